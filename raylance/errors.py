@@ -1,0 +1,60 @@
+"""Owns every exception that raylance raises on purpose; never raises one itself.
+
+    RaylanceError
+    ├── ConfigError      an argument that cannot be honoured (also a ValueError)
+    ├── DatasetError     a dataset, version, tag, column or filter that is not there or selects nothing
+    ├── StateError       a checkpoint that belongs to other data, another order, or another raylance
+    ├── PlacementError   helper actors that the cluster cannot place within the deadline
+    ├── BadRowError      one row that cannot be decoded, with its offset
+    └── HelperError      a helper actor that dies again and again on the same rows
+
+Every message names the cause, the consequence and the fix. All of them survive pickling, because they are raised
+in actors and caught in workers.
+"""
+
+
+class RaylanceError(Exception):
+    """Base of all errors that raylance raises on purpose."""
+
+
+class ConfigError(RaylanceError, ValueError):
+    """An argument that cannot be honoured."""
+
+
+class DatasetError(RaylanceError):
+    """A dataset, version, tag, column or filter that is missing, unreadable or selects no row."""
+
+
+class StateError(RaylanceError):
+    """A saved state that does not fit the data or the order it is loaded into."""
+
+
+class PlacementError(RaylanceError):
+    """Helper actors that could not be placed within the deadline."""
+
+
+class BadRowError(RaylanceError):
+    """A row that cannot be decoded.
+
+    Attributes:
+        column: Name of the column.
+        row_offset: Offset of the row in the pinned dataset version, as `dataset.take([row_offset])` reads it.
+        reason: What the decoder said.
+    """
+
+    def __init__(self, column: str, row_offset: int, reason: str) -> None:
+        super().__init__(column, row_offset, reason)
+        self.column = column
+        self.row_offset = row_offset
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"column {self.column!r} of row offset {self.row_offset} cannot be decoded ({self.reason}); the epoch "
+            f'stops here so that no row is lost in silence. Repair the row, or set on_bad_row="mask" to get a zero '
+            "image with _valid False in its place."
+        )
+
+
+class HelperError(RaylanceError):
+    """A helper actor that died again and again while it worked on the same rows."""
