@@ -7,17 +7,15 @@ whatever the position: that is what makes a resume as cheap at 99 % of an epoch 
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from raylance.errors import ConfigError
-from raylance.permutation import Int64Array, derive_key, permute, subkeys, unpermute
+from raylance.permutation import BoolArray, Int64Array, derive_key, permute, subkeys, unpermute
 
 Auto = Literal["auto"]
-BoolArray = npt.NDArray[np.bool_]
 
 _SHARD_BYTES = 4 << 20
 _MAX_AUTO_LANES = 32
@@ -133,22 +131,24 @@ class _Laned(Order):
         return self._int("lanes")
 
     def resolve(self, facts: Facts) -> Self:
-        lanes = auto_lanes(facts.global_batch_size, facts.world_size) if self.lanes == "auto" else self.lanes
+        lanes = _or_else(self.lanes, lambda: auto_lanes(facts.global_batch_size, facts.world_size))
         # Bytes of one lane's window; half of the limit, because the next window arrives while this one drains.
         lane_bytes = facts.max_window_bytes / 2 * facts.world_size / lanes
         lane_rows = max(1, facts.rows // lanes)
-        shard_rows = self.shard_rows
-        if shard_rows == "auto":
+
+        def some_mebibytes() -> int:
             wanted = min(_SHARD_BYTES, lane_bytes) / max(facts.row_bytes, 1)
             # Small datasets still get several shards a lane, or a checkpoint could name none as complete.
-            shard_rows = max(1, min(int(wanted), -(-lane_rows // 4)))
-            per_step = facts.global_batch_size // lanes
+            rows = max(1, min(int(wanted), -(-lane_rows // 4)))
+            per_step = max(1, facts.global_batch_size // lanes)
             # Whole steps in a window: no step then straddles two.
-            shard_rows = max(shard_rows // per_step * per_step, 1) if per_step > 1 else shard_rows
-        window_shards = self.window_shards
-        if window_shards == "auto":
-            fits = int(lane_bytes / max(shard_rows * facts.row_bytes, 1))
-            window_shards = max(1, min(fits, _MAX_AUTO_WINDOW_SHARDS, -(-lane_rows // shard_rows)))
+            return max(rows // per_step * per_step, 1)
+
+        shard_rows = _or_else(self.shard_rows, some_mebibytes)
+        fitting = int(lane_bytes / max(shard_rows * facts.row_bytes, 1))
+        window_shards = _or_else(
+            self.window_shards, lambda: max(1, min(fitting, _MAX_AUTO_WINDOW_SHARDS, -(-lane_rows // shard_rows)))
+        )
         return dataclasses.replace(self, shard_rows=shard_rows, window_shards=window_shards, lanes=lanes)
 
     def read_positions(self, n: int) -> int | None:
@@ -324,6 +324,10 @@ def auto_lanes(global_batch_size: int, world_size: int) -> int:
     divisors = [d for d in range(1, max(_MAX_AUTO_LANES, world_size) + 1) if global_batch_size % d == 0]
     whole = [d for d in divisors if d <= _MAX_AUTO_LANES and d % world_size == 0]
     return max(whole or [d for d in divisors if d <= world_size])
+
+
+def _or_else(value: int | Auto, settle: Callable[[], int]) -> int:
+    return settle() if isinstance(value, str) else value
 
 
 def _blocks(start: int, stop: int) -> Iterator[Int64Array]:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 Int64Array = npt.NDArray[np.int64]
 UInt64Array = npt.NDArray[np.uint64]
+BoolArray = npt.NDArray[np.bool_]
 
 _ROUNDS = 6
 _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
@@ -119,12 +120,10 @@ def _walk(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike, *, inverse
 
 def _half_bits(n: UInt64Array) -> UInt64Array:
     """Half the number of bits, rounded up, that index [0, n) needs; at least 1. Exact up to n = 2**62."""
-    bits = np.zeros(n.shape, dtype=np.uint64)
-    rest = np.where(n > 0, n - np.minimum(n, _U1), 0).astype(np.uint64)
+    bits, rest = np.zeros(n.shape, dtype=np.uint64), n - np.minimum(n, _U1)
     for shift in (32, 16, 8, 4, 2, 1):
-        big = rest >= (_U1 << np.uint64(shift))
-        bits = bits + np.where(big, np.uint64(shift), np.uint64(0))
-        rest = np.where(big, rest >> np.uint64(shift), rest)
+        above = (rest >= (_U1 << np.uint64(shift))).astype(np.uint64) * np.uint64(shift)
+        bits, rest = bits + above, rest >> above
     return np.asarray(np.maximum((bits + rest + _U1) >> _U1, _U1), dtype=np.uint64)
 
 

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 
 from raylance.errors import ConfigError
-from raylance.order import BoolArray, Order
-from raylance.permutation import Int64Array
+from raylance.order import Order
+from raylance.permutation import BoolArray, Int64Array
 
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
@@ -209,6 +209,52 @@ class Plan:
                 done += joined
             chunk = self.next_chunk(chunk)
 
+    def summary(self, row_bytes: float) -> "PlanSummary":
+        """What an epoch of this plan is, in numbers."""
+        tail = self.rows % self.global_batch_size
+        return PlanSummary(
+            plan=self,
+            steps=self.steps(),
+            rows_dropped=tail if self.remainder == "drop" else 0,
+            rows_repeated=self.global_batch_size - tail if self.remainder == "pad" and tail else 0,
+            shards=-(-self.rows // int(self.order.shard_rows)),
+            window_bytes=int(self.chunk_positions / self.world_size * row_bytes),
+        )
+
     def completed_shards(self, epoch: int, position: int) -> BoolArray:
         """Which shards lie wholly in the consumed prefix [0, position); bool, indexed by shard ID."""
         return self.order.completed_shards(position, self.rows, self.seed, epoch)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSummary:
+    """An epoch in numbers.
+
+    Attributes:
+        plan: The plan itself.
+        steps: Steps of every rank.
+        rows_dropped: Rows that no rank gets in an epoch.
+        rows_repeated: Rows of padding, which come twice.
+        shards: Shards of the selection.
+        window_bytes: Bytes of raw rows that one rank reads together; it holds up to twice that.
+    """
+
+    plan: Plan
+    steps: int
+    rows_dropped: int
+    rows_repeated: int
+    shards: int
+    window_bytes: int
+
+    def __repr__(self) -> str:
+        plan, order = self.plan, self.plan.order
+        fields = ", ".join(f"{key}={value}" for key, value in order.params().items() if key != "name")
+        return "\n".join(
+            [
+                f"{plan.rows:,} rows in {self.shards:,} shards of {order.shard_rows:,}, order {order.name} ({fields})",
+                f"{order.lane_count} lanes, {plan.world_size} ranks, global batch {plan.global_batch_size:,}",
+                f"{self.steps:,} steps an epoch on every rank; {self.rows_dropped:,} rows dropped, "
+                f"{self.rows_repeated:,} repeated (remainder={plan.remainder!r})",
+                f"{self.window_bytes / 2**20:,.1f} MiB a window and rank, two of them held",
+            ]
+        )

@@ -7,11 +7,9 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+from raylance.columns import ROW_OFFSET
 from raylance.errors import DatasetError
 from raylance.permutation import Int64Array
-from raylance.selection import Source
-
-ROW_OFFSET = "_rowoffset"
 
 _RANGE_BYTES = 256 << 10  # runs of at least this many bytes are read as ranges
 _BATCH_BYTES = 4 << 20  # Lance decodes the batches of a range in parallel, into memory that it can reuse
@@ -22,15 +20,14 @@ class Reader:
     """Reads rows of a pinned dataset.
 
     Attributes:
-        source: The pinned dataset.
+        dataset: The dataset, at its pinned version.
         columns: Columns to read.
         row_bytes: Bytes of a row of these columns, about; chooses between range and take.
     """
 
-    source: Source
+    dataset: lance.LanceDataset
     columns: Sequence[str]
     row_bytes: float
-    _dataset: lance.LanceDataset | None = None
 
     def read(self, offsets: Int64Array) -> pa.Table:
         """Reads rows in ascending order of their offsets.
@@ -46,10 +43,8 @@ class Reader:
         Raises:
             DatasetError: If the dataset no longer gives these rows.
         """
-        if self._dataset is None:
-            self._dataset = self.source.open()
         if len(offsets) == 0:
-            schema = self._dataset.scanner(columns=list(self.columns)).projected_schema
+            schema = self.dataset.scanner(columns=list(self.columns)).projected_schema
             return schema.empty_table().append_column(ROW_OFFSET, pa.array(offsets))
         runs = np.flatnonzero(np.diff(offsets, prepend=offsets[0] - 2) != 1)
         try:
@@ -59,23 +54,22 @@ class Reader:
                     for first, last in zip(runs, np.r_[runs[1:], len(offsets)], strict=True)
                 )
             else:
-                table = self._dataset.take(pa.array(offsets), columns=list(self.columns))
+                table = self.dataset.take(pa.array(offsets), columns=list(self.columns))
         except (OSError, ValueError, pa.ArrowException) as error:
             raise DatasetError(
-                f"rows {offsets[0]} to {offsets[-1]} of {self.source.uri!r}, version {self.source.version}, cannot be "
+                f"rows {offsets[0]} to {offsets[-1]} of {self.dataset.uri!r}, version {self.dataset.version}, cannot be "
                 f"read ({error}); the epoch stops here. If the version was cleaned up, tag the versions you train on."
             ) from error
         if table.num_rows != len(offsets):
             raise DatasetError(
-                f"{self.source.uri!r}, version {self.source.version}, gave {table.num_rows} rows for {len(offsets)} "
+                f"{self.dataset.uri!r}, version {self.dataset.version}, gave {table.num_rows} rows for {len(offsets)} "
                 "offsets; the epoch stops here so that no row is lost in silence."
             )
         # Gathering from one chunk is about ten times as fast as from many.
         return table.append_column(ROW_OFFSET, pa.array(offsets)).combine_chunks()
 
     def _range(self, offset: int, rows: int) -> pa.Table:
-        assert self._dataset is not None
         batch_rows = max(1, min(rows, int(_BATCH_BYTES / max(self.row_bytes, 1))))
-        return self._dataset.scanner(
+        return self.dataset.scanner(
             columns=list(self.columns), offset=offset, limit=rows, batch_size=batch_rows
         ).to_table()

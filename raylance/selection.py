@@ -144,7 +144,7 @@ class Selection:
         if self.ends is None:
             return self.starts[selected]
         if len(self.ends) == 1:
-            return self.starts[0] + selected
+            return np.asarray(self.starts[0] + selected, dtype=np.int64)
         run = np.searchsorted(self.ends, selected, side="right")
         before = np.r_[0, self.ends[:-1]]
         return np.asarray(self.starts[run] + selected - before[run], dtype=np.int64)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from raylance.errors import StateError
-from raylance.order import BoolArray
+from raylance.permutation import BoolArray
 
 FORMAT = 1
 FILE_NAME = "raylance_state.json"

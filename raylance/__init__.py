@@ -1,0 +1,78 @@
+"""Owns the public names of raylance, loaded on first use: `import raylance` loads neither Ray nor torch."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from raylance.dataset import Dataset, dataset
+    from raylance.errors import (
+        BadRowError,
+        ConfigError,
+        DatasetError,
+        HelperError,
+        PlacementError,
+        RaylanceError,
+        StateError,
+    )
+    from raylance.images import CenterCrop, Image, RandomResizedCrop
+    from raylance.loader import RankLoader
+    from raylance.order import RowShuffle, Sequential, ShardShuffle, WindowShuffle
+    from raylance.spec import Options
+    from raylance.train import DataConfig, report, restore
+
+__version__ = "0.1.0"
+
+_MODULES = {
+    "dataset": ("Dataset", "dataset"),
+    "errors": (
+        "BadRowError",
+        "ConfigError",
+        "DatasetError",
+        "HelperError",
+        "PlacementError",
+        "RaylanceError",
+        "StateError",
+    ),
+    "images": ("CenterCrop", "Image", "RandomResizedCrop"),
+    "loader": ("RankLoader",),
+    "order": ("RowShuffle", "Sequential", "ShardShuffle", "WindowShuffle"),
+    "spec": ("Options",),
+    "train": ("DataConfig", "report", "restore"),
+}
+_OWNERS = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "BadRowError",
+    "CenterCrop",
+    "ConfigError",
+    "DataConfig",
+    "Dataset",
+    "DatasetError",
+    "HelperError",
+    "Image",
+    "Options",
+    "PlacementError",
+    "RandomResizedCrop",
+    "RankLoader",
+    "RaylanceError",
+    "RowShuffle",
+    "Sequential",
+    "ShardShuffle",
+    "StateError",
+    "WindowShuffle",
+    "dataset",
+    "report",
+    "restore",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OWNERS:
+        raise AttributeError(f"module 'raylance' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"raylance.{_OWNERS[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,112 @@
+"""Owns the two helper actors, thin shells around reader and decoder; never decides what is read next, or by whom.
+
+Their calls are idempotent: the plan and the item say everything, so a call can be made again elsewhere when its actor
+dies. What they return is owned by the worker that called.
+"""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+import ray
+import torch
+
+from raylance.columns import ROW_OFFSET
+from raylance.images import Decoding
+from raylance.metrics import Receipt
+from raylance.permutation import Int64Array
+from raylance.plan import Chunk, Plan, WorkItem
+from raylance.reader import Reader
+from raylance.spec import Feed
+
+Loaded = tuple[Int64Array, pa.Table]
+
+
+class ShardActor:
+    """Reads one rank's chunks, the next one while the current one drains, and gathers its items from them."""
+
+    def __init__(self, feed: Feed, decode_threads: int) -> None:
+        """Opens the dataset.
+
+        Args:
+            feed: What to serve.
+            decode_threads: Threads to decode images in here, or 0 to leave them encoded for decode actors.
+        """
+        self._feed = feed
+        self._selection = feed.load_selection()
+        self._reader = Reader(dataset=feed.source.open(), columns=feed.columns, row_bytes=feed.row_bytes)
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+        self._chunks: dict[tuple[Plan, int, Chunk], Future[Loaded]] = {}
+        self._threads = ThreadPoolExecutor(decode_threads) if decode_threads and feed.decoding else None
+        torch.set_num_threads(1)
+
+    def actor_id(self) -> str:
+        """The ID of this actor, hex; answers once the actor is ready."""
+        return str(ray.get_runtime_context().get_actor_id())
+
+    @ray.method(num_returns=3)
+    def read(self, plan: Plan, item: WorkItem) -> tuple[pa.Table, pa.Table, Receipt]:
+        """Reads an item.
+
+        Args:
+            plan: The plan of the epoch.
+            item: Which rows.
+
+        Returns:
+            The columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
+            `_valid`, or the encoded ones and `_rowoffset` when decode actors follow; and what it took.
+        """
+        begin = time.perf_counter()
+        have, table = self._chunk(plan, item.rank, item.chunk).result()
+        waited_s = time.perf_counter() - begin
+        following = plan.next_chunk(item.chunk)
+        if following is not None:
+            self._chunk(plan, item.rank, following)
+        rows = plan.select(item.epoch, plan.item_positions(item))
+        table = table.take(pa.array(np.searchsorted(have, rows)))
+        decoding = self._feed.decoding
+        if decoding is None:
+            return table, table.select([]), Receipt(nbytes=table.nbytes, read_s=waited_s)
+        encoded = table.select([*decoding.columns, ROW_OFFSET])
+        plain = table.drop_columns(decoding.columns)
+        if self._threads is None:
+            return plain, encoded, Receipt(nbytes=table.nbytes, read_s=waited_s)
+        decoded, receipt = decoding.apply(encoded, item.epoch, self._threads)
+        receipt.read_s = waited_s
+        receipt.nbytes += plain.nbytes
+        return plain, decoded, receipt
+
+    def _chunk(self, plan: Plan, rank: int, chunk: Chunk) -> "Future[Loaded]":
+        """The chunk, being read if it is not there yet; keeps two chunks, the one in use and the next."""
+        key = (plan, rank, chunk)
+        if key not in self._chunks:
+            while len(self._chunks) > 1:
+                self._chunks.pop(next(iter(self._chunks))).cancel()
+            self._chunks[key] = self._ahead.submit(self._load, plan, rank, chunk)
+        return self._chunks[key]
+
+    def _load(self, plan: Plan, rank: int, chunk: Chunk) -> Loaded:
+        rows = plan.chunk_rows(chunk, rank)
+        return rows, self._reader.read(self._selection.offsets(rows))
+
+
+class DecodeActor:
+    """Decodes image columns for any loader of the worker that owns it."""
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)  # parallel by actors: more threads would fight for the same cores
+        self._decodings: dict[str, Decoding] = {}
+
+    def actor_id(self) -> str:
+        """The ID of this actor, hex; answers once the actor is ready."""
+        return str(ray.get_runtime_context().get_actor_id())
+
+    def install(self, key: str, decoding: Decoding) -> None:
+        """Learns how to decode for one loader, so that later calls only name it."""
+        self._decodings[key] = decoding
+
+    @ray.method(num_returns=2)
+    def decode(self, key: str, epoch: int, encoded: pa.Table) -> tuple[pa.Table, Receipt]:
+        """Decodes an item; see `Decoding.apply`."""
+        return self._decodings[key].apply(encoded, epoch)

@@ -1,0 +1,220 @@
+"""Owns the last step, Arrow tables to NumPy, torch and pandas batches and to the device; never decodes, never reorders.
+
+Numbers come out as views of the received memory wherever the data lies in one piece.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+import torch.utils.dlpack
+
+from raylance.errors import ConfigError, DatasetError
+
+NumpyBatch = dict[str, npt.NDArray[Any]]
+Dtypes = torch.dtype | Mapping[str, torch.dtype] | None
+Paddings = Mapping[str, int | float]
+T = TypeVar("T")
+
+
+def to_numpy(table: pa.Table, paddings: Paddings) -> NumpyBatch:
+    """Turns a table of n rows into arrays.
+
+    Args:
+        table: The rows.
+        paddings: For list columns, by name: the value that fills them up to the longest list of the batch.
+
+    Returns:
+        By column: numbers (n,), fixed-size lists (n, k), fixed-shape tensors (n, …), padded lists (n, longest);
+        strings, binary, unpadded lists and structs as object arrays (n,). Numbers may be read-only views.
+
+    Raises:
+        DatasetError: If a column of numbers has nulls.
+    """
+    return {name: _numpy_column(name, table[name], paddings) for name in table.column_names}
+
+
+def to_torch(table: pa.Table, *, paddings: Paddings, dtypes: Dtypes, images: frozenset[str]) -> dict[str, Any]:
+    """Turns a table of n rows into tensors.
+
+    Args:
+        table: The rows.
+        paddings: As for `to_numpy`.
+        dtypes: One dtype for all tensors, or one by column; None keeps what is stored.
+        images: Columns of images: (n, H, W, C) becomes an (n, C, H, W) view in channels-last memory.
+
+    Returns:
+        By column what `to_numpy` gives, as tensors; strings, bytes and unpadded lists as Python lists.
+
+    Raises:
+        DatasetError: If a column of numbers has nulls, or a column has no torch type.
+    """
+    batch: dict[str, Any] = {}
+    for name, array in to_numpy(table, paddings).items():
+        if array.dtype == object:
+            lists = pa.types.is_list(table[name].type) or pa.types.is_large_list(table[name].type)
+            batch[name] = [torch.tensor(value) for value in array] if lists else array.tolist()
+            continue
+        if array.dtype.kind in "mM":
+            raise DatasetError(
+                f"column {name!r} is {table[name].type}, for which torch has no type; the batch stops here. Leave it "
+                'out of columns=, or iterate with iter_batches(batch_format="numpy").'
+            )
+        tensor = torch.utils.dlpack.from_dlpack(array)
+        if name in images:
+            tensor = tensor.permute(0, 3, 1, 2)
+        dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
+        batch[name] = tensor if dtype is None else tensor.to(dtype)
+    return batch
+
+
+def _numpy_column(name: str, column: pa.ChunkedArray, paddings: Paddings) -> npt.NDArray[Any]:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        return _numpy_column(name, pa.chunked_array([c.dictionary_decode() for c in column.chunks]), paddings)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        if name in paddings:
+            return _padded(name, column, paddings[name])
+        return _objects([value.values.to_numpy(zero_copy_only=False) for value in column])
+    shape, leaf = _dense_shape(kind)
+    if leaf is None:
+        return _objects(column.to_pylist())
+    if not column.num_chunks:
+        return np.empty((0, *shape), dtype=leaf.to_pandas_dtype())
+    arrays = []
+    for chunk in column.chunks:
+        flat: pa.Array = chunk
+        _refuse_nulls(name, flat)
+        while not pa.types.is_primitive(flat.type):
+            flat = flat.storage if isinstance(flat.type, pa.ExtensionType | pa.BaseExtensionType) else flat.flatten()
+            _refuse_nulls(name, flat)
+        values = flat.to_numpy(zero_copy_only=False)
+        arrays.append(values.reshape(len(chunk), *shape))  # (rows of the chunk, *shape)
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _dense_shape(kind: pa.DataType) -> tuple[tuple[int, ...], pa.DataType | None]:
+    """Shape of one value and the type of its numbers; no type for what is not dense numbers."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return tuple(kind.shape), kind.value_type
+    if isinstance(kind, pa.BaseExtensionType):
+        return _dense_shape(kind.storage_type)
+    if pa.types.is_fixed_size_list(kind):
+        inner, leaf = _dense_shape(kind.value_type)
+        return (kind.list_size, *inner), leaf
+    dense = pa.types.is_primitive(kind) and not pa.types.is_decimal(kind)
+    return (), kind if dense else None
+
+
+def _refuse_nulls(name: str, array: pa.Array) -> None:
+    if array.null_count:
+        raise DatasetError(
+            f"column {name!r} has {array.null_count} nulls in this batch, which an array of {array.type} cannot carry; "
+            f"the batch stops here rather than invent values. Filter them out (filter={name + ' IS NOT NULL'!r}), or "
+            "fill them in the dataset."
+        )
+
+
+def _padded(name: str, column: pa.ChunkedArray, value: int | float) -> npt.NDArray[Any]:
+    whole = column.combine_chunks()
+    lists = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
+    _refuse_nulls(name, lists)
+    flat = lists.flatten()
+    _refuse_nulls(name, flat)
+    if not pa.types.is_primitive(flat.type):
+        raise DatasetError(f"column {name!r} holds lists of {flat.type}, which cannot be padded: pad lists of numbers.")
+    lengths = np.diff(lists.offsets.to_numpy())
+    out = np.full((len(lists), lengths.max(initial=0)), value, dtype=flat.type.to_pandas_dtype())
+    out[np.arange(out.shape[1])[None, :] < lengths[:, None]] = flat.to_numpy(zero_copy_only=False)
+    return out
+
+
+def _objects(values: list[Any]) -> npt.NDArray[Any]:
+    out = np.empty(len(values), dtype=object)
+    for row, value in enumerate(values):
+        out[row] = value
+    return out
+
+
+def row_bytes(kind: pa.DataType) -> int | None:
+    """Bytes of one value of a dense column, or None where values vary in size."""
+    shape, leaf = _dense_shape(kind)
+    return None if leaf is None else max(1, math.prod(shape) * leaf.bit_width // 8)
+
+
+def torch_device(device: str | torch.device) -> torch.device:
+    """Reads a device argument.
+
+    Raises:
+        ConfigError: If torch knows no such device, or has no CUDA for it.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"device={device!r} is none that torch knows ({error}). Use e.g. 'cpu' or 'cuda:0'."
+        ) from error
+    if found.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device={device!r}, but torch sees no CUDA device here. Use device='cpu', or check the driver."
+        )
+    return found
+
+
+def move(batch: Any, transfer: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Applies a transfer to every tensor in nested dicts, lists and tuples; leaves the rest as it is."""
+    if isinstance(batch, torch.Tensor):
+        return transfer(batch)
+    if isinstance(batch, dict):
+        return {key: move(value, transfer) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(value, transfer) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(move(value, transfer) for value in batch)
+    return batch
+
+
+def on_device(batches: Iterator[tuple[Any, T]], device: torch.device, pin_memory: bool) -> Iterator[tuple[Any, T]]:
+    """Moves batches to a device; on CUDA through pinned memory, on a side stream, one batch ahead of the consumer.
+
+    Args:
+        batches: Batches, each with a tag that stays beside it.
+        device: Where to.
+        pin_memory: Whether batches that stay on the CPU are put into pinned memory, for the caller's own transfer.
+
+    Yields:
+        The batches in order, ready for the consumer's current stream.
+    """
+    if device.type != "cuda":
+        for batch, tag in batches:
+            yield move(batch, lambda t: t.pin_memory() if pin_memory else t.to(device)), tag
+        return
+    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    ahead: tuple[Any, T, torch.cuda.Event] | None = None
+    for batch, tag in batches:
+        with torch.cuda.stream(stream):
+            sent = move(batch, lambda t: t.pin_memory().to(device, non_blocking=True))
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(stream)
+        if ahead is not None:
+            yield _arrived(*ahead)
+        ahead = (sent, tag, done)
+    if ahead is not None:
+        yield _arrived(*ahead)
+
+
+def _arrived(batch: Any, tag: T, done: "torch.cuda.Event") -> tuple[Any, T]:
+    current = torch.cuda.current_stream()
+    current.wait_event(done)
+
+    def hold(tensor: torch.Tensor) -> torch.Tensor:
+        # The allocator must not give this memory to the side stream's next batch while the consumer still reads it.
+        if tensor.is_cuda:
+            tensor.record_stream(current)
+        return tensor
+
+    return move(batch, hold), tag

@@ -1,0 +1,7 @@
+"""Owns the names of the columns that raylance adds to batches; nothing else."""
+
+ROW_OFFSET = "_rowoffset"
+"""Offset of the row in the pinned dataset version, int64: what `dataset.take([offset])` reads."""
+
+VALID = "_valid"
+"""False where the row is padding, or could not be decoded and was masked; bool."""

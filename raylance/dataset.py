@@ -1,0 +1,253 @@
+"""Owns `dataset()` and the handle that it returns, where every input is checked; never starts an actor by itself."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import lance
+import numpy as np
+import pyarrow as pa
+import ray
+
+from raylance import collate
+from raylance.errors import BadRowError, ConfigError, DatasetError
+from raylance.images import Decoding, Image, image_size
+from raylance.loader import RankLoader
+from raylance.order import Order, make_order
+from raylance.plan import REMAINDERS, PlanSummary, Remainder
+from raylance.reader import Reader
+from raylance.selection import Selection, pin, select
+from raylance.spec import Feed, Options, Spec, make_plan
+
+_PROBE_ROWS = 16
+_SHARED_BYTES = 1 << 20  # selections above this travel through the object store, once for all ranks
+
+
+def dataset(
+    uri: str,
+    *,
+    version: int | str | None = None,
+    columns: Sequence[str] | None = None,
+    filter: str | None = None,
+    decode: Image | Sequence[Image] | None = None,
+    order: str | Order = "window",
+    seed: int = 0,
+    remainder: Remainder = "drop",
+    on_bad_row: Literal["raise", "mask"] = "raise",
+    storage_options: Mapping[str, str] | None = None,
+) -> "Dataset":
+    """Opens a Lance dataset for training: pins the version, builds the selection, checks every argument.
+
+    Args:
+        uri: Path or URI of the dataset, readable from every node.
+        version: Version number or tag; None for the newest, resolved now and recorded in checkpoints.
+        columns: Columns to deliver; None for all.
+        filter: SQL expression that selects rows.
+        decode: How image columns become pixels.
+        order: "window", "shard", "sequential" or "row", or an order with its parameters.
+        seed: The one seed of everything random: order, augmentation.
+        remainder: What becomes of the rows behind the last whole step: "drop", "pad" or "ragged".
+        on_bad_row: "raise" stops at a row that cannot be decoded; "mask" delivers zeros with `_valid` False.
+        storage_options: Options of the object store.
+
+    Returns:
+        A handle for `TorchTrainer(datasets=…)`, which can be iterated in place as rank 0 of 1.
+
+    Raises:
+        DatasetError: A missing dataset, version, tag or column; a filter that does not parse or selects nothing; a
+            column to decode that holds no images.
+        ConfigError: An argument that cannot be honoured.
+    """
+    if remainder not in REMAINDERS:
+        raise ConfigError(f"remainder={remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
+    if on_bad_row not in ("raise", "mask"):
+        raise ConfigError(f"on_bad_row={on_bad_row!r}: must be 'raise' or 'mask'.")
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ConfigError(f"seed={seed!r}: must be an integer.")
+    made_order = make_order(order)
+    images = [decode] if isinstance(decode, Image) else list(decode or ())
+    source = pin(uri, version, storage_options)
+    opened = source.open()
+    names = _check_columns(opened, columns, images)
+    selection = select(source, filter)
+    probe = _probe(opened, names, selection)
+    decoding = None
+    if images:
+        settled = [_settle_size(image, probe) for image in images]
+        decoding = Decoding(images=settled, seed=seed, mask_bad_rows=on_bad_row == "mask")
+    feed = Feed(
+        source=source,
+        selection=selection,
+        columns=names,
+        row_bytes=max(1.0, probe.nbytes / probe.num_rows),
+        decoding=decoding,
+    )
+    spec = Spec(
+        filter=filter,
+        rows=selection.rows,
+        fingerprint=selection.fingerprint,
+        order=made_order,
+        seed=seed,
+        remainder=remainder,
+        masks_bad_rows=on_bad_row == "mask",
+    )
+    return Dataset(feed, spec, Options())
+
+
+class Dataset(RankLoader):
+    """A pinned, filtered, ordered Lance dataset; also its own loader, as rank 0 of 1, for use without a trainer."""
+
+    def __len__(self) -> int:
+        """Selected rows."""
+        return self._spec.rows
+
+    def __repr__(self) -> str:
+        source = self._feed.source
+        return (
+            f"raylance.dataset({source.uri!r}, version={source.version}, filter={self._spec.filter!r}): "
+            f"{len(self):,} rows of {', '.join(self._feed.columns)}"
+        )
+
+    @property
+    def version(self) -> int:
+        """The pinned version."""
+        return self._feed.source.version
+
+    @property
+    def schema(self) -> pa.Schema:
+        """What is delivered: decoded image columns are fixed-shape tensors of uint8 (H, W, 3)."""
+        schema = self._feed.source.open().schema
+        fields = []
+        for name in self._feed.columns:
+            field = schema.field(name)
+            for image in self._feed.decoding.images if self._feed.decoding else ():
+                if image.column == name:
+                    field = pa.field(name, pa.fixed_shape_tensor(pa.uint8(), image.shape))
+            fields.append(field)
+        return pa.schema(fields, metadata=schema.metadata)
+
+    def head(self, rows: int = 5) -> collate.NumpyBatch:
+        """Reads the first selected rows in storage order, in this process; consumes nothing and needs no Ray.
+
+        Args:
+            rows: How many.
+
+        Returns:
+            By column what `iter_batches` gives, and `_rowoffset`. Images are those of epoch 0.
+        """
+        feed = self._feed
+        offsets = feed.load_selection().offsets(np.arange(min(rows, len(self))))
+        reader = Reader(dataset=feed.source.open(), columns=feed.columns, row_bytes=feed.row_bytes)
+        table = reader.read(offsets)
+        if feed.decoding is not None:
+            decoded, _ = dataclasses.replace(feed.decoding, _buffers={}).apply(table, 0)
+            for name in feed.decoding.columns:
+                at = table.column_names.index(name)
+                table = table.set_column(at, decoded.schema.field(name), decoded[name])
+        return collate.to_numpy(table, {})
+
+    def plan(self, global_batch_size: int = 256, world_size: int = 1) -> PlanSummary:
+        """Plans an epoch without reading anything.
+
+        Args:
+            global_batch_size: Rows of one step over all ranks.
+            world_size: Ranks.
+
+        Returns:
+            A summary whose repr tells rows, shards, lanes, steps, the rows dropped or repeated, and bytes of a window.
+        """
+        plan = make_plan(
+            self._feed,
+            self._spec,
+            self._options,
+            global_batch_size=global_batch_size,
+            world_size=world_size,
+            remainder=self._spec.remainder,
+        )
+        return plan.summary(self._feed.row_bytes)
+
+    def loader(self, *, rank: int = 0, world_size: int = 1, **options: Any) -> RankLoader:
+        """Makes a loader outside of Ray Train.
+
+        Args:
+            rank: The rank it serves.
+            world_size: Ranks that share the epoch.
+            **options: Fields of `raylance.spec.Options`, such as `num_decoders=2`.
+
+        Raises:
+            ConfigError: For a rank outside the world, or an unknown or impossible option.
+        """
+        known = {field.name for field in dataclasses.fields(Options)}
+        if set(options) - known:
+            unknown = ", ".join(sorted(set(options) - known))
+            raise ConfigError(f"loader() knows no {unknown}; options are {', '.join(sorted(known))}.")
+        return self.shard(rank, world_size, Options(**options))
+
+    def shard(self, rank: int, world_size: int, options: Options, kind: type[RankLoader] = RankLoader) -> RankLoader:
+        """Makes the loader of one rank, at the start of epoch 0."""
+        return kind(self._feed, self._spec, options, rank, world_size)
+
+    def share(self) -> None:
+        """Puts a large selection into the object store, so that all ranks read one copy of it."""
+        selection = self._feed.selection
+        if isinstance(selection, Selection) and selection.nbytes > _SHARED_BYTES and ray.is_initialized():
+            self._feed = dataclasses.replace(self._feed, selection=ray.put(selection))
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.share()
+        return super().__getstate__()
+
+
+def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, images: Sequence[Image]) -> list[str]:
+    schema = opened.schema
+    names = list(schema.names if columns is None else columns)
+    decoded = [image.column for image in images]
+    missing = sorted({*names, *decoded} - set(schema.names))
+    if missing:
+        raise DatasetError(
+            f"{opened.uri!r} at version {opened.version} has no column {', '.join(map(repr, missing))}; nothing was "
+            f"started. Its columns are {', '.join(schema.names)}."
+        )
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"columns={names}: name at least one column, and each once.")
+    for name in decoded:
+        if name not in names or decoded.count(name) > 1:
+            raise ConfigError(f"decode names {name!r}: it must be one of columns={names}, and be decoded once.")
+        kind = schema.field(name).type
+        if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            raise DatasetError(
+                f"column {name!r} is {kind}, not binary, so it holds no encoded images; nothing was started. Decode a "
+                "binary column of JPEG, PNG or WebP, or leave decode= out."
+            )
+    return names
+
+
+def _probe(opened: lance.LanceDataset, columns: Sequence[str], selection: Selection) -> pa.Table:
+    """Reads a few rows, spread over the selection: the measure of row sizes, and of what decodes."""
+    rows = np.unique(np.linspace(0, selection.rows - 1, _PROBE_ROWS).astype(np.int64))
+    return Reader(dataset=opened, columns=columns, row_bytes=1).read(selection.offsets(rows))
+
+
+def _settle_size(image: Image, probe: pa.Table) -> Image:
+    """Checks that a column holds images, and takes the size from them where none is given.
+
+    A damaged row among good ones is left to `on_bad_row`; a column of which no sampled row decodes is refused.
+    """
+    failures: list[Exception] = []
+    for row in range(probe.num_rows):
+        try:
+            encoded = probe[image.column][row].as_py()
+            if encoded is None:
+                raise ValueError("is null")
+            settled = image
+            if image.size is None:
+                size = image_size(encoded) if image.decode_fn is None else image.decode_fn(encoded).shape[:2]
+                settled = dataclasses.replace(image, size=(int(size[0]), int(size[1])), keeps_size=True)
+            Decoding(images=[settled], seed=0, mask_bad_rows=False).apply(probe.slice(row, 1), 0)
+            return settled
+        except (BadRowError, OSError, ValueError) as error:
+            failures.append(error)
+    raise DatasetError(
+        f"column {image.column!r} holds no images: of {len(failures)} rows sampled none decodes (the first says: "
+        f"{failures[0]}); nothing was started. Name a column of encoded images in decode=."
+    ) from failures[0]

@@ -1,0 +1,159 @@
+"""Owns where helper actors run, within a deadline, and their replacement; never knows what they work on.
+
+Helpers live outside the trainer's placement group and die with the worker that made them.
+"""
+
+import dataclasses
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raylance.actors import DecodeActor, ShardActor
+from raylance.errors import PlacementError
+from raylance.images import Decoding
+from raylance.spec import Feed
+
+logger = logging.getLogger(__name__)
+
+# A helper that dies takes nothing with it that the plan cannot tell again, so Ray's own restarts are not used: one
+# mechanism for a killed process, a lost node and an explicit ray.kill, with a deadline for the new place.
+_MAX_AUTO_DECODERS = 32
+_NO_RESTARTS = {"max_restarts": 0, "max_task_retries": 0}
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Helper:
+    """A placed helper actor.
+
+    Attributes:
+        handle: Its handle.
+        actor_id: Its ID, hex, as Ray's actor errors name it.
+        outstanding: Items it was given that have not been collected.
+        installed: Keys of the decodings it knows.
+    """
+
+    handle: Any
+    actor_id: str
+    outstanding: int = 0
+    installed: set[str] = dataclasses.field(default_factory=set)
+
+    def kill(self) -> None:
+        """Ends the actor now."""
+        ray.kill(self.handle)
+
+
+def auto_decoders(world_size: int, decoder_cpus: float) -> int:
+    """Decode actors for each rank that fit the CPUs that are free in the cluster now."""
+    free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
+    return min(int(free / max(decoder_cpus, 1e-9) / world_size), _MAX_AUTO_DECODERS)
+
+
+def place_shard_actor(feed: Feed, decode_threads: int, timeout_s: float) -> Helper:
+    """Places a shard actor, on this worker's node where that is possible. It takes no CPU from Ray's count.
+
+    Raises:
+        PlacementError: If it is not running within the deadline.
+    """
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **_NO_RESTARTS)
+    return _place([lambda: remote.remote(feed, decode_threads)], "shard actor", 0, timeout_s)[0]
+
+
+def _place(starts: list[Callable[[], Any]], what: str, cpus: float, timeout_s: float) -> list[Helper]:
+    handles = [start() for start in starts]
+    ids = [handle.actor_id.remote() for handle in handles]
+    _, pending = ray.wait(ids, num_returns=len(ids), timeout=timeout_s)
+    if pending:
+        for handle in handles:
+            ray.kill(handle)
+        total = ray.cluster_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
+        free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
+        raise PlacementError(
+            f"{len(pending)} of {len(ids)} {what}s ({cpus:g} CPU each, {cpus * len(ids):g} together) found no place within "
+            f"{timeout_s:g} s: the cluster counts {total:g} CPUs, of which {free:g} are free now. Training stops here "
+            "rather than hang. Ask for fewer (num_decoders=…; 0 decodes in threads of the shard actors and always finds "
+            "a place), add nodes, or raise placement_timeout_s if the cluster is still scaling up."
+        )
+    return [Helper(handle=handle, actor_id=ray.get(ref)) for handle, ref in zip(handles, ids, strict=True)]
+
+
+class DecoderPool:
+    """The decode actors of one process, shared by all its loaders, so that validation needs no second set.
+
+    Leases are counted; the last one to be returned ends the actors.
+    """
+
+    _shared: ClassVar[dict[float, "DecoderPool"]] = {}
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, cpus: float) -> None:
+        """Makes an empty pool.
+
+        Args:
+            cpus: CPUs that one decode actor takes from Ray's count.
+        """
+        self._cpus = cpus
+        self._helpers: list[Helper] = []
+        self._leases = 0
+
+    @classmethod
+    def lease(cls, count: int, cpus: float, timeout_s: float) -> Self:
+        """Gives this process's pool, grown to at least `count` actors.
+
+        Raises:
+            PlacementError: If they are not running within the deadline.
+        """
+        with cls._lock:
+            pool = cls._shared.setdefault(cpus, cls(cpus))
+            pool._grow(count - len(pool._helpers), timeout_s)
+            pool._leases += 1
+            return pool  # type: ignore[return-value]
+
+    def give_back(self) -> None:
+        """Returns one lease."""
+        with self._lock:
+            self._leases -= 1
+            if self._leases == 0:
+                for helper in self._helpers:
+                    helper.kill()
+                self._helpers.clear()
+
+    def _grow(self, count: int, timeout_s: float) -> None:
+        if count > 0:
+            remote = ray.remote(DecodeActor).options(num_cpus=self._cpus, scheduling_strategy="DEFAULT", **_NO_RESTARTS)
+            self._helpers += _place([remote.remote] * count, "decode actor", self._cpus, timeout_s)
+
+    def __len__(self) -> int:
+        return len(self._helpers)
+
+    def least_busy(self, key: str, decoding: Decoding) -> Helper:
+        """The decoder with the fewest outstanding items, told how to decode for `key`."""
+        helper = min(self._helpers, key=lambda candidate: candidate.outstanding)
+        if key not in helper.installed:
+            helper.handle.install.remote(key, decoding)
+            helper.installed.add(key)
+        return helper
+
+    def replace(self, actor_id: str, timeout_s: float) -> bool:
+        """Replaces a dead decoder; goes on with fewer when there is no place for a new one.
+
+        Returns:
+            Whether the actor was one of this pool (it is not, when it was replaced already).
+
+        Raises:
+            PlacementError: If it was the last one and no other could be placed.
+        """
+        dead = [helper for helper in self._helpers if helper.actor_id == actor_id]
+        for helper in dead:
+            self._helpers.remove(helper)
+            try:
+                self._grow(1, timeout_s)
+            except PlacementError as error:
+                if not self._helpers:
+                    raise
+                logger.warning("going on with %d decode actors: %s", len(self._helpers), error)
+        return bool(dead)

@@ -1,0 +1,131 @@
+"""Owns the settings of a loader: what is read, what is delivered in which order, and how the machine is used; starts
+nothing.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import ray
+
+from raylance.errors import ConfigError
+from raylance.images import Decoding
+from raylance.order import Auto, Facts, Order
+from raylance.plan import Plan, Remainder
+from raylance.selection import Selection, Source
+
+_CHUNK_BYTES = 32 << 20  # of one rank, for orders that have no windows
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """What a shard actor serves.
+
+    Attributes:
+        source: The pinned dataset.
+        selection: The selected rows, or a reference to them in the object store.
+        columns: Columns to read.
+        row_bytes: Bytes of a row of these columns as it is read, about.
+        decoding: What to do with image columns, or None where there are none.
+    """
+
+    source: Source
+    selection: "Selection | ray.ObjectRef[Selection]"
+    columns: Sequence[str]
+    row_bytes: float
+    decoding: Decoding | None
+
+    def load_selection(self) -> Selection:
+        """The selection itself, fetched where only a reference is held."""
+        return self.selection if isinstance(self.selection, Selection) else ray.get(self.selection)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What is delivered, and in which order: the part of a loader that a checkpoint must agree with.
+
+    Attributes:
+        filter: The filter that made the selection, or None.
+        rows: Rows of the selection.
+        fingerprint: Hash of the selection's row offsets.
+        order: The order, "auto" fields allowed.
+        seed: Seed of order and augmentation.
+        remainder: What becomes of the rows behind the last whole step.
+        masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
+    """
+
+    filter: str | None
+    rows: int
+    fingerprint: str
+    order: Order
+    seed: int
+    remainder: Remainder
+    masks_bad_rows: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a loader uses the machine; nothing here changes what is delivered.
+
+    Attributes:
+        num_decoders: Decode actors of each rank, shared by its loaders. 0 decodes in threads of the shard actor.
+            "auto" uses the CPUs that are free when the loaders are made, and 0 where none is.
+        decoder_cpus: CPUs that a decode actor takes from Ray's count.
+        decode_threads: Threads of a shard actor that decodes by itself.
+        max_window_bytes: Most bytes of raw rows that a rank's shard actor holds, the next window included.
+        max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank.
+        placement_timeout_s: Seconds that helpers may take to find their place.
+    """
+
+    num_decoders: int | Auto = "auto"
+    decoder_cpus: float = 1.0
+    decode_threads: int = 1
+    max_window_bytes: int = 512 << 20
+    max_inflight_bytes: int = 256 << 20
+    placement_timeout_s: float = 120.0
+
+    def __post_init__(self) -> None:
+        if self.num_decoders != "auto" and (not isinstance(self.num_decoders, int) or self.num_decoders < 0):
+            raise ConfigError(f'num_decoders={self.num_decoders!r}: must be "auto", 0 or a positive integer.')
+        for name in ("decode_threads", "max_window_bytes", "max_inflight_bytes", "placement_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be positive.")
+        if self.decoder_cpus < 0:
+            raise ConfigError(f"decoder_cpus={self.decoder_cpus!r}: must not be negative.")
+
+
+def make_plan(
+    feed: Feed, spec: Spec, options: Options, *, global_batch_size: int, world_size: int, remainder: Remainder
+) -> Plan:
+    """Makes the plan of an epoch; fields of the order at "auto" are settled for this batch and world size.
+
+    Args:
+        feed: What is read.
+        spec: What is delivered.
+        options: How the machine is used.
+        global_batch_size: Rows of one step over all ranks.
+        world_size: Ranks.
+        remainder: What becomes of the rows behind the last whole step.
+
+    Raises:
+        ConfigError: If there would be no step.
+    """
+    facts = Facts(
+        rows=spec.rows,
+        row_bytes=feed.row_bytes,
+        global_batch_size=global_batch_size,
+        world_size=world_size,
+        max_window_bytes=options.max_window_bytes,
+    )
+    order = spec.order.resolve(facts)
+    chunk_positions = order.read_positions(spec.rows)
+    if chunk_positions is None:
+        chunk_positions = max(1, int(_CHUNK_BYTES / max(feed.row_bytes, 1))) * world_size
+    return Plan(
+        order=order,
+        rows=spec.rows,
+        seed=spec.seed,
+        global_batch_size=global_batch_size,
+        world_size=world_size,
+        remainder=remainder,
+        chunk_positions=chunk_positions,
+    )

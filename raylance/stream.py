@@ -1,0 +1,228 @@
+"""Owns the work in flight of one iteration: hands it out, bounds it by bytes, collects it in order, and hands it out
+again when a helper dies; never interprets the rows.
+
+All references belong to this process, so raw tables go from the shard actor to a decoder without passing here. Work is
+handed out when the consumer asks for a batch: no thread runs here. Each item is sent to its decoder at once, as a
+reference that Ray resolves when the shard actor has read it.
+"""
+
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import ray
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+
+from raylance.columns import VALID
+from raylance.errors import HelperError
+from raylance.metrics import Receipt, Stats
+from raylance.plan import Plan, WorkItem
+from raylance.pool import DecoderPool, Helper
+from raylance.spec import Feed
+
+logger = logging.getLogger(__name__)
+
+_MAX_DEATHS = 3
+_MAX_ITEM_BYTES = 32 << 20
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class _Piece:
+    """An item in flight and where it is."""
+
+    item: WorkItem
+    nbytes: float
+    deaths: int = 0
+    shard: Helper | None = None
+    decoder: Helper | None = None
+    plain: Any = None
+    images: Any = None
+    receipts: list[Any] = dataclasses.field(default_factory=list)
+
+
+class Stream:
+    """One rank's tables of one epoch, in order, from a position on."""
+
+    def __init__(
+        self,
+        *,
+        feed: Feed,
+        plan: Plan,
+        rank: int,
+        shard: Helper,
+        new_shard: Callable[[], Helper],
+        pool: DecoderPool | None,
+        decoding_key: str,
+        max_inflight_bytes: int,
+        placement_timeout_s: float,
+        stats: Stats,
+    ) -> None:
+        """Makes a stream; nothing is read before `tables`.
+
+        Args:
+            feed: What the shard actor serves.
+            plan: The plan of the epoch.
+            rank: The rank.
+            shard: The rank's shard actor.
+            new_shard: Places another one when it dies.
+            pool: Decode actors, or None where the shard actor decodes, or nothing needs decoding.
+            decoding_key: Names the feed's decoding to the decoders.
+            max_inflight_bytes: Most bytes of raw and decoded tables in flight; one item always may be.
+            placement_timeout_s: Seconds that a replacement may take to find its place.
+            stats: Counters to add to.
+        """
+        self._feed, self._plan, self._rank = feed, plan, rank
+        self.shard, self._new_shard = shard, new_shard
+        self._pool, self._key = pool, decoding_key
+        self._max_inflight_bytes = max_inflight_bytes
+        self._placement_timeout_s = placement_timeout_s
+        self._stats = stats
+        self._inflight: deque[_Piece] = deque()
+        self._row_bytes = feed.row_bytes + (feed.decoding.row_bytes if feed.decoding else 0)
+
+    def tables(self, epoch: int, position: int, prefetch_batches: int) -> Iterator[pa.Table]:
+        """Yields the rank's rows of each step: the feed's columns, `_rowoffset` (int64) and `_valid` (bool).
+
+        Args:
+            epoch: Epoch.
+            position: Position of the first step.
+            prefetch_batches: Steps to keep in flight at the least; more where the decoders need it.
+
+        Raises:
+            BadRowError: A row cannot be decoded, and bad rows are not masked.
+            HelperError: A helper died again and again on the same rows.
+            PlacementError: A replacement found no place.
+        """
+        busy = 2 * max(1, len(self._pool) if self._pool else 1)  # one item in work and one waiting, for each decoder
+        item_bytes = min(_MAX_ITEM_BYTES, self._max_inflight_bytes / (busy + 1))
+        item_rows = max(1, int(item_bytes / max(self._row_bytes, 1)))
+        items = self._plan.items(self._rank, epoch, position, item_rows)
+        waiting = next(items, None)
+        parts: list[pa.Table] = []
+        try:
+            while True:
+                while waiting is not None and self._may_send(waiting, busy, prefetch_batches):
+                    self._inflight.append(_Piece(item=waiting, nbytes=waiting.rows * self._row_bytes))
+                    self._send(self._inflight[-1])
+                    waiting = next(items, None)
+                if not self._inflight:
+                    return
+                item = self._inflight[0].item
+                table = self._collect()
+                rows = item.high - item.low
+                if item.steps > 1:
+                    for step in range(item.steps):
+                        yield table.slice(step * rows, rows)
+                    continue
+                parts.append(table)
+                low, high = self._plan.rank_slice(item.position, self._rank)
+                if item.high == high - low:
+                    yield parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+                    parts = []
+        finally:
+            for piece in self._inflight:
+                self._take_back(piece)
+            self._inflight.clear()
+
+    def _may_send(self, item: WorkItem, busy: int, prefetch_batches: int) -> bool:
+        inflight_bytes = sum(piece.nbytes for piece in self._inflight)
+        if self._inflight and inflight_bytes + item.rows * self._row_bytes > self._max_inflight_bytes:
+            return False
+        ahead = 0
+        if self._inflight:
+            ahead = -(-(item.position - self._inflight[0].item.position) // self._plan.global_batch_size)
+        return len(self._inflight) < busy or ahead <= prefetch_batches
+
+    def _send(self, piece: _Piece) -> None:
+        """Hands a piece out, for the first time or again."""
+        self._take_back(piece)
+        piece.shard = self.shard
+        piece.plain, second, receipt = self.shard.handle.read.remote(self._plan, piece.item)
+        piece.images, piece.receipts = second, [receipt]
+        if self._pool is not None and self._feed.decoding is not None:
+            piece.decoder = self._pool.least_busy(self._key, self._feed.decoding)
+            piece.decoder.outstanding += 1
+            piece.images, receipt = piece.decoder.handle.decode.remote(self._key, piece.item.epoch, second)
+            piece.receipts.append(receipt)
+
+    def _take_back(self, piece: _Piece) -> None:
+        """Ends what a piece counts for at its decoder."""
+        if piece.decoder is not None:
+            piece.decoder.outstanding -= 1
+            piece.decoder = None
+
+    def _collect(self) -> pa.Table:
+        """Waits for the oldest piece, and has it done again until it is done."""
+        piece = self._inflight[0]
+        while True:
+            try:
+                receipts: list[Receipt] = ray.get(piece.receipts)
+                plain, images = ray.get([piece.plain, piece.images])
+                break
+            except RayActorError as error:
+                self._recover(piece, error.actor_id, error)
+            except ObjectLostError as error:
+                self._recover(piece, None, error)
+            except RayTaskError as error:
+                if isinstance(error.cause, Exception):
+                    raise error.cause from error
+                raise
+        self._take_back(self._inflight.popleft())
+        for receipt in receipts:
+            self._stats.add(receipt)
+        if piece.item.rows:
+            measured = sum(receipt.nbytes for receipt in receipts) / piece.item.rows
+            self._row_bytes = max(self._row_bytes * 0.9, measured)
+        return self._merge(piece.item, plain, images)
+
+    def _recover(self, oldest: _Piece, actor_id: str | None, error: Exception) -> None:
+        """Replaces the dead helper and sends its unfinished pieces elsewhere; counts the death against the oldest."""
+        oldest.deaths += 1
+        if oldest.deaths > _MAX_DEATHS:
+            rows = self._plan.select(oldest.item.epoch, self._plan.item_positions(oldest.item))
+            offsets = self._feed.load_selection().offsets(rows)
+            raise HelperError(
+                f"helper actors died {oldest.deaths} times over the same {len(rows)} rows, with row offsets between "
+                f"{offsets.min()} and {offsets.max()} of {self._feed.source.uri!r} ({error}). The epoch stops here. "
+                "Look for a row that crashes the decoder, or for too little memory on the nodes of the helpers."
+            ) from error
+        replaced = False
+        if actor_id == self.shard.actor_id:
+            self.shard = self._new_shard()
+            replaced = True
+        elif self._pool is not None and actor_id is not None:
+            replaced = self._pool.replace(actor_id, self._placement_timeout_s)
+        self._stats.helpers_replaced += replaced
+        logger.warning("work of a lost helper is done again (%s)", str(error).splitlines()[0])
+        for piece in self._inflight:
+            used = {helper.actor_id for helper in (piece.shard, piece.decoder) if helper is not None}
+            if piece is oldest or (actor_id in used and not _is_finished(piece)):
+                self._send(piece)
+
+    def _merge(self, item: WorkItem, plain: pa.Table, images: pa.Table) -> pa.Table:
+        """Joins the columns in the feed's order, and says which rows are real."""
+        valid: Any = pa.chunked_array([np.ones(item.rows, dtype=np.bool_)])
+        if images.num_columns:
+            for name in images.column_names:
+                if name != VALID:
+                    plain = plain.append_column(images.schema.field(name), images[name])
+            valid = images[VALID]
+        if self._plan.remainder == "pad":
+            real = self._plan.item_positions(item) < self._plan.rows
+            valid = pc.and_(valid, pa.chunked_array([real]))
+        return plain.append_column(VALID, valid)
+
+
+def _is_finished(piece: _Piece) -> bool:
+    """Whether all helpers of a piece have done their part; their results then outlive them."""
+    ready, pending = ray.wait(piece.receipts, num_returns=len(piece.receipts), timeout=0)
+    try:
+        ray.get(ready)
+    except RayError:
+        return False
+    return not pending
