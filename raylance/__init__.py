@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raylance.dataset import Dataset, dataset
+    from raylance.handle import Dataset, dataset
     from raylance.errors import (
         BadRowError,
         ConfigError,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "dataset": ("Dataset", "dataset"),
+    "handle": ("Dataset", "dataset"),  # not dataset.py: the module would take the place of the function
     "errors": (
         "BadRowError",
         "ConfigError",

@@ -58,13 +58,12 @@ class ShardActor:
             `_valid`, or the encoded ones and `_rowoffset` when decode actors follow; and what it took.
         """
         begin = time.perf_counter()
-        have, table = self._chunk(plan, item.rank, item.chunk).result()
+        places, table = self._chunk(plan, item.rank, item.chunk).result()
         waited_s = time.perf_counter() - begin
         following = plan.next_chunk(item.chunk)
         if following is not None:
             self._chunk(plan, item.rank, following)
-        rows = plan.select(item.epoch, plan.item_positions(item))
-        table = table.take(pa.array(np.searchsorted(have, rows)))
+        table = table.take(pa.array(places[plan.chunk_slice(item)]))
         decoding = self._feed.decoding
         if decoding is None:
             return table, table.select([]), Receipt(nbytes=table.nbytes, read_s=waited_s)
@@ -87,8 +86,9 @@ class ShardActor:
         return self._chunks[key]
 
     def _load(self, plan: Plan, rank: int, chunk: Chunk) -> Loaded:
-        rows = plan.chunk_rows(chunk, rank)
-        return rows, self._reader.read(self._selection.offsets(rows))
+        """Reads a chunk, in storage order; and where each of its rows lies in the table, in order of delivery."""
+        rows, places = np.unique(plan.chunk_rows(chunk, rank), return_inverse=True)
+        return places, self._reader.read(self._selection.offsets(rows))
 
 
 class DecodeActor:

@@ -151,6 +151,11 @@ class Image:
             raise ConfigError(f"Image({self.column!r}): size is not known yet.")
         return (self.size[0], self.size[1], 3)
 
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """Arrow type of the decoded column."""
+        return pa.fixed_shape_tensor(pa.uint8(), self.shape)
+
     def decode_into(self, encoded: bytes | memoryview, draws: Draws, out: Pixels) -> None:
         """Decodes one image.
 
@@ -272,7 +277,8 @@ class Decoding:
             decode_row = self._row_decoder(image, table[image.column], offsets, epoch, out, valid)
             for _ in (map if executor is None else executor.map)(decode_row, range(table.num_rows)):
                 pass
-            columns[image.column] = pa.FixedShapeTensorArray.from_numpy_ndarray(out)
+            flat = pa.FixedSizeListArray.from_arrays(pa.array(out.reshape(-1)), math.prod(image.shape))
+            columns[image.column] = pa.ExtensionArray.from_storage(image.arrow_type, flat)
         decoded = pa.table({**columns, VALID: pa.array(valid)})
         receipt = Receipt(nbytes=decoded.nbytes, decode_s=time.perf_counter() - begin, masked_rows=int((~valid).sum()))
         return decoded, receipt

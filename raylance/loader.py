@@ -273,12 +273,13 @@ class RankLoader:
                 self._pool = DecoderPool.lease(decoders, options.decoder_cpus, options.placement_timeout_s)
                 self._give_back = weakref.finalize(self, self._pool.give_back)
                 self._give_back.atexit = False  # Ray ends the actors of an ending process itself
-            self._shard = self._place_shard()
+            return self._place_shard()
         return self._shard
 
     def _place_shard(self) -> Helper:
         threads = self._options.decode_threads if self._pool is None else 0
-        return place_shard_actor(self._feed, threads, self._options.placement_timeout_s)
+        self._shard = place_shard_actor(self._feed, threads, self._options.placement_timeout_s)
+        return self._shard
 
     def _tables(
         self,
@@ -307,18 +308,14 @@ class RankLoader:
         def produce() -> Iterator[tuple[Any, int]]:
             if plan.steps(position) <= 0:
                 return
-            stream = self._stream(plan)
             after = position
-            try:
-                for table in stream.tables(epoch, position, prefetch_batches):
-                    after = plan.after(after)
-                    with self.stats.timed("collate_s"):
-                        self.stats.rows += table.num_rows
-                        self.stats.nbytes += table.nbytes
-                        batch = convert(table.drop_columns(hidden))
-                    yield batch, after
-            finally:
-                self._shard = stream.shard
+            for table in self._stream(plan).tables(epoch, position, prefetch_batches):
+                after = plan.after(after)
+                with self.stats.timed("collate_s"):
+                    self.stats.rows += table.num_rows
+                    self.stats.nbytes += table.nbytes
+                    batch = convert(table.drop_columns(hidden))
+                yield batch, after
 
         return produce()
 

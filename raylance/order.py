@@ -6,6 +6,7 @@ whatever the position: that is what makes a resume as cheap at 99 % of an epoch 
 """
 
 import dataclasses
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal, Self
@@ -20,6 +21,7 @@ Auto = Literal["auto"]
 _SHARD_BYTES = 4 << 20
 _MAX_AUTO_LANES = 32
 _MAX_AUTO_WINDOW_SHARDS = 16
+_MAX_TABLE = 1 << 16
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +86,7 @@ class Order(ABC):
         """
 
     def read_positions(self, n: int) -> int | None:
-        """Positions after which all lanes start another window, the natural unit of reading; None where there is none."""
+        """Positions after which all lanes start another window: the natural unit of reading. None without windows."""
         return None
 
     def completed_shards(self, position: int, n: int, seed: int, epoch: int) -> BoolArray:
@@ -202,8 +204,11 @@ class _Laned(Order):
 
     def _shard_ids(self, slots: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
         """Place in the sequence to shard ID."""
-        shards = -(-n // self._int("shard_rows"))
-        return permute(slots, shards, derive_key(seed, epoch, "shards")) if self.shuffles_shards else slots
+        if not self.shuffles_shards:
+            return slots
+        shards, key = -(-n // self._int("shard_rows")), derive_key(seed, epoch, "shards")
+        # Rows outnumber shards by far: a table of all of them, where it is small, saves a permutation for each row.
+        return _permutation_table(shards, key)[slots] if shards <= _MAX_TABLE else permute(slots, shards, key)
 
     def _short_shard(self, n: int, seed: int, epoch: int) -> tuple[int, int]:
         """Place in the sequence and rows of the last shard in storage order, the only one that may be short."""
@@ -324,6 +329,11 @@ def auto_lanes(global_batch_size: int, world_size: int) -> int:
     divisors = [d for d in range(1, max(_MAX_AUTO_LANES, world_size) + 1) if global_batch_size % d == 0]
     whole = [d for d in divisors if d <= _MAX_AUTO_LANES and d % world_size == 0]
     return max(whole or [d for d in divisors if d <= world_size])
+
+
+@functools.lru_cache(maxsize=4)
+def _permutation_table(n: int, key: int) -> Int64Array:
+    return permute(np.arange(n), n, key)
 
 
 def _or_else(value: int | Auto, settle: Callable[[], int]) -> int:

@@ -153,12 +153,26 @@ class Plan:
         return self.order.rows(positions % self.rows, self.rows, self.seed, epoch)
 
     def chunk_rows(self, chunk: Chunk, rank: int) -> Int64Array:
-        """Selected rows that a rank reads for a chunk, ascending, each once."""
+        """Selected rows of a rank's slices of all steps of a chunk, int64, in the order they are delivered."""
         parts = []
         for step in range(chunk.steps):
             position = chunk.position + step * self.global_batch_size
             parts.append(self.positions(position, *self.rank_slice(position, rank)))
-        return np.unique(self.select(chunk.epoch, np.concatenate(parts)))
+        return self.select(chunk.epoch, np.concatenate(parts))
+
+    def single_steps(self, item: WorkItem) -> list[WorkItem]:
+        """The same rows in the same order, as one item for each step."""
+        size = self.global_batch_size
+        return [
+            dataclasses.replace(item, position=item.position + step * size, steps=1) for step in range(item.steps)
+        ]
+
+    def chunk_slice(self, item: WorkItem) -> slice:
+        """Where the rows of an item lie in those of its chunk, as `chunk_rows` gives them."""
+        # Only the last step of an epoch is smaller, and nothing follows it.
+        low, high = self.rank_slice(item.chunk.position, item.rank)
+        begin = (item.position - item.chunk.position) // self.global_batch_size * (high - low) + item.low
+        return slice(begin, begin + item.rows)
 
     def chunk_at(self, epoch: int, position: int) -> Chunk | None:
         """The chunk that begins with the step at a position, or None at the end of the epoch."""

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
-from raylance.columns import VALID
+from raylance.columns import ROW_OFFSET, VALID
 from raylance.errors import HelperError
 from raylance.metrics import Receipt, Stats
 from raylance.plan import Plan, WorkItem
@@ -43,6 +43,10 @@ class _Piece:
     plain: Any = None
     images: Any = None
     receipts: list[Any] = dataclasses.field(default_factory=list)
+
+    def used(self, actor_id: str | None) -> bool:
+        """Whether the piece was handed to an actor."""
+        return actor_id in [helper.actor_id for helper in (self.shard, self.decoder) if helper is not None]
 
 
 class Stream:
@@ -77,7 +81,7 @@ class Stream:
             stats: Counters to add to.
         """
         self._feed, self._plan, self._rank = feed, plan, rank
-        self.shard, self._new_shard = shard, new_shard
+        self._shard, self._new_shard = shard, new_shard
         self._pool, self._key = pool, decoding_key
         self._max_inflight_bytes = max_inflight_bytes
         self._placement_timeout_s = placement_timeout_s
@@ -112,8 +116,7 @@ class Stream:
                     waiting = next(items, None)
                 if not self._inflight:
                     return
-                item = self._inflight[0].item
-                table = self._collect()
+                item, table = self._collect()
                 rows = item.high - item.low
                 if item.steps > 1:
                     for step in range(item.steps):
@@ -141,8 +144,8 @@ class Stream:
     def _send(self, piece: _Piece) -> None:
         """Hands a piece out, for the first time or again."""
         self._take_back(piece)
-        piece.shard = self.shard
-        piece.plain, second, receipt = self.shard.handle.read.remote(self._plan, piece.item)
+        piece.shard = self._shard
+        piece.plain, second, receipt = self._shard.handle.read.remote(self._plan, piece.item)
         piece.images, piece.receipts = second, [receipt]
         if self._pool is not None and self._feed.decoding is not None:
             piece.decoder = self._pool.least_busy(self._key, self._feed.decoding)
@@ -156,10 +159,10 @@ class Stream:
             piece.decoder.outstanding -= 1
             piece.decoder = None
 
-    def _collect(self) -> pa.Table:
+    def _collect(self) -> tuple[WorkItem, pa.Table]:
         """Waits for the oldest piece, and has it done again until it is done."""
-        piece = self._inflight[0]
         while True:
+            piece = self._inflight[0]
             try:
                 receipts: list[Receipt] = ray.get(piece.receipts)
                 plain, images = ray.get([piece.plain, piece.images])
@@ -169,6 +172,9 @@ class Stream:
             except ObjectLostError as error:
                 self._recover(piece, None, error)
             except RayTaskError as error:
+                if piece.item.steps > 1:  # the steps before the one that fails are still to be delivered
+                    self._split(piece)
+                    continue
                 if isinstance(error.cause, Exception):
                     raise error.cause from error
                 raise
@@ -178,7 +184,16 @@ class Stream:
         if piece.item.rows:
             measured = sum(receipt.nbytes for receipt in receipts) / piece.item.rows
             self._row_bytes = max(self._row_bytes * 0.9, measured)
-        return self._merge(piece.item, plain, images)
+        return piece.item, self._merge(piece.item, plain, images)
+
+    def _split(self, piece: _Piece) -> None:
+        """Puts single steps in the place of the oldest piece, so that a fault concerns the rows of one step."""
+        self._take_back(self._inflight.popleft())
+        items = self._plan.single_steps(piece.item)
+        pieces = [_Piece(item=item, nbytes=piece.nbytes / len(items)) for item in items]
+        self._inflight.extendleft(reversed(pieces))
+        for single in pieces:
+            self._send(single)
 
     def _recover(self, oldest: _Piece, actor_id: str | None, error: Exception) -> None:
         """Replaces the dead helper and sends its unfinished pieces elsewhere; counts the death against the oldest."""
@@ -192,30 +207,32 @@ class Stream:
                 "Look for a row that crashes the decoder, or for too little memory on the nodes of the helpers."
             ) from error
         replaced = False
-        if actor_id == self.shard.actor_id:
-            self.shard = self._new_shard()
+        if actor_id == self._shard.actor_id:
+            self._shard = self._new_shard()
             replaced = True
         elif self._pool is not None and actor_id is not None:
             replaced = self._pool.replace(actor_id, self._placement_timeout_s)
         self._stats.helpers_replaced += replaced
         logger.warning("work of a lost helper is done again (%s)", str(error).splitlines()[0])
-        for piece in self._inflight:
-            used = {helper.actor_id for helper in (piece.shard, piece.decoder) if helper is not None}
-            if piece is oldest or (actor_id in used and not _is_finished(piece)):
+        lost = [piece for piece in self._inflight if piece is not oldest and piece.used(actor_id)]
+        if oldest.item.steps > 1:
+            self._split(oldest)
+        else:
+            self._send(oldest)
+        for piece in lost:
+            if not _is_finished(piece):
                 self._send(piece)
 
     def _merge(self, item: WorkItem, plain: pa.Table, images: pa.Table) -> pa.Table:
         """Joins the columns in the feed's order, and says which rows are real."""
-        valid: Any = pa.chunked_array([np.ones(item.rows, dtype=np.bool_)])
-        if images.num_columns:
-            for name in images.column_names:
-                if name != VALID:
-                    plain = plain.append_column(images.schema.field(name), images[name])
-            valid = images[VALID]
+        columns = {name: plain[name] for name in plain.column_names}
+        columns |= {name: images[name] for name in images.column_names}
+        valid = columns.get(VALID, pa.chunked_array([np.ones(item.rows, dtype=np.bool_)]))
         if self._plan.remainder == "pad":
             real = self._plan.item_positions(item) < self._plan.rows
             valid = pc.and_(valid, pa.chunked_array([real]))
-        return plain.append_column(VALID, valid)
+        columns[VALID] = valid
+        return pa.table({name: columns[name] for name in (*self._feed.columns, ROW_OFFSET, VALID)})
 
 
 def _is_finished(piece: _Piece) -> bool:

@@ -12,7 +12,7 @@ import ray.train
 import ray.train.torch
 import torch
 
-from raylance.dataset import Dataset
+from raylance.handle import Dataset
 from raylance.loader import RankLoader
 from raylance.order import Auto
 from raylance.pool import auto_decoders

@@ -122,7 +122,7 @@ class Dataset(RankLoader):
             field = schema.field(name)
             for image in self._feed.decoding.images if self._feed.decoding else ():
                 if image.column == name:
-                    field = pa.field(name, pa.fixed_shape_tensor(pa.uint8(), image.shape))
+                    field = pa.field(name, image.arrow_type)
             fields.append(field)
         return pa.schema(fields, metadata=schema.metadata)
 

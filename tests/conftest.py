@@ -1,0 +1,76 @@
+"""Owns what tests share: one Ray for the session, and small real datasets; never a mock."""
+
+import io
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.1"  # read by Ray Train when it is imported
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import hypothesis
+import lance
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pytest
+
+hypothesis.settings.register_profile("raylance", deadline=None, max_examples=60, derandomize=True)
+hypothesis.settings.load_profile("raylance")
+
+CPUS = 4
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """One local Ray, which promises more CPUs than a small machine has."""
+    import ray
+
+    ray.init(address="local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def encode(pixels: np.ndarray, kind: str = "PNG", **options: object) -> bytes:
+    """Encodes uint8 pixels."""
+    buffer = io.BytesIO()
+    PIL.Image.fromarray(pixels).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def make_images(rows: int, seed: int = 0, size: tuple[int, int] = (24, 32)) -> list[bytes]:
+    """Smooth random JPEGs, each different."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 255, (rows, 6, 8, 3), dtype=np.uint8)
+    resized = (PIL.Image.fromarray(pixels).resize(size[::-1], PIL.Image.Resampling.BICUBIC) for pixels in small)
+    return [encode(np.asarray(image), "JPEG", quality=90) for image in resized]
+
+
+@pytest.fixture(scope="session")
+def images_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """1,003 JPEGs of 32x24, in fragments of 150 rows, some rows deleted: 953 live ones."""
+    uri = str(tmp_path_factory.mktemp("images") / "images.lance")
+    rows = 1003
+    table = pa.table(
+        {
+            "image": pa.array(make_images(rows), pa.binary()),
+            "label": pa.array(np.arange(rows) % 7, pa.int64()),
+            "id": pa.array(np.arange(rows), pa.int64()),
+        }
+    )
+    lance.write_dataset(table, uri, max_rows_per_file=150)
+    lance.dataset(uri).delete("id >= 200 and id < 250")
+    return uri
+
+
+@pytest.fixture(scope="session")
+def write_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Writes tables, one fragment each, to a new dataset."""
+
+    def write(*tables: pa.Table, **options: object) -> str:
+        uri = str(Path(tmp_path_factory.mktemp("data")) / "data.lance")
+        for table in tables:
+            lance.write_dataset(table, uri, mode="append" if os.path.exists(uri) else "create", **options)
+        return uri
+
+    return write

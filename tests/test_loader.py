@@ -1,0 +1,388 @@
+"""Owns the loader over real Ray actors: what is delivered, resume, lost helpers, limits and their errors."""
+
+import os
+import pickle
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray
+import torch
+
+import raylance
+from raylance.loader import RankLoader
+from tests.conftest import CPUS, encode
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+AUGMENT = {"augment": raylance.RandomResizedCrop(scale=(0.5, 1)), "hflip": 0.5}
+
+
+def open_images(uri: str, **changes: Any) -> raylance.Dataset:
+    arguments = {
+        "columns": ["image", "label"],
+        "filter": "label != 3",
+        "decode": raylance.Image("image", size=(16, 20), **AUGMENT),
+        "order": raylance.WindowShuffle(shard_rows=20, window_shards=2),
+        "seed": 5,
+        "remainder": "ragged",
+    }
+    return raylance.dataset(uri, **(arguments | changes))
+
+
+def batches_of(loader: RankLoader, batch: int, limit: int | None = None) -> list[dict[str, Any]]:
+    """Batches with their row offsets; tensors are cloned, because views pin the object store."""
+    iterator = loader.iter_torch_batches(global_batch_size=batch, with_row_offset=True)
+    return [
+        {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in found.items()}
+        for _, found in zip(range(limit if limit is not None else 10**9), iterator, strict=False)
+    ]
+
+
+def join(ranks: list[list[dict[str, Any]]]) -> list[dict[str, torch.Tensor]]:
+    """Global batches: the ranks' batches of each step, one behind the other."""
+    assert len({len(batches) for batches in ranks}) == 1, "ranks make different numbers of steps"
+    return [
+        {name: torch.cat([found[name] for found in parts]) for name in parts[0]} for parts in zip(*ranks, strict=True)
+    ]
+
+
+def assert_same(left: list[dict[str, torch.Tensor]], right: list[dict[str, torch.Tensor]]) -> None:
+    assert len(left) == len(right)
+    for ours, theirs in zip(left, right, strict=True):
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            assert torch.equal(ours[name], theirs[name]), name
+
+
+@pytest.fixture(scope="module")
+def undisturbed(images_uri: str) -> list[dict[str, torch.Tensor]]:
+    """The first epoch, on one rank that decodes in threads."""
+    with open_images(images_uri).loader(num_decoders=0, decode_threads=2) as loader:
+        return join([batches_of(loader, 36)])
+
+
+def selected_offsets(uri: str, filter: str) -> list[int]:
+    return lance.dataset(uri).scanner(columns=["_rowoffset"], filter=filter).to_table()["_rowoffset"].to_pylist()
+
+
+def test_every_row_once_with_its_own_values(images_uri: str, undisturbed: list[dict[str, torch.Tensor]]) -> None:
+    offsets = torch.cat([batch["_rowoffset"] for batch in undisturbed])
+    assert sorted(offsets.tolist()) == selected_offsets(images_uri, "label != 3")
+    labels = lance.dataset(images_uri).take(offsets.tolist(), columns=["label"])["label"].to_pylist()
+    assert torch.cat([batch["label"] for batch in undisturbed]).tolist() == labels
+    first = undisturbed[0]["image"]
+    assert first.dtype == torch.uint8
+    assert first.shape == (36, 3, 16, 20)
+
+
+@pytest.mark.parametrize(("world", "decoders"), [(2, 1), (3, 0)])
+def test_same_global_batches_and_bytes_for_every_world_and_decoder_count(
+    images_uri: str, undisturbed: list[dict[str, torch.Tensor]], world: int, decoders: int
+) -> None:
+    dataset = open_images(images_uri, order=raylance.WindowShuffle(shard_rows=20, window_shards=2, lanes=18))
+    # lanes="auto" may depend on the world size; it settles on 18 for one rank, 36 rows.
+    ranks = []
+    for rank in range(world):
+        with dataset.loader(rank=rank, world_size=world, num_decoders=decoders) as loader:
+            ranks.append(batches_of(loader, 36))
+    assert_same(join(ranks), undisturbed)
+
+
+@pytest.mark.parametrize("order", ["sequential", "shard", "row"])
+def test_other_orders_deliver_every_row_once(images_uri: str, order: str) -> None:
+    dataset = raylance.dataset(images_uri, columns=["id"], order=order, remainder="ragged")
+    ids = []
+    for rank in range(2):
+        with dataset.loader(rank=rank, world_size=2) as loader:
+            ids.append([batch["id"] for batch in loader.iter_batches(global_batch_size=100)])
+    steps = [np.concatenate(parts) for parts in zip(*ids, strict=True)]
+    live = [row for row in range(1003) if not 200 <= row < 250]
+    delivered = np.concatenate(steps).tolist()
+    assert sorted(delivered) == live
+    assert (delivered == live) == (order == "sequential")
+
+
+def test_resume_at_every_stop_with_other_ranks_and_batches(
+    images_uri: str, undisturbed: list[dict[str, torch.Tensor]]
+) -> None:
+    """A resume of a resume: 1 rank, then 2 of another batch size, then 1 again; the state goes through JSON text."""
+    import json
+
+    dataset = open_images(images_uri)
+    wanted = torch.cat([batch["_rowoffset"] for batch in undisturbed]).tolist()
+    pixels = torch.cat([batch["image"] for batch in undisturbed])
+    with dataset.loader(num_decoders=0) as loader:
+        first = join([batches_of(loader, 36, limit=5)])
+        state = json.loads(json.dumps(loader.state_dict()))
+    assert (state["epoch"], state["position"]) == (0, 180)
+    ranks, states = [], []
+    for rank in range(2):
+        with dataset.loader(rank=rank, world_size=2, num_decoders=0) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict()["position"] == 180, "loading and asking again changes nothing"
+            ranks.append(batches_of(loader, 50, limit=3))
+            states.append(loader.state_dict())
+    assert {**states[0], "world_size": 0} == {**states[1], "world_size": 0}, "the state is the same on every rank"
+    with dataset.loader(num_decoders=0) as loader:
+        loader.load_state_dict(states[1])
+        last = join([batches_of(loader, 36)])
+        assert loader.epoch == 1
+        assert loader.state_dict()["position"] == 0
+    parts = first + join(ranks) + last
+    delivered = torch.cat([batch["_rowoffset"] for batch in parts]).tolist()
+    assert sorted(delivered) == sorted(wanted)
+    assert delivered[:180] == wanted[:180]
+    # The bytes of a row do not depend on the step that it came in.
+    where = {offset: place for place, offset in enumerate(wanted)}
+    assert torch.equal(torch.cat([batch["image"] for batch in parts]), pixels[[where[row] for row in delivered]])
+
+
+def test_a_new_iteration_goes_on_where_the_last_one_stopped(
+    images_uri: str, undisturbed: list[dict[str, torch.Tensor]]
+) -> None:
+    with open_images(images_uri).loader(num_decoders=0) as loader:
+        parts = batches_of(loader, 36, limit=4) + batches_of(loader, 36)
+        assert_same(join([parts]), undisturbed)
+        again = join([batches_of(loader, 36)])
+        assert [b["_rowoffset"].tolist() for b in again] != [b["_rowoffset"].tolist() for b in undisturbed]
+        loader.set_epoch(0)
+        assert_same(join([batches_of(loader, 36)]), undisturbed)
+
+
+def test_two_iterations_at_once_are_refused(images_uri: str) -> None:
+    with raylance.dataset(images_uri, columns=["id"]).loader() as loader:
+        old = loader.iter_batches(global_batch_size=10)
+        next(old)
+        next(loader.iter_batches(global_batch_size=10))
+        with pytest.raises(raylance.RaylanceError, match="superseded"):
+            next(old)
+
+
+def kill_process(helper: Any) -> None:
+    """SIGKILLs the process of a helper."""
+    os.kill(ray.get(helper.handle.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kind", ["DecodeActor", "ShardActor"])
+def test_a_killed_helper_costs_no_row(
+    images_uri: str, undisturbed: list[dict[str, torch.Tensor]], kind: str
+) -> None:
+    dataset = open_images(images_uri, order=raylance.WindowShuffle(shard_rows=20, window_shards=2, lanes=18))
+    # Little in flight, so that there is always work left for the helper that is killed.
+    with dataset.loader(num_decoders=2, max_inflight_bytes=200_000) as loader:
+        batches = []
+        for step, batch in enumerate(loader.iter_torch_batches(global_batch_size=36, with_row_offset=True)):
+            batches.append({name: value.clone() for name, value in batch.items()})
+            if step in (3, 9):
+                assert loader._pool is not None
+                kill_process(loader._shard if kind == "ShardActor" else loader._pool._helpers[0])
+        assert_same(batches, undisturbed)
+        assert loader.stats.helpers_replaced == 2
+
+
+def test_a_helper_ended_by_ray_kill_is_replaced(images_uri: str) -> None:
+    dataset = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
+    with dataset.loader(max_inflight_bytes=400) as loader:
+        ids = []
+        for step, batch in enumerate(loader.iter_batches(global_batch_size=10)):
+            ids += batch["id"].tolist()
+            if step == 20:
+                assert loader._shard is not None
+                ray.kill(loader._shard.handle)
+        assert len(ids) == len(set(ids)) == 953
+
+
+def die_on_some_rows(encoded: bytes) -> np.ndarray:
+    if len(encoded) % 97 == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return np.zeros((2, 2, 3), np.uint8)
+
+
+def test_a_crash_loop_ends_in_an_error_that_names_the_rows(write_dataset: Callable[..., str]) -> None:
+    values = [b"x" * (97 if row == 70 else 5) for row in range(100)]
+    uri = write_dataset(pa.table({"image": pa.array(values, pa.binary())}))
+    decode = raylance.Image("image", size=(2, 2), decode_fn=die_on_some_rows)
+    dataset = raylance.dataset(uri, decode=decode, order="sequential")
+    with dataset.loader(num_decoders=1) as loader:
+        seen = []
+        with pytest.raises(raylance.HelperError, match="between 70 and 79"):
+            for batch in loader.iter_batches(global_batch_size=10, with_row_offset=True):
+                seen += batch["_rowoffset"].tolist()
+        assert seen == list(range(70)), "what lay before the crash was delivered"
+
+
+def damaged(write_dataset: Callable[..., str]) -> str:
+    good = encode(np.full((8, 8, 3), 200, np.uint8))
+    values = [good[:40] if row == 33 else None if row == 57 else good for row in range(100)]
+    return write_dataset(pa.table({"image": pa.array(values, pa.binary()), "id": np.arange(100)}))
+
+
+@pytest.mark.parametrize("decoders", [0, 1])
+def test_a_bad_row_is_named(write_dataset: Callable[..., str], decoders: int) -> None:
+    dataset = raylance.dataset(damaged(write_dataset), decode=raylance.Image("image"), order="sequential")
+    with dataset.loader(num_decoders=decoders) as loader:
+        with pytest.raises(raylance.BadRowError, match="row offset 33.*on_bad_row=") as caught:
+            list(loader.iter_batches(global_batch_size=10))
+        assert (caught.value.column, caught.value.row_offset) == ("image", 33)
+        assert loader.state_dict()["position"] == 30
+
+
+@pytest.mark.parametrize("decoders", [0, 1])
+def test_bad_rows_are_masked_and_counted(write_dataset: Callable[..., str], decoders: int) -> None:
+    dataset = raylance.dataset(
+        damaged(write_dataset), decode=raylance.Image("image"), order="sequential", on_bad_row="mask"
+    )
+    with dataset.loader(num_decoders=decoders) as loader:
+        batches = list(loader.iter_torch_batches(global_batch_size=10))
+        image = torch.cat([batch["image"] for batch in batches])
+        valid = torch.cat([batch["_valid"] for batch in batches])
+        assert (~valid).nonzero().flatten().tolist() == [33, 57]
+        assert image[[33, 57]].max() == 0
+        assert image[valid].min() == 200
+        assert loader.stats.masked_rows == 2
+
+
+def test_padding_is_marked(images_uri: str) -> None:
+    dataset = raylance.dataset(images_uri, columns=["id"], remainder="pad", order="row")
+    with dataset.loader() as loader:
+        batches = list(loader.iter_batches(global_batch_size=100))
+    assert [len(batch["id"]) for batch in batches] == [100] * 10
+    valid = np.concatenate([batch["_valid"] for batch in batches])
+    ids = np.concatenate([batch["id"] for batch in batches])
+    assert valid.sum() == 953
+    assert len(set(ids[valid].tolist())) == 953
+    assert not valid[953:].any()
+
+
+def test_a_rank_may_get_no_row_and_makes_the_step_all_the_same(images_uri: str) -> None:
+    dataset = open_images(images_uri, filter="id < 21")
+    ranks = []
+    for rank in range(5):
+        with dataset.loader(rank=rank, world_size=5, num_decoders=0) as loader:
+            ranks.append(batches_of(loader, 9))
+    assert [len(batch["label"]) for batch in ranks[0]] == [1, 1, 0]
+    assert ranks[0][2]["image"].shape == (0, 3, 16, 20)
+    assert len(torch.cat([batch["_rowoffset"] for batch in join(ranks)]).unique()) == 21
+
+
+def test_placement_fails_in_time_with_the_numbers(images_uri: str) -> None:
+    dataset = open_images(images_uri)
+    with dataset.loader(num_decoders=CPUS + 3, placement_timeout_s=8) as loader:
+        begin = time.monotonic()
+        with pytest.raises(raylance.PlacementError, match=rf"of {CPUS + 3} decode actors.*counts {CPUS} CPUs.*free now"):
+            next(loader.iter_torch_batches(global_batch_size=36))
+        assert time.monotonic() - begin < 60
+    deadline = time.monotonic() + 30
+    while ray.available_resources().get("CPU", 0) < CPUS and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ray.available_resources()["CPU"] == CPUS, "nothing that was asked for is left pending or held"
+
+
+def test_loaders_of_a_process_share_its_decoders(images_uri: str) -> None:
+    dataset = open_images(images_uri)
+    with dataset.loader(num_decoders=2) as train, dataset.loader(num_decoders=2) as val:
+        for ours, theirs in zip(
+            train.iter_torch_batches(global_batch_size=36), val.iter_torch_batches(global_batch_size=36), strict=True
+        ):
+            assert torch.equal(ours["image"], theirs["image"])
+        assert train._pool is val._pool
+        assert len(train._pool) == 2
+
+
+def test_what_is_in_flight_is_bounded_by_bytes(images_uri: str) -> None:
+    """A consumer that never comes back leaves at most max_inflight_bytes in the object store."""
+    rows, limit = 2000, 4 << 20
+    dataset = raylance.dataset(
+        images_uri, columns=["image"], decode=raylance.Image("image", size=(128, 128)), order="sequential"
+    )
+    with dataset.loader(num_decoders=0, max_inflight_bytes=limit) as loader:
+        iterator = loader.iter_torch_batches(global_batch_size=16, prefetch_batches=rows)
+        next(iterator)
+        stream = iterator.gi_frame.f_locals["batches"]  # type: ignore[attr-defined]
+        del stream
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            used = ray.cluster_resources()["object_store_memory"] - ray.available_resources()["object_store_memory"]
+            assert used <= 2 * limit
+            time.sleep(0.5)
+
+
+def test_a_started_loader_is_not_sent_elsewhere(images_uri: str) -> None:
+    dataset = raylance.dataset(images_uri, columns=["id"])
+    loader = dataset.loader()
+    assert len(pickle.dumps(loader)) < 20_000
+    with loader:
+        next(loader.iter_batches(global_batch_size=10))
+        with pytest.raises(raylance.RaylanceError, match="cannot be sent to another"):
+            pickle.dumps(loader)
+
+
+def test_collate_fn_dtypes_and_formats(images_uri: str) -> None:
+    dataset = open_images(images_uri, filter="id < 50")
+    with dataset.loader(num_decoders=0) as loader:
+        batch = next(loader.iter_torch_batches(batch_size=8, dtypes={"label": torch.int32}))
+        assert batch["label"].dtype == torch.int32
+        assert "_valid" not in batch
+        assert "_rowoffset" not in batch
+        assert batch["image"].is_contiguous(memory_format=torch.channels_last)
+        made = next(loader.iter_torch_batches(batch_size=8, collate_fn=lambda arrays: arrays["image"].shape))
+        assert made == (8, 16, 20, 3)
+        table = next(loader.iter_batches(batch_size=8, batch_format="pyarrow"))
+        assert table.column_names == ["image", "label"]
+        frame = next(loader.iter_batches(batch_size=8, batch_format="pandas"))
+        assert list(frame.columns) == ["image", "label"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "give exactly one of them"),
+        ({"global_batch_size": 8, "batch_size": 8}, "give exactly one of them"),
+        ({"global_batch_size": 0}, "at least 1"),
+        ({"batch_size": -3}, "at least 1"),
+        ({"global_batch_size": 5000}, "rows and the global batch 5000.*ragged"),
+        ({"global_batch_size": 8, "prefetch_batches": -1}, "prefetch_batches=-1"),
+        ({"global_batch_size": 8, "device": "cudnn"}, "device='cudnn'"),
+    ],
+)
+def test_bad_arguments_are_refused_before_any_actor_starts(
+    images_uri: str, arguments: dict[str, Any], message: str
+) -> None:
+    loader = raylance.dataset(images_uri, columns=["id"]).loader()
+    with pytest.raises(raylance.ConfigError, match=message):
+        loader.iter_torch_batches(**arguments)
+    assert loader._shard is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"rank": 2, "world_size": 2}, "rank=2 lies outside a world of 2"),
+        ({"num_decoders": -1}, "num_decoders=-1"),
+        ({"num_decoder": 2}, "loader\\(\\) knows no num_decoder; options are .*num_decoders"),
+        ({"max_window_bytes": 0}, "max_window_bytes=0"),
+    ],
+)
+def test_bad_options(images_uri: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(raylance.ConfigError, match=message):
+        raylance.dataset(images_uri, columns=["id"]).loader(**arguments)
+    with pytest.raises(raylance.ConfigError, match="set_epoch"):
+        raylance.dataset(images_uri, columns=["id"]).set_epoch(-1)
+
+
+def test_stats_say_where_the_time_went(images_uri: str) -> None:
+    with open_images(images_uri).loader(num_decoders=0) as loader:
+        for _ in loader.iter_torch_batches(global_batch_size=36):
+            time.sleep(0.01)
+        stats = loader.stats.as_dict()
+    assert stats["batches"] == 23
+    assert stats["rows"] == len(selected_offsets(images_uri, "label != 3"))
+    assert stats["user_s"] >= 0.22
+    assert stats["decode_s"] > 0
+    assert stats["first_batch_s"] <= stats["wait_s"]

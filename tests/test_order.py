@@ -1,0 +1,158 @@
+"""Owns the contract that every order keeps, as properties; and the frozen orders."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raylance.errors import ConfigError
+from raylance.order import (
+    Facts,
+    Order,
+    RowShuffle,
+    Sequential,
+    ShardShuffle,
+    WindowShuffle,
+    auto_lanes,
+    make_order,
+    order_from_params,
+)
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> Order:
+    """Any resolved order."""
+    kind = draw(st.sampled_from([WindowShuffle, ShardShuffle, Sequential, RowShuffle]))
+    shard_rows = draw(st.integers(1, 40))
+    if kind is RowShuffle:
+        return RowShuffle(shard_rows=shard_rows)
+    window = {"shard_rows": shard_rows, "window_shards": draw(st.integers(1, 5))}
+    return kind(**window, lanes=draw(st.integers(1, 9)))
+
+
+sizes = st.integers(1, 400)
+
+
+@given(order=orders(), n=sizes, seed=st.integers(), epoch=st.integers(0, 9))
+def test_every_row_exactly_once(order: Order, n: int, seed: int, epoch: int) -> None:
+    assert sorted(order.rows(np.arange(n), n, seed, epoch).tolist()) == list(range(n))
+
+
+@given(order=orders(), n=sizes, data=st.data())
+def test_seeking_equals_replaying(order: Order, n: int, data: st.DataObject) -> None:
+    replayed = order.rows(np.arange(n), n, 3, 1)
+    wanted = np.array(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=30)))
+    np.testing.assert_array_equal(order.rows(wanted, n, 3, 1), replayed[wanted])
+
+
+@given(order=orders(), n=sizes, data=st.data())
+def test_completed_shards_are_those_whose_rows_are_all_consumed(order: Order, n: int, data: st.DataObject) -> None:
+    position = data.draw(st.integers(0, n))
+    consumed = set(order.rows(np.arange(n), n, 3, 1)[:position].tolist())
+    size = int(order.shard_rows)
+    wanted = [consumed.issuperset(range(low, min(low + size, n))) for low in range(0, n, size)]
+    assert order.completed_shards(position, n, 3, 1).tolist() == wanted
+
+
+@given(order=orders())
+def test_params_round_trip(order: Order) -> None:
+    assert order_from_params(order.params()) == order
+
+
+@pytest.mark.parametrize("name", ["window", "shard", "row"])
+def test_epochs_and_seeds_differ(name: str) -> None:
+    facts = Facts(rows=500, row_bytes=100, global_batch_size=20, world_size=2, max_window_bytes=1 << 20)
+    order = make_order(name).resolve(facts)
+    seen = [tuple(order.rows(np.arange(500), 500, seed, epoch)) for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1)]]
+    assert len(set(seen)) == 4
+
+
+def test_sequential_is_storage_order() -> None:
+    order = Sequential(shard_rows=7, window_shards=2)
+    assert order.rows(np.arange(50), 50, 9, 9).tolist() == list(range(50))
+
+
+def test_shard_shuffle_keeps_rows_of_a_shard_together() -> None:
+    order = ShardShuffle(shard_rows=10, lanes=1)
+    rows = order.rows(np.arange(95), 95, 0, 0)
+    assert sum(np.diff(rows) != 1) <= 9
+
+
+def test_window_shuffle_mixes_only_inside_its_windows() -> None:
+    order = WindowShuffle(shard_rows=10, window_shards=3, lanes=2)
+    unshuffled = ShardShuffle(shard_rows=10, window_shards=3, lanes=2)
+    for lane in range(2):
+        positions = np.arange(lane, 300, 2)
+        ours, base = order.rows(positions, 300, 0, 0), unshuffled.rows(positions, 300, 0, 0)
+        for start in range(0, 150, 30):
+            window = slice(start, start + 30)
+            assert sorted(ours[window]) == sorted(base[window])
+            assert ours[window].tolist() != base[window].tolist()
+
+
+# Frozen: a change here makes every checkpoint that exists resume on other rows. See test_permutation.GOLDEN.
+GOLDEN: list[tuple[Order, list[int]]] = [
+    (
+        WindowShuffle(shard_rows=4, window_shards=2, lanes=2),
+        [15, 3, 14, 9, 13, 0, 12, 18, 4, 8, 7, 2, 5, 10, 6, 1, 16, 11, 17],
+    ),
+    (
+        ShardShuffle(shard_rows=4, window_shards=2, lanes=2),
+        [12, 18, 13, 0, 14, 1, 15, 2, 4, 3, 5, 8, 6, 9, 7, 10, 16, 11, 17],
+    ),
+    (Sequential(shard_rows=4), [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18]),
+    (RowShuffle(shard_rows=4), [0, 10, 3, 12, 9, 18, 15, 6, 14, 13, 16, 4, 17, 2, 1, 5, 7, 11, 8]),
+]
+
+
+@pytest.mark.parametrize(("order", "wanted"), GOLDEN, ids=lambda value: getattr(value, "name", ""))
+def test_golden_orders(order: Order, wanted: list[int]) -> None:
+    assert order.rows(np.arange(19), 19, 0, 0).tolist() == wanted
+
+
+def test_auto_lanes() -> None:
+    assert auto_lanes(256, 1) == 32
+    assert auto_lanes(256, 8) == 32
+    assert auto_lanes(96, 3) == 24
+    assert auto_lanes(100, 3) == 2  # 3 divides no divisor of 100
+    assert auto_lanes(7, 2) == 1
+    assert auto_lanes(4096, 64) == 64
+    assert auto_lanes(1, 1) == 1
+
+
+@given(
+    rows=st.integers(1, 10**7),
+    row_bytes=st.floats(1, 1e6),
+    batch=st.integers(1, 4096),
+    world=st.integers(1, 64),
+    limit=st.integers(1 << 20, 1 << 30),
+)
+def test_auto_keeps_the_memory_limit(rows: int, row_bytes: float, batch: int, world: int, limit: int) -> None:
+    facts = Facts(rows=rows, row_bytes=row_bytes, global_batch_size=batch, world_size=world, max_window_bytes=limit)
+    order = WindowShuffle().resolve(facts)
+    assert batch % int(order.lanes) == 0
+    held = 2 * int(order.lanes) / world * int(order.shard_rows) * int(order.window_shards) * row_bytes
+    smallest = 2 * int(order.lanes) / world * row_bytes  # shards of one row: nothing smaller can be read
+    assert held <= max(limit, smallest)
+    assert order.resolve(facts) == order
+
+
+def test_explicit_values_are_kept() -> None:
+    facts = Facts(rows=10**6, row_bytes=100, global_batch_size=64, world_size=1, max_window_bytes=1 << 20)
+    order = WindowShuffle(shard_rows=77, window_shards=3, lanes=5)
+    assert order.resolve(facts) == order
+
+
+@pytest.mark.parametrize("bad", [{"shard_rows": 0}, {"lanes": -1}, {"window_shards": 1.5}, {"lanes": True}])
+def test_bad_parameters(bad: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(bad))):
+        WindowShuffle(**bad)  # type: ignore[arg-type]
+
+
+def test_unknown_orders() -> None:
+    with pytest.raises(ConfigError, match=r"'windwo' is unknown.*'window'"):
+        make_order("windwo")
+    with pytest.raises(ConfigError, match="describes no order"):
+        order_from_params({"name": "window", "colour": 1})
+    with pytest.raises(ConfigError, match='still "auto"'):
+        WindowShuffle().rows(np.arange(3), 3, 0, 0)

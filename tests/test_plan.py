@@ -1,0 +1,184 @@
+"""Owns the promises of the pure plan: exactly once, equal steps, the same global batches for every world size."""
+
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raylance.errors import ConfigError
+from raylance.order import Order, RowShuffle, WindowShuffle
+from raylance.plan import REMAINDERS, Plan, Remainder
+from tests.test_order import orders, sizes
+
+Batches = list[list[int]]
+
+
+def make_plan(order: Order, rows: int, batch: int, world: int, remainder: Remainder = "ragged", seed: int = 3) -> Plan:
+    return Plan(
+        order=order,
+        rows=rows,
+        seed=seed,
+        global_batch_size=batch,
+        world_size=world,
+        remainder=remainder,
+        chunk_positions=order.read_positions(rows) or 64,
+    )
+
+
+def rank_batches(plan: Plan, rank: int, epoch: int, position: int, item_rows: int) -> dict[int, list[int]]:
+    """A rank's rows by position of the step, put together from its work items as a stream does."""
+    batches: dict[int, list[int]] = {}
+    for item in plan.items(rank, epoch, position, item_rows):
+        rows = plan.select(epoch, plan.item_positions(item))
+        assert len(rows) == item.rows
+        read = plan.chunk_rows(item.chunk, rank)[plan.chunk_slice(item)]
+        np.testing.assert_array_equal(read, rows, "an item's rows are not where its chunk has them")
+        size = item.high - item.low
+        singles = [plan.select(epoch, plan.item_positions(single)) for single in plan.single_steps(item)]
+        np.testing.assert_array_equal(np.concatenate(singles), rows)
+        for step in range(item.steps):
+            at = item.position + step * plan.global_batch_size
+            batches.setdefault(at, []).extend(rows[step * size : (step + 1) * size].tolist())
+    return batches
+
+
+def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -> Batches:
+    """The ranks' batches of each step, one behind the other."""
+    ranks = [rank_batches(plan, rank, epoch, position, item_rows) for rank in range(plan.world_size)]
+    assert all(list(batches) == list(ranks[0]) for batches in ranks), "ranks make different steps"
+    assert len(ranks[0]) == plan.steps(position)
+    return [[row for batches in ranks for row in batches[at]] for at in ranks[0]]
+
+
+@given(
+    order=orders(),
+    n=sizes,
+    batch=st.integers(1, 50),
+    worlds=st.lists(st.integers(1, 9), min_size=2, max_size=3),
+    item_rows=st.lists(st.integers(1, 100), min_size=3, max_size=3),
+    remainder=st.sampled_from(REMAINDERS),
+    data=st.data(),
+)
+def test_promises(
+    order: Order, n: int, batch: int, worlds: list[int], item_rows: list[int], remainder: Remainder, data: st.DataObject
+) -> None:
+    if remainder == "drop":
+        batch = min(batch, n)
+    position = data.draw(st.integers(0, n))
+    replayed = order.rows(np.arange(n), n, 3, 1).tolist()
+    first: Batches | None = None
+    for world, rows_per_item in zip(worlds, item_rows, strict=False):
+        plan = make_plan(order, n, batch, world, remainder)
+        batches = global_batches(plan, 1, position, rows_per_item)
+        first = batches if first is None else first
+        assert batches == first, "the global batches depend on the world size"
+    assert first is not None
+    delivered = [row for rows in first for row in rows]
+    left = replayed[position:]
+    tail = len(left) % batch
+    if remainder == "ragged":
+        assert sorted(delivered) == sorted(left)
+    elif remainder == "drop":
+        assert sorted(delivered) == sorted(left[: len(left) - tail])
+    else:
+        real = [row for row in delivered if row in set(left)]
+        assert set(real) == set(left)
+        assert len(delivered) == (len(left) + batch - tail if tail else len(left))
+
+
+@given(
+    order=orders(),
+    n=sizes,
+    seed=st.integers(),
+    epoch=st.integers(0, 5),
+    runs=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 7), st.integers(0, 6)), min_size=1, max_size=6),
+)
+def test_stop_and_resume_with_other_world_and_batch_sizes(
+    order: Order, n: int, seed: int, epoch: int, runs: list[tuple[int, int, int]]
+) -> None:
+    """Runs of (global batch, world size, steps before the stop), and a last one to the end of the epoch."""
+    position, delivered = 0, []
+    for batch, world, steps in runs:
+        plan = make_plan(order, n, batch, world, "ragged", seed)
+        for rows in global_batches(plan, epoch, position)[:steps]:
+            delivered += rows
+            position = plan.after(position)
+        assert sorted(delivered) == sorted(order.rows(np.arange(position), n, seed, epoch).tolist())
+    for rows in global_batches(make_plan(order, n, 5, 2, "ragged", seed), epoch, position):
+        delivered += rows
+    assert sorted(delivered) == list(range(n))
+
+
+@given(order=orders(), n=sizes, batch=st.integers(1, 50), world=st.integers(1, 12))
+def test_shares_differ_by_one_row_at_most(order: Order, n: int, batch: int, world: int) -> None:
+    plan = make_plan(order, n, batch, world, "pad")
+    slices = [plan.rank_slice(0, rank) for rank in range(world)]
+    assert slices[0][0] == 0
+    assert slices[-1][1] == batch
+    assert all(slices[rank][1] == slices[rank + 1][0] for rank in range(world - 1))
+    lengths = [high - low for low, high in slices]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_ranks_own_lanes_where_lanes_divide_the_batch() -> None:
+    order = WindowShuffle(shard_rows=10, window_shards=2, lanes=8)
+    plan = make_plan(order, 1000, 32, 4)
+    for position in range(0, 960, 32):
+        for rank in range(4):
+            lanes = set((plan.positions(position, *plan.rank_slice(position, rank)) % 8).tolist())
+            assert lanes == {2 * rank, 2 * rank + 1}
+
+
+def test_padding_repeats_the_first_rows() -> None:
+    order = RowShuffle(shard_rows=4)
+    plan = make_plan(order, 10, 4, 1, "pad")
+    last = plan.positions(8, 0, 4)
+    assert last.tolist() == [8, 9, 10, 11]
+    first = order.rows(np.arange(2), 10, 3, 0).tolist()
+    assert plan.select(0, last).tolist()[2:] == first
+
+
+@pytest.mark.parametrize("position", [0, 5 * 10**9, 10**10 - 4096])
+def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> None:
+    """O(rows of the step): no array grows with the dataset, and no loop runs over it."""
+    order = WindowShuffle(shard_rows=4096, window_shards=8, lanes=32)
+    plan = make_plan(order, 10**10, 4096, 8)
+    tracemalloc.start()
+    begin = time.perf_counter()
+    rows = plan.select(3, plan.positions(position, *plan.rank_slice(position, 5)))
+    elapsed = time.perf_counter() - begin
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    print(f"{elapsed * 1e3:.2f} ms, {peak / 1e6:.2f} MB")  # a figure to look at, not an assertion on the clock
+    assert len(set(rows.tolist())) == 512
+    assert peak < 50e6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 0}, "global_batch_size=0"),
+        ({"world": 0}, "world_size=0"),
+        ({"rows": 0}, "rows=0"),
+        ({"batch": 101, "remainder": "drop"}, "100 rows and the global batch 101.*ragged"),
+        ({"remainder": "keep"}, "remainder='keep'.*'drop'"),
+    ],
+)
+def test_bad_plans(change: dict[str, object], message: str) -> None:
+    arguments = {"rows": 100, "batch": 10, "world": 1} | change
+    with pytest.raises(ConfigError, match=message):
+        make_plan(RowShuffle(shard_rows=4), **arguments)  # type: ignore[arg-type]
+
+
+def test_summary_says_what_is_dropped_and_repeated() -> None:
+    order = WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
+    dropped = make_plan(order, 1003, 20, 2, "drop").summary(row_bytes=1000)
+    assert (dropped.steps, dropped.rows_dropped, dropped.rows_repeated, dropped.shards) == (50, 3, 0, 101)
+    padded = make_plan(order, 1003, 20, 2, "pad").summary(row_bytes=1000)
+    assert (padded.steps, padded.rows_dropped, padded.rows_repeated) == (51, 0, 17)
+    assert padded.window_bytes == 4 * 20 // 2 * 1000
+    for text in ("1,003 rows", "101 shards", "4 lanes", "50 steps", "3 rows dropped", "MiB a window"):
+        assert text in repr(dropped)
