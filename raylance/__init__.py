@@ -4,7 +4,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raylance.handle import Dataset, dataset
     from raylance.errors import (
         BadRowError,
         ConfigError,
@@ -14,9 +13,11 @@ if TYPE_CHECKING:
         RaylanceError,
         StateError,
     )
+    from raylance.handle import Dataset, dataset
     from raylance.images import CenterCrop, Image, RandomResizedCrop
+    from raylance.lanes import Sequential, ShardShuffle, WindowShuffle
     from raylance.loader import RankLoader
-    from raylance.order import RowShuffle, Sequential, ShardShuffle, WindowShuffle
+    from raylance.order import RowShuffle
     from raylance.spec import Options
     from raylance.train import DataConfig, report, restore
 
@@ -35,7 +36,8 @@ _MODULES = {
     ),
     "images": ("CenterCrop", "Image", "RandomResizedCrop"),
     "loader": ("RankLoader",),
-    "order": ("RowShuffle", "Sequential", "ShardShuffle", "WindowShuffle"),
+    "lanes": ("Sequential", "ShardShuffle", "WindowShuffle"),
+    "order": ("RowShuffle",),
     "spec": ("Options",),
     "train": ("DataConfig", "report", "restore"),
 }

@@ -10,10 +10,11 @@ import pyarrow as pa
 import ray
 
 from raylance import collate
+from raylance.catalog import make_order
 from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.images import Decoding, Image, image_size
 from raylance.loader import RankLoader
-from raylance.order import Order, make_order
+from raylance.order import Order
 from raylance.plan import REMAINDERS, PlanSummary, Remainder
 from raylance.reader import Reader
 from raylance.selection import Selection, pin, select
@@ -156,14 +157,7 @@ class Dataset(RankLoader):
         Returns:
             A summary whose repr tells rows, shards, lanes, steps, the rows dropped or repeated, and bytes of a window.
         """
-        plan = make_plan(
-            self._feed,
-            self._spec,
-            self._options,
-            global_batch_size=global_batch_size,
-            world_size=world_size,
-            remainder=self._spec.remainder,
-        )
+        plan = make_plan(self._feed, self._spec, self._options, global_batch_size, world_size, self._spec.remainder)
         return plan.summary(self._feed.row_bytes)
 
     def loader(self, *, rank: int = 0, world_size: int = 1, **options: Any) -> RankLoader:

@@ -137,7 +137,7 @@ class Image:
     def __post_init__(self) -> None:
         if isinstance(self.size, int):
             object.__setattr__(self, "size", (self.size, self.size))
-        if self.size is not None and (len(self.shape) != 3 or min(self.shape) < 1):
+        if isinstance(self.size, tuple) and (len(self.size) != 2 or min(self.size) < 1):
             raise ConfigError(f"Image({self.column!r}, size={self.size}): must be (height, width), both at least 1.")
         if not 0 <= self.hflip <= 1:
             raise ConfigError(f"Image({self.column!r}, hflip={self.hflip}): a probability lies in [0, 1].")

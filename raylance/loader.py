@@ -16,13 +16,13 @@ import pyarrow as pa
 import torch
 
 from raylance import collate
+from raylance.catalog import order_from_params
 from raylance.columns import ROW_OFFSET, VALID
 from raylance.errors import ConfigError, RaylanceError
 from raylance.metrics import Stats
-from raylance.order import order_from_params
 from raylance.plan import Plan, Remainder
 from raylance.pool import DecoderPool, Helper, auto_decoders, place_shard_actor
-from raylance.spec import Feed, Options, Spec, make_plan
+from raylance.spec import Feed, Options, Spec, check_batch_size, make_plan
 from raylance.state import State, check_state, pack_shards, parse_state
 from raylance.stream import Stream
 
@@ -56,7 +56,7 @@ class RankLoader:
         self.stats = Stats()
         self._feed, self._spec, self._options = feed, spec, options
         self._epoch, self._position = 0, 0
-        self._plan: Plan | None = None
+        self._batch_size: int | None = None
         self._shard: Helper | None = None
         self._pool: DecoderPool | None = None
         self._give_back: weakref.finalize[..., Any] | None = None
@@ -89,7 +89,7 @@ class RankLoader:
         Raises:
             ConfigError: Unless exactly one of them is given and positive.
         """
-        return self._make_plan(self._global_batch_size(global_batch_size, batch_size), self._spec.remainder).steps()
+        return self._make_plan(global_batch_size, batch_size, self._spec.remainder).steps()
 
     def iter_torch_batches(
         self,
@@ -122,7 +122,7 @@ class RankLoader:
 
         Yields:
             Dicts by column: tensors (n, …), images as uint8 (n, 3, H, W) in channels-last memory, strings, binary and
-            unpadded lists as Python lists. `_valid` (bool) is there when rows may be padding or masked. n is this rank's
+            unpadded lists as Python lists. `_valid` (bool) is there when rows may be padding or masked. n is the rank's
             share of the step. Tensors on the CPU are views of received memory.
 
         Raises:
@@ -177,7 +177,7 @@ class RankLoader:
         return self._consume(tables, self._iteration)
 
     def state_dict(self) -> dict[str, Any]:
-        """The consumed position and what it refers to, JSON-able, the same on every rank; see `raylance.state.State`."""
+        """The consumed position and what it refers to: JSON-able, the same on every rank; see `state.State`."""
         return self._state().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -190,7 +190,7 @@ class RankLoader:
         check_state(saved, self._state())
         # What was left to "auto" is taken from the state: another batch size must not change the order.
         self._spec = dataclasses.replace(self._spec, order=order_from_params(saved.order))
-        self._plan = None
+        self._batch_size = saved.global_batch_size
         self._epoch, self._position = saved.epoch, saved.position
         self._iteration += 1
 
@@ -213,8 +213,8 @@ class RankLoader:
     def __getstate__(self) -> dict[str, Any]:
         if self._shard is not None:
             raise RaylanceError(
-                "this loader has started its helpers, which belong to this process, so it cannot be sent to another. "
-                "Pickle it before the first batch, or make one there."
+                "this loader has started helpers, which belong to this process, so it cannot be sent to another. Send "
+                "it before the first batch, or make one there."
             )
         return self.__dict__
 
@@ -224,8 +224,9 @@ class RankLoader:
     def _state(self) -> State:
         spec, source = self._spec, self._feed.source
         shards: dict[str, Any] = {}
-        if self._plan is not None:
-            shards = pack_shards(self._plan.completed_shards(self._epoch, self._position))
+        if spec.order.is_resolved:
+            done = spec.order.completed_shards(self._position, spec.rows, spec.seed, self._epoch)
+            shards = pack_shards(done)
         return State(
             uri=source.uri,
             version=source.version,
@@ -233,34 +234,17 @@ class RankLoader:
             rows=spec.rows,
             fingerprint=spec.fingerprint,
             seed=spec.seed,
-            order=(self._plan.order if self._plan is not None else spec.order).params(),
+            order=spec.order.params(),
             epoch=self._epoch,
             position=self._position,
             completed_shards=shards,
-            global_batch_size=self._plan.global_batch_size if self._plan is not None else None,
+            global_batch_size=self._batch_size,
             world_size=self.world_size,
         )
 
-    def _global_batch_size(self, global_batch_size: int | None, batch_size: int | None) -> int:
-        if (global_batch_size is None) == (batch_size is None):
-            raise ConfigError(
-                f"global_batch_size={global_batch_size}, batch_size={batch_size}: give exactly one of them; rows of a "
-                "step over all ranks, or of each rank."
-            )
-        size = global_batch_size if global_batch_size is not None else (batch_size or 0) * self.world_size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ConfigError(f"a step of {size} rows: the batch size must be an integer of at least 1.")
-        return size
-
-    def _make_plan(self, global_batch_size: int, remainder: Remainder) -> Plan:
-        return make_plan(
-            self._feed,
-            self._spec,
-            self._options,
-            global_batch_size=global_batch_size,
-            world_size=self.world_size,
-            remainder=remainder,
-        )
+    def _make_plan(self, global_batch_size: int | None, batch_size: int | None, remainder: Remainder) -> Plan:
+        size = check_batch_size(global_batch_size, batch_size, self.world_size)
+        return make_plan(self._feed, self._spec, self._options, size, self.world_size, remainder)
 
     def _start(self) -> Helper:
         """Places the helpers, unless they are there already."""
@@ -296,9 +280,9 @@ class RankLoader:
             remainder = "drop" if drop_last else "ragged"
         if prefetch_batches < 0:
             raise ConfigError(f"prefetch_batches={prefetch_batches}: must not be negative.")
-        plan = self._make_plan(self._global_batch_size(global_batch_size, batch_size), remainder)
+        plan = self._make_plan(global_batch_size, batch_size, remainder)
         # The first iteration settles what was left to "auto", for good.
-        self._plan, self._spec = plan, dataclasses.replace(self._spec, order=plan.order)
+        self._batch_size, self._spec = plan.global_batch_size, dataclasses.replace(self._spec, order=plan.order)
         hidden = [] if with_row_offset else [ROW_OFFSET]
         if remainder != "pad" and not self._spec.masks_bad_rows:
             hidden.append(VALID)

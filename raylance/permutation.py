@@ -95,7 +95,7 @@ def permute(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike) -> Int64
 
 
 def unpermute(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike) -> Int64Array:
-    """Inverts `permute`: unpermute(permute(i, n, k), n, k) == i. Arguments and result as there."""
+    """Inverts `permute`, with the same arguments and result."""
     return _walk(index, n, key, inverse=True)
 
 
@@ -120,10 +120,11 @@ def _walk(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike, *, inverse
 
 def _half_bits(n: UInt64Array) -> UInt64Array:
     """Half the number of bits, rounded up, that index [0, n) needs; at least 1. Exact up to n = 2**62."""
-    bits, rest = np.zeros(n.shape, dtype=np.uint64), n - np.minimum(n, _U1)
+    bits: UInt64Array = np.zeros(n.shape, dtype=np.uint64)
+    rest: UInt64Array = np.subtract(n, np.minimum(n, _U1))
     for shift in (32, 16, 8, 4, 2, 1):
-        above = (rest >= (_U1 << np.uint64(shift))).astype(np.uint64) * np.uint64(shift)
-        bits, rest = bits + above, rest >> above
+        above = (rest >> np.uint64(shift) > 0).astype(np.uint64) * np.uint64(shift)
+        bits, rest = np.add(bits, above), np.right_shift(rest, above)
     return np.asarray(np.maximum((bits + rest + _U1) >> _U1, _U1), dtype=np.uint64)
 
 

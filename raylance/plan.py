@@ -12,7 +12,7 @@ import numpy as np
 
 from raylance.errors import ConfigError
 from raylance.order import Order
-from raylance.permutation import BoolArray, Int64Array
+from raylance.permutation import Int64Array
 
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
@@ -163,9 +163,7 @@ class Plan:
     def single_steps(self, item: WorkItem) -> list[WorkItem]:
         """The same rows in the same order, as one item for each step."""
         size = self.global_batch_size
-        return [
-            dataclasses.replace(item, position=item.position + step * size, steps=1) for step in range(item.steps)
-        ]
+        return [dataclasses.replace(item, position=item.position + step * size, steps=1) for step in range(item.steps)]
 
     def chunk_slice(self, item: WorkItem) -> slice:
         """Where the rows of an item lie in those of its chunk, as `chunk_rows` gives them."""
@@ -234,10 +232,6 @@ class Plan:
             shards=-(-self.rows // int(self.order.shard_rows)),
             window_bytes=int(self.chunk_positions / self.world_size * row_bytes),
         )
-
-    def completed_shards(self, epoch: int, position: int) -> BoolArray:
-        """Which shards lie wholly in the consumed prefix [0, position); bool, indexed by shard ID."""
-        return self.order.completed_shards(position, self.rows, self.seed, epoch)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

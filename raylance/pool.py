@@ -73,10 +73,10 @@ def _place(starts: list[Callable[[], Any]], what: str, cpus: float, timeout_s: f
         total = ray.cluster_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
         free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
         raise PlacementError(
-            f"{len(pending)} of {len(ids)} {what}s ({cpus:g} CPU each, {cpus * len(ids):g} together) found no place within "
+            f"{len(pending)} of {len(ids)} {what}s ({cpus:g} CPU each, {cpus * len(ids):g} together) found no place in "
             f"{timeout_s:g} s: the cluster counts {total:g} CPUs, of which {free:g} are free now. Training stops here "
-            "rather than hang. Ask for fewer (num_decoders=…; 0 decodes in threads of the shard actors and always finds "
-            "a place), add nodes, or raise placement_timeout_s if the cluster is still scaling up."
+            "rather than hang. Ask for fewer (num_decoders=…; 0 decodes in threads of the shard actors, which always "
+            "find a place), add nodes, or raise placement_timeout_s if the cluster is still scaling up."
         )
     return [Helper(handle=handle, actor_id=ray.get(ref)) for handle, ref in zip(handles, ids, strict=True)]
 

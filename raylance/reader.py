@@ -57,8 +57,8 @@ class Reader:
                 table = self.dataset.take(pa.array(offsets), columns=list(self.columns))
         except (OSError, ValueError, pa.ArrowException) as error:
             raise DatasetError(
-                f"rows {offsets[0]} to {offsets[-1]} of {self.dataset.uri!r}, version {self.dataset.version}, cannot be "
-                f"read ({error}); the epoch stops here. If the version was cleaned up, tag the versions you train on."
+                f"rows {offsets[0]} to {offsets[-1]} of {self.dataset.uri!r}, version {self.dataset.version}, cannot "
+                f"be read ({error}); the epoch stops here. If the version was cleaned up: tag what you train on."
             ) from error
         if table.num_rows != len(offsets):
             raise DatasetError(

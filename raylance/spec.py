@@ -93,8 +93,25 @@ class Options:
             raise ConfigError(f"decoder_cpus={self.decoder_cpus!r}: must not be negative.")
 
 
+def check_batch_size(global_batch_size: int | None, batch_size: int | None, world_size: int) -> int:
+    """Rows of one step over all ranks, from the one that is given.
+
+    Raises:
+        ConfigError: Unless exactly one is given, an integer of at least 1.
+    """
+    if (global_batch_size is None) == (batch_size is None):
+        raise ConfigError(
+            f"global_batch_size={global_batch_size}, batch_size={batch_size}: give exactly one of them; rows of a step "
+            "over all ranks, or of each rank."
+        )
+    size = global_batch_size if global_batch_size is not None else batch_size
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ConfigError(f"a batch of {size!r} rows: the batch size must be an integer of at least 1.")
+    return size if global_batch_size is not None else size * world_size
+
+
 def make_plan(
-    feed: Feed, spec: Spec, options: Options, *, global_batch_size: int, world_size: int, remainder: Remainder
+    feed: Feed, spec: Spec, options: Options, global_batch_size: int, world_size: int, remainder: Remainder
 ) -> Plan:
     """Makes the plan of an epoch; fields of the order at "auto" are settled for this batch and world size.
 

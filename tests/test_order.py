@@ -5,18 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raylance.catalog import make_order, order_from_params
 from raylance.errors import ConfigError
-from raylance.order import (
-    Facts,
-    Order,
-    RowShuffle,
-    Sequential,
-    ShardShuffle,
-    WindowShuffle,
-    auto_lanes,
-    make_order,
-    order_from_params,
-)
+from raylance.lanes import Sequential, ShardShuffle, WindowShuffle, auto_lanes
+from raylance.order import Facts, Order, RowShuffle
 
 
 @st.composite

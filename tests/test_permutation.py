@@ -68,7 +68,7 @@ def test_all_permutations_of_four_are_about_equally_frequent() -> None:
 
 def test_numbers_are_uniform_and_stable_in_the_number_of_draws() -> None:
     numbers = uniform(subkeys(3, np.arange(20_000)), 4)
-    assert 0 <= numbers.min()
+    assert numbers.min() >= 0
     assert numbers.max() < 1
     np.testing.assert_allclose(numbers.mean(axis=0), 0.5, atol=0.01)
     np.testing.assert_allclose(np.corrcoef(numbers.T) - np.eye(4), 0, atol=0.03)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
-from raylance.order import Order, RowShuffle, WindowShuffle
+from raylance.lanes import WindowShuffle
+from raylance.order import Order, RowShuffle
 from raylance.plan import REMAINDERS, Plan, Remainder
 from tests.test_order import orders, sizes
 

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# The main job from a fresh clone with one command: install, demo dataset, two CPU ranks, a trained classifier.
+# A second call reuses what is there and goes on where the last one stopped. Arguments go to jobs/train_images.py.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+source jobs/environment.sh jobs
+
+data=.data/digits.lance
+if [ ! -d "$data" ]; then
+    python jobs/create_dataset.py demo --out "$data"
+fi
+exec python jobs/train_images.py --data "$PWD/$data" --storage-path "$PWD/.data/runs" --run-name digits \
+    --num-workers 2 --global-batch-size 64 --image-size 16 --epochs 12 --target-accuracy 0.95 "$@"

@@ -1,0 +1,305 @@
+"""Owns the checks of jobs/create_dataset.py on real files, Ray and Lance; it never mocks them."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+import ray.data
+from PIL import Image
+from sklearn.datasets import load_digits
+
+SCRIPT = Path(__file__).parents[1] / "jobs" / "create_dataset.py"
+
+_spec = importlib.util.spec_from_file_location("create_dataset", SCRIPT)
+job = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(job)
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+
+def png(number: int) -> bytes:
+    """Returns an encoded image that only this number gives."""
+    pixels = np.random.default_rng(number).integers(0, 256, (4, 5, 3), np.uint8)  # (H, W, C)
+    Image.fromarray(pixels).save(buffer := io.BytesIO(), format="PNG")
+    return buffer.getvalue()
+
+
+def plant(root: Path, names: list[str]) -> dict[str, bytes]:
+    """Writes an image under each of the names; returns name -> bytes in the order of the names' sort."""
+    tree = {name: png(number) for number, name in enumerate(sorted(names))}
+    for name, encoded in tree.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(encoded)
+    return tree
+
+
+def make(source: str, out: Path, *options: object) -> tuple[lance.LanceDataset, pa.Table, list[str]]:
+    """Runs the job, which must succeed; returns the dataset, its rows and its classes."""
+    assert job.main([source, "--out", str(out), *map(str, options)]) == 0
+    dataset = lance.dataset(str(out))
+    return dataset, dataset.to_table(), json.loads(dataset.schema.metadata[b"classes"])
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """Runs the job, which must refuse; returns the message."""
+    assert job.main([str(word) for word in argv]) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert "wrote" not in captured.out
+    return captured.err
+
+
+def hub_table(numbers: range, *, names: list[str] | None = None, struct: bool = True) -> pa.Table:
+    """Returns a table as `datasets` pushes it to the hub: label = number mod 3."""
+    images = [{"bytes": png(n), "path": f"{n}.png"} if struct else png(n) for n in numbers]
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()}) if struct else pa.binary()
+    labels = pa.array([number % 3 for number in numbers], pa.int64())
+    table = pa.table({"image": pa.array(images, kind), "label": labels})
+    if names is None:
+        return table
+    features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+    return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A tree of 30 images in three classes, without splits."""
+    plant(tmp_path / "photos", [f"{name}/{i:02}.png" for name in ("cat", "ant", "bee") for i in range(10)])
+    return tmp_path / "photos"
+
+
+def test_demo_is_the_digits_through_the_command_line(tmp_path):
+    command = [sys.executable, SCRIPT, "demo", "--out", "digits.lance", "--rows-per-fragment", "500"]
+    as_a_job = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    ran = subprocess.run(command, cwd=tmp_path, env=as_a_job, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    dataset = lance.dataset(str(tmp_path / "digits.lance"))
+    table, digits = dataset.to_table(), load_digits()
+    pixels = np.stack([np.asarray(Image.open(io.BytesIO(png))) for png in table["image"].to_pylist()])
+    assert np.array_equal(pixels, np.rint(digits.images * 255 / 16).astype(np.uint8))  # (1797, 8, 8)
+    assert table["label"].to_pylist() == digits.target.tolist()
+    assert json.loads(dataset.schema.metadata[b"classes"]) == [str(digit) for digit in range(10)]
+    assert [fragment.count_rows() for fragment in dataset.get_fragments()] == [500, 500, 500, 297]
+    splits = Counter(table["split"].to_pylist())
+    assert 120 <= splits["val"] <= 240  # a tenth of 1,797, within 5 standard deviations
+    assert f"wrote {tmp_path / 'digits.lance'}, version 1" in ran.stdout
+    assert f"train {splits['train']:,}, val {splits['val']:,} (drawn with seed 0)" in ran.stdout
+    assert "4 of at most 500 rows" in ran.stdout
+    assert f"jobs/train_images.py --data {tmp_path / 'digits.lance'}" in ran.stdout
+
+
+def test_imagefolder_keeps_bytes_order_and_odd_names(tmp_path):
+    names = ["zebra/1.JPG", "zebra/deep/er/2.jpeg", "a b/%41#?.png", "_bg_/x.png", "train/é [1].webp"]
+    tree = plant(tmp_path / "in #1", names)
+    plant(tmp_path / "in #1", ["zebra/notes.txt", "zebra/._1.jpg", ".cache/a/b.png"])
+    dataset, table, classes = make("imagefolder", tmp_path / "out.lance", "--input", tmp_path / "in #1")
+    assert table["image"].to_pylist() == list(tree.values())
+    assert classes == ["_bg_", "a b", "train", "zebra"]
+    assert [classes[label] for label in table["label"].to_pylist()] == [name.split("/")[0] for name in tree]
+    assert dataset.schema.equals(pa.schema({"image": pa.binary(), "label": pa.int64(), "split": pa.string()}))
+
+
+def test_imagefolder_with_splits_shares_one_list_of_classes(tmp_path):
+    names = ["train/bee/1.png", "train/ant/1.png", "validation/bee/1.png", "val/cat/1.png"]
+    tree = plant(tmp_path / "in", [*names, "test/ant/x/1.png"])
+    _, table, classes = make("imagefolder", tmp_path / "out.lance", "--input", tmp_path / "in")
+    assert classes == ["ant", "bee", "cat"]
+    rows = [(row["image"], row["label"], row["split"]) for row in table.to_pylist()]
+    assert rows == [
+        (tree["test/ant/x/1.png"], 0, "test"),
+        (tree["train/ant/1.png"], 0, "train"),
+        (tree["train/bee/1.png"], 1, "train"),
+        (tree["val/cat/1.png"], 2, "val"),
+        (tree["validation/bee/1.png"], 1, "val"),
+    ]
+
+
+@pytest.mark.parametrize("rows_per_fragment", [1, 7, 10, 8192])
+def test_fragments_are_full_but_for_the_last(photos, tmp_path, rows_per_fragment):
+    options = ("--input", photos, "--rows-per-fragment", rows_per_fragment)
+    dataset, table, _ = make("imagefolder", tmp_path / "out.lance", *options)
+    full, rest = divmod(30, rows_per_fragment)
+    counts = [fragment.count_rows() for fragment in dataset.get_fragments()]
+    assert counts == [rows_per_fragment] * full + ([rest] if rest else [])
+    assert table["image"].to_pylist() == [path.read_bytes() for path in sorted(photos.glob("*/*"))]
+
+
+def test_the_split_depends_on_seed_and_image_alone(photos, tmp_path, monkeypatch):
+    def split(name: str, *options: object) -> dict[bytes, str]:
+        options = ("--input", photos, "--val-fraction", 0.5, *options)
+        _, table, _ = make("imagefolder", tmp_path / name, *options)
+        return dict(zip(table["image"].to_pylist(), table["split"].to_pylist(), strict=True))
+
+    context = ray.data.DataContext.get_current()
+    monkeypatch.setattr(context, "read_op_min_num_blocks", 1)
+    first = split("first.lance")
+    assert 5 <= list(first.values()).count("val") <= 25
+    monkeypatch.setattr(context, "read_op_min_num_blocks", 13)
+    assert split("again.lance", "--rows-per-fragment", 4) == first
+    assert split("other.lance", "--seed", 1) != first
+    (photos / "ant" / "00.png").rename(photos / "cat" / "moved.png")
+    assert split("moved.lance") == first
+
+
+def test_huggingface_reads_the_layout_of_the_hub(tmp_path):
+    names, root = ["ant", "bee", "cat"], tmp_path / "in" / "data"
+    root.mkdir(parents=True)
+    files = {
+        "train-00000-of-00002": range(12),
+        "train-00001-of-00002": range(12, 16),
+        "validation-00000-of-00001": range(16, 20),
+        "test-00000-of-00001": range(20, 25),
+    }
+    for file, numbers in files.items():
+        pq.write_table(hub_table(numbers, names=names), root / f"{file}.parquet", row_group_size=3)
+    _, table, classes = make("huggingface", tmp_path / "out.lance", "--input", tmp_path / "in")
+    assert classes == names
+    order = [*range(20, 25), *range(20)]  # test comes first in the alphabet
+    assert table["image"].to_pylist() == [png(number) for number in order]
+    assert table["label"].to_pylist() == [number % 3 for number in order]
+    assert table["split"].to_pylist() == ["test"] * 5 + ["train"] * 16 + ["val"] * 4
+
+
+def test_huggingface_of_plain_columns_without_splits_or_class_names(tmp_path):
+    table = hub_table(range(40), struct=False).rename_columns(["img", "fine_label"])
+    table = table.set_column(1, "fine_label", table["fine_label"].cast(pa.uint8()))
+    (tmp_path / "in").mkdir()
+    pq.write_table(table, tmp_path / "in" / "train-00000-of-00001.parquet")
+    options = ("--input", tmp_path / "in", "--image-column", "img", "--label-column", "fine_label")
+    _, rows, classes = make("huggingface", tmp_path / "out.lance", *options)
+    assert classes == ["0", "1", "2"]
+    assert rows["image"].to_pylist() == table["img"].to_pylist()
+    assert rows["label"].to_pylist() == table["fine_label"].to_pylist()
+    assert set(rows["split"].to_pylist()) == {"train", "val"}  # nothing but train is no split
+
+
+def test_existing_output_is_refused_or_given_a_version(photos, tmp_path, capsys):
+    out = tmp_path / "out.lance"
+    make("imagefolder", out, "--input", photos)
+    capsys.readouterr()
+    (photos / "ant" / "00.png").unlink()
+    message = refusal(capsys, "imagefolder", "--out", out, "--input", photos)
+    assert "already is a Lance dataset" in message
+    assert "--overwrite" in message
+    dataset, table, _ = make("imagefolder", out, "--input", photos, "--overwrite")
+    assert (dataset.version, table.num_rows) == (2, 29)
+    assert dataset.checkout_version(1).count_rows() == 30
+
+
+@pytest.mark.parametrize(
+    ("options", "cause", "fix"),
+    [
+        (("--val-fraction", "1"), "--val-fraction 1.0 is not in [0, 1)", "try 0.1"),
+        (("--val-fraction", "-0.1"), "--val-fraction -0.1 is not in [0, 1)", "try 0.1"),
+        (("--val-fraction", "nan"), "--val-fraction nan is not in [0, 1)", "try 0.1"),
+        (("--rows-per-fragment", "0"), "--rows-per-fragment 0 is below 1", "try 8192"),
+        (("--storage-options", "region"), "--storage-options region has no =", "KEY=VALUE"),
+    ],
+)
+def test_bad_options_are_refused(tmp_path, capsys, options, cause, fix):
+    message = refusal(capsys, "demo", "--out", tmp_path / "out.lance", *options)
+    assert cause in message
+    assert fix in message
+
+
+@pytest.mark.parametrize(
+    ("names", "cause", "fix"),
+    [
+        (["ant/notes.txt"], ".png", "give the directory that holds them"),
+        (["1.png", "2.png"], "2 of 2 images lie in no class directory, such as 1.png", "<class>/<image>"),
+        (["ant/1.png", "2.png"], "1 of 2 images lie in no class directory, such as 2.png", "<class>/<image>"),
+        (["train/1.png", "test/2.png"], "2 of 2 images lie in no class directory", "<split>/<class>/<image>"),
+        (["train/ant/1.png", "more/ant/2.png"], "has train beside directories that are no splits", "or none"),
+    ],
+)
+def test_trees_without_clear_classes_are_refused(tmp_path, capsys, names, cause, fix):
+    plant(tmp_path / "in", names)
+    message = refusal(capsys, "imagefolder", "--out", tmp_path / "out.lance", "--input", tmp_path / "in")
+    assert cause in message
+    assert fix in message
+    assert not (tmp_path / "out.lance").exists()
+
+
+@pytest.mark.parametrize("source", ["imagefolder", "huggingface"])
+def test_missing_and_empty_inputs_are_refused(tmp_path, capsys, source):
+    message = refusal(capsys, source, "--out", tmp_path / "out.lance", "--input", tmp_path / "nowhere")
+    assert "can't be listed" in message
+    assert "give an existing directory" in message
+    (tmp_path / "empty").mkdir()
+    message = refusal(capsys, source, "--out", tmp_path / "out.lance", "--input", tmp_path / "empty")
+    assert f"files found under --input {tmp_path / 'empty'}" in message
+
+
+def test_bad_parquet_is_refused(tmp_path, capsys):
+    def message(files: dict[str, pa.Table | bytes], *options: object) -> str:
+        root = tmp_path / str(len(list(tmp_path.iterdir())))
+        root.mkdir()
+        for name, content in files.items():
+            if isinstance(content, bytes):
+                (root / name).write_bytes(content)
+            else:
+                pq.write_table(content, root / name)
+        return refusal(capsys, "huggingface", "--out", root / "out.lance", "--input", root, *options)
+
+    good = hub_table(range(6), names=["a", "b", "c"])
+    said = message({"train-0.parquet": good, "train-1.parquet": b"PAR1 cut short"})
+    assert "train-1.parquet in --input" in said
+    assert "can't be read as Parquet" in said
+    assert "download it again" in said
+
+    said = message({"train-0.parquet": good}, "--image-column", "photo", "--label-column", "class")
+    assert "lacks a column photo of encoded images or a column class of integers" in said
+    assert "it has image (struct" in said
+    assert "--image-column and --label-column" in said
+    assert "lacks a column" in message({"a.parquet": good.set_column(1, "label", [["a", "b", "c"] * 2])})
+
+    said = message({"train-0.parquet": good, "unsupervised-0.parquet": good})
+    assert "unsupervised-0.parquet in --input" in said
+    assert "names no split" in said
+
+    said = message({"train-0.parquet": good, "test-0.parquet": hub_table(range(3), names=["c", "b", "a"])})
+    assert "name different classes for label" in said
+
+    assert "the source has no rows" in message({"train-0.parquet": good.slice(0, 0)})
+
+    whole = io.BytesIO()
+    pq.write_table(good, whole, use_dictionary=False)
+    damaged = whole.getvalue()[:4] + b"\xff" * 100 + whole.getvalue()[104:]
+    assert "train-0.parquet is damaged" in message({"train-0.parquet": damaged})
+
+    # Found while the cluster reads: Ray's own report goes to the log, the message says what it was.
+    said = message({"train-0.parquet": good.set_column(0, "image", pa.array([b"x", None] * 3))})
+    assert "train-0.parquet has rows without image bytes or without a label" in said
+    assert "nothing was committed" in said
+
+
+def test_an_output_that_cannot_be_written_is_refused(photos, tmp_path, capsys):
+    (tmp_path / "file").write_text("not a directory")
+    message = refusal(capsys, "imagefolder", "--out", tmp_path / "file", "--input", photos)
+    assert f"making {tmp_path / 'file'} failed" in message
+    assert "Not a directory" in message
+    assert "run it again" in message
+
+
+@pytest.mark.parametrize("source", ["demo", "imagefolder", "huggingface"])
+def test_help_names_every_option(capsys, source):
+    with pytest.raises(SystemExit, match="0"):
+        job.main([source, "--help"])
+    shown = capsys.readouterr().out
+    options = ["--out", "--overwrite", "--rows-per-fragment", "--val-fraction", "--seed", "--storage-options"]
+    options += [] if source == "demo" else ["--input"]
+    options += ["--image-column", "--label-column"] if source == "huggingface" else []
+    assert all(option in shown for option in options)

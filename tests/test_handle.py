@@ -1,0 +1,101 @@
+"""Owns the checks of `raylance.dataset`: what the handle tells, and what it refuses before any actor starts."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from tests.conftest import encode
+
+
+def test_a_notebook_needs_no_trainer_and_no_ray_to_look(images_uri: str) -> None:
+    """len, schema, head and plan in a process that never starts Ray."""
+    script = f"""
+import raylance, ray
+ds = raylance.dataset({images_uri!r}, filter="label < 3", decode=raylance.Image("image"))
+assert len(ds) == 410, len(ds)
+assert ds.schema.field("image").type.shape == [24, 32, 3]
+first = ds.head(4)
+assert first["image"].shape == (4, 24, 32, 3) and first["id"].tolist() == [0, 1, 2, 7]
+assert "410 rows" in repr(ds) and "12 steps" in repr(ds.plan(global_batch_size=32, world_size=2))
+assert ds.version == 2 and not callable(ds) and ds.state_dict()["position"] == 0
+assert not ray.is_initialized()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_head_consumes_nothing(images_uri: str, ray_session: None) -> None:
+    dataset = raylance.dataset(images_uri, columns=["id"], order="sequential")
+    with dataset:
+        first = next(dataset.iter_batches(global_batch_size=10))["id"].tolist()
+        assert dataset.head(3)["id"].tolist() == first[:3]
+        assert next(dataset.iter_batches(global_batch_size=10))["id"].tolist() == list(range(10, 20))
+
+
+def test_large_selections_are_put_once(write_dataset: Callable[..., str], ray_session: None) -> None:
+    import pickle
+
+    import ray
+
+    rows = 400_000
+    uri = write_dataset(pa.table({"id": np.arange(rows)}))
+    dataset = raylance.dataset(uri, filter="id % 2 = 1", remainder="ragged", order="row")
+    dataset.share()
+    loader = dataset.shard(1, 2, raylance.Options())
+    assert isinstance(loader._feed.selection, ray.ObjectRef)
+    assert len(ray.cloudpickle.dumps(dataset)) < 20_000
+    with loader:
+        ids = np.concatenate([batch["id"] for batch in loader.iter_batches(global_batch_size=20_000)])
+    assert len(np.unique(ids)) == 100_000
+    assert (ids % 2 == 1).all()
+    small = raylance.dataset(uri, filter="id < 10")
+    assert len(pickle.loads(pickle.dumps(small))) == 10
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return {"columns": ["image", "label"], "decode": raylance.Image("image", size=8)} | changes
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"columns": ["imag"]}, raylance.DatasetError, "no column 'imag'.*columns are image, label, id"),
+        ({"columns": []}, raylance.ConfigError, "at least one column"),
+        ({"columns": ["label"]}, raylance.ConfigError, "decode names 'image': it must be one of columns"),
+        ({"columns": ["image", "image"]}, raylance.ConfigError, "each once"),
+        ({"decode": raylance.Image("label", size=8)}, raylance.DatasetError, "'label' is int64, not binary"),
+        ({"decode": [raylance.Image("image")] * 2}, raylance.ConfigError, "decoded once"),
+        ({"order": "shuffle"}, raylance.ConfigError, "order='shuffle' is unknown"),
+        ({"remainder": "wrap"}, raylance.ConfigError, "remainder='wrap'.*'drop', 'pad', 'ragged'"),
+        ({"on_bad_row": "skip"}, raylance.ConfigError, "on_bad_row='skip'.*'raise' or 'mask'"),
+        ({"seed": 0.5}, raylance.ConfigError, "seed=0.5"),
+        ({"version": 77}, raylance.DatasetError, "no version 77"),
+        ({"filter": "label = 99"}, raylance.DatasetError, "no row with label = 99"),
+    ],
+)
+def test_bad_input(images_uri: str, change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        raylance.dataset(images_uri, **settings(**change))
+
+
+def test_a_column_of_other_bytes_is_no_image_column(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(pa.table({"image": [b"text"] * 30}))
+    with pytest.raises(raylance.DatasetError, match="'image' holds no images: of 16 rows sampled none decodes"):
+        raylance.dataset(uri, decode=raylance.Image("image"))
+
+
+def test_one_bad_row_does_not_condemn_the_column(write_dataset: Callable[..., str]) -> None:
+    good = encode(np.zeros((4, 6, 3), np.uint8))
+    uri = write_dataset(pa.table({"image": [b"bad"] + [good] * 30}))
+    dataset = raylance.dataset(uri, decode=raylance.Image("image"), on_bad_row="mask")
+    assert dataset.schema.field("image").type.shape == [4, 6, 3]
+
+
+def test_unknown_arguments_are_not_swallowed(images_uri: str) -> None:
+    with pytest.raises(TypeError, match="filters"):
+        raylance.dataset(images_uri, filters="label = 1")  # type: ignore[call-arg]

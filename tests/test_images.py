@@ -1,0 +1,184 @@
+"""Owns the checks of decoding, resizing and augmentation, against Pillow and against each other."""
+
+import io
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raylance.errors import BadRowError, ConfigError
+from raylance.images import CenterCrop, Decoding, Image, RandomResizedCrop, image_size
+from tests.conftest import encode, make_images
+
+
+def decode(values: list[bytes | None], image: Image, epoch: int = 0, offsets: list[int] | None = None, **more: object):
+    table = pa.table({"image": pa.array(values, pa.binary()), "_rowoffset": offsets or list(range(len(values)))})
+    arguments = {"images": [image], "seed": 7, "mask_bad_rows": False} | more
+    decoded, receipt = Decoding(**arguments).apply(table, epoch)
+    return decoded["image"].combine_chunks().to_numpy_ndarray(), decoded["_valid"].to_numpy(), receipt
+
+
+@pytest.fixture(scope="module")
+def photo() -> PIL.Image.Image:
+    return PIL.Image.open(io.BytesIO(make_images(1, seed=3, size=(90, 120))[0])).convert("RGB")
+
+
+@pytest.mark.parametrize("size", [(40, 50), (90, 120), (200, 33)])
+def test_resizes_as_pillow_does(photo: PIL.Image.Image, size: tuple[int, int]) -> None:
+    ours = decode([encode(np.asarray(photo))], Image("image", size=size))[0][0]
+    pillow = np.asarray(photo.resize(size[::-1], PIL.Image.Resampling.BILINEAR))
+    differing = np.abs(ours.astype(int) - pillow)
+    assert differing.max() <= 1
+    assert (differing > 0).mean() < 0.02
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP"])
+def test_formats(photo: PIL.Image.Image, kind: str) -> None:
+    data = encode(np.asarray(photo), kind)
+    wanted = np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB"))
+    np.testing.assert_array_equal(decode([data], Image("image", size=(90, 120)))[0][0], wanted)
+    assert image_size(data) == (90, 120)
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "CMYK", "RGBA", "LA", "1"])
+def test_colour_modes(photo: PIL.Image.Image, mode: str) -> None:
+    buffer = io.BytesIO()
+    photo.convert(mode).save(buffer, "TIFF" if mode == "CMYK" else "PNG")
+    wanted = np.asarray(PIL.Image.open(io.BytesIO(buffer.getvalue())).convert("RGB"))
+    np.testing.assert_array_equal(decode([buffer.getvalue()], Image("image", size=(90, 120)))[0][0], wanted)
+
+
+def test_cmyk_jpeg(photo: PIL.Image.Image) -> None:
+    buffer = io.BytesIO()
+    photo.convert("CMYK").save(buffer, "JPEG", quality=95)
+    ours = decode([buffer.getvalue()], Image("image", size=(90, 120)))[0][0]
+    assert np.abs(ours.astype(int) - np.asarray(photo)).mean() < 12
+
+
+def test_sixteen_bits_are_scaled_and_not_clipped() -> None:
+    deep = (np.arange(256, dtype=np.uint16)[None, :].repeat(4, 0) * 257).astype(np.uint16)
+    ours = decode([encode(deep)], Image("image", size=(4, 256)))[0][0]
+    np.testing.assert_array_equal(ours, np.arange(256, dtype=np.uint8)[None, :, None].repeat(4, 0).repeat(3, 2))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_exif_rotation_is_applied(photo: PIL.Image.Image, orientation: int) -> None:
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    buffer = io.BytesIO()
+    photo.save(buffer, "PNG", exif=exif)
+    from PIL import ImageOps
+
+    upright = np.asarray(ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(buffer.getvalue()))))
+    assert image_size(buffer.getvalue()) == upright.shape[:2]
+    np.testing.assert_array_equal(decode([buffer.getvalue()], Image("image", size=upright.shape[:2]))[0][0], upright)
+
+
+def test_images_larger_than_one_pillow_block() -> None:
+    big = np.random.default_rng(0).integers(0, 255, (2100, 2300, 3), dtype=np.uint8)
+    np.testing.assert_array_equal(decode([encode(big)], Image("image", size=(2100, 2300)))[0][0], big)
+
+
+AUGMENTED = Image("image", size=24, augment=RandomResizedCrop(), hflip=0.5)
+
+
+def test_augmentation_depends_on_seed_epoch_and_row_alone() -> None:
+    values = make_images(12)
+    whole, _, _ = decode(values, AUGMENTED)
+    for row in (0, 5, 11):
+        alone, _, _ = decode([values[row]], AUGMENTED, offsets=[row])
+        np.testing.assert_array_equal(alone[0], whole[row])
+    with ThreadPoolExecutor(3) as threads:
+        table = pa.table({"image": pa.array(values, pa.binary()), "_rowoffset": range(12)})
+        threaded, _ = Decoding(images=[AUGMENTED], seed=7, mask_bad_rows=False).apply(table, 0, threads)
+    np.testing.assert_array_equal(threaded["image"].combine_chunks().to_numpy_ndarray(), whole)
+    same = [values[0]] * 3
+    rows = decode(same, AUGMENTED)[0]
+    assert not np.array_equal(rows[0], rows[1]), "two rows with the same bytes are augmented differently"
+    for other in (decode(same, AUGMENTED, epoch=1)[0], decode(same, AUGMENTED, seed=8)[0]):
+        assert not np.array_equal(other[0], rows[0])
+
+
+def test_flips_as_often_as_asked() -> None:
+    pixels = np.zeros((2, 2, 3), np.uint8)
+    pixels[:, 0] = 255
+    flipped = decode([encode(pixels)] * 2000, Image("image", size=2, hflip=0.3))[0][:, 0, 0, 0] == 0
+    assert 0.26 < flipped.mean() < 0.34
+
+
+@given(width=st.integers(1, 500), height=st.integers(1, 500), seed=st.integers(0, 10**6), zoom=st.floats(1, 3))
+def test_boxes_lie_inside(width: int, height: int, seed: int, zoom: float) -> None:
+    draws = np.random.default_rng(seed).random(40)
+    for crop in (RandomResizedCrop(), RandomResizedCrop(scale=(0.9, 1), ratio=(0.1, 9)), CenterCrop(zoom=zoom)):
+        left, top, cut_width, cut_height = crop.box(width, height, (20, 30), draws)
+        assert 0 <= left <= left + cut_width <= width
+        assert 0 <= top <= top + cut_height <= height
+        assert min(cut_width, cut_height) >= 1
+
+
+def test_random_crops_have_the_areas_and_ratios_asked_for() -> None:
+    crop = RandomResizedCrop(scale=(0.2, 0.6), ratio=(0.5, 2))
+    boxes = np.array([crop.box(400, 400, (9, 9), np.random.default_rng(seed).random(40)) for seed in range(2000)])
+    area, ratio = boxes[:, 2] * boxes[:, 3] / 160_000, boxes[:, 2] / boxes[:, 3]
+    assert 0.19 < area.min() < 0.22
+    assert 0.58 < area.max() < 0.61
+    assert abs(area.mean() - 0.4) < 0.02
+    assert abs(np.log(ratio).mean()) < 0.05
+    assert ratio.min() > 0.49
+    assert ratio.max() < 2.02
+
+
+def test_centre_crop_is_the_middle() -> None:
+    assert CenterCrop(zoom=1).box(100, 60, (30, 30), np.empty(0)) == (20, 0, 60, 60)
+    assert CenterCrop(zoom=2).box(100, 60, (30, 30), np.empty(0)) == (35, 15, 30, 30)
+
+
+GOOD = encode(np.full((6, 8, 3), 9, np.uint8))
+
+
+@pytest.mark.parametrize("bad", [b"", b"not an image", GOOD[:45], None])
+def test_bad_rows(bad: bytes | None) -> None:
+    with pytest.raises(BadRowError, match=r"'image' of row offset 41 cannot be decoded \(.+\).*on_bad_row=") as caught:
+        decode([GOOD, bad], Image("image", size=4), offsets=[40, 41])
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (copy.row_offset, str(copy)) == (41, str(caught.value))
+    pixels, valid, receipt = decode([GOOD, bad, GOOD], Image("image", size=4), mask_bad_rows=True)
+    assert valid.tolist() == [True, False, True]
+    assert pixels[1].max() == 0
+    assert pixels[2].min() == 9
+    assert receipt.masked_rows == 1
+
+
+def test_other_sizes_are_refused_where_the_size_is_kept() -> None:
+    other = encode(np.zeros((6, 9, 3), np.uint8))
+    with pytest.raises(BadRowError, match="is 9x6, others are 8x6: pass size="):
+        decode([GOOD, other], Image("image", size=(6, 8), keeps_size=True))
+
+
+def test_decode_fn_replaces_decoding() -> None:
+    image = Image("image", size=(2, 2), decode_fn=lambda data: np.full((2, 2, 3), len(data), np.uint8))
+    assert decode([b"abc", b"abcd"], image)[0][:, 0, 0, 0].tolist() == [3, 4]
+    with pytest.raises(BadRowError, match=r"decode_fn gave float64 \(2, 2\), expected uint8 \(2, 2, 3\)"):
+        decode([b"a"], Image("image", size=(2, 2), decode_fn=lambda data: np.zeros((2, 2))))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Image("image", size=0), "size="),
+        (lambda: Image("image", size=(3, 4, 5)), "size="),
+        (lambda: Image("image", size=4, hflip=1.5), "hflip=1.5"),
+        (lambda: Image("image", augment=CenterCrop()), "needs size="),
+        (lambda: CenterCrop(zoom=0.5), "zoom=0.5"),
+        (lambda: RandomResizedCrop(scale=(0.5, 1.5)), "scale="),
+        (lambda: RandomResizedCrop(ratio=(2, 1)), "ratio="),
+    ],
+)
+def test_bad_settings(make: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()  # type: ignore[operator]

@@ -1,0 +1,56 @@
+"""Owns the checks that a read gives the rows asked for, by range or by take, whatever the fragments look like."""
+
+from collections.abc import Callable
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from raylance.errors import DatasetError
+from raylance.reader import Reader
+
+
+def table(first: int, rows: int) -> pa.Table:
+    ids = np.arange(first, first + rows)
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(ids, 4).astype(np.float32)), 4)
+    return pa.table({"id": ids, "vector": vectors, "text": [f"row {row}" * (row % 5) for row in ids]})
+
+
+LAYOUTS = {"one huge": [2000], "many tiny": [7] * 60, "uneven": [1, 900, 3, 250, 846]}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("row_bytes", [1, 1 << 20], ids=["take", "range"])
+def test_any_rows_of_any_layout(write_dataset: Callable[..., str], layout: str, row_bytes: int) -> None:
+    sizes = LAYOUTS[layout]
+    firsts = np.cumsum([0, *sizes[:-1]])
+    dataset = lance.dataset(write_dataset(*[table(int(a), n) for a, n in zip(firsts, sizes, strict=True)]))
+    dataset.delete("id % 11 = 5")
+    live = dataset.to_table()
+    reader = Reader(dataset=dataset, columns=["text", "vector"], row_bytes=row_bytes)
+    rng = np.random.default_rng(0)
+    scattered = np.sort(rng.choice(live.num_rows, 60, replace=False))
+    for offsets in (np.arange(live.num_rows), np.arange(20, 75), scattered, np.array([live.num_rows - 1])):
+        found = reader.read(offsets)
+        assert found.column_names == ["text", "vector", "_rowoffset"]
+        assert found["_rowoffset"].to_pylist() == offsets.tolist()
+        wanted = live.take(offsets)
+        assert found["text"].to_pylist() == wanted["text"].to_pylist()
+        assert found["vector"].to_pylist() == wanted["vector"].to_pylist()
+        assert all(found[name].num_chunks == 1 for name in found.column_names)
+
+
+def test_no_rows_keep_the_schema(write_dataset: Callable[..., str]) -> None:
+    dataset = lance.dataset(write_dataset(table(0, 10)))
+    found = Reader(dataset=dataset, columns=["vector"], row_bytes=16).read(np.empty(0, dtype=np.int64))
+    assert found.num_rows == 0
+    assert found.schema.field("vector").type == pa.list_(pa.float32(), 4)
+
+
+def test_rows_that_are_gone_are_an_error_and_not_a_short_table(write_dataset: Callable[..., str]) -> None:
+    dataset = lance.dataset(write_dataset(table(0, 10)))
+    for row_bytes in (1, 1 << 20):
+        reader = Reader(dataset=dataset, columns=["id"], row_bytes=row_bytes)
+        with pytest.raises(DatasetError, match="epoch stops here"):
+            reader.read(np.arange(5, 20))

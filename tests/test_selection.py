@@ -1,0 +1,100 @@
+"""Owns the checks of version pins, filters and row offsets, on real Lance datasets."""
+
+from collections.abc import Callable
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raylance.errors import DatasetError
+from raylance.selection import Selection, pin, select
+
+offset_sets = st.sets(st.integers(0, 300)).map(lambda found: np.array(sorted(found), dtype=np.int64))
+
+
+@given(offsets=offset_sets, cuts=st.lists(st.integers(0, 300), max_size=4))
+def test_offsets_round_trip_however_they_arrive(offsets: np.ndarray, cuts: list[int]) -> None:
+    batches = np.split(offsets, sorted(min(cut, len(offsets)) for cut in cuts))
+    selection = Selection.from_offsets(batches)
+    assert selection.rows == len(offsets)
+    np.testing.assert_array_equal(selection.offsets(np.arange(len(offsets))), offsets)
+    assert selection.fingerprint == Selection.from_offsets([offsets]).fingerprint
+    assert selection.nbytes <= 8 * max(1, len(offsets))
+
+
+@given(left=offset_sets, right=offset_sets)
+def test_fingerprints_are_equal_exactly_for_equal_offsets(left: np.ndarray, right: np.ndarray) -> None:
+    same = Selection.from_offsets([left]).fingerprint == Selection.from_offsets([right]).fingerprint
+    assert same == np.array_equal(left, right)
+
+
+def test_a_whole_dataset_costs_a_few_bytes() -> None:
+    selection = Selection.whole(10**12)
+    assert selection.nbytes == 16
+    assert selection.offsets(np.array([0, 10**12 - 1])).tolist() == [0, 10**12 - 1]
+
+
+def numbers(rows: range) -> pa.Table:
+    return pa.table({"id": pa.array(rows, pa.int64())})
+
+
+@pytest.fixture(scope="module")
+def uri(write_dataset: Callable[..., str]) -> str:
+    """Version 1: a fragment of 100; 2: and one of 7; 3: without ids 10 to 19. Version 1 is tagged "first"."""
+    uri = write_dataset(numbers(range(100)), numbers(range(100, 107)))
+    lance.dataset(uri).tags.create("first", 1)
+    lance.dataset(uri).delete("id >= 10 and id < 20")
+    return uri
+
+
+@pytest.mark.parametrize(("version", "pinned", "rows"), [(None, 3, 97), (1, 1, 100), (2, 2, 107), ("first", 1, 100)])
+def test_versions_and_tags(uri: str, version: int | str | None, pinned: int, rows: int) -> None:
+    source = pin(uri, version, None)
+    assert source.version == pinned
+    assert select(source, None).rows == rows
+
+
+def test_a_pin_stays_when_the_dataset_grows(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(numbers(range(10)))
+    source = pin(uri, None, None)
+    lance.write_dataset(numbers(range(5)), uri, mode="append")
+    assert select(source, None).rows == 10
+    assert select(pin(uri, None, None), None).rows == 15
+
+
+def test_filters_count_live_rows_only(uri: str) -> None:
+    source = pin(uri, None, None)
+    selection = select(source, "id % 3 = 0")
+    ids = source.open().take(selection.offsets(np.arange(selection.rows)))["id"].to_pylist()
+    assert ids == [row for row in range(107) if row % 3 == 0 and not 10 <= row < 20]
+
+
+def test_a_scalar_index_gives_the_same_selection(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(numbers(range(2000)), numbers(range(2000, 3000)))
+    plain = select(pin(uri, None, None), "id >= 500 and id < 2500")
+    lance.dataset(uri).create_scalar_index("id", "BTREE")
+    assert select(pin(uri, None, None), "id >= 500 and id < 2500").fingerprint == plain.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("version", "filter", "message"),
+    [
+        (9, None, "no version 9.*versions 1 to 3 and tags \\['first'\\]"),
+        ("best", None, "no tag 'best'.*tags \\['first'\\]"),
+        (None, "id >>> 3", "filter='id >>> 3' cannot be applied.*columns id"),
+        (None, "colour = 'red'", "cannot be applied.*columns id"),
+        (None, "id > 1000", "has no row with id > 1000.*nothing to train on"),
+    ],
+)
+def test_what_is_not_there_is_said(uri: str, version: int | str | None, filter: str | None, message: str) -> None:
+    with pytest.raises(DatasetError, match=message):
+        select(pin(uri, version, None), filter)
+
+
+def test_missing_datasets(tmp_path: object) -> None:
+    for version in (None, 3, "tag"):
+        with pytest.raises(DatasetError, match="no Lance dataset can be opened at"):
+            pin(f"{tmp_path}/none.lance", version, None)

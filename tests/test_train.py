@@ -1,0 +1,239 @@
+"""Owns the promises under a real TorchTrainer: exactly once through a killed rank, resume on other world sizes."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray.train
+import torch
+from ray.train.torch import TorchTrainer
+
+import raylance
+from tests.conftest import CPUS
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+BATCH = 48
+
+
+def open_train(uri: str, **changes: Any) -> raylance.Dataset:
+    arguments = {
+        "columns": ["image", "id"],
+        "decode": raylance.Image("image", size=(16, 16), augment=raylance.RandomResizedCrop(), hflip=0.5),
+        "order": raylance.WindowShuffle(shard_rows=20, window_shards=2, lanes=12),
+        "seed": 11,
+        "remainder": "ragged",
+    }
+    return raylance.dataset(uri, **(arguments | changes))
+
+
+def log_batch(path: Path, loader: raylance.RankLoader, batch: dict[str, Any]) -> None:
+    """Appends what a rank got, as it gets it: a killed process leaves what it had seen."""
+    state = loader.state_dict()
+    line = {
+        "epoch": state["epoch"],
+        "position": state["position"],
+        "rank": loader.rank,
+        "world": loader.world_size,
+        "rows": batch["_rowoffset"].tolist(),
+        "bytes": batch["image"].to(torch.int64).flatten(1).sum(1).tolist(),
+    }
+    with open(path, "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def train_fn(config: dict[str, Any]) -> None:
+    loader = ray.train.get_dataset_shard("train")
+    saved = raylance.restore(loader)
+    step = 0 if saved is None else saved["step"]
+    log = Path(config["log"]) / f"attempt-{os.getpid()}.jsonl"
+    for epoch in range(loader.epoch, config["epochs"]):
+        for batch in loader.iter_torch_batches(global_batch_size=BATCH, with_row_offset=True):
+            log_batch(log, loader, batch)
+            step += 1
+            if step % 3 == 0:
+                state = {"step": step, "weights": torch.full((2,), float(step))}
+                raylance.report({"step": step}, loader, state=state)
+            marker = Path(config["log"]) / "killed"
+            if step == config.get("die_at") and loader.rank == 1 and not marker.exists():
+                marker.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            if step == config.get("stop_at"):
+                return
+        assert loader.epoch == epoch + 1
+
+
+def fit(
+    uri: str, storage: Path, name: str, workers: int, failures: int = 0, cpus: float = 1, **config: Any
+) -> ray.train.Result:
+    log = storage / f"log-{name}"
+    log.mkdir(parents=True, exist_ok=True)
+    trainer = TorchTrainer(
+        train_fn,
+        train_loop_config={"log": str(log), "epochs": 1, **config},
+        scaling_config=ray.train.ScalingConfig(num_workers=workers, resources_per_worker={"CPU": cpus}),
+        run_config=ray.train.RunConfig(
+            name=name,
+            storage_path=str(storage),
+            failure_config=ray.train.FailureConfig(max_failures=failures),
+        ),
+        datasets={"train": open_train(uri)},
+        dataset_config=raylance.DataConfig(num_decoders=config.pop("num_decoders", 0)),
+    )
+    return trainer.fit()
+
+
+Steps = dict[int, list[tuple[int, int]]]
+
+
+def read_log(storage: Path, name: str) -> list[dict[str, Any]]:
+    lines = []
+    for path in sorted((storage / f"log-{name}").glob("*.jsonl")):
+        lines += [json.loads(line) for line in path.read_text().splitlines()]
+    return lines
+
+
+def global_steps(lines: list[dict[str, Any]]) -> Steps:
+    """(row, byte sum) of each global batch, by the position behind it; ranks one behind the other."""
+    steps: dict[int, dict[int, list[tuple[int, int]]]] = {}
+    for line in lines:
+        steps.setdefault(line["position"], {})[line["rank"]] = list(zip(line["rows"], line["bytes"], strict=True))
+    return {at: [row for rank in sorted(ranks) for row in ranks[rank]] for at, ranks in sorted(steps.items())}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(images_uri: str) -> Steps:
+    """The same epoch on one rank, without Ray Train."""
+    steps: Steps = {}
+    with open_train(images_uri).loader(num_decoders=0) as loader:
+        for batch in loader.iter_torch_batches(global_batch_size=BATCH, with_row_offset=True):
+            sums = batch["image"].to(torch.int64).flatten(1).sum(1).tolist()
+            steps[loader.state_dict()["position"] or 953] = list(zip(batch["_rowoffset"].tolist(), sums, strict=True))
+    assert len({row for step in steps.values() for row, _ in step}) == 953
+    return steps
+
+
+def test_a_killed_rank_costs_no_row_and_doubles_none(images_uri: str, tmp_path: Path, undisturbed: Steps) -> None:
+    """Rank 1 of 2 is killed in step 8; Ray Train starts both again at the checkpoint of step 6."""
+    result = fit(images_uri, tmp_path, "killed", workers=2, failures=1, die_at=8)
+    lines = read_log(tmp_path, "killed")
+    attempts = sorted((tmp_path / "log-killed").glob("*.jsonl"))
+    assert len(attempts) == 4, "two ranks, two attempts"
+    resumed_at = 6 * BATCH
+    kept = [line for line in lines if line["position"] <= resumed_at]
+    after = [line for line in lines if line["position"] > resumed_at]
+    assert {line["position"] for line in kept} == {BATCH * step for step in range(1, 7)}
+    steps = global_steps(kept + after)
+    assert steps == undisturbed, "the same global batches, to the byte"
+    rows = [row for step in steps.values() for row, _ in step]
+    assert len(rows) == len(set(rows)) == 953
+    # Steps 7 and 8 were taken twice, by the run that died and by the one that resumed: with the same rows.
+    for line in after:
+        place = [row for row, _ in undisturbed[line["position"]]]
+        assert set(line["rows"]) <= set(place)
+    assert result.checkpoint is not None
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_resume_on_another_world_size(images_uri: str, tmp_path: Path, undisturbed: Steps, world: int) -> None:
+    """Two ranks stop at step 7, after the checkpoint of step 6; the same name and path go on with `world` ranks."""
+    fit(images_uri, tmp_path, "resized", workers=2, stop_at=7)
+    first = read_log(tmp_path, "resized")
+    before = [line for line in first if line["position"] <= 6 * BATCH]
+    result = fit(images_uri, tmp_path, "resized", workers=world)
+    after = read_log(tmp_path, "resized")
+    resumed = [line for line in after if line not in first]
+    assert {line["world"] for line in resumed} == {world}
+    assert global_steps(before + resumed) == undisturbed
+    assert result.checkpoint is not None
+    with result.checkpoint.as_directory() as directory:
+        state = json.loads(Path(directory, "raylance_state.json").read_text())
+    shards = state["completed_shards"]
+    assert (state["epoch"], state["position"]) == (0, 18 * BATCH)
+    assert 0 < shards["complete"] < shards["shards"] == 48
+    consumed = {row for at, step in undisturbed.items() if at <= 18 * BATCH for row, _ in step}
+    for first_shard, end in shards["ranges"]:
+        for shard in range(first_shard, end):
+            assert consumed.issuperset(range(20 * shard, min(20 * shard + 20, 953)))
+
+
+def whole_fn(config: dict[str, Any]) -> None:
+    train = ray.train.get_dataset_shard("train")
+    val = ray.train.get_dataset_shard("val")
+    out: dict[str, Any] = {"train": [], "val": []}
+    for batch in train.iter_torch_batches(global_batch_size=100):
+        out["train"] += batch["id"].tolist()
+    for batch in val.iter_torch_batches(batch_size=64):
+        out["val"] += batch["id"].tolist()
+    out["decoders"] = len(train._pool) if train._pool else 0
+    rank = ray.train.get_context().get_world_rank()
+    Path(config["out"], f"rank-{rank}.json").write_text(json.dumps(out))
+
+
+@pytest.mark.parametrize(("cpus", "decoders"), [(CPUS / 2, 0), (1, 1)])
+def test_defaults_find_a_place_and_unsplit_datasets_are_seen_whole(
+    images_uri: str, tmp_path: Path, cpus: float, decoders: int
+) -> None:
+    """With two ranks that hold every CPU, the shard actors decode; with CPUs left, decode actors take them."""
+    trainer = TorchTrainer(
+        whole_fn,
+        train_loop_config={"out": str(tmp_path)},
+        scaling_config=ray.train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": cpus}),
+        run_config=ray.train.RunConfig(storage_path=str(tmp_path / "runs")),
+        datasets={
+            "train": open_train(images_uri),
+            "val": raylance.dataset(images_uri, columns=["id"], order="sequential", remainder="ragged"),
+        },
+        dataset_config=raylance.DataConfig(datasets_to_split=["train"]),
+    )
+    trainer.fit()
+    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    assert [rank["decoders"] for rank in ranks] == [decoders, decoders]
+    live = [row for row in range(1003) if not 200 <= row < 250]
+    assert sorted(ranks[0]["train"] + ranks[1]["train"]) == live
+    assert ranks[0]["val"] == ranks[1]["val"] == live
+
+
+def refused_fn(config: dict[str, Any]) -> None:
+    loader = ray.train.get_dataset_shard("train")
+    raylance.restore(loader)
+
+
+def test_a_checkpoint_of_another_seed_is_refused(images_uri: str, tmp_path: Path) -> None:
+    fit(images_uri, tmp_path, "seeded", workers=1, stop_at=4)
+    trainer = TorchTrainer(
+        refused_fn,
+        scaling_config=ray.train.ScalingConfig(num_workers=1),
+        run_config=ray.train.RunConfig(name="seeded", storage_path=str(tmp_path)),
+        datasets={"train": open_train(images_uri, seed=12)},
+        dataset_config=raylance.DataConfig(),
+    )
+    with pytest.raises(ray.train.TrainingFailedError) as caught:
+        trainer.fit()
+    assert "seed: saved 11, now 12" in str(caught.value)
+
+
+def local_fn(config: dict[str, Any]) -> None:
+    loader = ray.train.get_dataset_shard("train")
+    assert raylance.restore(loader) is None
+    seen = [row for batch in loader.iter_batches(batch_size=100) for row in batch["id"].tolist()]
+    Path(config["out"]).write_text(json.dumps(seen))
+    raylance.report({"rows": len(seen)}, loader)
+
+
+def test_local_mode_hands_over_a_working_loader(images_uri: str, tmp_path: Path) -> None:
+    """num_workers=0 runs the function in this process, with the handle itself."""
+    out = tmp_path / "seen.json"
+    trainer = TorchTrainer(
+        local_fn,
+        train_loop_config={"out": str(out)},
+        scaling_config=ray.train.ScalingConfig(num_workers=0),
+        run_config=ray.train.RunConfig(storage_path=str(tmp_path)),
+        datasets={"train": open_train(images_uri)},
+    )
+    trainer.fit()
+    assert len(np.unique(json.loads(out.read_text()))) == 953
