@@ -130,7 +130,8 @@ def _half_bits(n: UInt64Array) -> UInt64Array:
 
 def _feistel(x: UInt64Array, half: UInt64Array, keys: UInt64Array, inverse: bool) -> UInt64Array:
     mask = (_U1 << half) - _U1
-    left, right = x >> half, x & mask
+    left: UInt64Array = x >> half
+    right: UInt64Array = x & mask
     rounds = range(_ROUNDS - 1, -1, -1) if inverse else range(_ROUNDS)
     for r in rounds:
         # round r of the permutation: (left, right) -> (right, left ^ f(right))
