@@ -21,6 +21,7 @@ from raylance.reader import Reader
 from raylance.spec import Feed
 
 Loaded = tuple[Int64Array, pa.Table]
+ChunkKey = tuple[Plan, int, Chunk]
 
 
 class ShardActor:
@@ -37,7 +38,8 @@ class ShardActor:
         self._selection = feed.load_selection()
         self._reader = Reader(dataset=feed.source.open(), columns=feed.columns, row_bytes=feed.row_bytes)
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
-        self._chunks: dict[tuple[Plan, int, Chunk], Future[Loaded]] = {}
+        self._chunks: dict[ChunkKey, Future[Loaded]] = {}
+        self._cold: ChunkKey | None = None
         self._threads = ThreadPoolExecutor(decode_threads) if decode_threads and feed.decoding else None
         torch.set_num_threads(1)
 
@@ -58,12 +60,8 @@ class ShardActor:
             `_valid`, or the encoded ones and `_rowoffset` when decode actors follow; and what it took.
         """
         begin = time.perf_counter()
-        places, table = self._chunk(plan, item.rank, item.chunk).result()
+        table = self._gather(plan, item)
         waited_s = time.perf_counter() - begin
-        following = plan.next_chunk(item.chunk)
-        if following is not None:
-            self._chunk(plan, item.rank, following)
-        table = table.take(pa.array(places[plan.chunk_slice(item)]))
         decoding = self._feed.decoding
         if decoding is None:
             return table, table.select([]), Receipt(nbytes=table.nbytes, read_s=waited_s)
@@ -76,19 +74,40 @@ class ShardActor:
         receipt.nbytes += plain.nbytes
         return plain, decoded, receipt
 
-    def _chunk(self, plan: Plan, rank: int, chunk: Chunk) -> "Future[Loaded]":
+    def _gather(self, plan: Plan, item: WorkItem) -> pa.Table:
+        """The rows of an item in the order of delivery, from its chunk where that is there."""
+        key = (plan, item.rank, item.chunk)
+        if key not in self._chunks:
+            self._cold = key
+        chunk = self._chunk(key)
+        # The epoch behind this one most likely comes next: its first chunk is then there when it begins.
+        following = plan.next_chunk(item.chunk) or plan.chunk_at(item.epoch + 1, 0)
+        if following is not None:
+            self._chunk((plan, item.rank, following))
+        if key == self._cold and not chunk.done():
+            # Nobody read this chunk ahead. Its first items are read by themselves, so that a start, or a resume, waits
+            # for a batch and not for a window.
+            places, table = self._read(plan.select(item.epoch, plan.item_positions(item)))
+        else:
+            places, table = chunk.result()
+            places = places[plan.chunk_slice(item)]
+        return table.take(pa.array(places))
+
+    def _chunk(self, key: ChunkKey) -> "Future[Loaded]":
         """The chunk, being read if it is not there yet; keeps two chunks, the one in use and the next."""
-        key = (plan, rank, chunk)
         if key not in self._chunks:
             while len(self._chunks) > 1:
                 self._chunks.pop(next(iter(self._chunks))).cancel()
-            self._chunks[key] = self._ahead.submit(self._load, plan, rank, chunk)
+            self._chunks[key] = self._ahead.submit(self._load, *key)
         return self._chunks[key]
 
     def _load(self, plan: Plan, rank: int, chunk: Chunk) -> Loaded:
-        """Reads a chunk, in storage order; and where each of its rows lies in the table, in order of delivery."""
-        rows, places = np.unique(plan.chunk_rows(chunk, rank), return_inverse=True)
-        return places, self._reader.read(self._selection.offsets(rows))
+        return self._read(plan.chunk_rows(chunk, rank))
+
+    def _read(self, rows: Int64Array) -> Loaded:
+        """Reads selected rows in storage order; tells where each lies in the table, in the order asked for."""
+        stored, places = np.unique(rows, return_inverse=True)
+        return places, self._reader.read(self._selection.offsets(stored))
 
 
 class DecodeActor:
