@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from raylance.errors import (
         BadRowError,
         ConfigError,
+        CoverageError,
         DatasetError,
         HelperError,
         PlacementError,
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from raylance.lanes import Sequential, ShardShuffle, WindowShuffle
     from raylance.loader import RankLoader
     from raylance.order import RowShuffle
+    from raylance.sampling import ClassBalanced, Weighted
     from raylance.spec import Options
+    from raylance.split import FractionSplit, RangeSplit, ValueSplit
     from raylance.train import DataConfig, report, restore
 
 __version__ = "0.1.0"
@@ -28,6 +31,7 @@ _MODULES = {
     "errors": (
         "BadRowError",
         "ConfigError",
+        "CoverageError",
         "DatasetError",
         "HelperError",
         "PlacementError",
@@ -38,7 +42,9 @@ _MODULES = {
     "loader": ("RankLoader",),
     "lanes": ("Sequential", "ShardShuffle", "WindowShuffle"),
     "order": ("RowShuffle",),
+    "sampling": ("ClassBalanced", "Weighted"),
     "spec": ("Options",),
+    "split": ("FractionSplit", "RangeSplit", "ValueSplit"),
     "train": ("DataConfig", "report", "restore"),
 }
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
@@ -46,21 +52,27 @@ _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "BadRowError",
     "CenterCrop",
+    "ClassBalanced",
     "ConfigError",
+    "CoverageError",
     "DataConfig",
     "Dataset",
     "DatasetError",
+    "FractionSplit",
     "HelperError",
     "Image",
     "Options",
     "PlacementError",
     "RandomResizedCrop",
+    "RangeSplit",
     "RankLoader",
     "RaylanceError",
     "RowShuffle",
     "Sequential",
     "ShardShuffle",
     "StateError",
+    "ValueSplit",
+    "Weighted",
     "WindowShuffle",
     "dataset",
     "report",

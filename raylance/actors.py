@@ -21,7 +21,7 @@ from raylance.reader import Reader
 from raylance.spec import Feed
 
 Loaded = tuple[Int64Array, pa.Table]
-ChunkKey = tuple[Plan, int, Chunk]
+ChunkKey = tuple[str, int, Chunk]
 
 
 class ShardActor:
@@ -40,6 +40,7 @@ class ShardActor:
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
         self._chunks: dict[ChunkKey, Future[Loaded]] = {}
         self._cold: ChunkKey | None = None
+        self._plans: dict[str, Plan] = {}
         self._threads = ThreadPoolExecutor(decode_threads) if decode_threads and feed.decoding else None
         torch.set_num_threads(1)
 
@@ -47,12 +48,18 @@ class ShardActor:
         """The ID of this actor, hex; answers once the actor is ready."""
         return str(ray.get_runtime_context().get_actor_id())
 
+    def install(self, key: str, plan: Plan) -> None:
+        """Learns a plan, so that later calls only name it; forgets the one before the last."""
+        while len(self._plans) > 1:
+            self._plans.pop(next(iter(self._plans)))
+        self._plans[key] = plan
+
     @ray.method(num_returns=3)
-    def read(self, plan: Plan, item: WorkItem) -> tuple[pa.Table, pa.Table, Receipt]:
+    def read(self, key: str, item: WorkItem) -> tuple[pa.Table, pa.Table, Receipt]:
         """Reads an item.
 
         Args:
-            plan: The plan of the epoch.
+            key: The plan of the epoch.
             item: Which rows.
 
         Returns:
@@ -60,7 +67,7 @@ class ShardActor:
             `_valid`, or the encoded ones and `_rowoffset` when decode actors follow; and what it took.
         """
         begin = time.perf_counter()
-        table = self._gather(plan, item)
+        table = self._gather(key, item)
         waited_s = time.perf_counter() - begin
         decoding = self._feed.decoding
         if decoding is None:
@@ -74,16 +81,17 @@ class ShardActor:
         receipt.nbytes += plain.nbytes
         return plain, decoded, receipt
 
-    def _gather(self, plan: Plan, item: WorkItem) -> pa.Table:
+    def _gather(self, plan_key: str, item: WorkItem) -> pa.Table:
         """The rows of an item in the order of delivery, from its chunk where that is there."""
-        key = (plan, item.rank, item.chunk)
+        plan = self._plans[plan_key]
+        key = (plan_key, item.rank, item.chunk)
         if key not in self._chunks:
             self._cold = key
         chunk = self._chunk(key)
         # The epoch behind this one most likely comes next: its first chunk is then there when it begins.
         following = plan.next_chunk(item.chunk) or plan.chunk_at(item.epoch + 1, 0)
         if following is not None:
-            self._chunk((plan, item.rank, following))
+            self._chunk((plan_key, item.rank, following))
         if key == self._cold and not chunk.done():
             # Nobody read this chunk ahead. Its first items are read by themselves, so that a start, or a resume, waits
             # for a batch and not for a window.
@@ -98,7 +106,8 @@ class ShardActor:
         if key not in self._chunks:
             while len(self._chunks) > 1:
                 self._chunks.pop(next(iter(self._chunks))).cancel()
-            self._chunks[key] = self._ahead.submit(self._load, *key)
+            plan_key, rank, chunk = key
+            self._chunks[key] = self._ahead.submit(self._load, self._plans[plan_key], rank, chunk)
         return self._chunks[key]
 
     def _load(self, plan: Plan, rank: int, chunk: Chunk) -> Loaded:

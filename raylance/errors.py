@@ -6,6 +6,7 @@
     ├── StateError       a checkpoint that belongs to other data, another order, or another raylance
     ├── PlacementError   helper actors that the cluster cannot place within the deadline
     ├── BadRowError      one row that cannot be decoded, with its offset
+    ├── CoverageError    rows delivered otherwise than planned
     └── HelperError      a helper actor that dies again and again on the same rows
 
 Every message names the cause, the consequence and the fix. All of them survive pickling, because they are raised
@@ -54,6 +55,10 @@ class BadRowError(RaylanceError):
             f'stops here so that no row is lost in silence. Repair the row, or set on_bad_row="mask" to get a zero '
             "image with _valid False in its place."
         )
+
+
+class CoverageError(RaylanceError):
+    """Rows that were delivered otherwise than planned: an epoch that would not cover the selection exactly once."""
 
 
 class HelperError(RaylanceError):

@@ -15,10 +15,12 @@ from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.images import Decoding, Image, image_size
 from raylance.loader import RankLoader
 from raylance.order import Order
+from raylance.permutation import Int64Array
 from raylance.plan import REMAINDERS, PlanSummary, Remainder
 from raylance.reader import Reader
 from raylance.selection import Selection, pin, select
 from raylance.spec import Feed, Options, Spec, make_plan
+from raylance.split import Split
 
 _PROBE_ROWS = 16
 _SHARED_BYTES = 1 << 20  # selections above this travel through the object store, once for all ranks
@@ -30,6 +32,7 @@ def dataset(
     version: int | str | None = None,
     columns: Sequence[str] | None = None,
     filter: str | None = None,
+    split: Split | None = None,
     decode: Image | Sequence[Image] | None = None,
     order: str | Order = "window",
     seed: int = 0,
@@ -44,6 +47,7 @@ def dataset(
         version: Version number or tag; None for the newest, resolved now and recorded in checkpoints.
         columns: Columns to deliver; None for all.
         filter: SQL expression that selects rows.
+        split: A part of them: `FractionSplit`, `RangeSplit` or `ValueSplit`.
         decode: How image columns become pixels.
         order: "window", "shard", "sequential" or "row", or an order with its parameters.
         seed: The one seed of everything random: order, augmentation.
@@ -70,7 +74,7 @@ def dataset(
     source = pin(uri, version, storage_options)
     opened = source.open()
     names = _check_columns(opened, columns, images)
-    selection = select(source, filter)
+    selection = select(source, filter, split)
     probe = _probe(opened, names, selection)
     decoding = None
     if images:
@@ -85,9 +89,10 @@ def dataset(
     )
     spec = Spec(
         filter=filter,
+        split=None if split is None else repr(split),
         rows=selection.rows,
         fingerprint=selection.fingerprint,
-        order=made_order,
+        order=made_order.bind(_Selected(opened, selection)),
         seed=seed,
         remainder=remainder,
         masks_bad_rows=on_bad_row == "mask",
@@ -214,6 +219,32 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, im
                 "binary column of JPEG, PNG or WebP, or leave decode= out."
             )
     return names
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Selected:
+    """What orders look up in a selection; see `raylance.order.Rows`."""
+
+    dataset: lance.LanceDataset
+    selection: Selection
+
+    @property
+    def count(self) -> int:
+        return self.selection.rows
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        if name not in self.dataset.schema.names:
+            raise DatasetError(
+                f"the order needs the column {name!r}, which {self.dataset.uri!r} does not have; nothing was started. "
+                f"Its columns are {', '.join(self.dataset.schema.names)}."
+            )
+        offsets = self.selection.offsets(np.arange(self.count))
+        return Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name]
+
+    def fragment_ends(self) -> Int64Array:
+        ends = np.cumsum([fragment.count_rows() for fragment in self.dataset.get_fragments()], dtype=np.int64)
+        counted = np.unique(self.selection.count_before(ends))
+        return counted[counted > 0]
 
 
 def _probe(opened: lance.LanceDataset, columns: Sequence[str], selection: Selection) -> pa.Table:

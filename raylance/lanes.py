@@ -7,7 +7,7 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from raylance.order import SHARD_BYTES, Auto, Facts, Order, blocks
+from raylance.order import SHARD_BYTES, Auto, Facts, Order, Rows, blocks, check_count
 from raylance.permutation import BoolArray, Int64Array, derive_key, permute, subkeys, unpermute
 
 _MAX_AUTO_LANES = 32
@@ -23,6 +23,16 @@ class _Laned(Order):
     shuffles_windows: ClassVar[bool]
     window_shards: int | Auto = "auto"
     lanes: int | Auto = "auto"
+    shard_ends: Int64Array | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_count(self, "shard_rows", "auto", "fragment")
+        check_count(self, "window_shards", "auto")
+        check_count(self, "lanes", "auto")
+
+    def bind(self, rows: Rows) -> Self:
+        """Looks up where the fragments end, when shards follow them."""
+        return dataclasses.replace(self, shard_ends=rows.fragment_ends()) if self.shard_rows == "fragment" else self
 
     @property
     def lane_count(self) -> int:
@@ -42,15 +52,32 @@ class _Laned(Order):
             # Whole steps in a window: no step then straddles two.
             return max(rows // per_step * per_step, 1)
 
-        shard_rows = _or_else(self.shard_rows, some_mebibytes)
-        fitting = int(lane_bytes / max(shard_rows * facts.row_bytes, 1))
+        shard_rows = some_mebibytes() if self.shard_rows == "auto" else self.shard_rows
+        rows_each = self._usual_rows(facts.rows) if self.shard_ends is not None else int(shard_rows)
+        fitting = int(lane_bytes / max(rows_each * facts.row_bytes, 1))
         window_shards = _or_else(
-            self.window_shards, lambda: max(1, min(fitting, _MAX_AUTO_WINDOW_SHARDS, -(-lane_rows // shard_rows)))
+            self.window_shards, lambda: max(1, min(fitting, _MAX_AUTO_WINDOW_SHARDS, -(-lane_rows // rows_each)))
         )
         return dataclasses.replace(self, shard_rows=shard_rows, window_shards=window_shards, lanes=lanes)
 
+    def _usual_rows(self, n: int) -> int:
+        """Rows of a shard; their mean where shards follow fragments."""
+        return self._int("shard_rows") if self.shard_ends is None else -(-n // len(self.shard_ends))
+
+    def _window_rows(self, n: int) -> int:
+        return self._int("window_shards") * self._usual_rows(n)
+
+    def _shard_count(self, n: int) -> int:
+        return -(-n // self._int("shard_rows")) if self.shard_ends is None else len(self.shard_ends)
+
+    def _shard_of(self, rows: Int64Array) -> Int64Array:
+        """Selected row to shard ID."""
+        if self.shard_ends is not None:
+            return np.searchsorted(self.shard_ends, rows, side="right")
+        return rows // self._int("shard_rows")
+
     def read_positions(self, n: int) -> int | None:
-        return self._int("window_shards") * self._int("shard_rows") * self.lane_count
+        return self._window_rows(n) * self.lane_count
 
     def rows(self, positions: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
         lanes = self.lane_count
@@ -58,7 +85,7 @@ class _Laned(Order):
         base, extra = divmod(n, lanes)
         lane_start = lane * base + np.minimum(lane, extra)
         if self.shuffles_windows:
-            window_rows = self._int("window_shards") * self._int("shard_rows")
+            window_rows = self._window_rows(n)
             window = within // window_rows
             start = window * window_rows
             size = np.minimum(window_rows, base + (lane < extra) - start)
@@ -68,8 +95,7 @@ class _Laned(Order):
 
     def completed_shards(self, position: int, n: int, seed: int, epoch: int) -> BoolArray:
         """Interval arithmetic over the lanes; only windows that are half consumed are looked into."""
-        shard_rows, lanes = self._int("shard_rows"), self.lane_count
-        shards = -(-n // shard_rows)
+        lanes, shards = self.lane_count, self._shard_count(n)
         slot_done = np.ones(shards, dtype=np.bool_)  # by place in the sequence
         done = np.ones(shards, dtype=np.bool_)  # by shard ID
         base, extra = divmod(n, lanes)
@@ -80,13 +106,13 @@ class _Laned(Order):
                 continue
             untouched = consumed
             if self.shuffles_windows:
-                window_rows = self._int("window_shards") * shard_rows
+                window_rows = self._window_rows(n)
                 untouched = min(-(-consumed // window_rows) * window_rows, lane_rows)
                 touched = np.arange(untouched - min(window_rows, untouched), untouched, dtype=np.int64)
                 expected = len(np.unique(self._slots(lane_start + touched, n, seed, epoch)))
                 seen: set[int] = set()
                 for block in blocks(consumed, untouched):
-                    ids = self.rows(lane + block * lanes, n, seed, epoch) // shard_rows
+                    ids = self._shard_of(self.rows(lane + block * lanes, n, seed, epoch))
                     done[ids] = False
                     seen.update(np.unique(ids).tolist())
                     if len(seen) == expected:
@@ -102,7 +128,7 @@ class _Laned(Order):
         """Place in the sequence to shard ID."""
         if not self.shuffles_shards:
             return slots
-        shards, key = -(-n // self._int("shard_rows")), derive_key(seed, epoch, "shards")
+        shards, key = self._shard_count(n), derive_key(seed, epoch, "shards")
         # Rows outnumber shards by far: a table of all of them, where it is small, saves a permutation for each row.
         return _permutation_table(shards, key)[slots] if shards <= _MAX_TABLE else permute(slots, shards, key)
 
@@ -117,18 +143,29 @@ class _Laned(Order):
 
     def _slots(self, sequence: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
         """Index in the laid-out sequence to place of its shard there."""
+        if self.shard_ends is not None:
+            return np.searchsorted(self._laid_ends(n, seed, epoch), sequence, side="right")
         shard_rows = self._int("shard_rows")
         short_slot, short_rows = self._short_shard(n, seed, epoch)
         behind = sequence >= short_slot * shard_rows + short_rows
         return np.where(behind, (sequence - short_rows) // shard_rows + 1, sequence // shard_rows)
 
+    def _laid_ends(self, n: int, seed: int, epoch: int) -> Int64Array:
+        """Where the shard at each place of the sequence ends, when shards follow fragments; O(fragments)."""
+        assert self.shard_ends is not None
+        lengths = np.diff(self.shard_ends, prepend=0)
+        return np.cumsum(lengths[self._shard_ids(np.arange(len(lengths)), n, seed, epoch)], dtype=np.int64)
+
     def _unlay(self, sequence: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
         """Index in the laid-out sequence to selected row."""
         if not self.shuffles_shards:
             return sequence
+        slots = self._slots(sequence, n, seed, epoch)
+        if self.shard_ends is not None:
+            ids = self._shard_ids(slots, n, seed, epoch)
+            return np.asarray(self.shard_ends[ids] - (self._laid_ends(n, seed, epoch)[slots] - sequence))
         shard_rows = self._int("shard_rows")
         short_slot, short_rows = self._short_shard(n, seed, epoch)
-        slots = self._slots(sequence, n, seed, epoch)
         starts = slots * shard_rows - np.where(slots > short_slot, shard_rows - short_rows, 0)
         return self._shard_ids(slots, n, seed, epoch) * shard_rows + (sequence - starts)
 
@@ -140,7 +177,7 @@ class WindowShuffle(_Laned):
     Reads are contiguous (a shard at a time), and each batch mixes rows of `lanes` windows.
 
     Attributes:
-        shard_rows: Rows of one shard. "auto": several MiB.
+        shard_rows: Rows of one shard. "auto": several MiB; "fragment": shards are the dataset's fragments.
         window_shards: Shards of one window. "auto": as many as `max_window_bytes` allows.
         lanes: Parallel streams. "auto": the largest divisor of the global batch size up to 32 that the world size
             divides, or failing that, up to the world size.

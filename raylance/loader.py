@@ -8,7 +8,6 @@ import dataclasses
 import logging
 import time
 import uuid
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, Self
 
@@ -16,12 +15,11 @@ import pyarrow as pa
 import torch
 
 from raylance import collate
-from raylance.catalog import order_from_params
 from raylance.columns import ROW_OFFSET, VALID
 from raylance.errors import ConfigError, RaylanceError
 from raylance.metrics import Stats
 from raylance.plan import Plan, Remainder
-from raylance.pool import DecoderPool, Helper, auto_decoders, place_shard_actor
+from raylance.pool import Helpers
 from raylance.spec import Feed, Options, Spec, check_batch_size, make_plan
 from raylance.state import State, check_state, pack_shards, parse_state
 from raylance.stream import Stream
@@ -37,7 +35,6 @@ class RankLoader:
     Attributes:
         rank: This rank.
         world_size: Ranks that share the epoch.
-        stats: Timings and counters, see `raylance.metrics.Stats`.
     """
 
     def __init__(self, feed: Feed, spec: Spec, options: Options, rank: int = 0, world_size: int = 1) -> None:
@@ -53,13 +50,13 @@ class RankLoader:
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank={rank} lies outside a world of {world_size}: it must be in [0, {world_size}).")
         self.rank, self.world_size = rank, world_size
-        self.stats = Stats()
+        self._stats = Stats()
         self._feed, self._spec, self._options = feed, spec, options
         self._epoch, self._position = 0, 0
         self._batch_size: int | None = None
-        self._shard: Helper | None = None
-        self._pool: DecoderPool | None = None
-        self._give_back: weakref.finalize[..., Any] | None = None
+        self._plan: Plan | None = None
+        self._plan_key = ""
+        self._helpers = Helpers(feed, options, world_size)
         self._key = uuid.uuid4().hex
         self._iteration = 0
 
@@ -176,6 +173,10 @@ class RankLoader:
         tables = self._tables(global_batch_size, batch_size, prefetch_batches, drop_last, with_row_offset, convert)
         return self._consume(tables, self._iteration)
 
+    def stats(self) -> dict[str, Any]:
+        """Timings and counters since the loader was made; `raylance.metrics.Stats` tells how to read each."""
+        return self._stats.as_dict()
+
     def state_dict(self) -> dict[str, Any]:
         """The consumed position and what it refers to: JSON-able, the same on every rank; see `state.State`."""
         return self._state().to_dict()
@@ -189,7 +190,7 @@ class RankLoader:
         saved = parse_state(state)
         check_state(saved, self._state())
         # What was left to "auto" is taken from the state: another batch size must not change the order.
-        self._spec = dataclasses.replace(self._spec, order=order_from_params(saved.order))
+        self._spec = dataclasses.replace(self._spec, order=self._spec.order.adopt(saved.order))
         self._batch_size = saved.global_batch_size
         self._epoch, self._position = saved.epoch, saved.position
         self._iteration += 1
@@ -197,12 +198,7 @@ class RankLoader:
     def close(self) -> None:
         """Ends the helpers. The position stays; another iteration starts new ones."""
         self._iteration += 1
-        if self._shard is not None:
-            self._shard.kill()
-            self._shard = None
-        if self._give_back is not None:
-            self._give_back()
-            self._give_back = self._pool = None
+        self._helpers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -211,7 +207,7 @@ class RankLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._shard is not None:
+        if self._helpers.shard is not None:
             raise RaylanceError(
                 "this loader has started helpers, which belong to this process, so it cannot be sent to another. Send "
                 "it before the first batch, or make one there."
@@ -231,6 +227,7 @@ class RankLoader:
             uri=source.uri,
             version=source.version,
             filter=spec.filter,
+            split=spec.split,
             rows=spec.rows,
             fingerprint=spec.fingerprint,
             seed=spec.seed,
@@ -245,25 +242,6 @@ class RankLoader:
     def _make_plan(self, global_batch_size: int | None, batch_size: int | None, remainder: Remainder) -> Plan:
         size = check_batch_size(global_batch_size, batch_size, self.world_size)
         return make_plan(self._feed, self._spec, self._options, size, self.world_size, remainder)
-
-    def _start(self) -> Helper:
-        """Places the helpers, unless they are there already."""
-        if self._shard is None:
-            options = self._options
-            decoders = options.num_decoders if self._feed.decoding is not None else 0
-            if decoders == "auto":
-                decoders = auto_decoders(self.world_size, options.decoder_cpus)
-            if decoders:
-                self._pool = DecoderPool.lease(decoders, options.decoder_cpus, options.placement_timeout_s)
-                self._give_back = weakref.finalize(self, self._pool.give_back)
-                self._give_back.atexit = False  # Ray ends the actors of an ending process itself
-            return self._place_shard()
-        return self._shard
-
-    def _place_shard(self) -> Helper:
-        threads = self._options.decode_threads if self._pool is None else 0
-        self._shard = place_shard_actor(self._feed, threads, self._options.placement_timeout_s)
-        return self._shard
 
     def _tables(
         self,
@@ -282,6 +260,8 @@ class RankLoader:
             raise ConfigError(f"prefetch_batches={prefetch_batches}: must not be negative.")
         plan = self._make_plan(global_batch_size, batch_size, remainder)
         # The first iteration settles what was left to "auto", for good.
+        if plan != self._plan:
+            self._plan, self._plan_key = plan, uuid.uuid4().hex
         self._batch_size, self._spec = plan.global_batch_size, dataclasses.replace(self._spec, order=plan.order)
         hidden = [] if with_row_offset else [ROW_OFFSET]
         if remainder != "pad" and not self._spec.masks_bad_rows:
@@ -293,29 +273,33 @@ class RankLoader:
             if plan.steps(position) <= 0:
                 return
             after = position
-            for table in self._stream(plan).tables(epoch, position, prefetch_batches):
+            stream = Stream(
+                feed=self._feed,
+                plan=plan,
+                plan_key=self._plan_key,
+                rank=self.rank,
+                helpers=self._helpers,
+                decoding_key=self._key,
+                options=self._options,
+                stats=self._stats,
+            )
+            for table in stream.tables(epoch, position, prefetch_batches):
                 after = plan.after(after)
-                with self.stats.timed("collate_s"):
-                    self.stats.rows += table.num_rows
-                    self.stats.nbytes += table.nbytes
+                with self._stats.timed("collate_s"):
+                    self._stats.rows += table.num_rows
+                    self._stats.nbytes += table.nbytes
                     batch = convert(table.drop_columns(hidden))
                 yield batch, after
+            self._stats.epoch_certificate = {
+                "verdict": "every planned row exactly once",
+                "epoch": epoch,
+                "rank": self.rank,
+                "world_size": self.world_size,
+                "positions": [position, after],
+                **dataclasses.asdict(stream.coverage),
+            }
 
         return produce()
-
-    def _stream(self, plan: Plan) -> Stream:
-        return Stream(
-            feed=self._feed,
-            plan=plan,
-            rank=self.rank,
-            shard=self._start(),
-            new_shard=self._place_shard,
-            pool=self._pool,
-            decoding_key=self._key,
-            max_inflight_bytes=self._options.max_inflight_bytes,
-            placement_timeout_s=self._options.placement_timeout_s,
-            stats=self.stats,
-        )
 
     def _consume(self, batches: Iterator[tuple[Any, int]], iteration: int) -> Iterator[Any]:
         """Hands batches out, moves the position with each, and the epoch at the end."""
@@ -323,7 +307,7 @@ class RankLoader:
         while True:
             begin = time.perf_counter()
             batch, after = next(batches, (None, None)) if iteration == self._iteration else (None, None)
-            self.stats.wait_s += time.perf_counter() - begin
+            self._stats.wait_s += time.perf_counter() - begin
             if iteration != self._iteration:
                 raise RaylanceError(
                     "this iteration was superseded: the loader was iterated again, moved or closed meanwhile, and two "
@@ -334,10 +318,10 @@ class RankLoader:
                 self._iteration += 1
                 return
             if first:
-                self.stats.first_batch_s += time.perf_counter() - begin
+                self._stats.first_batch_s += time.perf_counter() - begin
                 first = False
             self._position = after
-            self.stats.batches += 1
+            self._stats.batches += 1
             begin = time.perf_counter()
             yield batch
-            self.stats.user_s += time.perf_counter() - begin
+            self._stats.user_s += time.perf_counter() - begin

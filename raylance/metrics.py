@@ -4,6 +4,11 @@ import dataclasses
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from raylance.permutation import Int64Array, mix64
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -42,6 +47,7 @@ class Stats:
         collate_s: Seconds spent in this process on turning tables into batches.
         user_s: Seconds between handing out a batch and being asked for the next one.
         helpers_replaced: Helper actors that died and were replaced.
+        epoch_certificate: What the last iteration that reached the end of an epoch proved, or None; see `certificate`.
     """
 
     batches: int = 0
@@ -55,6 +61,7 @@ class Stats:
     collate_s: float = 0.0
     user_s: float = 0.0
     helpers_replaced: int = 0
+    epoch_certificate: dict[str, Any] | None = None
 
     @contextmanager
     def timed(self, field: str) -> Iterator[None]:
@@ -71,6 +78,27 @@ class Stats:
         self.decode_s += receipt.decode_s
         self.masked_rows += receipt.masked_rows
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, Any]:
         """The counters by name."""
         return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Coverage:
+    """What one iteration delivered, as a count and a multiset hash of row offsets, padding left out.
+
+    Every item is compared with the plan when it arrives; this sums the comparisons up, in a form that can be added over
+    ranks: the sum of all ranks' hashes is the hash of the selection when an epoch covered it exactly once.
+
+    Attributes:
+        rows: Rows delivered.
+        hash: Sum of the mixed row offsets, modulo 2**64.
+    """
+
+    rows: int = 0
+    hash: int = 0
+
+    def add(self, offsets: Int64Array) -> None:
+        """Counts rows in."""
+        self.rows += len(offsets)
+        self.hash = (self.hash + int(mix64(offsets.astype(np.uint64)).sum(dtype=np.uint64))) % 2**64

@@ -7,8 +7,8 @@ whatever the position: that is what makes a resume as cheap at 99 % of an epoch 
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import ClassVar, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 
@@ -39,24 +39,49 @@ class Facts:
     max_window_bytes: int
 
 
+class Rows(Protocol):
+    """What an order may look up in the selection, once, when the dataset is opened."""
+
+    @property
+    def count(self) -> int:
+        """Rows of the selection, n."""
+        ...
+
+    def column(self, name: str) -> Any:
+        """Values of a column for all selected rows in storage order, a pyarrow ChunkedArray."""
+        ...
+
+    def fragment_ends(self) -> Int64Array:
+        """Selected rows up to the end of each fragment, int64, ascending, fragments without any left out."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order(ABC):
-    """A total order of an epoch: position 0 … n-1 to selected row 0 … n-1, seekable in O(1).
+    """A total order of an epoch: epoch position to selected row 0 … n-1, seekable in O(1).
 
     Attributes:
         shard_rows: Rows of one shard, the unit that checkpoints name as complete. "auto" takes several MiB.
     """
 
     name: ClassVar[str]
-    shard_rows: int | Auto = "auto"
+    repeats: ClassVar[bool] = False  # whether a row may come more than once an epoch, or not at all
+    shard_rows: int | str = "auto"
 
     def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value != "auto" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ConfigError(
-                    f'{type(self).__name__}({field.name}={value!r}): must be "auto" or an integer of at least 1.'
-                )
+        check_count(self, "shard_rows", "auto")
+
+    def bind(self, rows: Rows) -> Self:
+        """Looks up what the order needs of the selection; returns the order that knows it.
+
+        Raises:
+            ConfigError: If the selection has not what the order needs.
+        """
+        return self
+
+    def epoch_rows(self, n: int) -> int:
+        """Positions of an epoch over n selected rows."""
+        return n
 
     @property
     def lane_count(self) -> int:
@@ -83,7 +108,8 @@ class Order(ABC):
             epoch: Epoch, from 0.
 
         Returns:
-            int64 selected rows in [0, n), shape (k,); over all positions each row comes exactly once.
+            int64 selected rows in [0, n), shape (k,). Unless the order repeats rows, each comes exactly once over all
+            positions.
         """
 
     def read_positions(self, n: int) -> int | None:
@@ -91,13 +117,15 @@ class Order(ABC):
         return None
 
     def completed_shards(self, position: int, n: int, seed: int, epoch: int) -> BoolArray:
-        """Tells which shards lie wholly in the consumed prefix [0, position).
+        """Tells which shards lie wholly in the consumed prefix [0, position); of none where rows repeat.
 
         Rows that are still to come are enumerated only until every shard has shown one, never the whole epoch.
 
         Returns:
             bool, shape (ceil(n / shard_rows),), indexed by shard ID.
         """
+        if self.repeats:
+            return np.zeros(0, dtype=np.bool_)
         shard_rows = self._int("shard_rows")
         done = np.ones(-(-n // shard_rows), dtype=np.bool_)
         for block in blocks(position, n):
@@ -106,18 +134,36 @@ class Order(ABC):
                 break
         return done
 
-    def params(self) -> dict[str, int | str]:
-        """The order as JSON-able fields, its name under "name"."""
-        return {"name": self.name, **dataclasses.asdict(self)}
+    def params(self) -> dict[str, Any]:
+        """The order as JSON-able values, its name under "name"; what `bind` looked up is left out."""
+        fields = [field.name for field in dataclasses.fields(self) if field.compare]
+        return {"name": self.name, **{name: getattr(self, name) for name in fields}}
+
+    def adopt(self, params: Mapping[str, Any]) -> Self:
+        """Takes over saved values for what is still "auto" here; the rest must be equal already."""
+        settled = {key: value for key, value in params.items() if getattr(self, key, None) == "auto"}
+        return dataclasses.replace(self, **settled)
 
     def _int(self, field: str) -> int:
         value = getattr(self, field)
         if isinstance(value, str):
             raise ConfigError(
-                f'{type(self).__name__}.{field} is still "auto": resolve() the order, or give a number, before rows '
-                "are asked of it."
+                f"{type(self).__name__}.{field} is still {value!r}: bind() and resolve() the order, or give a number, "
+                "before rows are asked of it."
             )
         return int(value)
+
+
+def check_count(order: Order, field: str, *words: str) -> None:
+    """Refuses a field that is neither one of the words nor an integer of at least 1.
+
+    Raises:
+        ConfigError: With the value and what is possible.
+    """
+    value = getattr(order, field)
+    if value not in words and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        allowed = " or ".join([*(f'"{word}"' for word in words), "an integer of at least 1"])
+        raise ConfigError(f"{type(order).__name__}({field}={value!r}): must be {allowed}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

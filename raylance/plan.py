@@ -92,26 +92,31 @@ class Plan:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1.")
         if self.remainder not in REMAINDERS:
             raise ConfigError(f"remainder={self.remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
-        if self.remainder == "drop" and self.rows < self.global_batch_size:
+        if self.remainder == "drop" and self.epoch_rows < self.global_batch_size:
             raise ConfigError(
-                f"the selection has {self.rows} rows and the global batch {self.global_batch_size}: with "
+                f"the selection has {self.epoch_rows} rows and the global batch {self.global_batch_size}: with "
                 'remainder="drop" an epoch would have no step at all. Use a smaller batch, or remainder="pad" or '
                 '"ragged".'
             )
 
+    @property
+    def epoch_rows(self) -> int:
+        """Positions of an epoch; the rows of the selection, unless the order samples."""
+        return self.order.epoch_rows(self.rows)
+
     def steps(self, position: int = 0) -> int:
         """Steps from a position to the end of the epoch, the same number on every rank."""
-        left = self.rows - position
+        left = self.epoch_rows - position
         return left // self.global_batch_size if self.remainder == "drop" else -(-left // self.global_batch_size)
 
     def step_size(self, position: int) -> int:
         """Rows over all ranks, padding included, of the step at a position."""
-        left = self.rows - position
+        left = self.epoch_rows - position
         return min(left, self.global_batch_size) if self.remainder == "ragged" else self.global_batch_size
 
     def after(self, position: int) -> int:
         """Position after the step at a position."""
-        return min(position + self.global_batch_size, self.rows)
+        return min(position + self.global_batch_size, self.epoch_rows)
 
     def rank_slice(self, position: int, rank: int) -> tuple[int, int]:
         """The rank's half-open slice of the rows of the step at a position, in lane-major order."""
@@ -150,7 +155,7 @@ class Plan:
 
     def select(self, epoch: int, positions: Int64Array) -> Int64Array:
         """Selected rows at epoch positions; padding wraps round to the epoch's first rows."""
-        return self.order.rows(positions % self.rows, self.rows, self.seed, epoch)
+        return self.order.rows(positions % self.epoch_rows, self.rows, self.seed, epoch)
 
     def chunk_rows(self, chunk: Chunk, rank: int) -> Int64Array:
         """Selected rows of a rank's slices of all steps of a chunk, int64, in the order they are delivered."""
@@ -206,7 +211,7 @@ class Plan:
                 low, high = self.rank_slice(at, rank)
                 parts = max(1, -(-(high - low) // max(item_rows, 1)))
                 # A smaller last step stands alone: joined slices are all of one size.
-                whole = min(chunk.steps - done, (self.rows - at) // self.global_batch_size)
+                whole = min(chunk.steps - done, (self.epoch_rows - at) // self.global_batch_size)
                 joined = 1 if parts > 1 else max(1, min(whole, item_rows // max(high - low, 1), max_steps))
                 for part in range(parts):
                     yield WorkItem(
@@ -223,13 +228,13 @@ class Plan:
 
     def summary(self, row_bytes: float) -> "PlanSummary":
         """What an epoch of this plan is, in numbers."""
-        tail = self.rows % self.global_batch_size
+        tail = self.epoch_rows % self.global_batch_size
         return PlanSummary(
             plan=self,
             steps=self.steps(),
             rows_dropped=tail if self.remainder == "drop" else 0,
             rows_repeated=self.global_batch_size - tail if self.remainder == "pad" and tail else 0,
-            shards=-(-self.rows // int(self.order.shard_rows)),
+            shards=len(self.order.completed_shards(0, self.rows, self.seed, 0)),
             window_bytes=int(self.chunk_positions / self.world_size * row_bytes),
         )
 
@@ -259,7 +264,7 @@ class PlanSummary:
         fields = ", ".join(f"{key}={value}" for key, value in order.params().items() if key != "name")
         return "\n".join(
             [
-                f"{plan.rows:,} rows in {self.shards:,} shards of {order.shard_rows:,}, order {order.name} ({fields})",
+                f"{plan.rows:,} rows in {self.shards:,} shards of {order.shard_rows}, order {order.name} ({fields})",
                 f"{order.lane_count} lanes, {plan.world_size} ranks, global batch {plan.global_batch_size:,}",
                 f"{self.steps:,} steps an epoch on every rank; {self.rows_dropped:,} rows dropped, "
                 f"{self.rows_repeated:,} repeated (remainder={plan.remainder!r})",

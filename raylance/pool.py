@@ -6,6 +6,7 @@ Helpers live outside the trainer's placement group and die with the worker that 
 import dataclasses
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
@@ -15,7 +16,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from raylance.actors import DecodeActor, ShardActor
 from raylance.errors import PlacementError
 from raylance.images import Decoding
-from raylance.spec import Feed
+from raylance.spec import Feed, Options
 
 logger = logging.getLogger(__name__)
 
@@ -33,13 +34,20 @@ class Helper:
         handle: Its handle.
         actor_id: Its ID, hex, as Ray's actor errors name it.
         outstanding: Items it was given that have not been collected.
-        installed: Keys of the decodings it knows.
+        installed: Keys of the plans or decodings it knows.
     """
 
     handle: Any
     actor_id: str
     outstanding: int = 0
     installed: set[str] = dataclasses.field(default_factory=set)
+
+    def knows(self, key: str, value: Any) -> "Helper":
+        """This helper, told what a key stands for unless it knows."""
+        if key not in self.installed:
+            self.handle.install.remote(key, value)
+            self.installed.add(key)
+        return self
 
     def kill(self) -> None:
         """Ends the actor now."""
@@ -132,11 +140,7 @@ class DecoderPool:
 
     def least_busy(self, key: str, decoding: Decoding) -> Helper:
         """The decoder with the fewest outstanding items, told how to decode for `key`."""
-        helper = min(self._helpers, key=lambda candidate: candidate.outstanding)
-        if key not in helper.installed:
-            helper.handle.install.remote(key, decoding)
-            helper.installed.add(key)
-        return helper
+        return min(self._helpers, key=lambda candidate: candidate.outstanding).knows(key, decoding)
 
     def replace(self, actor_id: str, timeout_s: float) -> bool:
         """Replaces a dead decoder; goes on with fewer when there is no place for a new one.
@@ -157,3 +161,58 @@ class DecoderPool:
                     raise
                 logger.warning("going on with %d decode actors: %s", len(self._helpers), error)
         return bool(dead)
+
+
+class Helpers:
+    """The helpers of one loader: its shard actor, and its lease of the process's decoders. Picklable until started.
+
+    Attributes:
+        shard: The shard actor, once started.
+        pool: The decoders, where decode actors decode.
+    """
+
+    def __init__(self, feed: Feed, options: Options, world_size: int) -> None:
+        """Starts nothing.
+
+        Args:
+            feed: What the shard actor serves.
+            options: How many helpers, and how soon.
+            world_size: Ranks that share the cluster.
+        """
+        self._feed, self._options, self._world_size = feed, options, world_size
+        self.shard: Helper | None = None
+        self.pool: DecoderPool | None = None
+        self._give_back: weakref.finalize[..., Any] | None = None
+
+    def start(self) -> Helper:
+        """Places the helpers, unless they are there already; returns the shard actor.
+
+        Raises:
+            PlacementError: If they are not running within the deadline.
+        """
+        if self.shard is not None:
+            return self.shard
+        options = self._options
+        decoders = options.num_decoders if self._feed.decoding is not None else 0
+        if decoders == "auto":
+            decoders = auto_decoders(self._world_size, options.decoder_cpus)
+        if decoders:
+            self.pool = DecoderPool.lease(decoders, options.decoder_cpus, options.placement_timeout_s)
+            self._give_back = weakref.finalize(self, self.pool.give_back)
+            self._give_back.atexit = False  # Ray ends the actors of an ending process itself
+        return self.new_shard()
+
+    def new_shard(self) -> Helper:
+        """Places a shard actor, the first one or one for a dead one."""
+        threads = self._options.decode_threads if self.pool is None else 0
+        self.shard = place_shard_actor(self._feed, threads, self._options.placement_timeout_s)
+        return self.shard
+
+    def close(self) -> None:
+        """Ends the shard actor and returns the lease."""
+        if self.shard is not None:
+            self.shard.kill()
+            self.shard = None
+        if self._give_back is not None:
+            self._give_back()
+            self._give_back = self.pool = None

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from raylance.errors import DatasetError
 from raylance.permutation import Int64Array
+from raylance.split import Split
 
 _SCAN_ROWS = 1 << 16
 
@@ -132,6 +133,15 @@ class Selection:
         """Bytes of the arrays."""
         return self.starts.nbytes + (0 if self.ends is None else self.ends.nbytes)
 
+    def count_before(self, offsets: Int64Array) -> Int64Array:
+        """Counts the selected rows before each row offset; int64, of the shape of `offsets`."""
+        if self.ends is None:
+            return np.searchsorted(self.starts, offsets, side="left")
+        run = np.searchsorted(self.starts, offsets, side="right") - 1
+        first = np.r_[0, self.ends[:-1]]
+        within = np.minimum(first[run] + offsets - self.starts[run], self.ends[run])
+        return np.asarray(np.where(run < 0, 0, within), dtype=np.int64)
+
     def offsets(self, selected: Int64Array) -> Int64Array:
         """Maps selected rows to row offsets.
 
@@ -150,21 +160,26 @@ class Selection:
         return np.asarray(self.starts[run] + selected - before[run], dtype=np.int64)
 
 
-def select(source: Source, filter: str | None) -> Selection:
-    """Finds the live rows that satisfy a filter, through a scalar index where there is one.
+def select(source: Source, filter: str | None, split: Split | None = None) -> Selection:
+    """Finds the live rows that satisfy a filter, through a scalar index where there is one, and belong to a split.
 
     Raises:
-        DatasetError: If the filter does not parse, or leaves no row.
+        DatasetError: If the filter does not parse, the split's column is missing, or no row is left.
     """
     dataset = source.open()
-    if filter is None:
+    keys = split.columns if split is not None else []
+    missing = sorted(set(keys) - set(dataset.schema.names))
+    if missing:
+        raise DatasetError(
+            f"{split} needs the column {', '.join(missing)}, which {source.uri!r} does not have; nothing was started. "
+            f"Its columns are {', '.join(dataset.schema.names)}."
+        )
+    if filter is None and split is None:
         selection = Selection.whole(dataset.count_rows())
     else:
         try:
-            scanner = dataset.scanner(columns=["_rowoffset"], filter=filter, batch_size=_SCAN_ROWS)
-            selection = Selection.from_offsets(
-                batch.column(0).to_numpy(zero_copy_only=False).astype(np.int64) for batch in scanner.to_batches()
-            )
+            scanner = dataset.scanner(columns=[*keys, "_rowoffset"], filter=filter, batch_size=_SCAN_ROWS)
+            selection = Selection.from_offsets(_kept(batch, split) for batch in scanner.to_batches())
         except (ValueError, OSError, pa.ArrowException) as error:
             names = ", ".join(dataset.schema.names)
             raise DatasetError(
@@ -172,9 +187,17 @@ def select(source: Source, filter: str | None) -> Selection:
                 f"SQL expression over the columns {names}; string values take single quotes."
             ) from error
     if selection.rows == 0:
-        what = "has no live rows" if filter is None else f"has no row with {filter}"
+        conditions = " and ".join(str(condition) for condition in (filter, split) if condition is not None)
+        what = f"has no row with {conditions}" if conditions else "has no live rows"
         raise DatasetError(
-            f"{source.uri!r} at version {source.version} {what}, so there is nothing to train on. Check the filter "
-            "and the version."
+            f"{source.uri!r} at version {source.version} {what}, so there is nothing to train on. Check filter, split "
+            "and version."
         )
     return selection
+
+
+def _kept(batch: pa.RecordBatch, split: Split | None) -> Int64Array:
+    offsets: Int64Array = batch.column("_rowoffset").to_numpy(zero_copy_only=False).astype(np.int64)
+    if split is None:
+        return offsets
+    return offsets[split.keep(offsets, batch.column(split.columns[0]).to_pylist() if split.columns else None)]

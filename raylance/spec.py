@@ -45,6 +45,7 @@ class Spec:
 
     Attributes:
         filter: The filter that made the selection, or None.
+        split: The split that made it, as its repr, or None.
         rows: Rows of the selection.
         fingerprint: Hash of the selection's row offsets.
         order: The order, "auto" fields allowed.
@@ -54,6 +55,7 @@ class Spec:
     """
 
     filter: str | None
+    split: str | None
     rows: int
     fingerprint: str
     order: Order

@@ -21,7 +21,7 @@ FORMAT = 1
 FILE_NAME = "raylance_state.json"
 _MAX_RANGES = 1024
 # Each of these must be equal, or the saved position would mean other rows.
-_MUST_MATCH = ("uri", "version", "filter", "rows", "fingerprint", "seed")
+_MUST_MATCH = ("uri", "version", "filter", "split", "rows", "fingerprint", "seed")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,7 @@ class State:
         uri: Dataset.
         version: Pinned version.
         filter: Filter, or None.
+        split: Split, as its repr, or None.
         rows: Rows of the selection.
         fingerprint: Hash of the selected row offsets.
         seed: Seed of order and augmentation.
@@ -46,10 +47,11 @@ class State:
     uri: str
     version: int
     filter: str | None
+    split: str | None
     rows: int
     fingerprint: str
     seed: int
-    order: Mapping[str, int | str]
+    order: Mapping[str, Any]
     epoch: int
     position: int
     completed_shards: Mapping[str, Any]
@@ -81,10 +83,9 @@ def parse_state(saved: Mapping[str, Any]) -> State:
         missing, unknown = sorted(fields - set(given)), sorted(set(given) - fields)
         raise StateError(f"the state is damaged: missing {missing}, unknown {unknown}. Use an earlier checkpoint.")
     state = State(**given)
-    if not (0 <= state.position <= state.rows and state.epoch >= 0):
+    if state.position < 0 or state.epoch < 0:
         raise StateError(
-            f"the state is damaged: epoch {state.epoch}, position {state.position} of {state.rows} rows. Use an "
-            "earlier checkpoint."
+            f"the state is damaged: epoch {state.epoch}, position {state.position}. Use an earlier checkpoint."
         )
     return state
 

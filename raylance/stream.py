@@ -9,7 +9,7 @@ reference that Ray resolves when the shard actor has read it.
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,11 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
 from raylance.columns import ROW_OFFSET, VALID
-from raylance.errors import HelperError
-from raylance.metrics import Receipt, Stats
+from raylance.errors import CoverageError, HelperError
+from raylance.metrics import Coverage, Receipt, Stats
 from raylance.plan import Plan, WorkItem
-from raylance.pool import DecoderPool, Helper
-from raylance.spec import Feed
+from raylance.pool import Helper, Helpers
+from raylance.spec import Feed, Options
 
 logger = logging.getLogger(__name__)
 
@@ -57,36 +57,33 @@ class Stream:
         *,
         feed: Feed,
         plan: Plan,
+        plan_key: str,
         rank: int,
-        shard: Helper,
-        new_shard: Callable[[], Helper],
-        pool: DecoderPool | None,
+        helpers: Helpers,
         decoding_key: str,
-        max_inflight_bytes: int,
-        placement_timeout_s: float,
+        options: Options,
         stats: Stats,
     ) -> None:
-        """Makes a stream; nothing is read before `tables`.
+        """Makes a stream and starts the helpers; nothing is read before `tables`.
 
         Args:
             feed: What the shard actor serves.
             plan: The plan of the epoch.
+            plan_key: Names it to the shard actor; the same for equal plans, so that what is read ahead is found.
             rank: The rank.
-            shard: The rank's shard actor.
-            new_shard: Places another one when it dies.
-            pool: Decode actors, or None where the shard actor decodes, or nothing needs decoding.
+            helpers: The loader's helpers, which are started here.
             decoding_key: Names the feed's decoding to the decoders.
-            max_inflight_bytes: Most bytes of raw and decoded tables in flight; one item always may be.
-            placement_timeout_s: Seconds that a replacement may take to find its place.
+            options: Limits of bytes in flight and of placement.
             stats: Counters to add to.
         """
         self._feed, self._plan, self._rank = feed, plan, rank
-        self._shard, self._new_shard = shard, new_shard
-        self._pool, self._key = pool, decoding_key
-        self._max_inflight_bytes = max_inflight_bytes
-        self._placement_timeout_s = placement_timeout_s
+        self._plan_key, self._shared_plan = plan_key, ray.put(plan)
+        self._selection = feed.load_selection()
+        self._shard, self._pool = helpers.start(), helpers.pool
+        self._helpers, self._options, self._key = helpers, options, decoding_key
         self._stats = stats
         self._inflight: deque[_Piece] = deque()
+        self.coverage = Coverage()
         self._row_bytes = feed.row_bytes + (feed.decoding.row_bytes if feed.decoding else 0)
 
     def tables(self, epoch: int, position: int, prefetch_batches: int) -> Iterator[pa.Table]:
@@ -103,7 +100,7 @@ class Stream:
             PlacementError: A replacement found no place.
         """
         busy = 2 * max(1, len(self._pool) if self._pool else 1)  # one item in work and one waiting, for each decoder
-        item_bytes = min(_MAX_ITEM_BYTES, self._max_inflight_bytes / (busy + 1))
+        item_bytes = min(_MAX_ITEM_BYTES, self._options.max_inflight_bytes / (busy + 1))
         item_rows = max(1, int(item_bytes / max(self._row_bytes, 1)))
         items = self._plan.items(self._rank, epoch, position, item_rows)
         waiting = next(items, None)
@@ -134,7 +131,7 @@ class Stream:
 
     def _may_send(self, item: WorkItem, busy: int, prefetch_batches: int) -> bool:
         inflight_bytes = sum(piece.nbytes for piece in self._inflight)
-        if self._inflight and inflight_bytes + item.rows * self._row_bytes > self._max_inflight_bytes:
+        if self._inflight and inflight_bytes + item.rows * self._row_bytes > self._options.max_inflight_bytes:
             return False
         ahead = 0
         if self._inflight:
@@ -145,7 +142,8 @@ class Stream:
         """Hands a piece out, for the first time or again."""
         self._take_back(piece)
         piece.shard = self._shard
-        piece.plain, second, receipt = self._shard.handle.read.remote(self._plan, piece.item)
+        reader = self._shard.knows(self._plan_key, self._shared_plan).handle
+        piece.plain, second, receipt = reader.read.remote(self._plan_key, piece.item)
         piece.images, piece.receipts = second, [receipt]
         if self._pool is not None and self._feed.decoding is not None:
             piece.decoder = self._pool.least_busy(self._key, self._feed.decoding)
@@ -200,7 +198,7 @@ class Stream:
         oldest.deaths += 1
         if oldest.deaths > _MAX_DEATHS:
             rows = self._plan.select(oldest.item.epoch, self._plan.item_positions(oldest.item))
-            offsets = self._feed.load_selection().offsets(rows)
+            offsets = self._selection.offsets(rows)
             raise HelperError(
                 f"helper actors died {oldest.deaths} times over the same {len(rows)} rows, with row offsets between "
                 f"{offsets.min()} and {offsets.max()} of {self._feed.source.uri!r} ({error}). The epoch stops here. "
@@ -208,10 +206,10 @@ class Stream:
             ) from error
         replaced = False
         if actor_id == self._shard.actor_id:
-            self._shard = self._new_shard()
+            self._shard = self._helpers.new_shard()
             replaced = True
         elif self._pool is not None and actor_id is not None:
-            replaced = self._pool.replace(actor_id, self._placement_timeout_s)
+            replaced = self._pool.replace(actor_id, self._options.placement_timeout_s)
         self._stats.helpers_replaced += replaced
         logger.warning("work of a lost helper is done again (%s)", str(error).splitlines()[0])
         lost = [piece for piece in self._inflight if piece is not oldest and piece.used(actor_id)]
@@ -225,11 +223,20 @@ class Stream:
 
     def _merge(self, item: WorkItem, plain: pa.Table, images: pa.Table) -> pa.Table:
         """Joins the columns in the feed's order, and says which rows are real."""
+        positions = self._plan.item_positions(item)
+        wanted = self._selection.offsets(self._plan.select(item.epoch, positions))
+        if not np.array_equal(plain[ROW_OFFSET].to_numpy(), wanted):
+            raise CoverageError(
+                f"the helpers delivered other rows than planned at position {item.position} of epoch {item.epoch}, "
+                f"rank {item.rank}. The epoch stops here: going on would lose or repeat rows. "
+                "This is raylance's fault: please report it."
+            )
+        self.coverage.add(wanted[positions < self._plan.epoch_rows])
         columns = {name: plain[name] for name in plain.column_names}
         columns |= {name: images[name] for name in images.column_names}
         valid = columns.get(VALID, pa.chunked_array([np.ones(item.rows, dtype=np.bool_)]))
         if self._plan.remainder == "pad":
-            real = self._plan.item_positions(item) < self._plan.rows
+            real = positions < self._plan.epoch_rows
             valid = pc.and_(valid, pa.chunked_array([real]))
         columns[VALID] = valid
         return pa.table({name: columns[name] for name in (*self._feed.columns, ROW_OFFSET, VALID)})

@@ -1,5 +1,6 @@
 """Owns the loader over real Ray actors: what is delivered, resume, lost helpers, limits and their errors."""
 
+import dataclasses
 import os
 import pickle
 import signal
@@ -16,6 +17,7 @@ import torch
 
 import raylance
 from raylance.loader import RankLoader
+from raylance.metrics import Coverage
 from tests.conftest import CPUS, encode
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -178,10 +180,10 @@ def test_a_killed_helper_costs_no_row(images_uri: str, undisturbed: list[dict[st
         for step, batch in enumerate(loader.iter_torch_batches(global_batch_size=36, with_row_offset=True)):
             batches.append({name: value.clone() for name, value in batch.items()})
             if step in (3, 9):
-                assert loader._pool is not None
-                kill_process(loader._shard if kind == "ShardActor" else loader._pool._helpers[0])
+                assert loader._helpers.pool is not None
+                kill_process(loader._helpers.shard if kind == "ShardActor" else loader._helpers.pool._helpers[0])
         assert_same(batches, undisturbed)
-        assert loader.stats.helpers_replaced == 2
+        assert loader.stats()["helpers_replaced"] == 2
 
 
 def test_a_helper_ended_by_ray_kill_is_replaced(images_uri: str) -> None:
@@ -191,8 +193,8 @@ def test_a_helper_ended_by_ray_kill_is_replaced(images_uri: str) -> None:
         for step, batch in enumerate(loader.iter_batches(global_batch_size=10)):
             ids += batch["id"].tolist()
             if step == 20:
-                assert loader._shard is not None
-                ray.kill(loader._shard.handle)
+                assert loader._helpers.shard is not None
+                ray.kill(loader._helpers.shard.handle)
         assert len(ids) == len(set(ids)) == 953
 
 
@@ -243,7 +245,7 @@ def test_bad_rows_are_masked_and_counted(write_dataset: Callable[..., str], deco
         assert (~valid).nonzero().flatten().tolist() == [33, 57]
         assert image[[33, 57]].max() == 0
         assert image[valid].min() == 200
-        assert loader.stats.masked_rows == 2
+        assert loader.stats()["masked_rows"] == 2
 
 
 def test_padding_is_marked(images_uri: str) -> None:
@@ -291,8 +293,8 @@ def test_loaders_of_a_process_share_its_decoders(images_uri: str) -> None:
             train.iter_torch_batches(global_batch_size=36), val.iter_torch_batches(global_batch_size=36), strict=True
         ):
             assert torch.equal(ours["image"], theirs["image"])
-        assert train._pool is val._pool
-        assert len(train._pool) == 2
+        assert train._helpers.pool is val._helpers.pool
+        assert len(train._helpers.pool) == 2
 
 
 def test_what_is_in_flight_is_bounded_by_bytes(images_uri: str) -> None:
@@ -357,7 +359,7 @@ def test_bad_arguments_are_refused_before_any_actor_starts(
     loader = raylance.dataset(images_uri, columns=["id"]).loader()
     with pytest.raises(raylance.ConfigError, match=message):
         loader.iter_torch_batches(**arguments)
-    assert loader._shard is None
+    assert loader._helpers.shard is None
 
 
 @pytest.mark.parametrize(
@@ -380,9 +382,36 @@ def test_stats_say_where_the_time_went(images_uri: str) -> None:
     with open_images(images_uri).loader(num_decoders=0) as loader:
         for _ in loader.iter_torch_batches(global_batch_size=36):
             time.sleep(0.01)
-        stats = loader.stats.as_dict()
+        stats = loader.stats()
     assert stats["batches"] == 23
     assert stats["rows"] == len(selected_offsets(images_uri, "label != 3"))
     assert stats["user_s"] >= 0.22
     assert stats["decode_s"] > 0
     assert stats["first_batch_s"] <= stats["wait_s"]
+
+
+def test_certificates_of_the_ranks_add_up_to_the_selection(images_uri: str) -> None:
+    dataset = raylance.dataset(images_uri, columns=["id"], filter="label != 3", remainder="pad", order="row")
+    offsets = np.array(selected_offsets(images_uri, "label != 3"))
+    total = Coverage()
+    total.add(offsets)
+    certificates = []
+    for rank in range(2):
+        with dataset.loader(rank=rank, world_size=2) as loader:
+            assert loader.stats()["epoch_certificate"] is None
+            for _ in loader.iter_batches(global_batch_size=100):
+                pass
+            certificates.append(loader.stats()["epoch_certificate"])
+    assert [certificate["positions"] for certificate in certificates] == [[0, len(offsets)]] * 2
+    assert sum(certificate["rows"] for certificate in certificates) == total.rows
+    assert sum(certificate["hash"] for certificate in certificates) % 2**64 == total.hash
+
+
+def test_rows_that_were_not_planned_end_the_epoch(images_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker recomputes what it should get: here its own plan has another seed than the shard actor's."""
+    dataset = raylance.dataset(images_uri, columns=["id"], order="row")
+    with dataset.loader() as loader:
+        put = ray.put
+        monkeypatch.setattr(ray, "put", lambda plan: put(dataclasses.replace(plan, seed=99)))
+        with pytest.raises(raylance.CoverageError, match="other rows than planned at position 0 of epoch 0, rank 0"):
+            next(loader.iter_batches(global_batch_size=100))

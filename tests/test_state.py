@@ -17,6 +17,7 @@ STATE = State(
     uri="a.lance",
     version=3,
     filter="x > 1",
+    split=None,
     rows=100,
     fingerprint="f",
     seed=0,
@@ -81,7 +82,7 @@ def test_what_differs_is_shown_side_by_side(change: dict[str, Any], message: str
     [
         ({"format": FORMAT + 1}, f"format {FORMAT + 1}.*up to {FORMAT}.*Upgrade raylance"),
         ({"format": None}, "no raylance state"),
-        ({"position": 101}, "damaged.*position 101 of 100"),
+        ({"position": -1}, "damaged.*position -1"),
         ({"epoch": -1}, "damaged"),
         ({"colour": 1}, "unknown \\['colour'\\]"),
     ],

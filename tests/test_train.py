@@ -169,7 +169,7 @@ def whole_fn(config: dict[str, Any]) -> None:
         out["train"] += batch["id"].tolist()
     for batch in val.iter_torch_batches(batch_size=64):
         out["val"] += batch["id"].tolist()
-    out["decoders"] = len(train._pool) if train._pool else 0
+    out["decoders"] = len(train._helpers.pool) if train._helpers.pool else 0
     rank = ray.train.get_context().get_world_rank()
     Path(config["out"], f"rank-{rank}.json").write_text(json.dumps(out))
 
