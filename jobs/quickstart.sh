@@ -9,5 +9,5 @@ data=.data/digits.lance
 if [ ! -d "$data" ]; then
     python jobs/create_dataset.py demo --out "$data"
 fi
-exec python jobs/train_images.py --data "$PWD/$data" --storage-path "$PWD/.data/runs" --run-name digits \
-    --num-workers 2 --global-batch-size 64 --image-size 16 --epochs 12 --target-accuracy 0.95 "$@"
+exec python jobs/train_images.py --data "$PWD/$data" --storage-path "$PWD/.data/runs" --num-workers 2 \
+    --target-accuracy 0.95 "$@"

@@ -3,7 +3,6 @@
 from raylance.errors import ConfigError
 from raylance.lanes import Sequential, ShardShuffle, WindowShuffle
 from raylance.order import Order, RowShuffle
-from raylance.sampling import ClassBalanced, Weighted
 
 ORDERS: dict[str, type[Order]] = {kind.name: kind for kind in (WindowShuffle, ShardShuffle, Sequential, RowShuffle)}
 

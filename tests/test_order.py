@@ -15,6 +15,9 @@ from raylance.order import Facts, Order, RowShuffle
 from raylance.permutation import Int64Array
 from raylance.sampling import ClassBalanced, Weighted
 
+SHUFFLES = tuple(ORDERS.values())
+KINDS = (*SHUFFLES, Weighted, ClassBalanced)
+
 
 class Selected:
     """A selection of n rows in uneven fragments, with a weight and a class of each row."""
@@ -33,7 +36,7 @@ class Selected:
 
 
 @st.composite
-def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = tuple(ORDERS.values())) -> tuple[Order, int]:
+def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> tuple[Order, int]:
     """Any order, settled, and a number of selected rows."""
     kind, n = draw(st.sampled_from(kinds)), draw(st.integers(1, 400))
     shard_rows = draw(st.integers(1, 40))
@@ -50,9 +53,6 @@ def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = tuple(ORDERS.values(
         sizes = {"window_shards": draw(st.integers(1, 5)), "lanes": draw(st.integers(1, 9))}
         order = kind(shard_rows=draw(st.sampled_from([shard_rows, "fragment"])), **sizes)
     return order.bind(Selected(n)), n
-
-
-SHUFFLES = tuple(kind for kind in ORDERS.values() if not kind.repeats)
 
 
 @given(case=cases(), seed=st.integers(), epoch=st.integers(0, 9))

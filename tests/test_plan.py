@@ -12,7 +12,7 @@ from raylance.errors import ConfigError
 from raylance.lanes import WindowShuffle
 from raylance.order import Order, RowShuffle
 from raylance.plan import REMAINDERS, Plan, Remainder
-from tests.test_order import orders, sizes
+from tests.test_order import cases
 
 Batches = list[list[int]]
 
@@ -55,8 +55,7 @@ def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -
 
 
 @given(
-    order=orders(),
-    n=sizes,
+    case=cases(),
     batch=st.integers(1, 50),
     worlds=st.lists(st.integers(1, 9), min_size=2, max_size=3),
     item_rows=st.lists(st.integers(1, 100), min_size=3, max_size=3),
@@ -64,12 +63,19 @@ def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -
     data=st.data(),
 )
 def test_promises(
-    order: Order, n: int, batch: int, worlds: list[int], item_rows: list[int], remainder: Remainder, data: st.DataObject
+    case: tuple[Order, int],
+    batch: int,
+    worlds: list[int],
+    item_rows: list[int],
+    remainder: Remainder,
+    data: st.DataObject,
 ) -> None:
+    order, n = case
+    positions = order.epoch_rows(n)
     if remainder == "drop":
-        batch = min(batch, n)
-    position = data.draw(st.integers(0, n))
-    replayed = order.rows(np.arange(n), n, 3, 1).tolist()
+        batch = min(batch, positions)
+    position = data.draw(st.integers(0, positions))
+    replayed = order.rows(np.arange(positions), n, 3, 1).tolist()
     first: Batches | None = None
     for world, rows_per_item in zip(worlds, item_rows, strict=False):
         plan = make_plan(order, n, batch, world, remainder)
@@ -85,22 +91,21 @@ def test_promises(
     elif remainder == "drop":
         assert sorted(delivered) == sorted(left[: len(left) - tail])
     else:
-        real = [row for row in delivered if row in set(left)]
-        assert set(real) == set(left)
+        assert set(left) <= set(delivered)
         assert len(delivered) == (len(left) + batch - tail if tail else len(left))
 
 
 @given(
-    order=orders(),
-    n=sizes,
+    case=cases(),
     seed=st.integers(),
     epoch=st.integers(0, 5),
     runs=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 7), st.integers(0, 6)), min_size=1, max_size=6),
 )
 def test_stop_and_resume_with_other_world_and_batch_sizes(
-    order: Order, n: int, seed: int, epoch: int, runs: list[tuple[int, int, int]]
+    case: tuple[Order, int], seed: int, epoch: int, runs: list[tuple[int, int, int]]
 ) -> None:
     """Runs of (global batch, world size, steps before the stop), and a last one to the end of the epoch."""
+    order, n = case
     position, delivered = 0, []
     for batch, world, steps in runs:
         plan = make_plan(order, n, batch, world, "ragged", seed)
@@ -110,12 +115,12 @@ def test_stop_and_resume_with_other_world_and_batch_sizes(
         assert sorted(delivered) == sorted(order.rows(np.arange(position), n, seed, epoch).tolist())
     for rows in global_batches(make_plan(order, n, 5, 2, "ragged", seed), epoch, position):
         delivered += rows
-    assert sorted(delivered) == list(range(n))
+    assert sorted(delivered) == sorted(order.rows(np.arange(order.epoch_rows(n)), n, seed, epoch).tolist())
 
 
-@given(order=orders(), n=sizes, batch=st.integers(1, 50), world=st.integers(1, 12))
-def test_shares_differ_by_one_row_at_most(order: Order, n: int, batch: int, world: int) -> None:
-    plan = make_plan(order, n, batch, world, "pad")
+@given(case=cases(), batch=st.integers(1, 50), world=st.integers(1, 12))
+def test_shares_differ_by_one_row_at_most(case: tuple[Order, int], batch: int, world: int) -> None:
+    plan = make_plan(*case, batch, world, "pad")
     slices = [plan.rank_slice(0, rank) for rank in range(world)]
     assert slices[0][0] == 0
     assert slices[-1][1] == batch

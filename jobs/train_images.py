@@ -1,0 +1,441 @@
+"""Owns the training of an image classifier from a Lance dataset; never reads, orders or decodes a row itself.
+
+    python jobs/train_images.py --data digits.lance
+    python jobs/train_images.py --data s3://bucket/food101.lance --model resnet18 --image-size 224 --augment crop
+                                --use-gpu --num-workers 4 --global-batch-size 256 --storage-path s3://bucket/runs
+    ray job submit --address http://localhost:8265 -- python jobs/train_images.py --data /shared/digits.lance
+
+A run is its --storage-path and --run-name. The same command goes on at the very row where the newest checkpoint of
+the run was made, also with other --num-workers, --global-batch-size, --num-decoders or --epochs. A finished run says
+so and does nothing.
+
+Exit status: 0 when the run is finished, 1 when training failed or missed --target-accuracy, 2 for input that cannot
+be used, after one message on stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+import ray
+import ray.cloudpickle
+import ray.exceptions
+import ray.train
+import ray.train.torch
+import torch
+from ray.experimental import tqdm_ray
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import raylance
+from raylance.permutation import derive_key
+
+WARM_UP = 0.05  # of the run, as a fraction
+PATIENCE = 30  # attempts, a minute each, to find a place for the workers
+
+
+def small_cnn(classes: int) -> nn.Module:
+    """A network of 140,000 weights for images from 8x8 up."""
+
+    def block(inputs: int, outputs: int) -> list[nn.Module]:
+        convolution = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+
+    fine = [*block(3, 32), *block(32, 64), nn.MaxPool2d(2)]
+    coarse = [*block(64, 64), *block(64, 128), nn.AdaptiveMaxPool2d(2)]  # (N, 128, 2, 2)
+    return nn.Sequential(*fine, *coarse, nn.Flatten(), nn.Linear(4 * 128, classes))
+
+
+def build_model(name: str, classes: int) -> nn.Module:
+    """Builds a network with random weights, from float images (N, 3, H, W) to scores (N, classes)."""
+    if name == "small_cnn":
+        return small_cnn(classes)
+    try:
+        from torchvision import models
+    except (ImportError, RuntimeError) as error:  # the latter when it was built for another torch
+        raise raylance.ConfigError(
+            f"--model {name} would come from torchvision, which cannot be imported ({error}); pip install torchvision "
+            "on every node, or use --model small_cnn"
+        ) from error
+    known = models.list_models(module=models)
+    if name not in known:
+        raise raylance.ConfigError(
+            f"--model {name} is unknown; use small_cnn or one of torchvision's {len(known)} classifiers, e.g. resnet18"
+        )
+    return models.get_model(name, weights=None, num_classes=classes)
+
+
+def scores_of(model: nn.Module, batch: dict[str, torch.Tensor], config: dict[str, Any]) -> torch.Tensor:
+    """Returns the scores of a batch, (N, classes). Pixels become floats only here: the device gets them as bytes."""
+    images = batch[config["image"]]  # uint8 (N, 3, H, W), channels last
+    bf16 = config["precision"] == "bf16" or (config["precision"] == "auto" and images.is_cuda)
+    with torch.autocast(images.device.type, torch.bfloat16, enabled=bf16):
+        scores: torch.Tensor = model(images.float().div_(127.5).sub_(1))
+    return scores.float()
+
+
+def learning_rate(peak: float, progress: float) -> float:
+    """Linear warm-up, then half a cosine down to zero; `progress` is the fraction of the run that is done."""
+    return peak * min(1.0, progress / WARM_UP) * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def train_fn(config: dict[str, Any]) -> dict[str, Any]:
+    """Trains on one rank; returns figures for the summary, or under `refused` why the run cannot go on."""
+    context, device = ray.train.get_context(), ray.train.torch.get_device()
+    rank, ranks, size, epochs = context.get_world_rank(), context.get_world_size(), config["batch"], config["epochs"]
+    # Ray allows one thread for each CPU that it counts for a rank; a GPU rank counts none, and others may lie idle.
+    here = ray.get_runtime_context().get_node_id()
+    cpus = next(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["NodeID"] == here)
+    torch.set_num_threads(max(1, int(min(cpus, os.cpu_count() or 1) / context.get_local_world_size())))
+    torch.manual_seed(config["seed"])
+    network = build_model(*config["network"]).to(memory_format=torch.channels_last)
+    model = ray.train.torch.prepare_model(network)
+    optimizer = torch.optim.AdamW(network.parameters(), config["learning_rate"], weight_decay=config["weight_decay"])
+    loader, val = ray.train.get_dataset_shard("train"), ray.train.get_dataset_shard("val")
+    # A misfit is returned and not raised: after an error Ray would only try again.
+    try:
+        saved = raylance.restore(loader)
+    except raylance.StateError as error:
+        return {"refused": str(error)}
+    if saved is not None:
+        if (held := saved.get("network")) != config["network"]:
+            fix = "ask for the same, or give another --run-name"
+            return {"refused": f"the checkpoint is of model and classes {held}, not of {config['network']}; {fix}"}
+        network.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+
+    def report(metrics: dict[str, float]) -> None:
+        # Learning rate and random numbers follow from the loader's position, so there is no more to save.
+        state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "network": config["network"]}
+        raylance.report(metrics, loader, state=state)
+
+    steps, done, train_s = loader.steps_per_epoch(global_batch_size=size), 0, 0.0
+    to_run = range(loader.epoch, epochs)
+    bar = tqdm_ray.tqdm(total=steps * epochs, unit="step") if config["bar"] and rank == 0 and to_run else None
+    for epoch in to_run:
+        begin, title = time.perf_counter(), f"epoch {epoch + 1}/{epochs}"
+        first = step = loader.state_dict()["position"] // size
+        loss_sum = torch.zeros((), device=device)
+        network.train()
+        for step, batch in enumerate(loader.iter_torch_batches(global_batch_size=size), first + 1):
+            torch.manual_seed(derive_key(config["seed"], epoch, "dropout", step, rank))
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(config["learning_rate"], (epoch + (step - 0.5) / steps) / epochs)
+            losses = cross_entropy(scores_of(model, batch, config), batch[config["label"]].long(), reduction="none")
+            # DDP averages over ranks, whose shares may differ by a row: this makes it the mean of the global batch.
+            loss = (losses * batch.get("_valid", 1)).sum() * (ranks / size)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss_sum += loss.detach()
+            if bar:
+                bar.update(epoch * steps + step - bar.n)
+                if step % 10 == 1:  # not often: a GPU has to be waited for
+                    bar.set_description(f"{title}, loss {loss.item():.3f}")
+            if step % config["every"] == 0 and step < steps:
+                report({"epoch": epoch, "step": step, "train_loss": loss_sum.item() / (step - first)})
+        done, train_s = done + step - first, train_s + time.perf_counter() - begin
+        sums = torch.stack([loss_sum / ranks, *count_right(network, val, config)])
+        torch.distributed.all_reduce(sums)
+        loss_of_ranks, right, rows = sums.tolist()
+        # After a checkpoint behind the last step there are no steps left; where all rows are masked, no rows.
+        metrics = {
+            "epoch": epoch + 1,
+            "step": step,
+            "train_loss": loss_of_ranks / (step - first) if step > first else math.nan,
+            "val_accuracy": right / rows if rows else math.nan,
+            "images_per_s": done * size / train_s,
+        }
+        report(metrics)
+        if rank == 0:
+            line = "train loss {train_loss:.4f}, validation accuracy {val_accuracy:.2%}, {images_per_s:,.0f} images/s"
+            print(f"{title}: {line.format(**metrics)}", flush=True)
+    if bar:
+        bar.close()
+    return {"epochs": len(to_run), **loader.stats()}
+
+
+@torch.inference_mode()
+def count_right(network: nn.Module, val: raylance.RankLoader, config: dict[str, Any]) -> torch.Tensor:
+    """Counts right answers and rows in this rank's share of the validation rows; shape (2,)."""
+    # Each rank has running statistics of its own; those of rank 0 are what checkpoints hold.
+    for buffer in network.buffers():
+        torch.distributed.broadcast(buffer, 0)
+    network.eval()
+    counts = torch.zeros(2, device=next(network.parameters()).device)
+    for batch in val.iter_torch_batches(global_batch_size=config["batch"]):
+        labels = batch[config["label"]]
+        if len(labels):  # the last step is smaller, and may have no row for this rank
+            valid = batch.get("_valid", torch.ones_like(labels, dtype=torch.bool))
+            right = (scores_of(network, batch, config).argmax(1) == labels) & valid
+            counts += torch.stack([right.sum(), valid.sum()])
+    return counts
+
+
+def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Dataset]:
+    """Opens the rows to train and to validate on; checks all arguments about them."""
+    if args.augment == "crop" and args.image_size is None:
+        raise raylance.ConfigError("--augment crop makes crops of all sizes; give the --image-size they all get")
+    crops = (raylance.RandomResizedCrop(), raylance.CenterCrop()) if args.augment == "crop" else (None, None)
+
+    def rows(where: str, version: Any, crop: Any, hflip: float, **options: Any) -> raylance.Dataset:
+        return raylance.dataset(
+            locate(args.data),
+            version=version,
+            columns=[args.image_column, args.label_column],
+            filter=where or None,
+            decode=raylance.Image(args.image_column, size=args.image_size, augment=crop, hflip=hflip),
+            seed=args.seed,
+            on_bad_row=args.on_bad_row,
+            **options,
+        )
+
+    version = int(args.version) if args.version and args.version.isdigit() else args.version
+    train = rows(args.train_filter, version, crops[0], 0.0 if args.augment == "none" else 0.5, order=args.order)
+    # Of the version that is pinned now, should another be committed between the two.
+    val = rows(args.val_filter, train.version, crops[1], 0.0, order="sequential", remainder="ragged")
+    kind = train.schema.field(args.label_column).type
+    if not pa.types.is_integer(kind):
+        raise raylance.DatasetError(
+            f"--label-column {args.label_column} is {kind}, but a classifier learns integers from 0 up; store labels "
+            "as such, as jobs/create_dataset.py does, or name another column"
+        )
+    if args.image_size is None:
+        try:
+            train.head(64)
+        except raylance.BadRowError as error:
+            raise raylance.DatasetError(f"{error} If images differ in size, give --image-size.") from error
+    return train, val
+
+
+def count_classes(args: argparse.Namespace, train: raylance.Dataset) -> int:
+    """Returns the number of classes: what the command line says, else the schema, else the labels."""
+    if args.num_classes:
+        return int(args.num_classes)
+    names = (train.schema.metadata or {}).get(b"classes")
+    if names:
+        return len(json.loads(names))
+    opened = lance.dataset(locate(args.data), version=train.version)
+    batches = opened.scanner(columns=[args.label_column], batch_size=1 << 16).to_batches()
+    return 1 + max(pc.max(batch[0]).as_py() or 0 for batch in batches)
+
+
+def check_model(name: str, classes: int, train: raylance.Dataset, image: str) -> None:
+    """Runs the model without memory or arithmetic, so that a misfit shows now and not in the workers."""
+    height, width, _ = train.schema.field(image).type.shape
+    with torch.device("meta"):
+        model = build_model(name, classes)
+        try:
+            made = tuple(model(torch.empty(2, 3, height, width)).shape)
+        except (RuntimeError, ValueError, AssertionError, AttributeError) as error:
+            made = str(error)
+    if made != (2, classes):
+        raise raylance.ConfigError(
+            f"--model {name} cannot tell {classes} classes in images of {height}x{width} ({made}); give another "
+            "--image-size or --model"
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the job; returns its exit status."""
+    train, val = open_data(args)
+    classes = count_classes(args, train)
+    check_model(args.model, classes, train, args.image_column)
+    if args.global_batch_size < args.num_workers:
+        raise raylance.ConfigError(
+            f"--global-batch-size {args.global_batch_size} leaves some of --num-workers {args.num_workers} without a "
+            "row; give a larger batch, or fewer workers"
+        )
+    storage = locate(args.storage_path)
+    if "://" not in storage:
+        try:
+            os.makedirs(storage, exist_ok=True)
+        except OSError as error:
+            raise raylance.ConfigError(f"--storage-path {storage} cannot be made ({error}); give another") from error
+    plan = train.plan(args.global_batch_size, args.num_workers)
+    print(f"{train!r}; {len(val):,} rows to validate, {classes:,} classes\n{plan}", flush=True)
+    if not ray.is_initialized():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to start its daemons
+            ray.init()  # honours RAY_ADDRESS, which `ray job submit` sets
+    needs = {"CPU": 0 if args.num_decoders == "auto" else args.num_decoders * args.num_workers, "GPU": 0}
+    needs["GPU" if args.use_gpu else "CPU"] += args.num_workers
+    for what, there in ((what, ray.cluster_resources().get(what, 0)) for what in needs):
+        if there < needs[what]:
+            say(
+                f"the run needs {needs[what]} {what}s, the cluster has {there:g}: waiting for nodes to join; if none "
+                "will, stop this and give fewer --num-workers or --num-decoders"
+            )
+    if __name__ != "__main__" and __name__ in sys.modules:
+        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a script
+    os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it shows twice what workers print, bars too
+    config = {
+        "network": [args.model, classes],
+        "image": args.image_column,
+        "label": args.label_column,
+        "batch": args.global_batch_size,
+        "every": args.checkpoint_every_steps,
+        "bar": sys.stderr.isatty() and not args.no_progress,  # a worker's own stderr is a file
+        **{name: getattr(args, name) for name in ("epochs", "learning_rate", "weight_decay", "precision", "seed")},
+    }
+    name = args.run_name or f"{os.path.basename(args.data.rstrip('/')).removesuffix('.lance')}-{args.model}"
+    result = ray.train.torch.TorchTrainer(
+        train_fn,
+        train_loop_config=config,
+        scaling_config=ray.train.ScalingConfig(num_workers=args.num_workers, use_gpu=args.use_gpu),
+        run_config=ray.train.RunConfig(
+            name=name,
+            storage_path=storage,
+            checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
+            failure_config=ray.train.FailureConfig(args.max_failures, controller_failure_limit=PATIENCE),
+        ),
+        datasets={"train": train, "val": val},
+        dataset_config=raylance.DataConfig(["train", "val"], num_decoders=args.num_decoders),
+    ).fit()
+    if "refused" in result.return_value:
+        raise raylance.StateError(f"run {name} in {storage} cannot go on: {result.return_value['refused']}")
+    return summarise(args, name, result)
+
+
+def summarise(args: argparse.Namespace, name: str, result: ray.train.Result) -> int:
+    """Prints what a user needs to know of a finished run; returns the exit status."""
+    metrics, figures = {"val_accuracy": math.nan, "images_per_s": math.nan} | result.metrics, result.return_value
+    if not figures["epochs"]:
+        print(f"run {name} was finished already; nothing was done")
+    print("validation accuracy {val_accuracy:.2%} after {epoch} epochs, {images_per_s:,.0f} images/s".format(**metrics))
+    if figures["epochs"]:
+        print(
+            "rank 0: {user_s:.1f} s training and saving, {wait_s:.1f} s waiting for data ({first_batch_s:.1f} s of it "
+            "for first batches); its helpers: {decode_s:.1f} s decoding, {read_s:.1f} s reading".format(**figures)
+        )
+    print(f"checkpoint {result.checkpoint.path}")
+    print("the same command goes on from it: more --epochs train on, another --run-name starts anew", flush=True)
+    if args.target_accuracy is not None and not metrics["val_accuracy"] >= args.target_accuracy:
+        say(f"{metrics['val_accuracy']:.2%} misses --target-accuracy {args.target_accuracy:.2%}")
+        return 1
+    return 0
+
+
+def reason(error: Exception) -> str:
+    """Returns the message of what failed, without the traceback, which Ray has logged."""
+    failures = [*getattr(error, "worker_failures", {}).values(), getattr(error, "controller_failure", error)]
+    # When one rank fails, the others lose their connection to it, and say that.
+    cause = next((failure for failure in failures if isinstance(failure, raylance.RaylanceError)), failures[0])
+    text = f"{type(cause).__name__}: {cause}"
+    named = list(re.finditer(r"^[\w.]+(?:Error|Exception|Exit): ", text, re.MULTILINE))  # the last ends a traceback
+    return text[named[-1].start() :].strip() if named else text
+
+
+def locate(path: str) -> str:
+    """Makes a local path absolute: workers have other current directories."""
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+
+
+def say(message: str) -> None:
+    """Tells the user what is wrong."""
+    print(f"train_images.py: {message}", file=sys.stderr, flush=True)
+
+
+def within(kind: Callable[[str], Any], least: float, most: float = math.inf) -> Callable[[str], Any]:
+    """Returns a parser of numbers that refuses those outside of [least, most]."""
+
+    def number(text: str) -> Any:
+        if not least <= (value := kind(text)) <= most:
+            raise argparse.ArgumentTypeError(f"{text} lies outside of [{least}, {most}]")
+        return value
+
+    return number
+
+
+def decoders(text: str) -> Any:
+    """Parses a number of decoders."""
+    return text if text == "auto" else within(int, 0)(text)
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """Parses the command line."""
+    # fmt: off
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    count = within(int, 1)
+
+    def group(title: str) -> Callable[..., None]:
+        adder = parser.add_argument_group(title)
+
+        def add(name: str, text: str, **options: Any) -> None:
+            shown = " (default: %(default)s)" if options.get("default") is not None else ""
+            adder.add_argument(name, help=text + shown, **options)
+
+        return add
+
+    add = group("data")
+    add("--data", "the Lance dataset, where every node can read it", required=True, metavar="URI")
+    add("--version", "version number or tag (default: the newest)", metavar="V")
+    add("--train-filter", "rows to train on, '' for all", default="split = 'train'", metavar="SQL")
+    add("--val-filter", "rows to validate on, '' for all", default="split = 'val'", metavar="SQL")
+    add("--image-column", "encoded images", default="image", metavar="NAME")
+    add("--label-column", "integers from 0 up", default="label", metavar="NAME")
+    add("--num-classes", "(default: as `classes` in the schema metadata has, else the greatest label + 1)",
+        type=within(int, 2), metavar="N")
+    add("--image-size", "side of the square that images become (default: as stored, for images of one size)",
+        type=count, metavar="PIXELS")
+    add("--augment", "flip: every other training image left to right, which digits and text do not stand; crop: "
+        "that, and random resized crops, for photographs, which are validated on their centre",
+        choices=("none", "flip", "crop"), default="none")
+    add("--order", "of training rows", choices=("window", "shard", "row", "sequential"), default="window")
+    add("--on-bad-row", "stop at an image that cannot be decoded, or leave it out",
+        choices=("raise", "mask"), default="raise")
+    add = group("training")
+    add("--model", "small_cnn, or a classifier of torchvision such as resnet18", default="small_cnn", metavar="NAME")
+    add("--epochs", "passes over the training rows", type=count, default=10, metavar="N")
+    add("--global-batch-size", "rows of a step, over all workers", type=count, default=64, metavar="N")
+    add("--learning-rate", "the peak; of AdamW with warm-up and cosine",
+        type=within(float, 0), default=2e-3, metavar="X")
+    add("--weight-decay", "of AdamW", type=within(float, 0), default=0.01, metavar="X")
+    add("--precision", "auto: bf16 autocast on GPUs, fp32 on CPUs", choices=("auto", "fp32", "bf16"), default="auto")
+    add("--seed", "of weights, order and augmentation", type=int, default=0, metavar="N")
+    add("--target-accuracy", "exit with 1 when validation ends below this, e.g. 0.97",
+        type=within(float, 0, 1), metavar="F")
+    add = group("machines")
+    add("--num-workers", "ranks, of one CPU or GPU each", type=count, default=2, metavar="N")
+    add("--use-gpu", "train on GPUs", action="store_true")
+    add("--num-decoders", "decode actors of each rank; auto: on the CPUs that ranks leave free, else in threads; 0: in "
+        "threads", type=decoders, default="auto", metavar="N")
+    add("--max-failures", "times to go on from the last checkpoint after a worker failed, -1: without end",
+        type=within(int, -1), default=3, metavar="N")
+    add = group("run")
+    add("--storage-path", "where runs are kept; several nodes must share it", default="~/raylance-runs", metavar="URI")
+    add("--run-name", "a name that exists goes on (default: <dataset>-<model>)", metavar="NAME")
+    add("--checkpoint-every-steps", "besides one after each epoch; they take about two seconds",
+        type=count, default=1000, metavar="N")
+    add("--no-progress", "no progress bar; there is one on terminals only", action="store_true")
+    # fmt: on
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the job from its arguments; returns the exit status."""
+    args = parse_args(argv)
+    try:
+        return run(args)
+    except raylance.RaylanceError as error:
+        say(str(error))
+        return 2
+    except (ray.train.TrainingFailedError, ray.exceptions.RayError) as error:
+        say(f"training failed: {reason(error)}")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,304 @@
+"""Owns the checks of jobs/train_images.py on a real Ray head with its job server; never mocks it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from tests.conftest import encode
+
+JOBS = Path(__file__).parents[1] / "jobs"
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+TOKEN = secrets.token_hex(16)
+
+_spec = importlib.util.spec_from_file_location("train_images", JOBS / "train_images.py")
+job = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(job)
+
+
+class Head(NamedTuple):
+    """A Ray head: its job server, and the environment of a driver beside it."""
+
+    jobs: str
+    env: dict[str, str]
+
+    def submit(self, script: str, *options: object) -> subprocess.CompletedProcess[str]:
+        """Runs a script of jobs/ as a job; stdout holds the job's whole output."""
+        return run([*RAY, "job", "submit", "--address", self.jobs, "--", sys.executable, JOBS / script, *options])
+
+    def python(self, *command: object) -> subprocess.CompletedProcess[str]:
+        """Runs Python as a driver of this Ray."""
+        return run([sys.executable, *command], self.env)
+
+
+def run(command: list[object], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, command)),
+        env=env or clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without an address of another Ray."""
+    kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_JOB_ID")}
+    return kept | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def is_up(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except urllib.error.HTTPError:
+        return True  # it answers, be it only to ask who we are
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    """A head of two CPUs in a process group of its own, so that ending it ends no other Ray."""
+    temporary = tempfile.mkdtemp(prefix="ray")  # not tmp_path: Ray's sockets need a short one
+    dashboard, agent, client = free_ports(3)
+    command = [*RAY, "start", "--head", "--block", "--port", 0, "--num-cpus", 2, "--temp-dir", temporary]
+    command += ["--dashboard-host", "127.0.0.1", "--dashboard-port", dashboard, "--disable-usage-stats"]
+    command += ["--dashboard-agent-listen-port", agent, "--ray-client-server-port", client]
+    with open(f"{temporary}/start.log", "w") as log:
+        process = subprocess.Popen(
+            list(map(str, command)), env=clean_environment(), stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        url, found = f"http://127.0.0.1:{dashboard}", Path(temporary, "ray_current_cluster")
+        deadline = time.monotonic() + 90
+        while not (found.exists() and is_up(f"{url}/api/version")):
+            assert process.poll() is None, Path(temporary, "start.log").read_text()
+            assert time.monotonic() < deadline, Path(temporary, "start.log").read_text()
+            time.sleep(0.2)
+        yield Head(url, clean_environment() | {"RAY_ADDRESS": found.read_text().strip()})
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # a SIGTERM would be a request to drain the node first
+        process.wait()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def digits(head: Head, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo dataset, made by a job."""
+    out = tmp_path_factory.mktemp("digits") / "digits.lance"
+    made = head.submit("create_dataset.py", "demo", "--out", out)
+    assert made.returncode == 0, made.stdout + made.stderr
+    return out
+
+
+class Run(NamedTuple):
+    """Command line of a run, and where it puts its checkpoints."""
+
+    options: list[object]
+    place: Path
+
+    def checkpoints(self) -> list[Path]:
+        return sorted(path for path in self.place.glob("checkpoint_*") if path.is_dir())
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    return json.loads((checkpoint / "raylance_state.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def make_run(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    storage = tmp_path_factory.mktemp("runs")
+
+    def make(name: str) -> Run:
+        options = ["--data", digits, "--storage-path", storage, "--run-name", name, "--epochs", 2]
+        options += ["--order", "shard", "--checkpoint-every-steps", 15, "--target-accuracy", 0.9, "--max-failures", 0]
+        return Run(options, storage / name)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def trained(head: Head, make_run: Callable[[str], Run]) -> tuple[Run, subprocess.CompletedProcess[str]]:
+    """A run that was submitted as a job and is finished."""
+    made = make_run("whole")
+    return made, head.submit("train_images.py", *made.options)
+
+
+def test_a_submitted_job_trains_and_leaves_checkpoints(trained):
+    made, ran = trained
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    accuracy = float(re.search(r"^validation accuracy ([\d.]+)% after 2 epochs, [\d,]+ images/s$", ran.stdout, re.M)[1])
+    assert accuracy >= 90
+    assert re.search(r"rank 0: [\d.]+ s training and saving, [\d.]+ s waiting for data", ran.stdout)
+    assert "epoch 2/2: train loss 0." in ran.stdout
+    middle, end = made.checkpoints()  # two are kept: step 15 of 25 of the last epoch, and its end
+    assert f"checkpoint {end}\n" in ran.stdout
+    state = read_state(middle)  # in shard order: a window of so few rows would hold the whole epoch
+    assert (state["epoch"], state["position"], state["world_size"]) == (1, 15 * 64, 2)
+    assert 0 < state["completed_shards"]["complete"] < state["completed_shards"]["shards"]
+    ranges = state["completed_shards"]["ranges"]
+    assert sum(behind - first for first, behind in ranges) == state["completed_shards"]["complete"]
+    assert (read_state(end)["epoch"], read_state(end)["position"]) == (2, 0)
+    weights = torch.load(end / "state.pt", weights_only=True)["model"]
+    assert not any(name.startswith("module.") for name in weights)
+
+
+def test_the_same_command_says_that_the_run_is_finished(head, trained):
+    made, first = trained
+    before = made.checkpoints()
+    ran = head.submit("train_images.py", *made.options)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "run whole was finished already; nothing was done" in ran.stdout
+    told = re.compile(r"^validation accuracy .*$", re.M)
+    assert told.findall(ran.stdout) == told.findall(first.stdout)
+    assert made.checkpoints() == before
+
+
+def test_a_run_that_failed_goes_on_in_mid_epoch_to_the_same_weights(head, make_run, trained):
+    made = make_run("broken")
+    script = f"""
+import sys
+sys.path.insert(0, {str(JOBS)!r})
+import train_images
+learning_rate = train_images.learning_rate
+def fail_late(peak, progress):
+    if progress > 0.85:
+        raise RuntimeError("the cat pulled the plug")
+    return learning_rate(peak, progress)
+train_images.learning_rate = fail_late
+sys.exit(train_images.main({[str(option) for option in made.options]}))
+"""
+    failed = head.python("-c", script)
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert "train_images.py: training failed: RuntimeError: the cat pulled the plug" in failed.stderr
+    assert read_state(made.checkpoints()[-1])["position"] == 15 * 64
+    ran = head.python(JOBS / "train_images.py", *made.options)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "epoch 1/2:" not in ran.stdout
+    wanted, found = (torch.load(run.checkpoints()[-1] / "state.pt", weights_only=True) for run in (trained[0], made))
+    for name, weights in wanted["model"].items():
+        torch.testing.assert_close(found["model"][name], weights, rtol=1e-4, atol=1e-5)
+
+
+def test_a_job_that_cannot_start_fails_with_the_message(head, digits):
+    ran = head.submit("train_images.py", "--data", digits, "--train-filter", "split = 'nought'")
+    assert ran.returncode == 1
+    assert "train_images.py: " in ran.stdout
+    assert "split = 'nought'" in ran.stdout
+    assert "Traceback" not in ran.stdout
+
+
+@pytest.fixture(scope="module")
+def small(write_dataset: Callable[..., str]) -> str:
+    """Thirty images of two sizes, the first ten of one; labels up to 4, which no metadata names."""
+    sizes = [(8, 8) if row < 10 else (12, 8) for row in range(30)]
+    table = {
+        "image": pa.array([encode(np.full((*size, 3), row, np.uint8)) for row, size in enumerate(sizes)], pa.binary()),
+        "label": pa.array([row % 5 for row in range(30)], pa.int64()),
+        "split": pa.array(["val" if row % 3 == 0 else "train" for row in range(30)]),
+        "size": pa.array([height for height, _ in sizes], pa.int64()),
+    }
+    return write_dataset(pa.table(table))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data", "nowhere.lance"], "no Lance dataset can be opened at"),
+        (["--train-filter", "split ="], "filter='split ='"),
+        (["--val-filter", "label > 7"], "label > 7"),
+        (["--version", "7"], "has no version 7"),
+        (["--image-column", "photo"], "no column 'photo'"),
+        (["--label-column", "split"], "--label-column split is string"),
+        (["--image-column", "size"], "not binary"),
+        (["--model", "no_such_model", "--image-size", "8"], "--model no_such_model"),
+        (["--image-size", "1"], "images of 1x1"),
+        (["--augment", "crop"], "--image-size"),
+        ([], "If images differ in size, give --image-size"),
+        (["--image-size", "8", "--global-batch-size", "64"], "the global batch 64"),
+        (["--image-size", "8", "--global-batch-size", "1"], "fewer workers"),
+        (["--image-size", "8", "--storage-path", "/dev/null/runs"], "--storage-path /dev/null/runs"),
+    ],
+)
+def test_input_that_cannot_be_used_is_refused_before_anything_starts(small, capsys, options, message):
+    data = [] if "--data" in options else ["--data", small]
+    assert job.main([*data, *options]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("train_images.py: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--epochs", "0"],
+        ["--epochs", "many"],
+        ["--num-decoders", "some"],
+        ["--num-decoders", "-1"],
+        ["--target-accuracy", "97"],
+        ["--augment", "rotate"],
+        ["--max-failures", "-2"],
+    ],
+)
+def test_values_out_of_range_are_refused(capsys, options):
+    with pytest.raises(SystemExit) as refused:
+        job.main(["--data", "x.lance", *options])
+    assert refused.value.code == 2
+    assert f"argument {options[0]}" in capsys.readouterr().err
+
+
+def test_classes_are_counted_from_the_command_line_the_schema_or_the_labels(small, write_dataset):
+    def count(uri: str, *options: str) -> int:
+        args = job.parse_args(["--data", uri, "--image-size", "8", *options])
+        return job.count_classes(args, job.open_data(args)[0])
+
+    named = job.lance.dataset(small).to_table().replace_schema_metadata({"classes": json.dumps(list("abcdefg"))})
+    assert count(small) == 5
+    assert count(write_dataset(named)) == 7
+    assert count(small, "--num-classes", "12") == 12
+
+
+def test_the_learning_rate_warms_up_and_falls_to_zero():
+    rates = [job.learning_rate(2.0, progress / 100) for progress in range(101)]
+    assert rates[0] == 0
+    assert np.argmax(rates) == 5
+    assert rates[5] == pytest.approx(2.0, rel=0.01)
+    assert rates[-1] == pytest.approx(0)
+
+
+def test_help_tells_every_option():
+    ran = run([sys.executable, JOBS / "train_images.py", "--help"])
+    assert ran.returncode == 0, ran.stderr
+    for option in ("--data", "--num-workers", "--use-gpu", "--num-decoders", "--run-name", "--target-accuracy"):
+        assert option in ran.stdout

@@ -1,0 +1,179 @@
+"""Owns the checks that sampled rows come as often as their weights say, and the refusal of impossible weights."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from raylance.order import Facts, Order
+from raylance.sampling import ClassBalanced, Weighted
+from tests.test_order import Selected
+
+FACTS = Facts(rows=100, row_bytes=8, global_batch_size=20, world_size=1, max_window_bytes=1 << 20)
+
+
+def draw(order: Order, n: int, seed: int = 0, epoch: int = 0) -> np.ndarray:
+    settled = order.bind(Selected(n)).resolve(FACTS)
+    return settled.rows(np.arange(settled.epoch_rows(n)), n, seed, epoch)
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def test_rows_come_as_often_as_their_weights() -> None:
+    counts = np.bincount(draw(Weighted(weights="weight", rows_per_epoch=60_000), 100), minlength=100)
+    weights = Selected(100).weights
+    assert (counts[weights == 0] == 0).all()
+    drawn = weights > 0
+    # 85 rows have a weight; 128 is about the 99.8 % point of chi-square with 84 degrees of freedom.
+    assert chi_square(counts[drawn], 60_000 * weights[drawn] / weights.sum()) < 128
+
+
+def test_weights_as_an_array() -> None:
+    weights = np.zeros(100)
+    weights[[3, 70]] = 1, 3
+    rows = draw(Weighted(weights=weights, rows_per_epoch=4000), 100)
+    assert set(rows.tolist()) == {3, 70}
+    assert 0.70 < (rows == 70).mean() < 0.80
+
+
+def test_classes_come_equally_often_however_rare() -> None:
+    classes = np.array(Selected(100).classes)
+    assert len(set(classes.tolist())) == 3
+    drawn = classes[draw(ClassBalanced(column="class", rows_per_epoch=30_000), 100)]
+    _, counts = np.unique(drawn, return_counts=True)
+    assert chi_square(counts, np.full(3, 10_000)) < 13.8  # the 99.9 % point with 2 degrees of freedom
+
+
+def test_class_weights() -> None:
+    order = ClassBalanced(column="class", rows_per_epoch=8000, class_weights={"class 0": 1, "class 4": 3})
+    drawn = np.array(Selected(100).classes)[draw(order, 100)]
+    assert set(drawn.tolist()) == {"class 0", "class 4"}
+    assert 0.72 < (drawn == "class 4").mean() < 0.78
+
+
+def test_batches_of_some_classes() -> None:
+    order = ClassBalanced(column="class", classes_per_batch=2, rows_per_epoch=20_000)
+    drawn = np.array(Selected(100).classes)[draw(order, 100)].reshape(-1, 20)
+    for batch in drawn:
+        _, counts = np.unique(batch, return_counts=True)
+        assert counts.tolist() == [10, 10]
+    _, totals = np.unique(drawn, return_counts=True)
+    assert totals.min() > 0.9 * totals.max()
+
+
+def test_rows_of_a_class_come_equally_often() -> None:
+    rows = draw(ClassBalanced(column="class", rows_per_epoch=40_000), 100)
+    members = np.flatnonzero(np.array(Selected(100).classes) == "class 0")
+    counts = np.bincount(rows, minlength=100)[members]
+    assert chi_square(counts, np.full(len(members), counts.mean())) < 2 * len(members) + 25
+
+
+def test_draws_depend_on_labels_and_not_on_storage_order() -> None:
+    rows = Selected(100)
+    shuffled = Selected(100)
+    shuffled.classes = rows.classes[::-1]
+    order = ClassBalanced(column="class", rows_per_epoch=500)
+    ours = order.bind(rows).resolve(FACTS).rows(np.arange(500), 100, 0, 0)
+    theirs = order.bind(shuffled).resolve(FACTS).rows(np.arange(500), 100, 0, 0)
+    assert [rows.classes[row] for row in ours] == [shuffled.classes[row] for row in theirs]
+
+
+# Frozen, as test_order.GOLDEN is.
+GOLDEN: list[tuple[Order, list[int]]] = [
+    (Weighted(weights="weight", rows_per_epoch=8), [26, 20, 13, 11, 27, 23, 29, 20]),
+    (ClassBalanced(column="class", rows_per_epoch=8), [10, 15, 23, 26, 9, 1, 0, 4]),
+    (ClassBalanced(column="class", classes_per_batch=2, batch_rows=4, rows_per_epoch=8), [10, 17, 20, 27, 5, 1, 0, 4]),
+]
+
+
+@pytest.mark.parametrize(("order", "wanted"), GOLDEN, ids=["weighted", "class", "classes per batch"])
+def test_golden_draws(order: Order, wanted: list[int]) -> None:
+    assert draw(order, 30).tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        (Weighted(weights=np.array([1.0, -1, 1])), "weight -1.0 at selected row 1"),
+        (Weighted(weights=np.array([1.0, np.nan, 1])), "weight nan at selected row 1"),
+        (Weighted(weights=np.zeros(3)), "all weights of the array are 0"),
+        (Weighted(weights=np.ones(4)), r"shape \(4,\).*the selection has 3 rows"),
+        (Weighted(weights="class"), "is string, not a number"),
+        (ClassBalanced(column="class", classes_per_batch=4), "only 3 classes"),
+        (ClassBalanced(column="class", class_weights={"class 9": 1}), "names \\['class 9'\\], of which.*no row"),
+        (ClassBalanced(column="class", class_weights={"class 0": -1}), "not negative"),
+        (ClassBalanced(column="class", class_weights={"class 0": 0}), "one of them positive"),
+    ],
+)
+def test_impossible_weights(order: Order, message: str) -> None:
+    rows = Selected(3)
+    rows.classes = ["class 0", "class 1", "class 4"]
+    with pytest.raises(raylance.ConfigError, match=message):
+        order.bind(rows)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Weighted(weights="w", rows_per_epoch=0), "rows_per_epoch=0"),
+        (lambda: ClassBalanced(column="c", classes_per_batch=0), "classes_per_batch=0"),
+    ],
+)
+def test_impossible_settings(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(raylance.ConfigError, match=message):
+        make()
+
+
+def table() -> pa.Table:
+    rows = np.arange(300)
+    return pa.table({"id": rows, "weight": (rows % 3).astype(np.float32), "label": [f"c{row // 250}" for row in rows]})
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_sampling_through_the_loader_with_resume(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(table())
+    order = ClassBalanced(column="label", classes_per_batch=2, rows_per_epoch=240)
+    dataset = raylance.dataset(uri, order=order)
+    with dataset.loader() as loader:
+        whole = [batch["id"] for batch in loader.iter_batches(global_batch_size=20)]
+        assert loader.epoch == 1
+    assert len(whole) == 12
+    assert all((batch >= 250).sum() == 10 for batch in whole), "the rare class is half of each batch"
+    parts = []
+    with dataset.loader() as loader:
+        for _, batch in zip(range(5), loader.iter_batches(global_batch_size=20), strict=False):
+            parts.append(batch["id"])
+        state = loader.state_dict()
+    ranks = []
+    for rank in range(2):
+        with raylance.dataset(uri, order=order).loader(rank=rank, world_size=2) as loader:
+            loader.load_state_dict(state)
+            ranks.append([batch["id"] for batch in loader.iter_batches(global_batch_size=20)])
+    parts += [np.concatenate(pair) for pair in zip(*ranks, strict=True)]
+    np.testing.assert_array_equal(np.concatenate(parts), np.concatenate(whole))
+
+
+def test_a_checkpoint_of_other_weights_is_refused(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(table())
+    state = raylance.dataset(uri, order=Weighted(weights="weight")).state_dict()
+    other = raylance.dataset(uri, order=Weighted(weights=np.ones(300)))
+    with pytest.raises(raylance.StateError, match="order.fingerprint: saved"):
+        other.load_state_dict(state)
+
+
+@pytest.mark.parametrize("order", [Weighted(weights="wait"), ClassBalanced(column="wait")])
+def test_missing_columns(write_dataset: Callable[..., str], order: Order) -> None:
+    with pytest.raises(raylance.DatasetError, match="needs the column 'wait'.*id, weight, label"):
+        raylance.dataset(write_dataset(table()), order=order)
+
+
+def test_nulls_are_refused(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(pa.table({"weight": [1.0, None], "label": ["a", None]}))
+    for order in (Weighted(weights="weight"), ClassBalanced(column="label")):
+        with pytest.raises(raylance.ConfigError, match="1 nulls.*IS NOT NULL"):
+            raylance.dataset(uri, order=order)
