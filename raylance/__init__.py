@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from raylance.lanes import Sequential, ShardShuffle, WindowShuffle
     from raylance.loader import RankLoader
     from raylance.order import RowShuffle
+    from raylance.permutation import row_rng
     from raylance.sampling import ClassBalanced, Weighted
     from raylance.spec import Options
     from raylance.split import FractionSplit, RangeSplit, ValueSplit
@@ -42,6 +43,7 @@ _MODULES = {
     "loader": ("RankLoader",),
     "lanes": ("Sequential", "ShardShuffle", "WindowShuffle"),
     "order": ("RowShuffle",),
+    "permutation": ("row_rng",),
     "sampling": ("ClassBalanced", "Weighted"),
     "spec": ("Options",),
     "split": ("FractionSplit", "RangeSplit", "ValueSplit"),
@@ -77,6 +79,7 @@ __all__ = [
     "dataset",
     "report",
     "restore",
+    "row_rng",
 ]
 
 

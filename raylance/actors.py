@@ -12,8 +12,8 @@ import pyarrow as pa
 import ray
 import torch
 
-from raylance.columns import ROW_OFFSET
-from raylance.images import Decoding
+from raylance.columns import DRAW, ROW_OFFSET
+from raylance.decoding import Decoding
 from raylance.metrics import Receipt
 from raylance.permutation import Int64Array
 from raylance.plan import Chunk, Plan, WorkItem
@@ -72,8 +72,13 @@ class ShardActor:
         decoding = self._feed.decoding
         if decoding is None:
             return table, table.select([]), Receipt(nbytes=table.nbytes, read_s=waited_s)
-        encoded = table.select([*decoding.columns, ROW_OFFSET])
-        plain = table.drop_columns(decoding.columns)
+        if decoding.transform is None:
+            encoded, plain = table.select([*decoding.columns, ROW_OFFSET]), table.drop_columns(decoding.columns)
+        else:
+            encoded, plain = table, table.select([ROW_OFFSET])
+        plan = self._plans[key]
+        if plan.order.repeats:
+            encoded = encoded.append_column(DRAW, pa.array(plan.item_positions(item)))
         if self._threads is None:
             return plain, encoded, Receipt(nbytes=table.nbytes, read_s=waited_s)
         decoded, receipt = decoding.apply(encoded, item.epoch, self._threads)

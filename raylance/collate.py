@@ -65,7 +65,7 @@ def to_torch(table: pa.Table, *, paddings: Paddings, dtypes: Dtypes, images: fro
                 'out of columns=, or iterate with iter_batches(batch_format="numpy").'
             )
         tensor = torch.utils.dlpack.from_dlpack(array)
-        if name in images:
+        if name in images and tensor.ndim == 4:
             tensor = tensor.permute(0, 3, 1, 2)
         dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
         batch[name] = tensor if dtype is None else tensor.to(dtype)

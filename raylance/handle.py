@@ -11,16 +11,19 @@ import ray
 
 from raylance import collate
 from raylance.catalog import make_order
+from raylance.columns import ROW_OFFSET, VALID
+from raylance.decoding import Decoding, Transform
 from raylance.errors import BadRowError, ConfigError, DatasetError
-from raylance.images import Decoding, Image, image_size
+from raylance.images import Image, image_size
 from raylance.loader import RankLoader
 from raylance.order import Order
 from raylance.permutation import Int64Array
-from raylance.plan import REMAINDERS, PlanSummary, Remainder
-from raylance.reader import Reader
+from raylance.plan import REMAINDERS, Remainder
+from raylance.reader import Reader, is_blob
 from raylance.selection import Selection, pin, select
 from raylance.spec import Feed, Options, Spec, make_plan
 from raylance.split import Split
+from raylance.summary import PlanSummary, summarise
 
 _PROBE_ROWS = 16
 _SHARED_BYTES = 1 << 20  # selections above this travel through the object store, once for all ranks
@@ -34,6 +37,7 @@ def dataset(
     filter: str | None = None,
     split: Split | None = None,
     decode: Image | Sequence[Image] | None = None,
+    transform: Transform | None = None,
     order: str | Order = "window",
     seed: int = 0,
     remainder: Remainder = "drop",
@@ -49,6 +53,7 @@ def dataset(
         filter: SQL expression that selects rows.
         split: A part of them: `FractionSplit`, `RangeSplit` or `ValueSplit`.
         decode: How image columns become pixels.
+        transform: A function run by the decode actors on dicts of arrays, after decoding; see `Decoding.transform`.
         order: "window", "shard", "sequential" or "row", or an order with its parameters.
         seed: The one seed of everything random: order, augmentation.
         remainder: What becomes of the rows behind the last whole step: "drop", "pad" or "ragged".
@@ -76,14 +81,16 @@ def dataset(
     names = _check_columns(opened, columns, images)
     selection = select(source, filter, split)
     probe = _probe(opened, names, selection)
-    decoding = None
-    if images:
+    decoding, delivers = None, names
+    if images or transform is not None:
         settled = [_settle_size(image, probe) for image in images]
-        decoding = Decoding(images=settled, seed=seed, mask_bad_rows=on_bad_row == "mask")
+        decoding = Decoding(images=settled, seed=seed, mask_bad_rows=on_bad_row == "mask", transform=transform)
+        delivers = _delivered(decoding, probe)
     feed = Feed(
         source=source,
         selection=selection,
         columns=names,
+        delivers=delivers,
         row_bytes=max(1.0, probe.nbytes / probe.num_rows),
         decoding=decoding,
     )
@@ -122,15 +129,16 @@ class Dataset(RankLoader):
     @property
     def schema(self) -> pa.Schema:
         """What is delivered: decoded image columns are fixed-shape tensors of uint8 (H, W, 3)."""
-        schema = self._feed.source.open().schema
-        fields = []
-        for name in self._feed.columns:
-            field = schema.field(name)
-            for image in self._feed.decoding.images if self._feed.decoding else ():
-                if image.column == name:
-                    field = pa.field(name, image.arrow_type)
-            fields.append(field)
-        return pa.schema(fields, metadata=schema.metadata)
+        return self._head(0).schema
+
+    def _head(self, rows: int) -> pa.Table:
+        feed = self._feed
+        offsets = feed.load_selection().offsets(np.arange(rows))
+        table = Reader(dataset=feed.source.open(), columns=feed.columns, row_bytes=feed.row_bytes).read(offsets)
+        if feed.decoding is not None:
+            decoded, _ = dataclasses.replace(feed.decoding, _buffers={}).apply(table, 0)
+            table = decoded.append_column(ROW_OFFSET, table[ROW_OFFSET])
+        return table.select([*feed.delivers, ROW_OFFSET] if rows else list(feed.delivers))
 
     def head(self, rows: int = 5) -> collate.NumpyBatch:
         """Reads the first selected rows in storage order, in this process; consumes nothing and needs no Ray.
@@ -141,16 +149,7 @@ class Dataset(RankLoader):
         Returns:
             By column what `iter_batches` gives, and `_rowoffset`. Images are those of epoch 0.
         """
-        feed = self._feed
-        offsets = feed.load_selection().offsets(np.arange(min(rows, len(self))))
-        reader = Reader(dataset=feed.source.open(), columns=feed.columns, row_bytes=feed.row_bytes)
-        table = reader.read(offsets)
-        if feed.decoding is not None:
-            decoded, _ = dataclasses.replace(feed.decoding, _buffers={}).apply(table, 0)
-            for name in feed.decoding.columns:
-                at = table.column_names.index(name)
-                table = table.set_column(at, decoded.schema.field(name), decoded[name])
-        return collate.to_numpy(table, {})
+        return collate.to_numpy(self._head(min(rows, len(self))), {})
 
     def plan(self, global_batch_size: int = 256, world_size: int = 1) -> PlanSummary:
         """Plans an epoch without reading anything.
@@ -163,7 +162,7 @@ class Dataset(RankLoader):
             A summary whose repr tells rows, shards, lanes, steps, the rows dropped or repeated, and bytes of a window.
         """
         plan = make_plan(self._feed, self._spec, self._options, global_batch_size, world_size, self._spec.remainder)
-        return plan.summary(self._feed.row_bytes)
+        return summarise(plan, self._feed.row_bytes)
 
     def loader(self, *, rank: int = 0, world_size: int = 1, **options: Any) -> RankLoader:
         """Makes a loader outside of Ray Train.
@@ -213,12 +212,18 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, im
         if name not in names or decoded.count(name) > 1:
             raise ConfigError(f"decode names {name!r}: it must be one of columns={names}, and be decoded once.")
         kind = schema.field(name).type
-        if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+        if not (is_blob(schema.field(name)) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
             raise DatasetError(
                 f"column {name!r} is {kind}, not binary, so it holds no encoded images; nothing was started. Decode a "
                 "binary column of JPEG, PNG or WebP, or leave decode= out."
             )
     return names
+
+
+def _delivered(decoding: Decoding, probe: pa.Table) -> list[str]:
+    """Columns that come out of decoding and transform, by trying them on the sampled rows."""
+    made, _ = dataclasses.replace(decoding, mask_bad_rows=True, _buffers={}).apply(probe, 0)
+    return [name for name in made.column_names if name != VALID]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

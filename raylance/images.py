@@ -11,9 +11,7 @@ Every geometric augmentation is a box cut out of the source and resized to the o
 import dataclasses
 import io
 import math
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -24,10 +22,7 @@ import pyarrow as pa
 import torch
 import torch.utils.dlpack
 
-from raylance.columns import ROW_OFFSET, VALID
-from raylance.errors import BadRowError, ConfigError
-from raylance.metrics import Receipt
-from raylance.permutation import BoolArray, Int64Array, derive_key, subkeys, uniform
+from raylance.errors import ConfigError
 
 Pixels = npt.NDArray[np.uint8]
 Draws = npt.NDArray[np.float64]
@@ -35,6 +30,7 @@ Box = tuple[int, int, int, int]
 
 _EXIF_ORIENTATION = 0x0112
 _BOX_DRAWS = 40  # uniform numbers set aside for the box; the flip uses the next one
+DRAWS = _BOX_DRAWS + 1
 _CROP_ATTEMPTS = 10
 
 
@@ -224,90 +220,3 @@ def _resize(rgbx: Pixels, height: int, width: int) -> Pixels:
     source = torch.utils.dlpack.from_dlpack(rgbx)[None].permute(0, 3, 1, 2)  # (1, 4, h, w), channels last
     resized = torch.nn.functional.interpolate(source, size=(height, width), mode="bilinear", antialias=True)
     return np.asarray(resized[0].permute(1, 2, 0).numpy())
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Decoding:
-    """Decodes the image columns of tables, reusing its output memory from call to call.
-
-    Attributes:
-        images: The columns to decode, sizes known.
-        seed: Seed of the augmentation.
-        mask_bad_rows: Whether a row that cannot be decoded becomes zeros with `_valid` False, instead of an error.
-    """
-
-    images: Sequence[Image]
-    seed: int
-    mask_bad_rows: bool
-    _buffers: dict[str, Pixels] = dataclasses.field(default_factory=dict)
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns that are decoded."""
-        return [image.column for image in self.images]
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a decoded row."""
-        return sum(math.prod(image.shape) for image in self.images)
-
-    def apply(self, table: pa.Table, epoch: int, executor: Executor | None = None) -> tuple[pa.Table, Receipt]:
-        """Decodes.
-
-        The result shares memory that the next call overwrites: copy it (as sending it through Ray does) before then.
-
-        Args:
-            table: The encoded columns and `_rowoffset`.
-            epoch: Epoch, part of the key of the augmentation.
-            executor: Threads to decode in, or None for the calling thread.
-
-        Returns:
-            A table of the decoded columns, as fixed-shape tensors of uint8 (H, W, 3), and `_valid` (bool); and what the
-            work took.
-
-        Raises:
-            BadRowError: For the first row that cannot be decoded, unless bad rows are masked.
-        """
-        begin = time.perf_counter()
-        offsets = table[ROW_OFFSET].to_numpy()
-        valid = np.ones(table.num_rows, dtype=np.bool_)
-        columns: dict[str, pa.Array] = {}
-        for image in self.images:
-            out = self._buffer(image, table.num_rows)
-            decode_row = self._row_decoder(image, table[image.column], offsets, epoch, out, valid)
-            for _ in (map if executor is None else executor.map)(decode_row, range(table.num_rows)):
-                pass
-            flat = pa.FixedSizeListArray.from_arrays(pa.array(out.reshape(-1)), math.prod(image.shape))
-            columns[image.column] = pa.ExtensionArray.from_storage(image.arrow_type, flat)
-        decoded = pa.table({**columns, VALID: pa.array(valid)})
-        receipt = Receipt(nbytes=decoded.nbytes, decode_s=time.perf_counter() - begin, masked_rows=int((~valid).sum()))
-        return decoded, receipt
-
-    def _row_decoder(
-        self, image: Image, column: pa.ChunkedArray, offsets: Int64Array, epoch: int, out: Pixels, valid: BoolArray
-    ) -> Callable[[int], None]:
-        """A function that decodes row i of a column to `out[i]`, and clears `valid[i]` where a bad row is masked."""
-        keys = subkeys(derive_key(self.seed, epoch, "augment", image.column), offsets)
-        draws = uniform(keys, _BOX_DRAWS + 1)  # (rows, 41)
-        encoded = [memoryview(value.as_buffer()) if value.is_valid else None for value in column]
-
-        def decode_row(row: int) -> None:
-            try:
-                value = encoded[row]
-                if value is None:
-                    raise ValueError("is null")
-                image.decode_into(value, draws[row], out[row])
-            except Exception as error:  # whatever a codec raises on damaged bytes, it is this row that is bad
-                if not self.mask_bad_rows:
-                    reason = f"{type(error).__name__}: {error}"
-                    raise BadRowError(image.column, int(offsets[row]), reason) from error
-                out[row] = 0
-                valid[row] = False
-
-        return decode_row
-
-    def _buffer(self, image: Image, rows: int) -> Pixels:
-        buffer = self._buffers.get(image.column)
-        if buffer is None or len(buffer) < rows:
-            self._buffers[image.column] = buffer = np.empty((rows, *image.shape), dtype=np.uint8)
-        return buffer[:rows]

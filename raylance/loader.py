@@ -56,7 +56,7 @@ class RankLoader:
         self._batch_size: int | None = None
         self._plan: Plan | None = None
         self._plan_key = ""
-        self._helpers = Helpers(feed, options, world_size)
+        self._helpers = Helpers(options, world_size)
         self._key = uuid.uuid4().hex
         self._iteration = 0
 

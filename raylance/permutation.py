@@ -76,6 +76,20 @@ def uniform(keys: UInt64Array, draws: int) -> npt.NDArray[np.float64]:
     return (words >> _U11).astype(np.float64) * 2.0**-53
 
 
+def row_rng(seed: int, epoch: int, row: int) -> np.random.Generator:
+    """A generator for the user's own randomness, the same for a row on every rank, decoder and machine.
+
+    Args:
+        seed: Seed of the run.
+        epoch: Epoch.
+        row: Row offset, as batches carry it under `_rowoffset`.
+
+    Returns:
+        An independent generator. NumPy may change what its methods draw between versions; raylance itself uses none.
+    """
+    return np.random.Generator(np.random.Philox(derive_key(seed, epoch, "row_rng", int(row))))
+
+
 def permute(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike) -> Int64Array:
     """Maps each index to its image under a keyed bijection of [0, n).
 

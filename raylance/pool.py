@@ -14,8 +14,8 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raylance.actors import DecodeActor, ShardActor
+from raylance.decoding import Decoding
 from raylance.errors import PlacementError
-from raylance.images import Decoding
 from raylance.spec import Feed, Options
 
 logger = logging.getLogger(__name__)
@@ -171,21 +171,23 @@ class Helpers:
         pool: The decoders, where decode actors decode.
     """
 
-    def __init__(self, feed: Feed, options: Options, world_size: int) -> None:
+    def __init__(self, options: Options, world_size: int) -> None:
         """Starts nothing.
 
         Args:
-            feed: What the shard actor serves.
             options: How many helpers, and how soon.
             world_size: Ranks that share the cluster.
         """
-        self._feed, self._options, self._world_size = feed, options, world_size
+        self._options, self._world_size = options, world_size
         self.shard: Helper | None = None
         self.pool: DecoderPool | None = None
         self._give_back: weakref.finalize[..., Any] | None = None
 
-    def start(self) -> Helper:
+    def start(self, feed: Feed) -> Helper:
         """Places the helpers, unless they are there already; returns the shard actor.
+
+        Args:
+            feed: What the shard actor serves.
 
         Raises:
             PlacementError: If they are not running within the deadline.
@@ -193,19 +195,19 @@ class Helpers:
         if self.shard is not None:
             return self.shard
         options = self._options
-        decoders = options.num_decoders if self._feed.decoding is not None else 0
+        decoders = options.num_decoders if feed.decoding is not None else 0
         if decoders == "auto":
             decoders = auto_decoders(self._world_size, options.decoder_cpus)
         if decoders:
             self.pool = DecoderPool.lease(decoders, options.decoder_cpus, options.placement_timeout_s)
             self._give_back = weakref.finalize(self, self.pool.give_back)
             self._give_back.atexit = False  # Ray ends the actors of an ending process itself
-        return self.new_shard()
+        return self.new_shard(feed)
 
-    def new_shard(self) -> Helper:
+    def new_shard(self, feed: Feed) -> Helper:
         """Places a shard actor, the first one or one for a dead one."""
         threads = self._options.decode_threads if self.pool is None else 0
-        self.shard = place_shard_actor(self._feed, threads, self._options.placement_timeout_s)
+        self.shard = place_shard_actor(feed, threads, self._options.placement_timeout_s)
         return self.shard
 
     def close(self) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import ray
 
+from raylance.decoding import Decoding
 from raylance.errors import ConfigError
-from raylance.images import Decoding
 from raylance.order import Auto, Facts, Order
 from raylance.plan import Plan, Remainder
 from raylance.selection import Selection, Source
@@ -24,13 +24,15 @@ class Feed:
         source: The pinned dataset.
         selection: The selected rows, or a reference to them in the object store.
         columns: Columns to read.
+        delivers: Columns of the batches: the same, unless a transform changes them.
         row_bytes: Bytes of a row of these columns as it is read, about.
-        decoding: What to do with image columns, or None where there are none.
+        decoding: What to do with image columns, and the transform; None where there is neither.
     """
 
     source: Source
     selection: "Selection | ray.ObjectRef[Selection]"
     columns: Sequence[str]
+    delivers: Sequence[str]
     row_bytes: float
     decoding: Decoding | None
 

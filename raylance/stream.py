@@ -79,7 +79,7 @@ class Stream:
         self._feed, self._plan, self._rank = feed, plan, rank
         self._plan_key, self._shared_plan = plan_key, ray.put(plan)
         self._selection = feed.load_selection()
-        self._shard, self._pool = helpers.start(), helpers.pool
+        self._shard, self._pool = helpers.start(feed), helpers.pool
         self._helpers, self._options, self._key = helpers, options, decoding_key
         self._stats = stats
         self._inflight: deque[_Piece] = deque()
@@ -206,7 +206,7 @@ class Stream:
             ) from error
         replaced = False
         if actor_id == self._shard.actor_id:
-            self._shard = self._helpers.new_shard()
+            self._shard = self._helpers.new_shard(self._feed)
             replaced = True
         elif self._pool is not None and actor_id is not None:
             replaced = self._pool.replace(actor_id, self._options.placement_timeout_s)
@@ -239,7 +239,7 @@ class Stream:
             real = positions < self._plan.epoch_rows
             valid = pc.and_(valid, pa.chunked_array([real]))
         columns[VALID] = valid
-        return pa.table({name: columns[name] for name in (*self._feed.columns, ROW_OFFSET, VALID)})
+        return pa.table({name: columns[name] for name in (*self._feed.delivers, ROW_OFFSET, VALID)})
 
 
 def _is_finished(piece: _Piece) -> bool:

@@ -19,8 +19,9 @@ LAYERS = [
     {"errors", "permutation", "columns"},
     {"order", "state", "metrics", "split"},
     {"lanes", "sampling", "plan", "selection", "reader", "images", "collate"},
-    {"catalog", "quality", "spec"},
-    {"actors"},
+    {"catalog", "decoding", "quality"},
+    {"spec"},
+    {"actors", "summary"},
     {"pool"},
     {"stream"},
     {"loader"},
@@ -43,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"ray", "torch"},
     "torch_data": {"lance", "ray", "torch", "jax"},
 }
-PURE = {"catalog", "lanes", "order", "plan", "permutation"}
+PURE = {"catalog", "lanes", "order", "permutation", "plan", "quality", "summary"}
 
 
 def imported(path: Path) -> set[str]:
@@ -102,7 +103,7 @@ def test_public_surface() -> None:
     names = """
         BadRowError CenterCrop ClassBalanced ConfigError CoverageError DataConfig Dataset DatasetError FractionSplit
         HelperError Image Options PlacementError RandomResizedCrop RangeSplit RankLoader RaylanceError RowShuffle
-        Sequential ShardShuffle StateError ValueSplit Weighted WindowShuffle dataset report restore
+        Sequential ShardShuffle StateError ValueSplit Weighted WindowShuffle dataset report restore row_rng
     """
     assert sorted(raylance.__all__) == names.split()
     for name in raylance.__all__:

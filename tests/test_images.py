@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raylance.decoding import Decoding
 from raylance.errors import BadRowError, ConfigError
-from raylance.images import CenterCrop, Decoding, Image, RandomResizedCrop, image_size
+from raylance.images import CenterCrop, Image, RandomResizedCrop, image_size
 from tests.conftest import encode, make_images
 
 

@@ -1,0 +1,292 @@
+"""Owns the checks of jobs/verify.py: it passes what is sound, and it finds what is not."""
+
+import dataclasses
+import importlib.util
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+
+JOB = Path(__file__).parents[1] / "jobs" / "verify.py"
+_spec = importlib.util.spec_from_file_location("verify", JOB)
+job = importlib.util.module_from_spec(_spec)
+sys.modules["verify"] = job  # dataclasses look their module up
+_spec.loader.exec_module(job)
+
+ROWS, BATCH = 953, 16  # of images_uri; 9 rows behind the last whole step
+ORDERS = {
+    "window": ["--shard-rows", 20, "--window-shards", 2, "--lanes", 4],
+    "shard": ["--shard-rows", 20],
+    "sequential": [],
+    "row": [],
+}
+
+
+def run(capsys: pytest.CaptureFixture[str], uri: str, *options: object) -> tuple[int, str]:
+    """Exit status, and all that was printed; argparse's own exit counts too."""
+    try:
+        status = job.main([uri, "--columns", "id", *map(str, options)])
+    except SystemExit as end:
+        status = end.code
+    out, err = capsys.readouterr()
+    return status, out + err
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("remainder", ["drop", "pad", "ragged"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_plan_covers(
+    order: str, remainder: str, world: int, images_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--global-batch-size", BATCH, "--world-size", world, "--remainder", remainder, "--epoch", 3]
+    status, text = run(capsys, images_uri, "--order", order, *ORDERS[order], *options)
+    assert status == 0, text
+    verdict = text.splitlines()[-1]
+    steps = 59 if remainder == "drop" else 60
+    assert verdict.startswith(f"OK: 953 rows, {world} ranks × {steps} steps, every selected row exactly once")
+    notes = {
+        "drop": "(9 dropped by remainder='drop')",
+        "pad": "(7 repeated, and marked, by remainder='pad')",
+        "ragged": "",
+    }
+    assert verdict.endswith(notes[remainder] or "once")
+
+
+def test_filter_position_and_version(images_uri: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    options = ["--filter", "label != 3", "--position", 100, "--version", 2, "--json", report]
+    status, text = run(capsys, images_uri, "--global-batch-size", 30, "--world-size", 2, *options)
+    assert status == 0, text
+    found = json.loads(report.read_text())
+    selected = lance.dataset(images_uri, version=2).count_rows("label != 3")
+    assert found["expected"] == selected
+    assert found["delivered"] == (selected - 100) // 30 * 30
+    assert found["aside"] == selected - found["delivered"]
+    assert found["steps"] == [(selected - 100) // 30] * 2
+    assert f"{selected - 100 - found['delivered']:,} dropped" in found["verdict"]
+    assert "100 consumed before" in found["verdict"]
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--columns", "id,label", "--world-size", 3, "--remainder", "pad", "--position", 48],
+        ["--image-column", "image", "--image-size", 8, "--decoders", 1, "--world-size", 2, "--filter", "id < 300"],
+    ],
+    ids=["plain", "decoded"],
+)
+def test_the_real_stream_covers(options: list[object], images_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = run(capsys, images_uri, "--stream", "--global-batch-size", BATCH, "--epoch", 1, *options)
+    assert status == 0, text
+    assert "every selected row exactly once" in text.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def real(images_uri: str, ray_session: None) -> tuple[list[list[Any]], Any]:
+    """What two real ranks delivered, by step, and what they had to."""
+    args = job.parse([images_uri, "--global-batch-size", "50", "--world-size", "2", "--remainder", "pad"])
+    args.opened = lance.dataset(images_uri)
+    data = raylance.dataset(images_uri, columns=["id"], remainder="pad")
+    plan = data.plan(global_batch_size=50, world_size=2).plan
+    selection = job.select(job.pin(images_uri, None, None), None)
+    steps = [list(ranks) for ranks in zip(*(job.streamed(data, plan, rank, args) for rank in (0, 1)), strict=True)]
+    wanted = job.want(plan, selection, args)
+    return steps, dataclasses.replace(wanted, aside=list(wanted.aside))
+
+
+def removed(steps: list[list[Any]]) -> None:
+    step = steps[3][1]
+    steps[3][1] = job.Step(offsets=step.offsets[1:], real=step.real[1:])
+
+
+def doubled(steps: list[list[Any]]) -> None:
+    step = steps[3][1]
+    steps[3][1] = job.Step(offsets=np.r_[step.offsets, step.offsets[:1]], real=np.r_[step.real, True])
+
+
+def unmarked(steps: list[list[Any]]) -> None:
+    step = steps[-1][1]
+    steps[-1][1] = job.Step(offsets=step.offsets, real=np.ones_like(step.real))
+
+
+def swapped(steps: list[list[Any]]) -> None:
+    steps[2], steps[5] = steps[5], steps[2]
+
+
+def unselected(steps: list[list[Any]]) -> None:
+    steps[0][0] = job.Step(offsets=np.r_[steps[0][0].offsets, 10**6], real=np.r_[steps[0][0].real, True])
+
+
+def shorter(steps: list[list[Any]]) -> None:
+    steps[-1][0] = None
+
+
+FAULTS = {
+    "nothing": (lambda steps: None, []),
+    "removed": (
+        removed,
+        ["1 rows missing, with offsets {gone}", "1 steps have other rows than the plan, the first is 3"],
+    ),
+    "doubled": (
+        doubled,
+        ["1 rows twice, with offsets {gone}", "1 steps have other rows than the plan, the first is 3"],
+    ),
+    "unmarked": (unmarked, ["25 rows twice", "1 steps have other rows"]),
+    "swapped": (swapped, ["2 steps have other rows than the plan, the first is 2"]),
+    "unselected": (unselected, ["1 rows that are not selected", "1 steps have other rows"]),
+    "shorter": (
+        shorter,
+        ["3 rows missing, with", "steps of the ranks [19, 20], of the plan 20", "1 steps"],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_in_a_real_stream_is_found(fault: str, real: tuple[list[list[Any]], Any]) -> None:
+    spoil, expected = FAULTS[fault]
+    steps = [list(ranks) for ranks in real[0]]
+    gone = steps[3][1].offsets[0]
+    spoil(steps)
+    found = job.count_rows(steps, real[1], 2)["faults"]
+    assert len(found) == len(expected), found
+    for line, start in zip(found, expected, strict=True):
+        assert line.startswith(start.format(gone=gone))
+
+
+def test_a_fault_is_the_exit_status(
+    images_uri: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed = job.replayed
+    monkeypatch.setattr(job, "replayed", lambda *given: itertools.islice(replayed(*given), 1, None))
+    status, text = run(capsys, images_uri, "--global-batch-size", BATCH)
+    assert status == 1
+    assert text.splitlines()[-1].startswith("FAULT: 16 rows missing, with offsets ")
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_replayed_step_is_what_the_loader_delivered(
+    images_uri: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The checkpoint alone tells the order, whatever was "auto"."""
+    data = raylance.dataset(images_uri, columns=["label", "id"], filter="label != 3", seed=9)
+    state, report = tmp_path / "raylance_state.json", tmp_path / "rows.json"
+    for rank in (0, 1):
+        with data.loader(rank=rank, world_size=2, num_decoders=0) as loader:
+            loader.set_epoch(2)
+            batches = loader.iter_batches(global_batch_size=25, with_row_offset=True)
+            batch = list(itertools.islice(batches, 8))[7]
+            state.write_text(json.dumps(loader.state_dict()))
+        options = ["--state", state, "--step", 7, "--rank", rank, "--json", report]
+        status, text = run(capsys, images_uri, *options, "--columns", "id,label")
+        assert status == 0, text
+        rows = json.loads(report.read_text())["rows"]
+        assert [row["row_offset"] for row in rows] == batch["_rowoffset"].tolist()
+        assert [row["id"] for row in rows] == batch["id"].tolist()
+        assert [row["label"] for row in rows] == batch["label"].tolist()
+        assert {row["rank"] for row in rows} == {rank}
+        lines = text.splitlines()
+        assert lines[0].split("\t") == ["position", "rank", "row_offset", "padding", "id", "label"]
+        assert len(lines) == 1 + len(rows)
+    status, text = run(capsys, images_uri, "--state", state, "--filter", "label = 1")
+    assert status == 2
+    assert "other rows" in text
+
+
+def test_a_step_of_all_ranks_shows_values_briefly(
+    write_dataset: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = write_dataset(pa.table({"id": range(40), "raw": [b"x" * 2000] * 40, "text": ["y" * 500] * 40}))
+    options = ["--order", "sequential", "--global-batch-size", 6, "--world-size", 4, "--remainder", "pad"]
+    status, text = run(capsys, uri, *options, "--step", 6, "--columns", "id,raw,text")
+    assert status == 0, text
+    rows = [line.split("\t") for line in text.splitlines()[1:]]
+    assert [(row[0], row[2], row[3]) for row in rows] == [
+        ("36", "36", "False"), ("37", "37", "False"), ("38", "38", "False"), ("39", "39", "False"),
+        ("40", "0", "True"), ("41", "1", "True"),
+    ]  # fmt: skip
+    assert [row[1] for row in rows] == ["0", "1", "1", "2", "3", "3"]
+    assert {row[5] for row in rows} == {"<2,000 bytes>"}
+    assert {len(row[6]) for row in rows} == {80}
+
+
+def test_a_step_without_columns_and_with_idle_ranks(
+    write_dataset: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    uri = write_dataset(pa.table({"id": range(10)}))
+    options = ["--order", "sequential", "--global-batch-size", "4", "--world-size", "3", "--remainder", "ragged"]
+    assert job.main([uri, *options, "--step", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["position\trank\trow_offset\tpadding", "8\t1\t8\tFalse", "9\t2\t9\tFalse"]
+
+
+def test_quality(images_uri: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    report = tmp_path / "quality.json"
+    options = ["--global-batch-size", 32, "--quality", "--shard-rows", 10, "--json", report]
+    status, text = run(capsys, images_uri, *options, "--label-column", "label", "--filter", "id > 100")
+    assert status == 0, text
+    assert "class divergence, 7 labels" in text
+    assert "window_shards" in text.splitlines()[-6]
+    assert json.loads(report.read_text())["divergences"]["7 labels"]["value"] > 0
+    status, text = run(capsys, images_uri, "--global-batch-size", 32, "--quality", "--order", "sequential")
+    assert status == 0, text
+    assert "100 blocks" in text
+
+
+def test_plot(images_uri: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    plot = tmp_path / "quality.png"
+    status, text = run(capsys, images_uri, "--global-batch-size", 32, "--quality", "--plot", plot)
+    if importlib.util.find_spec("matplotlib") is None:
+        assert status == 2
+        assert "pip install matplotlib" in text
+    else:
+        assert status == 0, text
+        assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "--global-batch-size is needed"),
+        (["--global-batch-size", 0], "at least 1"),
+        (["--global-batch-size", 8, "--order", "row", "--lanes", 4], "takes {'lanes': 4}"),
+        (["--global-batch-size", 8, "--world-size", 2, "--rank", 2, "--step", 0], "a rank lies in"),
+        (["--global-batch-size", 8, "--position", 953], "the epoch has 953 rows"),
+        (["--global-batch-size", 8, "--step", 119], "there are 119 steps"),
+        (["--global-batch-size", 8, "--columns", "nope"], "no column 'nope'; its columns are image, label, id"),
+        (["--global-batch-size", 8, "--quality", "--label-column", "nope"], "no column 'nope'"),
+        (["--global-batch-size", 8, "--filter", "nope = 1"], "cannot be applied"),
+        (["--global-batch-size", 8, "--version", 99], "99"),
+        (["--state", "nowhere.json"], "cannot be read"),
+        (["--global-batch-size", 8, "--shard-rows", "many"], "shard_rows='many'"),
+        (["--global-batch-size", 8, "--decoders", 2], "--decoders means nothing without --stream"),
+        (["--global-batch-size", 8, "--plot", "x.png"], "--plot means nothing without --quality"),
+        (["--global-batch-size", 8, "--json", "nowhere/x.json"], "no file can be written there"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else " ".join(map(str, value)) or "nothing",
+)
+def test_bad_input(options: list[object], message: str, images_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text = run(capsys, images_uri, *options)
+    assert status == 2
+    assert message in text
+    assert "Traceback" not in text
+
+
+def test_from_the_shell(images_uri: str) -> None:
+    """As a user runs it, from anywhere; the plan needs no Ray to be replayed."""
+    command = [sys.executable, JOB, images_uri, "--global-batch-size", "100", "--world-size", "8"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=JOB.anchor)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == (
+        "OK: 953 rows, 8 ranks × 9 steps, every selected row exactly once (53 dropped by remainder='drop')"
+    )
