@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from raylance.images import CenterCrop, Image, RandomResizedCrop
     from raylance.lanes import Sequential, ShardShuffle, WindowShuffle
     from raylance.loader import RankLoader
+    from raylance.mixture import mix
     from raylance.order import RowShuffle
+    from raylance.packing import PackTokens
     from raylance.permutation import row_rng
     from raylance.sampling import ClassBalanced, Weighted
     from raylance.spec import Options
@@ -42,7 +44,9 @@ _MODULES = {
     "images": ("CenterCrop", "Image", "RandomResizedCrop"),
     "loader": ("RankLoader",),
     "lanes": ("Sequential", "ShardShuffle", "WindowShuffle"),
+    "mixture": ("mix",),
     "order": ("RowShuffle",),
+    "packing": ("PackTokens",),
     "permutation": ("row_rng",),
     "sampling": ("ClassBalanced", "Weighted"),
     "spec": ("Options",),
@@ -64,6 +68,7 @@ __all__ = [
     "HelperError",
     "Image",
     "Options",
+    "PackTokens",
     "PlacementError",
     "RandomResizedCrop",
     "RangeSplit",
@@ -77,6 +82,7 @@ __all__ = [
     "Weighted",
     "WindowShuffle",
     "dataset",
+    "mix",
     "report",
     "restore",
     "row_rng",

@@ -17,7 +17,6 @@ from raylance.decoding import Decoding
 from raylance.metrics import Receipt
 from raylance.permutation import Int64Array
 from raylance.plan import Chunk, Plan, WorkItem
-from raylance.reader import Reader
 from raylance.spec import Feed
 
 Loaded = tuple[Int64Array, pa.Table]
@@ -36,7 +35,7 @@ class ShardActor:
         """
         self._feed = feed
         self._selection = feed.load_selection()
-        self._reader = Reader(dataset=feed.source.open(), columns=feed.columns, row_bytes=feed.row_bytes)
+        self._reader = feed.open_reader()
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
         self._chunks: dict[ChunkKey, Future[Loaded]] = {}
         self._cold: ChunkKey | None = None

@@ -11,3 +11,9 @@ DRAW = "_draw"
 
 SEED = "_seed"
 """What a transform may seed its own randomness with: of the row, the epoch and the seed, uint64."""
+
+COMPONENT = "_component"
+"""Which dataset of a mixture a row is from, by its place among the names, int64."""
+
+COMPONENT_SHIFT = 48
+"""In a mixture, offsets on their way carry the component in the bits from this one on."""

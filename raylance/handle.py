@@ -7,26 +7,25 @@ from typing import Any, Literal
 import lance
 import numpy as np
 import pyarrow as pa
-import ray
 
 from raylance import collate
 from raylance.catalog import make_order
-from raylance.columns import ROW_OFFSET, VALID
+from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET, VALID
 from raylance.decoding import Decoding, Transform
 from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.images import Image, image_size
 from raylance.loader import RankLoader
 from raylance.order import Order
+from raylance.packing import PackFeed, PackTokens, count_tokens
 from raylance.permutation import Int64Array
 from raylance.plan import REMAINDERS, Remainder
 from raylance.reader import Reader, is_blob
 from raylance.selection import Selection, pin, select
-from raylance.spec import Feed, Options, Spec, make_plan
+from raylance.spec import Feed, Options, Selected, Spec, TableFeed, make_plan
 from raylance.split import Split
 from raylance.summary import PlanSummary, summarise
 
 _PROBE_ROWS = 16
-_SHARED_BYTES = 1 << 20  # selections above this travel through the object store, once for all ranks
 
 
 def dataset(
@@ -38,6 +37,7 @@ def dataset(
     split: Split | None = None,
     decode: Image | Sequence[Image] | None = None,
     transform: Transform | None = None,
+    pack: PackTokens | None = None,
     order: str | Order = "window",
     seed: int = 0,
     remainder: Remainder = "drop",
@@ -54,6 +54,8 @@ def dataset(
         split: A part of them: `FractionSplit`, `RangeSplit` or `ValueSplit`.
         decode: How image columns become pixels.
         transform: A function run by the decode actors on dicts of arrays, after decoding; see `Decoding.transform`.
+        pack: Packs documents of tokens into sequences, which are then the rows; batches hold `input_ids` and `doc_ids`
+            (n, length), the row offset of each token's document, and `first_row`, `first_token` where it begins.
         order: "window", "shard", "sequential" or "row", or an order with its parameters.
         seed: The one seed of everything random: order, augmentation.
         remainder: What becomes of the rows behind the last whole step: "drop", "pad" or "ragged".
@@ -75,6 +77,10 @@ def dataset(
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ConfigError(f"seed={seed!r}: must be an integer.")
     made_order = make_order(order)
+    if pack is not None:
+        if columns is not None or decode is not None or transform is not None:
+            raise ConfigError("pack= delivers the packed tokens alone: leave columns=, decode= and transform= out.")
+        columns = [pack.column]
     images = [decode] if isinstance(decode, Image) else list(decode or ())
     source = pin(uri, version, storage_options)
     opened = source.open()
@@ -86,7 +92,7 @@ def dataset(
         settled = [_settle_size(image, probe) for image in images]
         decoding = Decoding(images=settled, seed=seed, mask_bad_rows=on_bad_row == "mask", transform=transform)
         delivers = _delivered(decoding, probe)
-    feed = Feed(
+    feed: Feed = TableFeed(
         source=source,
         selection=selection,
         columns=names,
@@ -94,12 +100,19 @@ def dataset(
         row_bytes=max(1.0, probe.nbytes / probe.num_rows),
         decoding=decoding,
     )
+    rows: Selected = selection
+    if pack is not None:
+        rows = count_tokens(feed.open_reader(), selection, pack)
+        feed = PackFeed(documents=feed, table=rows, pack=pack)
+        made_order = made_order.bind(_Lookup(opened, rows))
+    else:
+        made_order = made_order.bind(_Lookup(opened, selection))
     spec = Spec(
         filter=filter,
         split=None if split is None else repr(split),
-        rows=selection.rows,
-        fingerprint=selection.fingerprint,
-        order=made_order.bind(_Selected(opened, selection)),
+        rows=rows.rows,
+        fingerprint=rows.fingerprint,
+        order=made_order,
         seed=seed,
         remainder=remainder,
         masks_bad_rows=on_bad_row == "mask",
@@ -115,16 +128,15 @@ class Dataset(RankLoader):
         return self._spec.rows
 
     def __repr__(self) -> str:
-        source = self._feed.source
         return (
-            f"raylance.dataset({source.uri!r}, version={source.version}, filter={self._spec.filter!r}): "
+            f"raylance.dataset({self._feed.uri!r}, version={self._feed.version}, filter={self._spec.filter!r}): "
             f"{len(self):,} rows of {', '.join(self._feed.columns)}"
         )
 
     @property
-    def version(self) -> int:
-        """The pinned version."""
-        return self._feed.source.version
+    def version(self) -> Any:
+        """The pinned version; of a mixture, versions by component."""
+        return self._feed.version
 
     @property
     def schema(self) -> pa.Schema:
@@ -134,7 +146,9 @@ class Dataset(RankLoader):
     def _head(self, rows: int) -> pa.Table:
         feed = self._feed
         offsets = feed.load_selection().offsets(np.arange(rows))
-        table = Reader(dataset=feed.source.open(), columns=feed.columns, row_bytes=feed.row_bytes).read(offsets)
+        table = feed.open_reader().read(offsets)
+        offsets = offsets & ((1 << COMPONENT_SHIFT) - 1)
+        table = table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets))
         if feed.decoding is not None:
             decoded, _ = dataclasses.replace(feed.decoding, _buffers={}).apply(table, 0)
             table = decoded.append_column(ROW_OFFSET, table[ROW_OFFSET])
@@ -187,9 +201,7 @@ class Dataset(RankLoader):
 
     def share(self) -> None:
         """Puts a large selection into the object store, so that all ranks read one copy of it."""
-        selection = self._feed.selection
-        if isinstance(selection, Selection) and selection.nbytes > _SHARED_BYTES and ray.is_initialized():
-            self._feed = dataclasses.replace(self._feed, selection=ray.put(selection))
+        self._feed = self._feed.shared()
 
     def __getstate__(self) -> dict[str, Any]:
         self.share()
@@ -227,11 +239,11 @@ def _delivered(decoding: Decoding, probe: pa.Table) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _Selected:
+class _Lookup:
     """What orders look up in a selection; see `raylance.order.Rows`."""
 
     dataset: lance.LanceDataset
-    selection: Selection
+    selection: Selected
 
     @property
     def count(self) -> int:
@@ -243,13 +255,21 @@ class _Selected:
                 f"the order needs the column {name!r}, which {self.dataset.uri!r} does not have; nothing was started. "
                 f"Its columns are {', '.join(self.dataset.schema.names)}."
             )
-        offsets = self.selection.offsets(np.arange(self.count))
+        offsets = self._rows("a column").offsets(np.arange(self.count))
         return Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name]
 
     def fragment_ends(self) -> Int64Array:
         ends = np.cumsum([fragment.count_rows() for fragment in self.dataset.get_fragments()], dtype=np.int64)
-        counted = np.unique(self.selection.count_before(ends))
+        counted = np.unique(self._rows("fragments").count_before(ends))
         return counted[counted > 0]
+
+    def _rows(self, what: str) -> Selection:
+        if not isinstance(self.selection, Selection):
+            raise ConfigError(
+                f"the order needs {what} of each row, but with pack= the rows are sequences of many documents. Use an "
+                "order that needs none: window, shard, sequential or row."
+            )
+        return self.selection
 
 
 def _probe(opened: lance.LanceDataset, columns: Sequence[str], selection: Selection) -> pa.Table:

@@ -15,9 +15,10 @@ import pyarrow as pa
 import torch
 
 from raylance import collate
-from raylance.columns import ROW_OFFSET, VALID
+from raylance.columns import COMPONENT, ROW_OFFSET, VALID
 from raylance.errors import ConfigError, RaylanceError
 from raylance.metrics import Stats
+from raylance.mixing import MixOrder
 from raylance.plan import Plan, Remainder
 from raylance.pool import Helpers
 from raylance.spec import Feed, Options, Spec, check_batch_size, make_plan
@@ -218,14 +219,14 @@ class RankLoader:
         return torch.device("cpu")
 
     def _state(self) -> State:
-        spec, source = self._spec, self._feed.source
+        spec = self._spec
         shards: dict[str, Any] = {}
         if spec.order.is_resolved:
             done = spec.order.completed_shards(self._position, spec.rows, spec.seed, self._epoch)
             shards = pack_shards(done)
         return State(
-            uri=source.uri,
-            version=source.version,
+            uri=self._feed.uri,
+            version=self._feed.version,
             filter=spec.filter,
             split=spec.split,
             rows=spec.rows,
@@ -235,6 +236,7 @@ class RankLoader:
             epoch=self._epoch,
             position=self._position,
             completed_shards=shards,
+            components=spec.order.standings(self._position) if isinstance(spec.order, MixOrder) else {},
             global_batch_size=self._batch_size,
             world_size=self.world_size,
         )
@@ -264,6 +266,9 @@ class RankLoader:
             self._plan, self._plan_key = plan, uuid.uuid4().hex
         self._batch_size, self._spec = plan.global_batch_size, dataclasses.replace(self._spec, order=plan.order)
         hidden = [] if with_row_offset else [ROW_OFFSET]
+        mixed = isinstance(plan.order, MixOrder)
+        if not (mixed and with_row_offset):
+            hidden.append(COMPONENT)
         if remainder != "pad" and not self._spec.masks_bad_rows:
             hidden.append(VALID)
         epoch, position = self._epoch, self._position

@@ -4,29 +4,106 @@ nothing.
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any, Protocol
 
+import pyarrow as pa
 import ray
 
 from raylance.decoding import Decoding
 from raylance.errors import ConfigError
 from raylance.order import Auto, Facts, Order
+from raylance.permutation import Int64Array
 from raylance.plan import Plan, Remainder
+from raylance.reader import Reader
 from raylance.selection import Selection, Source
 
+_SHARED_BYTES = 1 << 20  # selections above this travel through the object store
 _CHUNK_BYTES = 32 << 20  # of one rank, for orders that have no windows
 
 
+class Selected(Protocol):
+    """The rows that an epoch is made of."""
+
+    @property
+    def rows(self) -> int:
+        """Their number, n."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of what they are."""
+        ...
+
+    def offsets(self, selected: Int64Array) -> Int64Array:
+        """Selected rows 0 … n-1 to the offsets that a reader takes, both ascending."""
+        ...
+
+
+class RowReader(Protocol):
+    """Reads rows by their offsets."""
+
+    def read(self, offsets: Int64Array) -> pa.Table:
+        """Reads rows, offsets ascending; the table has `_rowoffset` beside the columns."""
+        ...
+
+
+class Feed(Protocol):
+    """What a shard actor serves; picklable."""
+
+    @property
+    def uri(self) -> Any:
+        """Where the data lies, JSON-able."""
+        ...
+
+    @property
+    def version(self) -> Any:
+        """The pinned version, JSON-able."""
+        ...
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Columns to read."""
+        ...
+
+    @property
+    def delivers(self) -> Sequence[str]:
+        """Columns of the batches: the same, unless a transform changes them."""
+        ...
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of a row as it is read, about."""
+        ...
+
+    @property
+    def decoding(self) -> Decoding | None:
+        """What to do with image columns, and the transform; None where there is neither."""
+        ...
+
+    def load_selection(self) -> Selected:
+        """The selected rows, fetched where only a reference is held."""
+        ...
+
+    def open_reader(self) -> RowReader:
+        """Opens what the offsets address."""
+        ...
+
+    def shared(self) -> "Feed":
+        """The same, with large selections in the object store, so that all ranks read one copy."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
-    """What a shard actor serves.
+class TableFeed:
+    """The selected rows of one dataset; see `Feed`.
 
     Attributes:
         source: The pinned dataset.
         selection: The selected rows, or a reference to them in the object store.
         columns: Columns to read.
-        delivers: Columns of the batches: the same, unless a transform changes them.
+        delivers: Columns of the batches.
         row_bytes: Bytes of a row of these columns as it is read, about.
-        decoding: What to do with image columns, and the transform; None where there is neither.
+        decoding: What to do with image columns, and the transform.
     """
 
     source: Source
@@ -36,9 +113,30 @@ class Feed:
     row_bytes: float
     decoding: Decoding | None
 
+    @property
+    def uri(self) -> str:
+        """URI of the dataset."""
+        return self.source.uri
+
+    @property
+    def version(self) -> int:
+        """The pinned version."""
+        return self.source.version
+
     def load_selection(self) -> Selection:
-        """The selection itself, fetched where only a reference is held."""
+        """See `Feed.load_selection`."""
         return self.selection if isinstance(self.selection, Selection) else ray.get(self.selection)
+
+    def open_reader(self) -> Reader:
+        """See `Feed.open_reader`."""
+        return Reader(dataset=self.source.open(), columns=self.columns, row_bytes=self.row_bytes)
+
+    def shared(self) -> "TableFeed":
+        """See `Feed.shared`."""
+        selection = self.selection
+        if not isinstance(selection, Selection) or selection.nbytes <= _SHARED_BYTES or not ray.is_initialized():
+            return self
+        return dataclasses.replace(self, selection=ray.put(selection))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +144,8 @@ class Spec:
     """What is delivered, and in which order: the part of a loader that a checkpoint must agree with.
 
     Attributes:
-        filter: The filter that made the selection, or None.
-        split: The split that made it, as its repr, or None.
+        filter: The filter that made the selection, or None; in a mixture, by component.
+        split: The split that made it, as its repr, or None; likewise.
         rows: Rows of the selection.
         fingerprint: Hash of the selection's row offsets.
         order: The order, "auto" fields allowed.
@@ -56,8 +154,8 @@ class Spec:
         masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
     """
 
-    filter: str | None
-    split: str | None
+    filter: Any
+    split: Any
     rows: int
     fingerprint: str
     order: Order

@@ -29,7 +29,7 @@ class State:
     """The consumed position of a loader and what it refers to.
 
     Attributes:
-        uri: Dataset.
+        uri: Dataset; like the next three by component in a mixture.
         version: Pinned version.
         filter: Filter, or None.
         split: Split, as its repr, or None.
@@ -40,14 +40,15 @@ class State:
         epoch: Epoch.
         position: Rows of the epoch's order consumed by all ranks together.
         completed_shards: IDs of shards wholly in the consumed prefix, as `pack_shards` writes them.
+        components: In a mixture, where each dataset stands, by name; for information.
         global_batch_size: For information: the next run may use another.
         world_size: For information: the next run may use another.
     """
 
-    uri: str
-    version: int
-    filter: str | None
-    split: str | None
+    uri: Any
+    version: Any
+    filter: Any
+    split: Any
     rows: int
     fingerprint: str
     seed: int
@@ -55,6 +56,7 @@ class State:
     epoch: int
     position: int
     completed_shards: Mapping[str, Any]
+    components: Mapping[str, Any]
     global_batch_size: int | None
     world_size: int
 
@@ -99,20 +101,25 @@ def check_state(saved: State, current: State) -> None:
         StateError: With every differing field, both values side by side.
     """
     differing = [
-        (name, getattr(saved, name), getattr(current, name))
-        for name in _MUST_MATCH
-        if getattr(saved, name) != getattr(current, name)
+        difference
+        for name in (*_MUST_MATCH, "order")
+        for difference in _differences(name, getattr(saved, name), getattr(current, name))
     ]
-    for key in sorted(set(saved.order) | set(current.order)):
-        ours, theirs = current.order.get(key), saved.order.get(key)
-        if ours != theirs and (ours is None or theirs is None or "auto" not in (ours, theirs)):
-            differing.append((f"order.{key}", theirs, ours))
     if differing:
         table = "\n".join(f"  {name}: saved {old!r}, now {new!r}" for name, old, new in differing)
         raise StateError(
             f"the checkpoint belongs to other data or another order, so its position would mean other rows:\n{table}\n"
             "Build the dataset with the saved values (version=… pins the version), or start under a new run name."
         )
+
+
+def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, Any]]:
+    """Differing values by dotted name, dicts compared key by key; "auto" agrees with everything."""
+    if isinstance(saved, Mapping) and isinstance(current, Mapping):
+        keys = sorted(set(saved) | set(current))
+        return [found for key in keys for found in _differences(f"{name}.{key}", saved.get(key), current.get(key))]
+    settled = saved is not None and current is not None and "auto" in (saved, current)
+    return [] if saved == current or settled else [(name, saved, current)]
 
 
 def write_state(state: Mapping[str, Any], directory: str | Path) -> None:

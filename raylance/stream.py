@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
-from raylance.columns import ROW_OFFSET, VALID
+from raylance.columns import COMPONENT, COMPONENT_SHIFT, ROW_OFFSET, VALID
 from raylance.errors import CoverageError, HelperError
 from raylance.metrics import Coverage, Receipt, Stats
 from raylance.plan import Plan, WorkItem
@@ -87,7 +87,7 @@ class Stream:
         self._row_bytes = feed.row_bytes + (feed.decoding.row_bytes if feed.decoding else 0)
 
     def tables(self, epoch: int, position: int, prefetch_batches: int) -> Iterator[pa.Table]:
-        """Yields the rank's rows of each step: the feed's columns, `_rowoffset` (int64) and `_valid` (bool).
+        """Yields the rank's rows of each step: the feed's columns, `_component`, `_rowoffset` and `_valid`.
 
         Args:
             epoch: Epoch.
@@ -201,7 +201,7 @@ class Stream:
             offsets = self._selection.offsets(rows)
             raise HelperError(
                 f"helper actors died {oldest.deaths} times over the same {len(rows)} rows, with row offsets between "
-                f"{offsets.min()} and {offsets.max()} of {self._feed.source.uri!r} ({error}). The epoch stops here. "
+                f"{offsets.min()} and {offsets.max()} of {self._feed.uri!r} ({error}). The epoch stops here. "
                 "Look for a row that crashes the decoder, or for too little memory on the nodes of the helpers."
             ) from error
         replaced = False
@@ -233,13 +233,15 @@ class Stream:
             )
         self.coverage.add(wanted[positions < self._plan.epoch_rows])
         columns = {name: plain[name] for name in plain.column_names}
+        columns[COMPONENT] = pa.chunked_array([wanted >> COMPONENT_SHIFT])
+        columns[ROW_OFFSET] = pa.chunked_array([wanted & ((1 << COMPONENT_SHIFT) - 1)])
         columns |= {name: images[name] for name in images.column_names}
         valid = columns.get(VALID, pa.chunked_array([np.ones(item.rows, dtype=np.bool_)]))
         if self._plan.remainder == "pad":
             real = positions < self._plan.epoch_rows
             valid = pc.and_(valid, pa.chunked_array([real]))
         columns[VALID] = valid
-        return pa.table({name: columns[name] for name in (*self._feed.delivers, ROW_OFFSET, VALID)})
+        return pa.table({name: columns[name] for name in (*self._feed.delivers, COMPONENT, ROW_OFFSET, VALID)})
 
 
 def _is_finished(piece: _Piece) -> bool:

@@ -21,11 +21,12 @@ LAYERS = [
     {"lanes", "sampling", "plan", "selection", "reader", "images", "collate"},
     {"catalog", "decoding", "quality"},
     {"spec"},
-    {"actors", "summary"},
+    {"actors", "mixing", "packing", "summary"},
     {"pool"},
     {"stream"},
     {"loader"},
     {"handle"},
+    {"mixture"},
     {"torch_data", "train"},
 ]
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
@@ -102,8 +103,9 @@ def test_the_pure_core_loads_numpy_alone() -> None:
 def test_public_surface() -> None:
     names = """
         BadRowError CenterCrop ClassBalanced ConfigError CoverageError DataConfig Dataset DatasetError FractionSplit
-        HelperError Image Options PlacementError RandomResizedCrop RangeSplit RankLoader RaylanceError RowShuffle
-        Sequential ShardShuffle StateError ValueSplit Weighted WindowShuffle dataset report restore row_rng
+        HelperError Image Options PackTokens PlacementError RandomResizedCrop RangeSplit RankLoader RaylanceError
+        RowShuffle Sequential ShardShuffle StateError ValueSplit Weighted WindowShuffle dataset mix report restore
+        row_rng
     """
     assert sorted(raylance.__all__) == names.split()
     for name in raylance.__all__:

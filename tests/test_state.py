@@ -25,6 +25,7 @@ STATE = State(
     epoch=1,
     position=40,
     completed_shards=pack_shards(np.array([True, True, False, True])),
+    components={},
     global_batch_size=20,
     world_size=2,
 )

@@ -1,0 +1,147 @@
+"""Owns the promises of packing: every token once, boundaries right, resume in the middle of a document."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raylance
+from raylance.packing import Documents, PackTokens, _PackReader
+
+EOS, PAD = 99, 0
+
+
+class InMemory:
+    """Documents as a selection, and as what reads them."""
+
+    def __init__(self, documents: list[list[int]]) -> None:
+        self.documents = documents
+        self.rows, self.fingerprint = len(documents), "f"
+
+    def offsets(self, selected: np.ndarray) -> np.ndarray:
+        return selected * 3  # row offsets are not row numbers
+
+    def read(self, offsets: np.ndarray) -> pa.Table:
+        rows = [self.documents[offset // 3] for offset in offsets]
+        return pa.table({"tokens": pa.array(rows, pa.list_(pa.int32())), "_rowoffset": offsets})
+
+
+@given(
+    documents=st.lists(st.lists(st.integers(1, 50), max_size=12), min_size=1, max_size=15).filter(any),
+    length=st.integers(1, 9),
+    eos=st.booleans(),
+    data=st.data(),
+)
+def test_sequences_are_the_cuts_of_one_string(
+    documents: list[list[int]], length: int, eos: bool, data: st.DataObject
+) -> None:
+    pack = PackTokens("tokens", length, EOS if eos else None, PAD)
+    string = [token for document in documents for token in (*document, *([EOS] if eos else []))]
+    owners = [3 * row for row, document in enumerate(documents) for _ in range(len(document) + eos)]
+    memory = InMemory(documents)
+    ends = np.cumsum([len(document) + eos for document in documents])
+    table = Documents(ends=ends, length=length)
+    assert table.rows == -(-len(string) // length)
+    chosen = sorted(data.draw(st.sets(st.integers(0, table.rows - 1), min_size=1)))
+    reader = _PackReader(reader=memory, documents=memory, table=table, pack=pack)  # type: ignore[arg-type]
+    found = reader.read(np.array(chosen, dtype=np.int64)).to_pydict()
+    for place, sequence in enumerate(chosen):
+        tokens = string[sequence * length : (sequence + 1) * length]
+        padding = length - len(tokens)
+        assert found["input_ids"][place] == tokens + [PAD] * padding
+        assert found["doc_ids"][place] == owners[sequence * length : (sequence + 1) * length] + [-1] * padding
+        assert found["first_row"][place] == owners[sequence * length]
+        before = string[: sequence * length]
+        same = [owner for owner in owners[: len(before)] if owner == found["first_row"][place]]
+        assert found["first_token"][place] == len(same)
+
+
+def corpus() -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(1, 90, size).tolist() for size in rng.integers(0, 60, 300)]
+
+
+@pytest.fixture(scope="module")
+def uri(write_dataset: Callable[..., str]) -> str:
+    documents = corpus()
+    tables = [
+        pa.table(
+            {"tokens": pa.array(documents[low : low + 90], pa.list_(pa.int32())), "id": range(low, min(low + 90, 300))}
+        )
+        for low in range(0, 300, 90)
+    ]
+    return write_dataset(*tables)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_every_token_once_through_the_loader_with_resume(uri: str) -> None:
+    def make() -> raylance.Dataset:
+        pack = PackTokens("tokens", 32, EOS, PAD)
+        return raylance.dataset(uri, filter="id % 3 != 0", pack=pack, order="row", remainder="ragged")
+
+    wanted = [corpus()[row] for row in range(300) if row % 3]
+    with make().loader() as loader:
+        first = [batch for _, batch in zip(range(4), loader.iter_batches(global_batch_size=16), strict=False)]
+        state = loader.state_dict()
+    ranks = []
+    for rank in range(2):
+        with make().loader(rank=rank, world_size=2) as loader:
+            loader.load_state_dict(state)
+            ranks.append(list(loader.iter_batches(global_batch_size=16)))
+    assert len(ranks[0]) == len(ranks[1])
+    batches = [*first, *(batch for pair in zip(*ranks, strict=True) for batch in pair)]
+    ids = np.concatenate([batch["input_ids"] for batch in batches])
+    docs = np.concatenate([batch["doc_ids"] for batch in batches])
+    assert ids.shape[1] == 32
+    assert len(ids) == len(make())
+    tokens: dict[int, list[tuple[int, int]]] = {}
+    begins = np.concatenate([batch["first_token"] for batch in batches])
+    for row, (sequence, owners) in enumerate(zip(ids, docs, strict=True)):
+        for owner in np.unique(owners[owners >= 0]):
+            start = int(begins[row]) if owner == owners[0] else 0
+            places = np.flatnonzero(owners == owner)
+            tokens.setdefault(int(owner), []).extend(
+                (start + index, int(sequence[place])) for index, place in enumerate(places)
+            )
+    rebuilt = [[token for _, token in sorted(tokens[row])] for row in sorted(tokens)]
+    assert rebuilt == [[*document, EOS] for document in wanted]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array(["a b"]), "is string, not lists of integers"),
+        (pa.array([[0.5]]), "is list.*double.*, not lists of integers"),
+        (pa.array([[1], None]), "has nulls"),
+        (pa.array([[], []], pa.list_(pa.int32())), "holds no token"),
+    ],
+)
+def test_columns_that_hold_no_documents(write_dataset: Callable[..., str], column: pa.Array, message: str) -> None:
+    uri = write_dataset(pa.table({"tokens": column}))
+    with pytest.raises(raylance.DatasetError, match=message):
+        raylance.dataset(uri, pack=PackTokens("tokens", 8))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"pack": PackTokens("text", 8)}, "has no column 'text'"),
+        ({"pack": PackTokens("tokens", 8), "columns": ["id"]}, "columns="),
+        (
+            {"pack": PackTokens("tokens", 8), "order": raylance.Weighted(weights="id")},
+            "with pack= the rows are sequences",
+        ),
+    ],
+)
+def test_what_does_not_go_with_packing(uri: str, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(raylance.RaylanceError, match=message):
+        raylance.dataset(uri, **arguments)
+
+
+def test_bad_lengths() -> None:
+    with pytest.raises(raylance.ConfigError, match="length=0"):
+        PackTokens("tokens", 0)
