@@ -35,12 +35,14 @@ class Decoding:
             `_rowoffset` (int64) and `_seed` (uint64, of the row, the epoch and the seed: for `numpy.random.default_rng`
             or `torch.Generator`), and returns such a dict with as many rows. It sees pieces of batches, so what it does
             to a row must not depend on the others.
+        transformed: Schema of what the transform returns: it is never called for a step in which a rank has no row.
     """
 
     images: Sequence[Image]
     seed: int
     mask_bad_rows: bool
     transform: Transform | None = None
+    transformed: pa.Schema | None = None
     _buffers: dict[str, Pixels] = dataclasses.field(default_factory=dict)
 
     @property
@@ -84,7 +86,9 @@ class Decoding:
             flat = pa.FixedSizeListArray.from_arrays(pa.array(out.reshape(-1)), math.prod(image.shape))
             column = pa.ExtensionArray.from_storage(image.arrow_type, flat)
             table = table.set_column(table.column_names.index(image.column), image.column, column)
-        if self.transform is not None:
+        if self.transformed is not None and table.num_rows == 0:
+            table = self.transformed.empty_table()
+        elif self.transform is not None:
             arrays = to_numpy(table.drop_columns([DRAW] if draws is not None else []), {})
             arrays[SEED] = self._keys(offsets, draws, epoch, "transform")
             table = _checked_table(self.transform(arrays), table.num_rows)

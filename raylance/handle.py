@@ -91,7 +91,11 @@ def dataset(
     if images or transform is not None:
         settled = [_settle_size(image, probe) for image in images]
         decoding = Decoding(images=settled, seed=seed, mask_bad_rows=on_bad_row == "mask", transform=transform)
-        delivers = _delivered(decoding, probe)
+        made, _ = dataclasses.replace(decoding, mask_bad_rows=True, _buffers={}).apply(probe, 0)
+        made = made.drop_columns([VALID])
+        delivers = made.column_names
+        if transform is not None:
+            decoding = dataclasses.replace(decoding, transformed=made.schema)
     feed: Feed = TableFeed(
         source=source,
         selection=selection,
@@ -230,12 +234,6 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, im
                 "binary column of JPEG, PNG or WebP, or leave decode= out."
             )
     return names
-
-
-def _delivered(decoding: Decoding, probe: pa.Table) -> list[str]:
-    """Columns that come out of decoding and transform, by trying them on the sampled rows."""
-    made, _ = dataclasses.replace(decoding, mask_bad_rows=True, _buffers={}).apply(probe, 0)
-    return [name for name in made.column_names if name != VALID]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -1,0 +1,150 @@
+"""Owns the checks of transforms, blob columns and per-row randomness, through the real loader."""
+
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from raylance.decoding import Decoding
+from tests.conftest import make_images
+
+
+def noisy(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Float images with noise of their own, a column more and one less."""
+    noise = np.stack([np.random.default_rng(int(seed)).normal(size=(4, 4, 3)) for seed in batch["_seed"]])
+    return {
+        "pixels": (batch["image"] + noise).astype(np.float32),
+        "double": batch["label"] * 2,
+        "name": [f"row {offset}" for offset in batch["_rowoffset"]],
+    }
+
+
+def open_noisy(uri: str, **changes: Any) -> raylance.Dataset:
+    arguments = {
+        "columns": ["image", "label"],
+        "decode": raylance.Image("image", size=4),
+        "transform": noisy,
+        "filter": "id < 120",
+        "remainder": "ragged",
+    }
+    return raylance.dataset(uri, **(arguments | changes))
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_transforms_run_in_helpers_and_depend_on_the_row_alone(images_uri: str) -> None:
+    dataset = open_noisy(images_uri)
+    assert dataset.schema.names == ["pixels", "double", "name"]
+    runs = []
+    for decoders, batch_size in ((0, 16), (1, 50)):
+        with dataset.loader(num_decoders=decoders) as loader:
+            batches = list(loader.iter_batches(global_batch_size=batch_size, with_row_offset=True))
+        rows = {
+            int(offset): (pixels.tobytes(), int(double), name)
+            for batch in batches
+            for offset, pixels, double, name in zip(
+                batch["_rowoffset"], batch["pixels"], batch["double"], batch["name"], strict=True
+            )
+        }
+        assert len(rows) == 120
+        assert all(name == f"row {offset}" for offset, (_, _, name) in rows.items())
+        runs.append(rows)
+    assert runs[0] == runs[1]
+    torch_batch = next(dataset.loader(num_decoders=0).iter_torch_batches(batch_size=8))
+    assert torch_batch["pixels"].shape == (8, 4, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (lambda batch: None, "transform returned NoneType"),
+        (lambda batch: {"label": batch["label"][1:]}, "rows in 'label' for .* rows"),
+    ],
+)
+def test_transforms_that_return_something_else(images_uri: str, transform: Any, message: str) -> None:
+    with pytest.raises(raylance.ConfigError, match=message):
+        open_noisy(images_uri, transform=transform)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_copies_of_a_sampled_row_are_augmented_differently(images_uri: str) -> None:
+    weights = np.zeros(953)
+    weights[5] = 1
+    dataset = raylance.dataset(
+        images_uri,
+        columns=["image"],
+        decode=raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(scale=(0.2, 0.6))),
+        order=raylance.Weighted(weights=weights, rows_per_epoch=24),
+    )
+    images = []
+    for world in (1, 2):
+        ranks = []
+        for rank in range(world):
+            with dataset.loader(rank=rank, world_size=world, num_decoders=0) as loader:
+                ranks.append([batch["image"] for batch in loader.iter_batches(global_batch_size=8)])
+        images.append(np.concatenate([np.concatenate(parts) for parts in zip(*ranks, strict=True)]))
+    assert len({image.tobytes() for image in images[0]}) > 20
+    np.testing.assert_array_equal(images[0], images[1])
+
+
+@pytest.mark.parametrize("storage", ["2.0", "2.2"], ids=["blob v1", "blob v2"])
+@pytest.mark.usefixtures("ray_session")
+def test_blob_columns_come_as_bytes_of_the_planned_rows(tmp_path: Any, storage: str) -> None:
+    values = [bytes([row]) * (row * 50 + 1) for row in range(60)]
+    field = pa.field("blob", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    column: Any = pa.array(values, pa.large_binary())
+    if storage == "2.2":
+        field, column = lance.blob_field("blob"), lance.blob_array(values)
+    table = pa.table({"id": pa.array(range(60)), "blob": column}, schema=pa.schema([pa.field("id", pa.int64()), field]))
+    uri = str(tmp_path / "blobs.lance")
+    lance.write_dataset(table, uri, data_storage_version=storage, max_rows_per_file=25)
+    lance.dataset(uri).delete("id = 7")
+    dataset = raylance.dataset(uri, filter="id > 3", order="row", remainder="ragged")
+    assert dataset.schema.field("blob").type == pa.large_binary()
+    with dataset.loader() as loader:
+        batches = list(loader.iter_batches(global_batch_size=10))
+    found = {int(row): blob for batch in batches for row, blob in zip(batch["id"], batch["blob"], strict=True)}
+    assert found == {row: values[row] for row in range(4, 60) if row != 7}
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_images_may_lie_in_a_blob_column(tmp_path: Any) -> None:
+    images = make_images(20)
+    table = pa.table({"image": lance.blob_array(images)}, schema=pa.schema([lance.blob_field("image")]))
+    uri = str(tmp_path / "images.lance")
+    lance.write_dataset(table, uri, data_storage_version="2.2")
+    dataset = raylance.dataset(uri, decode=raylance.Image("image"), order="sequential")
+    plain, _ = Decoding(images=[raylance.Image("image", size=(24, 32))], seed=0, mask_bad_rows=False).apply(
+        pa.table({"image": pa.array(images, pa.binary()), "_rowoffset": range(20)}), 0
+    )
+    with dataset.loader(num_decoders=0) as loader:
+        batch = next(loader.iter_batches(global_batch_size=20))
+    np.testing.assert_array_equal(batch["image"], plain["image"].combine_chunks().to_numpy_ndarray())
+
+
+def test_row_rng_is_the_same_for_a_row_and_differs_otherwise() -> None:
+    draws = {
+        key: tuple(raylance.row_rng(*key).integers(0, 2**60, 3).tolist())
+        for key in [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (1, 0, 2**40)]
+    }
+    assert len(set(draws.values())) == len(draws)
+    assert tuple(raylance.row_rng(0, 1, 0).integers(0, 2**60, 3).tolist()) == draws[0, 1, 0]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_global_generators_are_never_touched(images_uri: str) -> None:
+    import random
+
+    import torch
+
+    def states() -> tuple[Any, ...]:
+        return random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()
+
+    before = states()
+    with open_noisy(images_uri).loader(num_decoders=0) as loader:
+        for _ in loader.iter_torch_batches(global_batch_size=40):
+            pass
+        loader.state_dict()
+    assert states() == before
