@@ -144,19 +144,22 @@ class Dataset(RankLoader):
 
     @property
     def schema(self) -> pa.Schema:
-        """What is delivered: decoded image columns are fixed-shape tensors of uint8 (H, W, 3)."""
-        return self._head(0).schema
+        """What is delivered, with the dataset's metadata; decoded images are fixed-shape tensors of uint8 (H, W, 3)."""
+        fields = self._head(1, mask_bad_rows=True).drop_columns([ROW_OFFSET]).schema
+        kept = self._feed.source.open().schema.metadata if isinstance(self._feed, TableFeed) else None
+        return fields.with_metadata(kept)
 
-    def _head(self, rows: int) -> pa.Table:
+    def _head(self, rows: int, *, mask_bad_rows: bool) -> pa.Table:
         feed = self._feed
         offsets = feed.load_selection().offsets(np.arange(rows))
         table = feed.open_reader().read(offsets)
         offsets = offsets & ((1 << COMPONENT_SHIFT) - 1)
         table = table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets))
         if feed.decoding is not None:
-            decoded, _ = dataclasses.replace(feed.decoding, _buffers={}).apply(table, 0)
+            fresh = dataclasses.replace(feed.decoding, mask_bad_rows=mask_bad_rows, _buffers={})
+            decoded, _ = fresh.apply(table, 0)
             table = decoded.append_column(ROW_OFFSET, table[ROW_OFFSET])
-        return table.select([*feed.delivers, ROW_OFFSET] if rows else list(feed.delivers))
+        return table.select([*feed.delivers, ROW_OFFSET])
 
     def head(self, rows: int = 5) -> collate.NumpyBatch:
         """Reads the first selected rows in storage order, in this process; consumes nothing and needs no Ray.
@@ -167,7 +170,7 @@ class Dataset(RankLoader):
         Returns:
             By column what `iter_batches` gives, and `_rowoffset`. Images are those of epoch 0.
         """
-        return collate.to_numpy(self._head(min(rows, len(self))), {})
+        return collate.to_numpy(self._head(min(rows, len(self)), mask_bad_rows=self._spec.masks_bad_rows), {})
 
     def plan(self, global_batch_size: int = 256, world_size: int = 1) -> PlanSummary:
         """Plans an epoch without reading anything.

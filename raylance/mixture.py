@@ -45,7 +45,7 @@ def mix(
     datasets = {name: dataset for name, (dataset, _) in parts.items()}
     first_name, first = next(iter(datasets.items()))
     for name, dataset in datasets.items():
-        if not dataset.schema.equals(first.schema):
+        if not dataset.schema.equals(first.schema, check_metadata=False):
             raise ConfigError(
                 f"mix(): {name!r} delivers {_fields(dataset)}, {first_name!r} delivers {_fields(first)}; a "
                 "batch needs one schema. Choose columns=, decode= and transform= so that they agree."
