@@ -18,14 +18,15 @@ from raylance.loader import RankLoader
 from raylance.order import Order
 from raylance.packing import PackFeed, PackTokens, count_tokens
 from raylance.permutation import Int64Array
-from raylance.plan import REMAINDERS, Remainder
-from raylance.reader import Reader, is_blob
+from raylance.plan import REMAINDERS, Plan, Remainder
+from raylance.reader import READ_MODES, Reader, ReadMode, is_blob
 from raylance.selection import Selection, pin, select
 from raylance.spec import Feed, Options, Selected, Spec, TableFeed, make_plan
 from raylance.split import Split
 from raylance.summary import PlanSummary, summarise
 
 _PROBE_ROWS = 16
+_LARGEST_TRIAL = 1 << 21  # rows to plan for telling how they are read
 
 
 def dataset(
@@ -42,6 +43,7 @@ def dataset(
     seed: int = 0,
     remainder: Remainder = "drop",
     on_bad_row: Literal["raise", "mask"] = "raise",
+    read: ReadMode = "auto",
     storage_options: Mapping[str, str] | None = None,
 ) -> "Dataset":
     """Opens a Lance dataset for training: pins the version, builds the selection, checks every argument.
@@ -60,6 +62,8 @@ def dataset(
         seed: The one seed of everything random: order, augmentation.
         remainder: What becomes of the rows behind the last whole step: "drop", "pad" or "ragged".
         on_bad_row: "raise" stops at a row that cannot be decoded; "mask" delivers zeros with `_valid` False.
+        read: "range" or "take" reads so; "auto" chooses for each chunk by the density of its rows and their size. The
+            plan tells which.
         storage_options: Options of the object store.
 
     Returns:
@@ -74,6 +78,8 @@ def dataset(
         raise ConfigError(f"remainder={remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
     if on_bad_row not in ("raise", "mask"):
         raise ConfigError(f"on_bad_row={on_bad_row!r}: must be 'raise' or 'mask'.")
+    if read not in READ_MODES:
+        raise ConfigError(f"read={read!r}: must be one of {', '.join(map(repr, READ_MODES))}.")
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise ConfigError(f"seed={seed!r}: must be an integer.")
     made_order = make_order(order)
@@ -103,6 +109,7 @@ def dataset(
         delivers=delivers,
         row_bytes=max(1.0, probe.nbytes / probe.num_rows),
         decoding=decoding,
+        read=read,
     )
     rows: Selected = selection
     if pack is not None:
@@ -183,7 +190,22 @@ class Dataset(RankLoader):
             A summary whose repr tells rows, shards, lanes, steps, the rows dropped or repeated, and bytes of a window.
         """
         plan = make_plan(self._feed, self._spec, self._options, global_batch_size, world_size, self._spec.remainder)
-        return summarise(plan, self._feed.row_bytes)
+        return summarise(plan, self._feed.row_bytes, self._reads(plan))
+
+    def _reads(self, plan: Plan) -> str:
+        """How the first chunk of rank 0 is read, and why."""
+        feed, chunk = self._feed, plan.chunk_at(0, 0)
+        if not isinstance(feed, TableFeed) or chunk is None:
+            return "by its parts' own choice"
+        if chunk.steps * plan.global_batch_size > _LARGEST_TRIAL * plan.world_size:
+            return f"{feed.read}, decided a chunk at a time"
+        offsets = feed.load_selection().offsets(np.unique(plan.chunk_rows(chunk, 0)))
+        if not len(offsets):
+            return "nothing"
+        dense = len(offsets) / (offsets[-1] + 1 - offsets[0])
+        return (
+            f"{feed.open_reader().choose(offsets)} ({dense:.0%} of the rows between, {feed.row_bytes:,.0f} bytes each)"
+        )
 
     def loader(self, *, rank: int = 0, world_size: int = 1, **options: Any) -> RankLoader:
         """Makes a loader outside of Ray Train.

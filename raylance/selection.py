@@ -156,7 +156,7 @@ class Selection:
         if len(self.ends) == 1:
             return np.asarray(self.starts[0] + selected, dtype=np.int64)
         run = np.searchsorted(self.ends, selected, side="right")
-        before = np.r_[0, self.ends[:-1]]
+        before = np.where(run > 0, self.ends[run - 1], 0)
         return np.asarray(self.starts[run] + selected - before[run], dtype=np.int64)
 
 

@@ -14,7 +14,7 @@ from raylance.errors import ConfigError
 from raylance.order import Auto, Facts, Order
 from raylance.permutation import Int64Array
 from raylance.plan import Plan, Remainder
-from raylance.reader import Reader
+from raylance.reader import Reader, ReadMode
 from raylance.selection import Selection, Source
 
 _SHARED_BYTES = 1 << 20  # selections above this travel through the object store
@@ -104,6 +104,7 @@ class TableFeed:
         delivers: Columns of the batches.
         row_bytes: Bytes of a row of these columns as it is read, about.
         decoding: What to do with image columns, and the transform.
+        read: How rows are read; see `raylance.reader.Reader`.
     """
 
     source: Source
@@ -112,6 +113,7 @@ class TableFeed:
     delivers: Sequence[str]
     row_bytes: float
     decoding: Decoding | None
+    read: ReadMode = "auto"
 
     @property
     def uri(self) -> str:
@@ -129,7 +131,7 @@ class TableFeed:
 
     def open_reader(self) -> Reader:
         """See `Feed.open_reader`."""
-        return Reader(dataset=self.source.open(), columns=self.columns, row_bytes=self.row_bytes)
+        return Reader(dataset=self.source.open(), columns=self.columns, row_bytes=self.row_bytes, mode=self.read)
 
     def shared(self) -> "TableFeed":
         """See `Feed.shared`."""

@@ -6,12 +6,13 @@ from raylance.plan import Plan
 from raylance.quality import Labels, ShuffleQuality, shuffle_quality
 
 
-def summarise(plan: Plan, row_bytes: float) -> "PlanSummary":
+def summarise(plan: Plan, row_bytes: float, reads: str) -> "PlanSummary":
     """What an epoch of a plan is, in numbers.
 
     Args:
         plan: The plan.
         row_bytes: Bytes of a row as it is read, about.
+        reads: How its first rows are read.
     """
     tail = plan.epoch_rows % plan.global_batch_size
     return PlanSummary(
@@ -20,6 +21,7 @@ def summarise(plan: Plan, row_bytes: float) -> "PlanSummary":
         rows_dropped=tail if plan.remainder == "drop" else 0,
         rows_repeated=plan.global_batch_size - tail if plan.remainder == "pad" and tail else 0,
         shards=len(plan.order.completed_shards(0, plan.rows, plan.seed, 0)),
+        reads=reads,
         window_bytes=int(plan.chunk_positions / plan.world_size * row_bytes),
     )
 
@@ -34,6 +36,7 @@ class PlanSummary:
         rows_dropped: Rows that no rank gets in an epoch.
         rows_repeated: Rows of padding, which come twice.
         shards: Shards of the selection.
+        reads: How rows are read, "range" or "take", and why.
         window_bytes: Bytes of raw rows that one rank reads together; it holds up to twice that.
     """
 
@@ -42,6 +45,7 @@ class PlanSummary:
     rows_dropped: int
     rows_repeated: int
     shards: int
+    reads: str
     window_bytes: int
 
     def shuffle_quality(self, labels: Labels = None, epochs: int = 1, sample_steps: int = 256) -> ShuffleQuality:
@@ -57,6 +61,6 @@ class PlanSummary:
                 f"{order.lane_count} lanes, {plan.world_size} ranks, global batch {plan.global_batch_size:,}",
                 f"{self.steps:,} steps an epoch on every rank; {self.rows_dropped:,} rows dropped, "
                 f"{self.rows_repeated:,} repeated (remainder={plan.remainder!r})",
-                f"{self.window_bytes / 2**20:,.1f} MiB a window and rank, two of them held",
+                f"{self.window_bytes / 2**20:,.1f} MiB a window and rank, two of them held; read by {self.reads}",
             ]
         )

@@ -73,6 +73,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         ({"order": "shuffle"}, raylance.ConfigError, "order='shuffle' is unknown"),
         ({"remainder": "wrap"}, raylance.ConfigError, "remainder='wrap'.*'drop', 'pad', 'ragged'"),
         ({"on_bad_row": "skip"}, raylance.ConfigError, "on_bad_row='skip'.*'raise' or 'mask'"),
+        ({"read": "scan"}, raylance.ConfigError, "read='scan'.*'auto', 'range', 'take'"),
         ({"seed": 0.5}, raylance.ConfigError, "seed=0.5"),
         ({"version": 77}, raylance.DatasetError, "no version 77"),
         ({"filter": "label = 99"}, raylance.DatasetError, "no row with label = 99"),
@@ -99,3 +100,22 @@ def test_one_bad_row_does_not_condemn_the_column(write_dataset: Callable[..., st
 def test_unknown_arguments_are_not_swallowed(images_uri: str) -> None:
     with pytest.raises(TypeError, match="filters"):
         raylance.dataset(images_uri, filters="label = 1")  # type: ignore[call-arg]
+
+
+def test_the_plan_tells_how_rows_are_read(write_dataset: Callable[..., str]) -> None:
+    """Lance's five scenarios: no filter and a filter, shards and rows."""
+    rows = np.arange(200_000)
+    uri = write_dataset(pa.table({"id": rows, "x": rows.astype(np.float64)}))
+    cases = [
+        ({"order": "sequential"}, "range"),
+        ({"order": "shard"}, "range"),
+        ({"order": "sequential", "filter": "id % 2 = 0"}, "range"),
+        ({"order": "shard", "filter": "id % 50 = 0"}, "take"),
+        ({"order": "row", "filter": "id % 50 = 0"}, "take"),
+        ({"order": "shard", "read": "take"}, "take"),
+        ({"order": "row", "filter": "id % 50 = 0", "read": "range"}, "range"),
+    ]
+    for arguments, wanted in cases:
+        plan = raylance.dataset(uri, **arguments).plan(global_batch_size=100)
+        assert plan.reads.startswith(f"{wanted} ("), (arguments, plan.reads)
+        assert f"read by {wanted}" in repr(plan)

@@ -182,9 +182,9 @@ def test_bad_plans(change: dict[str, object], message: str) -> None:
 
 def test_summary_says_what_is_dropped_and_repeated() -> None:
     order = WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
-    dropped = summarise(make_plan(order, 1003, 20, 2, "drop"), row_bytes=1000)
+    dropped = summarise(make_plan(order, 1003, 20, 2, "drop"), row_bytes=1000, reads="range")
     assert (dropped.steps, dropped.rows_dropped, dropped.rows_repeated, dropped.shards) == (50, 3, 0, 101)
-    padded = summarise(make_plan(order, 1003, 20, 2, "pad"), row_bytes=1000)
+    padded = summarise(make_plan(order, 1003, 20, 2, "pad"), row_bytes=1000, reads="range")
     assert (padded.steps, padded.rows_dropped, padded.rows_repeated) == (51, 0, 17)
     assert padded.window_bytes == 4 * 20 // 2 * 1000
     for text in ("1,003 rows", "101 shards", "4 lanes", "50 steps", "3 rows dropped", "MiB a window"):

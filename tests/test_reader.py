@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from raylance.errors import DatasetError
-from raylance.reader import Reader
+from raylance.reader import READ_MODES, Reader, ReadMode
 
 
 def table(first: int, rows: int) -> pa.Table:
@@ -21,14 +21,15 @@ LAYOUTS = {"one huge": [2000], "many tiny": [7] * 60, "uneven": [1, 900, 3, 250,
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("row_bytes", [1, 1 << 20], ids=["take", "range"])
-def test_any_rows_of_any_layout(write_dataset: Callable[..., str], layout: str, row_bytes: int) -> None:
+@pytest.mark.parametrize("mode", READ_MODES)
+@pytest.mark.parametrize("row_bytes", [1, 1 << 20], ids=["small", "large"])
+def test_any_rows_of_any_layout(write_dataset: Callable[..., str], layout: str, row_bytes: int, mode: ReadMode) -> None:
     sizes = LAYOUTS[layout]
     firsts = np.cumsum([0, *sizes[:-1]])
     dataset = lance.dataset(write_dataset(*[table(int(a), n) for a, n in zip(firsts, sizes, strict=True)]))
     dataset.delete("id % 11 = 5")
     live = dataset.to_table()
-    reader = Reader(dataset=dataset, columns=["text", "vector"], row_bytes=row_bytes)
+    reader = Reader(dataset=dataset, columns=["text", "vector"], row_bytes=row_bytes, mode=mode)
     rng = np.random.default_rng(0)
     scattered = np.sort(rng.choice(live.num_rows, 60, replace=False))
     for offsets in (np.arange(live.num_rows), np.arange(20, 75), scattered, np.array([live.num_rows - 1])):
@@ -54,3 +55,19 @@ def test_rows_that_are_gone_are_an_error_and_not_a_short_table(write_dataset: Ca
         reader = Reader(dataset=dataset, columns=["id"], row_bytes=row_bytes)
         with pytest.raises(DatasetError, match="epoch stops here"):
             reader.read(np.arange(5, 20))
+
+
+def test_the_choice_follows_density_and_row_size(write_dataset: Callable[..., str]) -> None:
+    dataset = lance.dataset(write_dataset(table(0, 10)))
+
+    def choose(offsets: np.ndarray, row_bytes: float) -> ReadMode:
+        return Reader(dataset=dataset, columns=["id"], row_bytes=row_bytes).choose(offsets)
+
+    every, half, few = np.arange(10_000), np.arange(0, 10_000, 2), np.arange(0, 10_000, 20)
+    assert choose(every, 100) == "range"
+    assert choose(half, 100) == "range", "a selectivity of one half is read through"
+    assert choose(few, 100) == "take", "nineteen of twenty rows would be read in vain"
+    assert choose(half, 100_000) == "take", "gaps of large rows are not read"
+    assert choose(np.arange(5), 100) == "take", "a few small rows are no range"
+    assert choose(few, 1_000_000) == "take", "single rows are no range, however large"
+    assert choose(np.r_[0:8, 500:508], 100_000) == "range"
