@@ -21,8 +21,8 @@ from raylance.metrics import Stats
 from raylance.mixing import MixOrder
 from raylance.plan import Plan, Remainder
 from raylance.pool import Helpers
-from raylance.spec import Feed, Options, Spec, check_batch_size, make_plan
-from raylance.state import State, check_state, pack_shards, parse_state
+from raylance.spec import Feed, Options, Spec, check_batch_size, make_plan, make_state
+from raylance.state import State, check_state, parse_state
 from raylance.stream import Stream
 
 logger = logging.getLogger(__name__)
@@ -219,24 +219,11 @@ class RankLoader:
         return torch.device("cpu")
 
     def _state(self) -> State:
-        spec = self._spec
-        shards: dict[str, Any] = {}
-        if spec.order.is_resolved:
-            done = spec.order.completed_shards(self._position, spec.rows, spec.seed, self._epoch)
-            shards = pack_shards(done)
-        return State(
-            uri=self._feed.uri,
-            version=self._feed.version,
-            filter=spec.filter,
-            split=spec.split,
-            rows=spec.rows,
-            fingerprint=spec.fingerprint,
-            seed=spec.seed,
-            order=spec.order.params(),
+        return make_state(
+            self._feed,
+            self._spec,
             epoch=self._epoch,
             position=self._position,
-            completed_shards=shards,
-            components=spec.order.standings(self._position) if isinstance(spec.order, MixOrder) else {},
             global_batch_size=self._batch_size,
             world_size=self.world_size,
         )

@@ -276,3 +276,7 @@ class MixFeed:
     def shared(self) -> "MixFeed":
         """The same, with large selections in the object store."""
         return dataclasses.replace(self, parts=tuple(part.shared() for part in self.parts))
+
+    def local(self) -> "MixFeed":
+        """The same without the object store."""
+        return dataclasses.replace(self, parts=tuple(part.local() for part in self.parts))

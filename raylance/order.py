@@ -112,6 +112,10 @@ class Order(ABC):
             positions.
         """
 
+    def standings(self, position: int) -> dict[str, Any]:
+        """Where each component stands at a position, for an order that has components."""
+        return {}
+
     def read_positions(self, n: int) -> int | None:
         """Positions after which all lanes start another window: the natural unit of reading. None without windows."""
         return None

@@ -215,3 +215,7 @@ class PackFeed:
     def shared(self) -> "PackFeed":
         """The same, with a large selection in the object store."""
         return dataclasses.replace(self, documents=self.documents.shared())
+
+    def local(self) -> "PackFeed":
+        """The same without the object store."""
+        return dataclasses.replace(self, documents=self.documents.local())

@@ -135,7 +135,7 @@ class Selection:
 
     def count_before(self, offsets: Int64Array) -> Int64Array:
         """Counts the selected rows before each row offset; int64, of the shape of `offsets`."""
-        if self.ends is None:
+        if self.ends is None or self.rows == 0:
             return np.searchsorted(self.starts, offsets, side="left")
         run = np.searchsorted(self.starts, offsets, side="right") - 1
         first = np.r_[0, self.ends[:-1]]
@@ -157,7 +157,7 @@ class Selection:
             return np.asarray(self.starts[0] + selected, dtype=np.int64)
         run = np.searchsorted(self.ends, selected, side="right")
         before = np.where(run > 0, self.ends[run - 1], 0)
-        return np.asarray(self.starts[run] + selected - before[run], dtype=np.int64)
+        return np.asarray(self.starts[run] + selected - before, dtype=np.int64)
 
 
 def select(source: Source, filter: str | None, split: Split | None = None) -> Selection:

@@ -4,10 +4,9 @@ nothing.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
-import ray
 
 from raylance.decoding import Decoding
 from raylance.errors import ConfigError
@@ -16,6 +15,10 @@ from raylance.permutation import Int64Array
 from raylance.plan import Plan, Remainder
 from raylance.reader import Reader, ReadMode
 from raylance.selection import Selection, Source
+from raylance.state import State, pack_shards
+
+if TYPE_CHECKING:
+    import ray
 
 _SHARED_BYTES = 1 << 20  # selections above this travel through the object store
 _CHUNK_BYTES = 32 << 20  # of one rank, for orders that have no windows
@@ -92,6 +95,10 @@ class Feed(Protocol):
         """The same, with large selections in the object store, so that all ranks read one copy."""
         ...
 
+    def local(self) -> "Feed":
+        """The same without the object store, for processes that have no Ray."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TableFeed:
@@ -127,7 +134,11 @@ class TableFeed:
 
     def load_selection(self) -> Selection:
         """See `Feed.load_selection`."""
-        return self.selection if isinstance(self.selection, Selection) else ray.get(self.selection)
+        if isinstance(self.selection, Selection):
+            return self.selection
+        import ray  # not on top: DataLoader workers take feeds too, and have no Ray
+
+        return ray.get(self.selection)
 
     def open_reader(self) -> Reader:
         """See `Feed.open_reader`."""
@@ -135,10 +146,16 @@ class TableFeed:
 
     def shared(self) -> "TableFeed":
         """See `Feed.shared`."""
+        import ray
+
         selection = self.selection
         if not isinstance(selection, Selection) or selection.nbytes <= _SHARED_BYTES or not ray.is_initialized():
             return self
         return dataclasses.replace(self, selection=ray.put(selection))
+
+    def local(self) -> "TableFeed":
+        """See `Feed.local`."""
+        return dataclasses.replace(self, selection=self.load_selection())
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,4 +266,38 @@ def make_plan(
         world_size=world_size,
         remainder=remainder,
         chunk_positions=chunk_positions,
+    )
+
+
+def make_state(
+    feed: Feed, spec: Spec, *, epoch: int, position: int, global_batch_size: int | None, world_size: int
+) -> State:
+    """What a checkpoint says of a loader at a position.
+
+    Args:
+        feed: What is read.
+        spec: What is delivered.
+        epoch: Epoch.
+        position: Consumed position.
+        global_batch_size: Rows of a step, if there was one.
+        world_size: Ranks.
+    """
+    order, shards = spec.order, {}
+    if order.is_resolved:
+        shards = pack_shards(order.completed_shards(position, spec.rows, spec.seed, epoch))
+    return State(
+        uri=feed.uri,
+        version=feed.version,
+        filter=spec.filter,
+        split=spec.split,
+        rows=spec.rows,
+        fingerprint=spec.fingerprint,
+        seed=spec.seed,
+        order=order.params(),
+        epoch=epoch,
+        position=position,
+        completed_shards=shards,
+        components=order.standings(position),
+        global_batch_size=global_batch_size,
+        world_size=world_size,
     )

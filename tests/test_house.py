@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "loader": {"torch"},
     "handle": {"lance", "ray"},
     "train": {"ray", "torch"},
-    "torch_data": {"lance", "ray", "torch", "jax"},
+    "torch_data": {"torch"},
 }
 PURE = {"catalog", "lanes", "order", "permutation", "plan", "quality", "summary"}
 
@@ -90,6 +90,12 @@ def test_no_file_reaches_into_private_parts_of_others() -> None:
 def test_import_loads_neither_ray_nor_torch() -> None:
     script = "import sys, raylance; raylance.RaylanceError; assert not {'ray', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_torch_data_loads_no_ray() -> None:
+    subprocess.run(
+        [sys.executable, "-c", "import sys, raylance.torch_data; assert 'ray' not in sys.modules"], check=True
+    )
 
 
 def test_the_pure_core_loads_numpy_alone() -> None:

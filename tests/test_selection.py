@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 from raylance.errors import DatasetError
 from raylance.selection import Selection, pin, select
 
-offset_sets = st.sets(st.integers(0, 300)).map(lambda found: np.array(sorted(found), dtype=np.int64))
+ranges = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)), max_size=8)
+# Scattered offsets, which are kept as they are, and long runs, which are kept as runs.
+offset_sets = st.one_of(
+    st.sets(st.integers(0, 300)),
+    ranges.map(lambda found: {row for low, size in found for row in range(low, low + size)}),
+).map(lambda found: np.array(sorted(found), dtype=np.int64))
 
 
 @given(offsets=offset_sets, cuts=st.lists(st.integers(0, 300), max_size=4))
@@ -21,6 +26,10 @@ def test_offsets_round_trip_however_they_arrive(offsets: np.ndarray, cuts: list[
     selection = Selection.from_offsets(batches)
     assert selection.rows == len(offsets)
     np.testing.assert_array_equal(selection.offsets(np.arange(len(offsets))), offsets)
+    if len(offsets):
+        np.testing.assert_array_equal(selection.offsets(np.array([len(offsets) - 1, 0])), offsets[[-1, 0]])
+    probes = np.arange(0, 360)
+    np.testing.assert_array_equal(selection.count_before(probes), np.searchsorted(offsets, probes))
     assert selection.fingerprint == Selection.from_offsets([offsets]).fingerprint
     assert selection.nbytes <= 8 * max(1, len(offsets))
 

@@ -1,0 +1,45 @@
+"""Owns the check that a lost node costs time and no row; slow, because Ray takes its time to declare a node dead."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import ray, raylance
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+node = cluster.add_node(num_cpus=2)
+ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+decode = raylance.Image("image", size=(16, 16), augment=raylance.RandomResizedCrop(), hflip=0.5)
+dataset = raylance.dataset(sys.argv[1], columns=["image", "id"], decode=decode, remainder="ragged")
+
+def epoch(lose):
+    rows = []
+    with dataset.loader(num_decoders=2, max_inflight_bytes=200_000, placement_timeout_s=120) as loader:
+        for step, batch in enumerate(loader.iter_torch_batches(global_batch_size=50)):
+            rows += list(zip(batch["id"].tolist(), batch["image"].long().flatten(1).sum(1).tolist()))
+            if lose and step == 5:
+                cluster.add_node(num_cpus=2)
+                cluster.remove_node(node, allow_graceful=False)
+        return rows, loader.stats()["helpers_replaced"]
+
+undisturbed, none = epoch(lose=False)
+disturbed, replaced = epoch(lose=True)
+assert none == 0 and replaced >= 1, (none, replaced)
+assert len(undisturbed) == 953 and disturbed == undisturbed
+print("the same rows and bytes,", replaced, "helpers replaced")
+"""
+
+
+@pytest.mark.slow
+def test_a_lost_node_costs_no_row(images_uri: str, tmp_path: Path) -> None:
+    script = tmp_path / "lose_a_node.py"
+    script.write_text(SCRIPT)
+    ran = subprocess.run([sys.executable, str(script), images_uri], capture_output=True, text=True, timeout=280)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "the same rows and bytes" in ran.stdout

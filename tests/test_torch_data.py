@@ -1,0 +1,405 @@
+"""Owns the checks of raylance under DataLoader: the plan's batches and an exact resume, for any ranks and workers."""
+
+import importlib.util
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import torch.distributed
+import torch.multiprocessing
+from torch.utils.data import DataLoader
+
+import raylance
+from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler, find_place
+
+STYLES = ["iterable", "map"]
+
+
+@pytest.fixture(scope="module")
+def uri(write_dataset: Callable[..., str]) -> str:
+    """1,003 numbered rows in fragments of 150."""
+    numbers = np.arange(1003)
+    return write_dataset(pa.table({"id": numbers, "text": [f"row {i}" for i in numbers]}), max_rows_per_file=150)
+
+
+def open_dataset(uri: str, **options: Any) -> raylance.Dataset:
+    return raylance.dataset(uri, **({"columns": ["id"], "remainder": "ragged"} | options))
+
+
+def make_loader(handle: raylance.Dataset, style: str, size: int, workers: int = 0, **options: Any) -> Loader:
+    place = {"dist_info": options.pop("dist_info", None)}
+    if workers:
+        options |= {"num_workers": workers}
+    shown = {"with_row_offset": options.pop("with_row_offset", False)}
+    if style == "map":
+        return Loader(MapDataset(handle, **shown), RowSampler(handle, global_batch_size=size, **place), **options)
+    return Loader(IterableDataset(handle, global_batch_size=size, **place, **shown), **options)
+
+
+def ids(batches: Iterator[dict[str, Any]]) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in batches]
+
+
+def planned(handle: raylance.Dataset, epoch: int, size: int, rank: int = 0, world_size: int = 1) -> list[list[int]]:
+    """What the plan says; rows of `uri` are numbered by their offset."""
+    plan = handle.plan(size, world_size).plan
+    starts = range(0, plan.steps() * size, size)
+    return [plan.select(epoch, plan.positions(at, *plan.rank_slice(at, rank))).tolist() for at in starts]
+
+
+def rows(batches: list[list[int]]) -> list[int]:
+    return sorted(row for batch in batches for row in batch)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("order", ["window", "row"])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_batches_are_the_plans(uri: str, style: str, order: str, world_size: int) -> None:
+    handle = open_dataset(uri, order=order, remainder="drop")
+    for rank in range(world_size):
+        loader = make_loader(handle, style, 50, dist_info=lambda rank=rank: (rank, world_size))
+        assert len(loader) == 20
+        for epoch in range(2):
+            assert loader.steps.epoch == epoch
+            assert ids(loader) == planned(handle, epoch, 50, rank, world_size)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_padding_is_marked(uri: str, style: str) -> None:
+    batches = list(make_loader(open_dataset(uri, remainder="pad"), style, 200))
+    ids, valid = (torch.cat([batch[name] for batch in batches]) for name in ("id", "_valid"))
+    assert len(ids) == 1200
+    assert sorted(ids[valid].tolist()) == list(range(1003))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_workers_that_persist_keep_order_epochs_and_state(uri: str, style: str) -> None:
+    """Two workers over two epochs, an iteration left half-way, and a resume with none."""
+    handle = open_dataset(uri)
+    loader = make_loader(handle, style, 64, workers=2, persistent_workers=True, prefetch_factor=3)
+    assert ids(loader) == planned(handle, 0, 64)
+    batches = iter(loader)
+    before = [next(batches)["id"].tolist() for _ in range(5)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert (state["epoch"], state["position"]) == (1, 320)
+    rest = ids(loader)
+    assert before + rest == planned(handle, 1, 64)
+    with pytest.raises(raylance.RaylanceError, match="cannot share a position"):
+        next(batches)
+    resumed = make_loader(handle, style, 64)
+    resumed.load_state_dict(state)
+    assert resumed.state_dict() == state
+    assert ids(resumed) == rest
+
+
+def test_forkserver_workers_and_images(images_uri: str) -> None:
+    """Workers by forkserver give the very bytes of this process, in both styles, augmented by epoch and row."""
+    image = raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5)
+    handle = open_dataset(images_uri, columns=["image", "id"], decode=image, filter="id < 300")
+    here, sampled = make_loader(handle, "iterable", 50), make_loader(handle, "map", 50)
+    forked = make_loader(handle, "iterable", 50, workers=1, multiprocessing_context="forkserver")
+    first = [batch["image"] for batch in here]
+    for loader in (here, sampled, forked):
+        loader.set_epoch(1)
+    for one, two, three in zip(here, sampled, forked, strict=True):
+        assert one["image"].shape == (50, 3, 16, 16)
+        assert one["image"].dtype == torch.uint8
+        assert torch.equal(one["image"], two["image"])
+        assert torch.equal(one["image"], three["image"])
+        assert torch.equal(one["id"], two["id"])
+    assert not torch.equal(first[0], one["image"])
+
+
+@pytest.mark.parametrize("order", ["window", raylance.ClassBalanced(column="label")], ids=["window", "balanced"])
+def test_batches_are_those_of_the_rank_loader(images_uri: str, ray_session: None, order: Any) -> None:
+    """To the byte, also where a row comes again in another augmentation."""
+    image = raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5)
+    handle = open_dataset(images_uri, columns=None, decode=image, filter="id < 200", order=order, remainder="pad")
+    loaders = [make_loader(handle, style, 48, with_row_offset=True) for style in STYLES]
+    with handle.loader(num_decoders=0) as ranked:
+        batches = ranked.iter_torch_batches(global_batch_size=48, with_row_offset=True)
+        for expected, *found in zip(batches, *loaders, strict=True):
+            for batch in found:
+                assert set(batch) == set(expected)
+                assert all(torch.equal(batch[name], expected[name]) for name in expected)
+        ranked_state = ranked.state_dict()
+    for loader in loaders:
+        assert loader.state_dict() == ranked_state
+
+
+def test_mixtures(uri: str, write_dataset: Callable[..., str]) -> None:
+    other = write_dataset(pa.table({"id": np.arange(5000, 5600)}))
+    parts = {"a": (open_dataset(uri), 3), "b": (open_dataset(other), 1)}
+    for style in STYLES:
+        loader = make_loader(raylance.mix(parts), style, 80, with_row_offset=True)
+        for batch in loader:
+            assert (batch["_component"] == (batch["id"] >= 5000)).all()
+            assert (batch["_rowoffset"] == batch["id"] % 5000).all()
+            assert batch["_component"].sum() == 20
+            components = loader.state_dict()["components"]
+        assert set(components) == {"a", "b"}
+
+
+def _train(rank: int, world_size: int, uri: str, folder: str, phases: list[tuple[str, list[int]]]) -> None:
+    """One gloo rank; for each style and chain of worker counts, five steps with each, the rest of it with the last."""
+    torch.set_num_threads(1)
+    address = f"file://{folder}/store-{world_size}"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
+    results = []
+    for style, chain in phases:
+        state, parts = None, []
+        for link, workers in enumerate(chain):
+            loader = make_loader(open_dataset(uri), style, 60, workers=workers)
+            if state is not None:
+                loader.load_state_dict(state)
+            part = []
+            for batch in loader:
+                part.append(batch["id"].tolist())
+                if len(part) == 5 and link < len(chain) - 1:
+                    break
+            parts.append(part)
+            state = loader.state_dict()
+        results.append(parts)
+    Path(folder, f"{world_size}-{rank}.json").write_text(json.dumps(results))
+    torch.distributed.destroy_process_group()
+
+
+def check_ranks(uri: str, folder: Path, world_size: int, phases: list[tuple[str, list[int]]]) -> None:
+    args = (world_size, uri, str(folder), phases)
+    torch.multiprocessing.spawn(_train, args=args, nprocs=world_size)
+    results = [json.loads((folder / f"{world_size}-{rank}.json").read_text()) for rank in range(world_size)]
+    handle = open_dataset(uri)
+    for phase in range(len(phases)):
+        for rank, result in enumerate(results):
+            whole = [batch for part in result[phase] for batch in part]
+            assert whole == planned(handle, 0, 60, rank, world_size), (phases[phase], rank)
+        union = [batch for result in results for part in result[phase] for batch in part]
+        assert rows(union) == list(range(1003))
+
+
+def test_two_ranks_resume_with_other_workers(uri: str, tmp_path: Path) -> None:
+    check_ranks(uri, tmp_path, 2, [("iterable", [2, 0]), ("map", [0, 1])])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_every_number_of_workers_resumes_with_every_other(uri: str, tmp_path: Path, world_size: int) -> None:
+    phases = [(style, chain) for style in STYLES for chain in ([0], [1], [2], [3], [0, 1, 2, 3], [3, 2, 1, 0])]
+    check_ranks(uri, tmp_path, world_size, phases)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_resume_on_other_ranks_and_batch_size(uri: str, style: str) -> None:
+    handle = open_dataset(uri)
+    before: list[list[int]] = []
+    for rank in range(2):
+        loader = make_loader(handle, style, 60, dist_info=(rank, 2))
+        before += [batch["id"].tolist() for _, batch in zip(range(7), loader, strict=False)]
+    state = loader.state_dict()
+    assert state["position"] == 420
+    after: list[list[int]] = []
+    for rank in range(3):
+        loader = make_loader(open_dataset(uri), style, 44, dist_info=(rank, 3))
+        loader.load_state_dict(state)
+        after += ids(loader)
+        assert loader.state_dict()["position"] == 0
+        assert loader.steps.epoch == 1
+    assert rows(before + after) == list(range(1003))
+
+
+def test_states_are_those_of_the_rank_loader(uri: str) -> None:
+    """A run under Ray goes on under DataLoader, and back."""
+    handle = open_dataset(uri)
+    loader = make_loader(handle, "iterable", 64)
+    next(iter(loader))
+    state = loader.state_dict()
+    handle.load_state_dict(state)
+    assert handle.state_dict() == state
+    loader.set_epoch(3)
+    loader.load_state_dict(handle.state_dict())
+    assert ids(loader) == planned(handle, 0, 64)[1:]
+    other = make_loader(open_dataset(uri, seed=1), "map", 64)
+    with pytest.raises(raylance.StateError, match="seed: saved 0, now 1"):
+        other.load_state_dict(state)
+
+
+def test_a_plain_dataloader_is_counted_by_the_caller(uri: str) -> None:
+    handle = open_dataset(uri)
+    sampler = RowSampler(handle, global_batch_size=64)
+    plain = DataLoader(MapDataset(handle), batch_sampler=sampler)
+    for expected, batch in zip(planned(handle, 0, 64)[:3], plain, strict=False):
+        assert batch["id"].tolist() == expected
+        sampler.consumed()
+    assert sampler.state_dict()["position"] == 192
+    assert ids(plain) == planned(handle, 0, 64)[3:]
+    sampler.set_epoch(1)
+    assert ids(plain) == planned(handle, 1, 64)
+
+
+def test_rows_by_index(write_dataset: Callable[..., str]) -> None:
+    vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(60, dtype=np.float32)), 3)
+    lists = [[i] * i for i in range(20)]
+    columns = {"id": np.arange(20), "vector": vectors, "text": [f"row {i}" for i in range(20)], "list": lists}
+    uri = write_dataset(pa.table(columns | {"data": [bytes([i]) for i in range(20)]}))
+    handle = open_dataset(uri, columns=None, filter="id >= 5")
+    dataset = MapDataset(handle, with_row_offset=True)
+    lance.write_dataset(pa.table({"id": [0]}), uri, mode="overwrite")  # the version is pinned
+    dataset = pickle.loads(pickle.dumps(dataset))
+    assert len(dataset) == 15
+    assert [row["id"] for row in dataset] == list(range(5, 20))  # ends by IndexError
+    picked = dataset.__getitems__([3, 0, 3, -1])
+    assert [int(row["_rowoffset"]) for row in picked] == [8, 5, 8, 19]
+    assert picked[1]["vector"].tolist() == [15, 16, 17]
+    assert picked[1]["list"].tolist() == [5] * 5
+    assert (picked[0]["text"], picked[0]["data"]) == ("row 8", b"\x08")
+    with pytest.raises(IndexError, match="15 rows"):
+        dataset[15]
+    del picked[0]["list"], picked[1]["list"]
+    batch = torch.utils.data.default_collate(picked[:2])
+    assert batch["id"].dtype == torch.int64
+    assert batch["vector"].shape == (2, 3)
+    assert batch["data"] == [b"\x08", b"\x05"]
+
+
+def test_blobs_come_as_bytes(tmp_path: Path) -> None:
+    field = pa.field("blob", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    blobs = [None if i == 7 else bytes([i]) * i for i in range(30)]
+    table = pa.table([pa.array(range(30)), pa.array(blobs, pa.large_binary())], pa.schema([("id", pa.int64()), field]))
+    for version in ("2.0", "2.2"):
+        uri = str(tmp_path / version)
+        written = lance.write_dataset(table, uri, max_rows_per_file=8, data_storage_version=version)
+        written.delete("id = 3")
+        handle = open_dataset(uri, columns=["id", "blob"])
+        assert {row["id"]: row["blob"] for row in MapDataset(handle)} == {i: blobs[i] for i in range(30) if i != 3}
+        for batch in make_loader(handle, "iterable", 10):
+            assert batch["blob"] == [blobs[row] for row in batch["id"].tolist()]
+
+
+def test_a_fork_is_refused_and_does_not_hang(uri: str) -> None:
+    script = f"""
+import warnings, torch, raylance
+from torch.utils.data import DataLoader
+from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler
+warnings.simplefilter("ignore")
+handle = raylance.dataset({uri!r})
+steps = IterableDataset(handle, global_batch_size=10)
+forked = dict(num_workers=1, multiprocessing_context="fork")
+for loader in (DataLoader(MapDataset(handle), **forked), DataLoader(steps, None, **forked), Loader(steps, **forked)):
+    try:
+        next(iter(loader))
+    except raylance.RaylanceError as error:
+        assert 'multiprocessing_context="spawn"' in str(error)
+    else:
+        raise SystemExit("not refused")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, stderr=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("dist_info", "message"),
+    [
+        ("torch", "has not been initialized.*Initialise torch.distributed"),
+        ("ray", "get_context.*inside of a Ray Train worker"),
+        ("mpi", "dist_info='mpi' does not tell"),
+        ((2, 2), "rank 2 of 2"),
+        ((), "not enough values"),
+        ((0, 1.0), "rank 0 of 1.0"),
+        (lambda: (-1, 2), "rank -1 of 2"),
+        (lambda: 3, "does not tell the rank"),
+    ],
+)
+def test_a_place_is_never_guessed(dist_info: Any, message: str) -> None:
+    with pytest.raises(raylance.ConfigError, match=message):
+        find_place(dist_info)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is not None, reason="jax is installed")
+def test_without_jax_it_is_not_asked() -> None:
+    with pytest.raises(raylance.ConfigError, match="No module named 'jax'"):
+        find_place("jax")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
+def test_jax_tells_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert find_place("jax") == (0, 1)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # jax.distributed is not initialised, and says 0 of 1
+    with pytest.raises(raylance.ConfigError, match="'WORLD_SIZE': 2"):
+        find_place("jax")
+
+
+@pytest.mark.slow
+def test_ray_train_tells_the_place(uri: str, tmp_path: Path, ray_session: None) -> None:
+    """In workers without torch.distributed, "ray" tells, and None is refused."""
+    import ray.train
+    from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+    folder = str(tmp_path)
+
+    def train_fn() -> None:
+        handle = raylance.dataset(uri, columns=["id"], remainder="ragged")
+        try:
+            find_place()
+        except raylance.ConfigError as error:
+            refusal = str(error)
+        loader = Loader(IterableDataset(handle, global_batch_size=60, dist_info="ray"))
+        rank = ray.train.get_context().get_world_rank()
+        found = [batch["id"].tolist() for batch in loader]
+        Path(folder, f"{rank}.json").write_text(json.dumps([refusal, found]))
+
+    trainer = DataParallelTrainer(
+        train_fn,
+        scaling_config=ray.train.ScalingConfig(num_workers=2),
+        run_config=ray.train.RunConfig(name="place", storage_path=folder),
+    )
+    trainer.fit()
+    for rank in range(2):
+        refusal, found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert "'Ray Train': 2" in refusal
+        assert found == planned(open_dataset(uri), 0, 60, rank, 2)
+
+
+def test_a_launcher_that_tells_of_more_processes_is_believed(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dataset sent to a rank must find its place there, not keep that of the sender."""
+    assert find_place() == (0, 1)
+    sent = pickle.dumps(IterableDataset(open_dataset(uri), global_batch_size=8))
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(raylance.ConfigError, match=r"'WORLD_SIZE': 4.*\(0, 1\) for a process that is alone"):
+        next(iter(pickle.loads(sent)))
+    assert find_place((0, 1)) == (0, 1)
+
+
+def test_bad_arguments(uri: str) -> None:
+    handle = open_dataset(uri)
+    with pytest.raises(raylance.ConfigError, match="exactly one"):
+        RowSampler(handle)
+    with pytest.raises(raylance.ConfigError, match="at least 1"):
+        IterableDataset(handle, batch_size=0)
+    with pytest.raises(raylance.ConfigError, match="rank 5 of 4"):
+        RowSampler(handle, batch_size=4, dist_info=(5, 4))
+    with pytest.raises(raylance.ConfigError, match="epochs are counted from 0"):
+        RowSampler(handle, batch_size=4).set_epoch(-1)
+    with pytest.raises(raylance.ConfigError, match="a str is no handle"):
+        MapDataset(uri)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="batchsize"):
+        IterableDataset(handle, batchsize=4)
+    with pytest.raises(raylance.ConfigError, match="MapDataset and its RowSampler"):
+        Loader(MapDataset(handle))
+    with pytest.raises(raylance.ConfigError, match="MapDataset and its RowSampler"):
+        Loader(IterableDataset(handle, batch_size=4), RowSampler(handle, batch_size=4))
+    for option in ({"batch_size": 8}, {"in_order": False}):
+        with pytest.raises(TypeError, match=next(iter(option))):
+            Loader(IterableDataset(handle, batch_size=4), **option)
+    # 1003 = 16 · 62 + 11: the last step has no row for the twelfth rank.
+    with pytest.raises(raylance.ConfigError, match="a step of 11 rows leaves some of 12 ranks an empty batch"):
+        next(iter(RowSampler(handle, global_batch_size=16, dist_info=(3, 12))))
+    last = list(IterableDataset(handle, global_batch_size=16, dist_info=(0, 12)))[-1]
+    assert last["id"].shape == (0,)
