@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from raylance import collate
 from raylance.catalog import make_order
-from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET, VALID
+from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, ROW_OFFSET, SEED, VALID
 from raylance.decoding import Decoding, Transform
 from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.images import Image, image_size
@@ -249,6 +249,12 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, im
         )
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"columns={names}: name at least one column, and each once.")
+    reserved = sorted(set(names) & {COMPONENT, DRAW, ROW_OFFSET, SEED, VALID})
+    if reserved:
+        raise ConfigError(
+            f"{opened.uri!r} has columns named {', '.join(reserved)}, the names of columns that raylance adds. "
+            "Leave them out of columns=, or rename them in the dataset."
+        )
     for name in decoded:
         if name not in names or decoded.count(name) > 1:
             raise ConfigError(f"decode names {name!r}: it must be one of columns={names}, and be decoded once.")

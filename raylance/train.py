@@ -1,6 +1,7 @@
 """Owns the seam to Ray Train: loaders for its workers, raylance's state in its checkpoints; never the training loop."""
 
 import dataclasses
+import pickle
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ import ray.train
 import ray.train.torch
 import torch
 
+from raylance.errors import ConfigError
 from raylance.handle import Dataset
 from raylance.loader import RankLoader
 from raylance.order import Auto
@@ -51,6 +53,7 @@ class DataConfig(ray.train.DataConfig):
             ConfigError: For a value that cannot be honoured.
         """
         super().__init__(datasets_to_split=datasets_to_split)
+        self._split = datasets_to_split
         self._options = Options(
             num_decoders=num_decoders,
             decoder_cpus=decoder_cpus,
@@ -74,7 +77,7 @@ class DataConfig(ray.train.DataConfig):
         if theirs:
             output = super().configure(theirs, world_size, worker_handles, worker_node_ids, **kwargs)
         for name, data in ours.items():
-            split = self._datasets_to_split == "all" or name in self._datasets_to_split
+            split = self._split == "all" or name in self._split
             for rank in range(world_size):
                 options = self._options_of(rank, world_size, worker_node_ids)
                 place = (rank, world_size) if split else (0, 1)
@@ -113,13 +116,16 @@ def report(metrics: Mapping[str, Any], loader: RankLoader, state: Mapping[str, A
         loader: The loader of the training dataset.
         state: What `restore` gives back, picklable by `torch.save` and loadable with `weights_only=True`: state dicts
             of model and optimizer, numbers, strings. Only rank 0's is stored.
+
+    Raises:
+        ConfigError: If `state` could not be loaded again.
     """
     if ray.train.get_context().get_world_rank() != 0:
         ray.train.report(dict(metrics))
         return
     with tempfile.TemporaryDirectory(prefix="raylance-") as directory:
         write_state(loader.state_dict(), directory)
-        torch.save(dict(state or {}), Path(directory, _STATE_FILE))
+        _save(dict(state or {}), Path(directory, _STATE_FILE))
         ray.train.report(dict(metrics), checkpoint=ray.train.Checkpoint.from_directory(directory))
 
 
@@ -142,3 +148,15 @@ def restore(loader: RankLoader) -> dict[str, Any] | None:
         loader.load_state_dict(read_state(directory))
         state: dict[str, Any] = torch.load(Path(directory, _STATE_FILE), map_location="cpu", weights_only=True)
         return state
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    torch.save(state, path)
+    try:
+        # Tried now, without reading the tensors: a checkpoint that cannot be loaded is noticed when it is needed most.
+        torch.load(path, map_location="meta", mmap=True, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise ConfigError(
+            "report(state=…) holds something that torch.load(weights_only=True) refuses, so no run could resume from "
+            f"this checkpoint: {str(error).splitlines()[0]} Pass state dicts, tensors, numbers, strings, lists, dicts."
+        ) from error

@@ -90,6 +90,13 @@ def test_a_column_of_other_bytes_is_no_image_column(write_dataset: Callable[...,
         raylance.dataset(uri, decode=raylance.Image("image"))
 
 
+def test_names_that_raylance_adds_are_refused(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(pa.table({"id": [1, 2], "_valid": [True, False]}))
+    with pytest.raises(raylance.ConfigError, match="columns named _valid.*Leave them out"):
+        raylance.dataset(uri)
+    assert len(raylance.dataset(uri, columns=["id"])) == 2
+
+
 def test_one_bad_row_does_not_condemn_the_column(write_dataset: Callable[..., str]) -> None:
     good = encode(np.zeros((4, 6, 3), np.uint8))
     uri = write_dataset(pa.table({"image": [b"bad"] + [good] * 30}))

@@ -13,6 +13,7 @@ import torch
 from ray.train.torch import TorchTrainer
 
 import raylance
+from raylance.train import _save
 from tests.conftest import CPUS
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -215,6 +216,14 @@ def test_a_checkpoint_of_another_seed_is_refused(images_uri: str, tmp_path: Path
     with pytest.raises(ray.train.TrainingFailedError) as caught:
         trainer.fit()
     assert "seed: saved 11, now 12" in str(caught.value)
+
+
+def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    _save({"model": {"w": torch.ones(3)}, "step": 3, "name": "x", "history": [1.0, None]}, path)
+    assert torch.load(path, weights_only=True)["model"]["w"].tolist() == [1, 1, 1]
+    with pytest.raises(raylance.ConfigError, match="no run could resume"):
+        _save({"path": Path("x")}, path)
 
 
 def local_fn(config: dict[str, Any]) -> None:
