@@ -17,7 +17,7 @@ from raylance.decoding import Decoding
 from raylance.metrics import Receipt
 from raylance.permutation import Int64Array
 from raylance.plan import Chunk, Plan, WorkItem
-from raylance.spec import Feed
+from raylance.spec import Feed, RowReader
 
 Loaded = tuple[Int64Array, pa.Table]
 ChunkKey = tuple[str, int, Chunk]
@@ -27,7 +27,7 @@ class ShardActor:
     """Reads one rank's chunks, the next one while the current one drains, and gathers its items from them."""
 
     def __init__(self, feed: Feed, decode_threads: int) -> None:
-        """Opens the dataset.
+        """Opens nothing yet.
 
         Args:
             feed: What to serve.
@@ -35,7 +35,7 @@ class ShardActor:
         """
         self._feed = feed
         self._selection = feed.load_selection()
-        self._reader = feed.open_reader()
+        self._reader: RowReader | None = None  # opened by the first read, whose errors reach the worker as they are
         self._ahead = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
         self._chunks: dict[ChunkKey, Future[Loaded]] = {}
         self._cold: ChunkKey | None = None
@@ -120,6 +120,7 @@ class ShardActor:
     def _read(self, rows: Int64Array) -> Loaded:
         """Reads selected rows in storage order; tells where each lies in the table, in the order asked for."""
         stored, places = np.unique(rows, return_inverse=True)
+        self._reader = self._reader or self._feed.open_reader()
         return places, self._reader.read(self._selection.offsets(stored))
 
 

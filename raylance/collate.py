@@ -56,8 +56,7 @@ def to_torch(table: pa.Table, *, paddings: Paddings, dtypes: Dtypes, images: fro
     batch: dict[str, Any] = {}
     for name, array in to_numpy(table, paddings).items():
         if array.dtype == object:
-            lists = pa.types.is_list(table[name].type) or pa.types.is_large_list(table[name].type)
-            batch[name] = [torch.tensor(value) for value in array] if lists else array.tolist()
+            batch[name] = [torch.tensor(value) if isinstance(value, np.ndarray) else value for value in array]
             continue
         if array.dtype.kind in "mM":
             raise DatasetError(
@@ -79,7 +78,10 @@ def _numpy_column(name: str, column: pa.ChunkedArray, paddings: Paddings) -> npt
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         if name in paddings:
             return _padded(name, column, paddings[name])
-        return _objects([value.values.to_numpy(zero_copy_only=False) for value in column])
+        if not pa.types.is_primitive(kind.value_type):
+            return _objects(column.to_pylist())
+        _refuse_nulls(name, column.combine_chunks().flatten())
+        return _objects([value.values.to_numpy(zero_copy_only=False) if value.is_valid else None for value in column])
     shape, leaf = _dense_shape(kind)
     if leaf is None:
         return _objects(column.to_pylist())

@@ -1,6 +1,7 @@
 """Owns `dataset()` and the handle that it returns, where every input is checked; never starts an actor by itself."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ _LARGEST_TRIAL = 1 << 21  # rows to plan for telling how they are read
 
 
 def dataset(
-    uri: str,
+    uri: str | os.PathLike[str],
     *,
     version: int | str | None = None,
     columns: Sequence[str] | None = None,
@@ -88,6 +89,10 @@ def dataset(
             raise ConfigError("pack= delivers the packed tokens alone: leave columns=, decode= and transform= out.")
         columns = [pack.column]
     images = [decode] if isinstance(decode, Image) else list(decode or ())
+    if not all(isinstance(image, Image) for image in images):
+        raise ConfigError(f"decode={decode!r}: give raylance.Image(column, size=…), or a list of them.")
+    if split is not None and not isinstance(split, Split):
+        raise ConfigError(f"split={split!r}: give a FractionSplit, a RangeSplit or a ValueSplit.")
     source = pin(uri, version, storage_options)
     opened = source.open()
     names = _check_columns(opened, columns, images)
@@ -239,6 +244,8 @@ class Dataset(RankLoader):
 
 def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, images: Sequence[Image]) -> list[str]:
     schema = opened.schema
+    if isinstance(columns, str):
+        raise ConfigError(f"columns={columns!r}: give a list of names, here [{columns!r}].")
     names = list(schema.names if columns is None else columns)
     decoded = [image.column for image in images]
     missing = sorted({*names, *decoded} - set(schema.names))

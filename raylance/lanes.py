@@ -35,13 +35,18 @@ class _Laned(Order):
         return dataclasses.replace(self, shard_ends=rows.fragment_ends()) if self.shard_rows == "fragment" else self
 
     @property
+    def needs_whole_windows(self) -> bool:
+        return self.shuffles_windows
+
+    @property
     def lane_count(self) -> int:
         return self._int("lanes")
 
     def resolve(self, facts: Facts) -> Self:
-        lanes = _or_else(self.lanes, lambda: auto_lanes(facts.global_batch_size, facts.world_size))
-        # Bytes of one lane's window; half of the limit, because the next window arrives while this one drains.
-        lane_bytes = facts.max_window_bytes / 2 * facts.world_size / lanes
+        lanes = _or_else(self.lanes, lambda: auto_lanes(facts.global_batch_size))
+        # Bytes of one lane's window; half of the limit, because the next window arrives while this one drains. As if
+        # one rank held them all: an order that depended on the world size would give other batches for each.
+        lane_bytes = facts.max_window_bytes / 2 / lanes
         lane_rows = max(1, facts.rows // lanes)
 
         def some_mebibytes() -> int:
@@ -179,8 +184,7 @@ class WindowShuffle(_Laned):
     Attributes:
         shard_rows: Rows of one shard. "auto": several MiB; "fragment": shards are the dataset's fragments.
         window_shards: Shards of one window. "auto": as many as `max_window_bytes` allows.
-        lanes: Parallel streams. "auto": the largest divisor of the global batch size up to 32 that the world size
-            divides, or failing that, up to the world size.
+        lanes: Parallel streams. "auto": the largest divisor of the global batch size up to 32.
     """
 
     name: ClassVar[str] = "window"
@@ -207,11 +211,9 @@ class Sequential(_Laned):
     lanes: int | Auto = 1
 
 
-def auto_lanes(global_batch_size: int, world_size: int) -> int:
-    """The largest divisor of the global batch size up to 32 that the world size divides, or failing that, up to it."""
-    divisors = [d for d in range(1, max(_MAX_AUTO_LANES, world_size) + 1) if global_batch_size % d == 0]
-    whole = [d for d in divisors if d <= _MAX_AUTO_LANES and d % world_size == 0]
-    return max(whole or [d for d in divisors if d <= world_size])
+def auto_lanes(global_batch_size: int) -> int:
+    """The largest divisor of the global batch size up to 32."""
+    return max(d for d in range(1, _MAX_AUTO_LANES + 1) if global_batch_size % d == 0)
 
 
 @functools.lru_cache(maxsize=4)

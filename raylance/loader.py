@@ -16,7 +16,7 @@ import torch
 
 from raylance import collate
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID
-from raylance.errors import ConfigError, RaylanceError
+from raylance.errors import ConfigError, RaylanceError, StateError
 from raylance.metrics import Stats
 from raylance.mixing import MixOrder
 from raylance.plan import Plan, Remainder
@@ -74,6 +74,13 @@ class RankLoader:
         """
         if epoch < 0:
             raise ConfigError(f"set_epoch({epoch}): epochs are counted from 0.")
+        if epoch == self._epoch and self._position:
+            logger.warning(
+                "set_epoch(%d) gives up position %d of this epoch: rows before it come again. To go on after a "
+                "restore, leave set_epoch out: epochs move on by themselves.",
+                epoch,
+                self._position,
+            )
         self._epoch, self._position = epoch, 0
         self._iteration += 1
 
@@ -190,8 +197,14 @@ class RankLoader:
         """
         saved = parse_state(state)
         check_state(saved, self._state())
+        order = self._spec.order.adopt(saved.order)
+        if saved.position > order.epoch_rows(saved.rows):
+            rows = order.epoch_rows(saved.rows)
+            raise StateError(
+                f"the state is damaged: position {saved.position} of an epoch of {rows}. Use an earlier checkpoint."
+            )
         # What was left to "auto" is taken from the state: another batch size must not change the order.
-        self._spec = dataclasses.replace(self._spec, order=self._spec.order.adopt(saved.order))
+        self._spec = dataclasses.replace(self._spec, order=order)
         self._batch_size = saved.global_batch_size
         self._epoch, self._position = saved.epoch, saved.position
         self._iteration += 1

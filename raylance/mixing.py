@@ -110,7 +110,7 @@ class MixOrder(Order):
             order = part.order.resolve(share)
             parts.append(dataclasses.replace(part, order=order))
             windows.append((order.read_positions(part.rows) or 1) * size // part.quota)
-        limit = int(facts.max_window_bytes / 2 * facts.world_size / max(facts.row_bytes, 1))
+        limit = int(facts.max_window_bytes / 2 / max(facts.row_bytes, 1))
         chunk = max(1, min(max(windows), limit)) if self.chunk_positions == "auto" else self.chunk_positions
         return dataclasses.replace(self, components=tuple(parts), chunk_positions=chunk)
 

@@ -28,14 +28,12 @@ class Facts:
         rows: Rows of the selection.
         row_bytes: Bytes of one row as it is read.
         global_batch_size: Rows of one step over all ranks.
-        world_size: Ranks.
         max_window_bytes: Bytes that one rank may hold in windows, the draining and the arriving one together.
     """
 
     rows: int
     row_bytes: float
     global_batch_size: int
-    world_size: int
     max_window_bytes: int
 
 
@@ -111,6 +109,11 @@ class Order(ABC):
             int64 selected rows in [0, n), shape (k,). Unless the order repeats rows, each comes exactly once over all
             positions.
         """
+
+    @property
+    def needs_whole_windows(self) -> bool:
+        """Whether rows are shuffled inside of what `read_positions` names, so that it must be read at once."""
+        return False
 
     def standings(self, position: int) -> dict[str, Any]:
         """Where each component stands at a position, for an order that has components."""

@@ -51,22 +51,22 @@ class Documents:
 
     Attributes:
         ends: Tokens up to the end of each selected row, its end-of-sequence token included; int64, shape (documents,).
-        length: Tokens of a sequence.
+        pack: How they are packed.
     """
 
     ends: Int64Array
-    length: int
+    pack: PackTokens
 
     @property
     def rows(self) -> int:
         """Sequences."""
-        return -(-int(self.ends[-1]) // self.length) if len(self.ends) else 0
+        return -(-int(self.ends[-1]) // self.pack.length) if len(self.ends) else 0
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the ends and the length."""
+        """Hash of the ends and the settings."""
         digest = hashlib.blake2b(np.ascontiguousarray(self.ends).tobytes(), digest_size=16)
-        digest.update(str(self.length).encode())
+        digest.update(repr(self.pack).encode())
         return digest.hexdigest()
 
     @property
@@ -106,11 +106,16 @@ def count_tokens(reader: RowReader, documents: Selected, pack: PackTokens, batch
                 f"PackTokens: column {pack.column!r} has nulls, which are no documents; nothing was started. Leave "
                 f"them out: filter={pack.column + ' IS NOT NULL'!r}."
             )
+        if column.combine_chunks().flatten().null_count:
+            raise DatasetError(
+                f"PackTokens: a document of column {pack.column!r} holds a null, which is no token; nothing was "
+                "started. Write the dataset without null tokens."
+            )
         lengths.append(pc.list_value_length(column).to_numpy().astype(np.int64))
     ends = np.cumsum(np.concatenate(lengths) + (pack.eos_id is not None), dtype=np.int64)
     if not len(ends) or ends[-1] == 0:
         raise DatasetError(f"PackTokens: column {pack.column!r} holds no token, so there is no sequence to make.")
-    return Documents(ends=ends, length=pack.length)
+    return Documents(ends=ends, pack=pack)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

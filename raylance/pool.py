@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self
 
 import ray
+from ray.exceptions import RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raylance.actors import DecodeActor, ShardActor
 from raylance.decoding import Decoding
-from raylance.errors import PlacementError
+from raylance.errors import HelperError, PlacementError
 from raylance.spec import Feed, Options
 
 logger = logging.getLogger(__name__)
@@ -24,6 +25,11 @@ logger = logging.getLogger(__name__)
 # mechanism for a killed process, a lost node and an explicit ray.kill, with a deadline for the new place.
 _MAX_AUTO_DECODERS = 32
 _NO_RESTARTS = {"max_restarts": 0, "max_task_retries": 0}
+
+
+def ray_session() -> str:
+    """Names the Ray session of this process, "" where there is none: a notebook may end one and begin another."""
+    return str(ray.get_runtime_context().gcs_address) if ray.is_initialized() else ""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -35,12 +41,14 @@ class Helper:
         actor_id: Its ID, hex, as Ray's actor errors name it.
         outstanding: Items it was given that have not been collected.
         installed: Keys of the plans or decodings it knows.
+        session: The Ray session it belongs to.
     """
 
     handle: Any
     actor_id: str
     outstanding: int = 0
     installed: set[str] = dataclasses.field(default_factory=set)
+    session: str = dataclasses.field(default_factory=lambda: ray_session())
 
     def knows(self, key: str, value: Any) -> "Helper":
         """This helper, told what a key stands for unless it knows."""
@@ -50,8 +58,9 @@ class Helper:
         return self
 
     def kill(self) -> None:
-        """Ends the actor now."""
-        ray.kill(self.handle)
+        """Ends the actor now, unless it went with its Ray session."""
+        if self.session == ray_session():
+            ray.kill(self.handle)
 
 
 def auto_decoders(world_size: int, decoder_cpus: float) -> int:
@@ -86,7 +95,14 @@ def _place(starts: list[Callable[[], Any]], what: str, cpus: float, timeout_s: f
             "rather than hang. Ask for fewer (num_decoders=…; 0 decodes in threads of the shard actors, which always "
             "find a place), add nodes, or raise placement_timeout_s if the cluster is still scaling up."
         )
-    return [Helper(handle=handle, actor_id=ray.get(ref)) for handle, ref in zip(handles, ids, strict=True)]
+    try:
+        return [Helper(handle=handle, actor_id=ray.get(ref)) for handle, ref in zip(handles, ids, strict=True)]
+    except RayActorError as error:
+        for handle in handles:
+            ray.kill(handle)
+        raise HelperError(
+            f"a {what} could not start; nothing was delivered. Its constructor or its process said: {error}"
+        ) from error
 
 
 class DecoderPool:
@@ -95,8 +111,9 @@ class DecoderPool:
     Leases are counted; the last one to be returned ends the actors.
     """
 
-    _shared: ClassVar[dict[float, "DecoderPool"]] = {}
-    _lock: ClassVar[threading.Lock] = threading.Lock()
+    _shared: ClassVar[dict[tuple[str, float], "DecoderPool"]] = {}  # by Ray session and CPUs of an actor
+    # Reentrant: a lease may be returned by the garbage collector, in the middle of taking another.
+    _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self, cpus: float) -> None:
         """Makes an empty pool.
@@ -116,9 +133,13 @@ class DecoderPool:
             PlacementError: If they are not running within the deadline.
         """
         with cls._lock:
-            pool = cls._shared.setdefault(cpus, cls(cpus))
-            pool._grow(count - len(pool._helpers), timeout_s)
+            pool = cls._shared.setdefault((ray_session(), cpus), cls(cpus))
             pool._leases += 1
+            try:
+                pool._grow(count - len(pool._helpers), timeout_s)
+            except BaseException:
+                pool.give_back()
+                raise
             return pool  # type: ignore[return-value]
 
     def give_back(self) -> None:
@@ -140,7 +161,8 @@ class DecoderPool:
 
     def least_busy(self, key: str, decoding: Decoding) -> Helper:
         """The decoder with the fewest outstanding items, told how to decode for `key`."""
-        return min(self._helpers, key=lambda candidate: candidate.outstanding).knows(key, decoding)
+        # The newest of equals: where several died at once, what is done again must not go to the next dead one.
+        return min(reversed(self._helpers), key=lambda candidate: candidate.outstanding).knows(key, decoding)
 
     def replace(self, actor_id: str, timeout_s: float) -> bool:
         """Replaces a dead decoder; goes on with fewer when there is no place for a new one.
@@ -192,8 +214,9 @@ class Helpers:
         Raises:
             PlacementError: If they are not running within the deadline.
         """
-        if self.shard is not None:
+        if self.shard is not None and self.shard.session == ray_session():
             return self.shard
+        self.close()
         options = self._options
         decoders = options.num_decoders if feed.decoding is not None else 0
         if decoders == "auto":

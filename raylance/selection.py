@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from typing import Self
 
@@ -39,12 +40,15 @@ class Source:
         return _open(self.uri, self.version, self.storage_options)
 
 
-def pin(uri: str, version: int | str | None, storage_options: Mapping[str, str] | None) -> Source:
+def pin(uri: str | os.PathLike[str], version: int | str | None, storage_options: Mapping[str, str] | None) -> Source:
     """Resolves a version number, a tag, or None for the newest, once.
 
     Raises:
         DatasetError: If there is no dataset, or no such version or tag.
     """
+    uri = os.fspath(uri)
+    if "://" not in uri:  # workers and later runs may stand in another directory
+        uri = os.path.abspath(uri)
     dataset = _open(uri, version, storage_options)
     return Source(uri=uri, version=dataset.version, storage_options=storage_options)
 

@@ -185,14 +185,15 @@ class Spec:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a loader uses the machine; nothing here changes what is delivered.
+    """How a loader uses the machine. Nothing here changes what is delivered, but for `max_window_bytes`.
 
     Attributes:
         num_decoders: Decode actors of each rank, shared by its loaders. 0 decodes in threads of the shard actor.
             "auto" uses the CPUs that are free when the loaders are made, and 0 where none is.
         decoder_cpus: CPUs that a decode actor takes from Ray's count.
         decode_threads: Threads of a shard actor that decodes by itself.
-        max_window_bytes: Most bytes of raw rows that a rank's shard actor holds, the next window included.
+        max_window_bytes: Most bytes of raw rows that a rank's shard actor holds, the next window included; what an
+            order leaves to "auto" is settled from it.
         max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank.
         placement_timeout_s: Seconds that helpers may take to find their place.
     """
@@ -251,13 +252,23 @@ def make_plan(
         rows=spec.rows,
         row_bytes=feed.row_bytes,
         global_batch_size=global_batch_size,
-        world_size=world_size,
         max_window_bytes=options.max_window_bytes,
     )
     order = spec.order.resolve(facts)
     chunk_positions = order.read_positions(spec.rows)
     if chunk_positions is None:
         chunk_positions = max(1, int(_CHUNK_BYTES / max(feed.row_bytes, 1))) * world_size
+    # Two chunks are held. An order that shuffles inside of them needs them whole; any other may read less at a time.
+    fitting = max(order.lane_count, int(options.max_window_bytes / 2 * world_size / max(feed.row_bytes, 1)))
+    if chunk_positions > fitting:
+        if order.needs_whole_windows:
+            needed = 2 * chunk_positions / world_size * feed.row_bytes
+            raise ConfigError(
+                f"{order} would hold {needed / 2**20:,.0f} MiB of raw rows on each of {world_size} ranks, "
+                f"max_window_bytes allows {options.max_window_bytes / 2**20:,.0f} MiB. Use smaller shard_rows, "
+                'window_shards or lanes (or "auto"), or raise max_window_bytes.'
+            )
+        chunk_positions = fitting
     return Plan(
         order=order,
         rows=spec.rows,

@@ -85,7 +85,8 @@ def parse_state(saved: Mapping[str, Any]) -> State:
         missing, unknown = sorted(fields - set(given)), sorted(set(given) - fields)
         raise StateError(f"the state is damaged: missing {missing}, unknown {unknown}. Use an earlier checkpoint.")
     state = State(**given)
-    if state.position < 0 or state.epoch < 0:
+    numbers = (state.epoch, state.position, state.rows, state.seed)
+    if not all(isinstance(number, int) for number in numbers) or state.position < 0 or state.epoch < 0:
         raise StateError(
             f"the state is damaged: epoch {state.epoch}, position {state.position}. Use an earlier checkpoint."
         )

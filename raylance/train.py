@@ -85,15 +85,15 @@ class DataConfig(ray.train.DataConfig):
         return output
 
     def _options_of(self, rank: int, world_size: int, node_ids: list[str] | None) -> Options:
-        """The options, with what depends on the cluster settled once for all datasets of the run."""
-        if self._options.num_decoders == "auto":
-            decoders = auto_decoders(world_size, self._options.decoder_cpus)
-            self._options = dataclasses.replace(self._options, num_decoders=decoders)
+        """The options, with what depends on the cluster settled."""
+        options = self._options
+        if options.num_decoders == "auto":  # anew each time: a restarted run may find other CPUs free
+            options = dataclasses.replace(options, num_decoders=auto_decoders(world_size, options.decoder_cpus))
         if not node_ids:
-            return self._options
+            return options
         cpus = {node["NodeID"]: node["Resources"].get("CPU", 1) for node in ray.nodes()}  # type: ignore[no-untyped-call]
         ranks_here = Counter(node_ids)[node_ids[rank]]
-        return dataclasses.replace(self._options, decode_threads=max(1, int(cpus.get(node_ids[rank], 1) / ranks_here)))
+        return dataclasses.replace(options, decode_threads=max(1, int(cpus.get(node_ids[rank], 1) / ranks_here)))
 
 
 class _TrainLoader(RankLoader):

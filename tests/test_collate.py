@@ -29,6 +29,9 @@ TABLE = pa.table(
         "blob": [b"x", b"yy", b""],
         "tokens": [[1, 2], [], [3]],
         "word": pa.array(["u", "v", "u"]).dictionary_encode(),
+        "nested": [[[1], [2, 3]], [], None],
+        "names": [["a"], None, ["b", "c"]],
+        "maybe": [[1, 2], None, []],
         "pair": [{"a": 1}, {"a": 2}, None],
     }
 )
@@ -66,6 +69,10 @@ def test_torch() -> None:
     assert batch["image"].is_contiguous(memory_format=torch.channels_last)
     assert batch["image"][1, 2, 0, 1] == 17
     assert batch["text"] == ["a", None, "c"]
+    assert batch["nested"] == [[[1], [2, 3]], [], None]
+    assert batch["names"] == [["a"], None, ["b", "c"]]
+    assert batch["maybe"][0].tolist() == [1, 2]
+    assert batch["maybe"][1] is None
     assert [tokens.tolist() for tokens in batch["tokens"]] == [[1, 2], [], [3]]
     assert (
         to_torch(TABLE.select(["vector"]), paddings={}, dtypes=torch.float16, images=frozenset())["vector"].dtype
@@ -98,6 +105,7 @@ def test_empty_tables_keep_shapes_and_dtypes() -> None:
         (pa.array([1, None]), "'c' has 1 nulls.*IS NOT NULL"),
         (pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2)), "nulls"),
         (pa.array([[1.0, None]], pa.list_(pa.float32(), 2)), "nulls"),
+        (pa.array([[1, None], [2]]), "'c' has 1 nulls"),
         (pa.array([datetime.datetime(2020, 1, 1)]), "timestamp.*torch has no type"),
     ],
 )

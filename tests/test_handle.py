@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,9 @@ def settings(**changes: Any) -> dict[str, Any]:
         ({"remainder": "wrap"}, raylance.ConfigError, "remainder='wrap'.*'drop', 'pad', 'ragged'"),
         ({"on_bad_row": "skip"}, raylance.ConfigError, "on_bad_row='skip'.*'raise' or 'mask'"),
         ({"read": "scan"}, raylance.ConfigError, "read='scan'.*'auto', 'range', 'take'"),
+        ({"columns": "image"}, raylance.ConfigError, "give a list of names"),
+        ({"decode": "image"}, raylance.ConfigError, "give raylance.Image"),
+        ({"split": "train"}, raylance.ConfigError, "give a FractionSplit"),
         ({"seed": 0.5}, raylance.ConfigError, "seed=0.5"),
         ({"version": 77}, raylance.DatasetError, "no version 77"),
         ({"filter": "label = 99"}, raylance.DatasetError, "no row with label = 99"),
@@ -126,3 +130,26 @@ def test_the_plan_tells_how_rows_are_read(write_dataset: Callable[..., str]) -> 
         plan = raylance.dataset(uri, **arguments).plan(global_batch_size=100)
         assert plan.reads.startswith(f"{wanted} ("), (arguments, plan.reads)
         assert f"read by {wanted}" in repr(plan)
+
+
+def test_batches_do_not_depend_on_the_world_size_by_default(images_uri: str) -> None:
+    """What "auto" settles must not, or the same run on other machines would train on other batches."""
+    dataset = raylance.dataset(images_uri, columns=["image"])
+    orders = {repr(dataset.plan(global_batch_size=96, world_size=world).plan.order) for world in (1, 2, 3, 5, 8, 64)}
+    assert len(orders) == 1
+
+
+def test_windows_beyond_the_memory_limit_are_refused_and_mere_reads_are_cut(images_uri: str) -> None:
+    order = raylance.WindowShuffle(shard_rows=100, window_shards=4, lanes=2)
+    dataset = raylance.dataset(images_uri, columns=["image"], order=order)
+    with pytest.raises(raylance.ConfigError, match="would hold .* MiB.*max_window_bytes allows 0 MiB"):
+        dataset.loader(max_window_bytes=100_000).steps_per_epoch(global_batch_size=10)
+    plain = raylance.dataset(images_uri, columns=["image"], order=raylance.ShardShuffle(shard_rows="fragment"))
+    assert plain.loader(max_window_bytes=100_000).steps_per_epoch(global_batch_size=10) == 95
+
+
+def test_paths_are_made_absolute(images_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(images_uri)
+    monkeypatch.chdir(path.parent)
+    for uri in (path, path.name, images_uri):
+        assert raylance.dataset(uri, columns=["id"]).state_dict()["uri"] == images_uri

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pickle
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -415,3 +416,29 @@ def test_rows_that_were_not_planned_end_the_epoch(images_uri: str, monkeypatch: 
         monkeypatch.setattr(ray, "put", lambda plan: put(dataclasses.replace(plan, seed=99)))
         with pytest.raises(raylance.CoverageError, match="other rows than planned at position 0 of epoch 0, rank 0"):
             next(loader.iter_batches(global_batch_size=100))
+
+
+def test_all_idle_decoders_lost_at_once(images_uri: str, undisturbed: list[dict[str, torch.Tensor]]) -> None:
+    """As many as would exhaust the deaths that one piece of work may see, and none of them busy."""
+    dataset = open_images(images_uri, order=raylance.WindowShuffle(shard_rows=20, window_shards=2, lanes=18))
+    with dataset.loader(num_decoders=CPUS) as loader:
+        assert_same(batches_of(loader, 36), undisturbed)
+        loader.set_epoch(0)
+        assert loader._helpers.pool is not None
+        for helper in loader._helpers.pool._helpers:
+            ray.kill(helper.handle)
+        assert_same(batches_of(loader, 36), undisturbed)
+
+
+def test_a_position_beyond_the_epoch_is_refused(images_uri: str) -> None:
+    dataset = raylance.dataset(images_uri, columns=["id"])
+    with pytest.raises(raylance.StateError, match="damaged: position 954 of an epoch of 953"):
+        dataset.load_state_dict(dataset.state_dict() | {"position": 954})
+
+
+def test_a_dataset_that_vanishes_is_named(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(pa.table({"id": [1, 2, 3]}))
+    dataset = raylance.dataset(uri)
+    shutil.rmtree(uri)
+    with dataset.loader() as loader, pytest.raises(raylance.DatasetError, match="no Lance dataset"):
+        next(loader.iter_batches(batch_size=1))

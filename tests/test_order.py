@@ -97,7 +97,7 @@ def test_saved_parameters_settle_what_is_auto(case: tuple[Order, int]) -> None:
 
 @pytest.mark.parametrize("name", ["window", "shard", "row"])
 def test_epochs_and_seeds_differ(name: str) -> None:
-    facts = Facts(rows=500, row_bytes=100, global_batch_size=20, world_size=2, max_window_bytes=1 << 20)
+    facts = Facts(rows=500, row_bytes=100, global_batch_size=20, max_window_bytes=1 << 20)
     order = make_order(name).resolve(facts)
     seen = [tuple(order.rows(np.arange(500), 500, seed, epoch)) for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1)]]
     assert len(set(seen)) == 4
@@ -147,34 +147,27 @@ def test_golden_orders(order: Order, wanted: list[int]) -> None:
 
 
 def test_auto_lanes() -> None:
-    assert auto_lanes(256, 1) == 32
-    assert auto_lanes(256, 8) == 32
-    assert auto_lanes(96, 3) == 24
-    assert auto_lanes(100, 3) == 2  # 3 divides no divisor of 100
-    assert auto_lanes(7, 2) == 1
-    assert auto_lanes(4096, 64) == 64
-    assert auto_lanes(1, 1) == 1
+    assert [auto_lanes(size) for size in (256, 96, 100, 7, 37, 4096, 1)] == [32, 32, 25, 7, 1, 32, 1]
 
 
 @given(
     rows=st.integers(1, 10**7),
     row_bytes=st.floats(1, 1e6),
     batch=st.integers(1, 4096),
-    world=st.integers(1, 64),
     limit=st.integers(1 << 20, 1 << 30),
 )
-def test_auto_keeps_the_memory_limit(rows: int, row_bytes: float, batch: int, world: int, limit: int) -> None:
-    facts = Facts(rows=rows, row_bytes=row_bytes, global_batch_size=batch, world_size=world, max_window_bytes=limit)
+def test_auto_keeps_the_memory_limit(rows: int, row_bytes: float, batch: int, limit: int) -> None:
+    facts = Facts(rows=rows, row_bytes=row_bytes, global_batch_size=batch, max_window_bytes=limit)
     order = WindowShuffle().resolve(facts)
     assert batch % int(order.lanes) == 0
-    held = 2 * int(order.lanes) / world * int(order.shard_rows) * int(order.window_shards) * row_bytes
-    smallest = 2 * int(order.lanes) / world * row_bytes  # shards of one row: nothing smaller can be read
+    held = 2 * int(order.lanes) * int(order.shard_rows) * int(order.window_shards) * row_bytes
+    smallest = 2 * int(order.lanes) * row_bytes  # shards of one row: nothing smaller can be read
     assert held <= max(limit, smallest)
     assert order.resolve(facts) == order
 
 
 def test_explicit_values_are_kept() -> None:
-    facts = Facts(rows=10**6, row_bytes=100, global_batch_size=64, world_size=1, max_window_bytes=1 << 20)
+    facts = Facts(rows=10**6, row_bytes=100, global_batch_size=64, max_window_bytes=1 << 20)
     order = WindowShuffle(shard_rows=77, window_shards=3, lanes=5)
     assert order.resolve(facts) == order
 

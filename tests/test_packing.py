@@ -44,7 +44,7 @@ def test_sequences_are_the_cuts_of_one_string(
     owners = [3 * row for row, document in enumerate(documents) for _ in range(len(document) + eos)]
     memory = InMemory(documents)
     ends = np.cumsum([len(document) + eos for document in documents])
-    table = Documents(ends=ends, length=length)
+    table = Documents(ends=ends, pack=pack)
     assert table.rows == -(-len(string) // length)
     chosen = sorted(data.draw(st.sets(st.integers(0, table.rows - 1), min_size=1)))
     reader = _PackReader(reader=memory, documents=memory, table=table, pack=pack)  # type: ignore[arg-type]
@@ -117,6 +117,7 @@ def test_every_token_once_through_the_loader_with_resume(uri: str) -> None:
         (pa.array(["a b"]), "is string, not lists of integers"),
         (pa.array([[0.5]]), "is list.*double.*, not lists of integers"),
         (pa.array([[1], None]), "has nulls"),
+        (pa.array([[1, None]]), "holds a null, which is no token"),
         (pa.array([[], []], pa.list_(pa.int32())), "holds no token"),
     ],
 )

@@ -12,7 +12,7 @@ from raylance.order import Facts, Order
 from raylance.sampling import ClassBalanced, Weighted
 from tests.test_order import Selected
 
-FACTS = Facts(rows=100, row_bytes=8, global_batch_size=20, world_size=1, max_window_bytes=1 << 20)
+FACTS = Facts(rows=100, row_bytes=8, global_batch_size=20, max_window_bytes=1 << 20)
 
 
 def draw(order: Order, n: int, seed: int = 0, epoch: int = 0) -> np.ndarray:

@@ -85,6 +85,7 @@ def test_what_differs_is_shown_side_by_side(change: dict[str, Any], message: str
         ({"format": None}, "no raylance state"),
         ({"position": -1}, "damaged.*position -1"),
         ({"epoch": -1}, "damaged"),
+        ({"position": "12"}, "damaged"),
         ({"colour": 1}, "unknown \\['colour'\\]"),
     ],
 )
