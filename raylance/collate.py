@@ -116,7 +116,7 @@ def _refuse_nulls(name: str, array: pa.Array) -> None:
     if array.null_count:
         raise DatasetError(
             f"column {name!r} has {array.null_count} nulls in this batch, which an array of {array.type} cannot carry; "
-            f"the batch stops here rather than invent values. Filter them out (filter={name + ' IS NOT NULL'!r}), or "
+            f"the batch stops here rather than invent values. Filter them out (filter={f'`{name}` IS NOT NULL'!r}), or "
             "fill them in the dataset."
         )
 

@@ -104,7 +104,7 @@ def count_tokens(reader: RowReader, documents: Selected, pack: PackTokens, batch
         if column.null_count:
             raise DatasetError(
                 f"PackTokens: column {pack.column!r} has nulls, which are no documents; nothing was started. Leave "
-                f"them out: filter={pack.column + ' IS NOT NULL'!r}."
+                f"them out: filter={f'`{pack.column}` IS NOT NULL'!r}."
             )
         if column.combine_chunks().flatten().null_count:
             raise DatasetError(

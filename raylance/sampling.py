@@ -125,7 +125,7 @@ class ClassBalanced(_Sampled):
         if labels.null_count:
             raise ConfigError(
                 f"ClassBalanced: column {self.column!r} has {labels.null_count} nulls, which belong to no class. Leave "
-                f"them out: filter={self.column + ' IS NOT NULL'!r}."
+                f"them out: filter={f'`{self.column}` IS NOT NULL'!r}."
             )
         encoded = labels.combine_chunks().dictionary_encode()
         if isinstance(encoded, pa.ChunkedArray):
@@ -211,7 +211,7 @@ def _numbers(column: pa.ChunkedArray, name: str) -> Float64Array:
     if column.null_count:
         raise ConfigError(
             f"Weighted: column {name!r} has {column.null_count} nulls, which are no weights. Leave these rows out "
-            f"(filter={name + ' IS NOT NULL'!r}), or give them a weight."
+            f"(filter={f'`{name}` IS NOT NULL'!r}), or give them a weight."
         )
     return np.asarray(column.to_numpy(), dtype=np.float64)
 

@@ -10,22 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance.lanes import WindowShuffle
 from raylance.mixing import Component, MixOrder, quotas
 from raylance.order import RowShuffle
+from tests.test_order import mixtures
 from tests.test_plan import global_batches, make_plan
-
-
-@st.composite
-def mixtures(draw: st.DrawFn) -> MixOrder:
-    """A settled mixture of one to four small datasets."""
-    components = []
-    for index in range(draw(st.integers(1, 4))):
-        order = draw(st.sampled_from([RowShuffle(shard_rows=3), WindowShuffle(shard_rows=3, window_shards=2, lanes=2)]))
-        rows, quota = draw(st.integers(1, 60)), draw(st.integers(1, 7))
-        components.append(Component(name=f"part {index}", order=order, seed=index, rows=rows, quota=quota))
-    stop = draw(st.sampled_from(["first_exhausted", "all_exhausted", 150]))
-    return MixOrder(components=tuple(components), stop=stop, chunk_positions=draw(st.integers(1, 100)))
 
 
 def total(order: MixOrder) -> int:

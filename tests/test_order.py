@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from raylance.catalog import ORDERS, make_order
 from raylance.errors import ConfigError
 from raylance.lanes import Sequential, ShardShuffle, WindowShuffle, auto_lanes
+from raylance.mixing import Component, MixOrder
 from raylance.order import Facts, Order, RowShuffle
 from raylance.permutation import Int64Array
 from raylance.sampling import ClassBalanced, Weighted
 
 SHUFFLES = tuple(ORDERS.values())
-KINDS = (*SHUFFLES, Weighted, ClassBalanced)
+KINDS = (*SHUFFLES, Weighted, ClassBalanced, MixOrder)
 
 
 class Selected:
@@ -36,9 +37,24 @@ class Selected:
 
 
 @st.composite
+def mixtures(draw: st.DrawFn) -> MixOrder:
+    """A settled mixture of one to four small datasets."""
+    components = []
+    for index in range(draw(st.integers(1, 4))):
+        order = draw(st.sampled_from([RowShuffle(shard_rows=3), WindowShuffle(shard_rows=3, window_shards=2, lanes=2)]))
+        rows, quota = draw(st.integers(1, 60)), draw(st.integers(1, 7))
+        components.append(Component(name=f"part {index}", order=order, seed=index, rows=rows, quota=quota))
+    stop = draw(st.sampled_from(["first_exhausted", "all_exhausted", 150]))
+    return MixOrder(components=tuple(components), stop=stop, chunk_positions=draw(st.integers(1, 100)))
+
+
+@st.composite
 def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> tuple[Order, int]:
     """Any order, settled, and a number of selected rows."""
     kind, n = draw(st.sampled_from(kinds)), draw(st.integers(1, 400))
+    if kind is MixOrder:
+        mixture = draw(mixtures())
+        return mixture, sum(part.rows for part in mixture.components)
     shard_rows = draw(st.integers(1, 40))
     if kind is RowShuffle:
         order: Order = RowShuffle(shard_rows=shard_rows)

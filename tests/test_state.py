@@ -11,7 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.errors import StateError
+from raylance.order import Order
+from raylance.selection import Selection, Source
+from raylance.spec import Spec, TableFeed, make_state
 from raylance.state import FORMAT, State, check_state, pack_shards, parse_state, read_state, unpack_shards, write_state
+from tests.test_order import cases
 
 STATE = State(
     uri="a.lance",
@@ -105,3 +109,29 @@ def test_truncated_and_missing_files(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(StateError, match="holds a list"):
         read_state(tmp_path)
+
+
+@given(case=cases(), batch=st.integers(1, 60))
+def test_states_of_every_order_round_trip_at_every_step(case: tuple[Order, int], batch: int) -> None:
+    """What is written is what is read; what was settled stays; and the state of a loaded state is that state."""
+    order, n = case
+    source = Source(uri="a.lance", version=1)
+    selection = Selection.whole(n)
+    feed = TableFeed(source=source, selection=selection, columns=["id"], delivers=["id"], row_bytes=8.0, decoding=None)
+    spec = Spec(
+        filter=None,
+        split=None,
+        rows=n,
+        fingerprint=selection.fingerprint,
+        order=order,
+        seed=0,
+        remainder="ragged",
+        masks_bad_rows=False,
+    )
+    place = {"epoch": 2, "global_batch_size": batch, "world_size": 3}
+    for position in range(0, order.epoch_rows(n) + 1, batch):
+        state = make_state(feed, spec, position=position, **place)
+        saved = parse_state(json.loads(json.dumps(state.to_dict())))
+        check_state(saved, make_state(feed, spec, position=0, **place))
+        adopted = dataclasses.replace(spec, order=order.adopt(saved.order))
+        assert make_state(feed, adopted, position=saved.position, **place).to_dict() == state.to_dict()
