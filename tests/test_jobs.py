@@ -184,6 +184,7 @@ def test_the_same_command_says_that_the_run_is_finished(head, trained):
     assert made.checkpoints() == before
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_goes_on_in_mid_epoch_to_the_same_weights(head, make_run, trained):
     made = make_run("broken")
     script = f"""
