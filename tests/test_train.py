@@ -139,17 +139,23 @@ def test_a_killed_rank_costs_no_row_and_doubles_none(images_uri: str, tmp_path: 
     assert result.checkpoint is not None
 
 
-@pytest.mark.parametrize("world", [1, 3])
-def test_resume_on_another_world_size(images_uri: str, tmp_path: Path, undisturbed: Steps, world: int) -> None:
-    """Two ranks stop at step 7, after the checkpoint of step 6; the same name and path go on with `world` ranks."""
-    fit(images_uri, tmp_path, "resized", workers=2, stop_at=7)
-    first = read_log(tmp_path, "resized")
-    before = [line for line in first if line["position"] <= 6 * BATCH]
-    result = fit(images_uri, tmp_path, "resized", workers=world)
-    after = read_log(tmp_path, "resized")
-    resumed = [line for line in after if line not in first]
-    assert {line["world"] for line in resumed} == {world}
-    assert global_steps(before + resumed) == undisturbed
+def refused_fn(config: dict[str, Any]) -> None:
+    raylance.restore(ray.train.get_dataset_shard("train"))
+
+
+def test_resume_on_other_world_sizes(images_uri: str, tmp_path: Path, undisturbed: Steps) -> None:
+    """Two ranks stop at step 7, one goes on to step 13, three to the end: each from the last checkpoint before."""
+    kept: list[dict[str, Any]] = []
+    seen: list[dict[str, Any]] = []
+    result = None
+    for world, stop, checkpoint in ((2, 7, 6), (1, 13, 12), (3, None, 20)):
+        result = fit(images_uri, tmp_path, "resized", workers=world, stop_at=stop)
+        ours = [line for line in read_log(tmp_path, "resized") if line not in seen]
+        seen += ours
+        assert {line["world"] for line in ours} == {world}
+        kept += [line for line in ours if line["position"] <= checkpoint * BATCH]
+    assert global_steps(kept) == undisturbed
+    assert result is not None
     assert result.checkpoint is not None
     with result.checkpoint.as_directory() as directory:
         state = json.loads(Path(directory, "raylance_state.json").read_text())
@@ -160,6 +166,16 @@ def test_resume_on_another_world_size(images_uri: str, tmp_path: Path, undisturb
     for first_shard, end in shards["ranges"]:
         for shard in range(first_shard, end):
             assert consumed.issuperset(range(20 * shard, min(20 * shard + 20, 953)))
+    other_seed = TorchTrainer(
+        refused_fn,
+        scaling_config=ray.train.ScalingConfig(num_workers=1),
+        run_config=ray.train.RunConfig(name="resized", storage_path=str(tmp_path)),
+        datasets={"train": open_train(images_uri, seed=12)},
+        dataset_config=raylance.DataConfig(),
+    )
+    with pytest.raises(ray.train.TrainingFailedError) as caught:
+        other_seed.fit()
+    assert "seed: saved 11, now 12" in str(caught.value)
 
 
 def whole_fn(config: dict[str, Any]) -> None:
@@ -197,25 +213,6 @@ def test_defaults_find_a_place_and_unsplit_datasets_are_seen_whole(
     live = [row for row in range(1003) if not 200 <= row < 250]
     assert sorted(ranks[0]["train"] + ranks[1]["train"]) == live
     assert ranks[0]["val"] == ranks[1]["val"] == live
-
-
-def refused_fn(config: dict[str, Any]) -> None:
-    loader = ray.train.get_dataset_shard("train")
-    raylance.restore(loader)
-
-
-def test_a_checkpoint_of_another_seed_is_refused(images_uri: str, tmp_path: Path) -> None:
-    fit(images_uri, tmp_path, "seeded", workers=1, stop_at=4)
-    trainer = TorchTrainer(
-        refused_fn,
-        scaling_config=ray.train.ScalingConfig(num_workers=1),
-        run_config=ray.train.RunConfig(name="seeded", storage_path=str(tmp_path)),
-        datasets={"train": open_train(images_uri, seed=12)},
-        dataset_config=raylance.DataConfig(),
-    )
-    with pytest.raises(ray.train.TrainingFailedError) as caught:
-        trainer.fit()
-    assert "seed: saved 11, now 12" in str(caught.value)
 
 
 def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path: Path) -> None:
