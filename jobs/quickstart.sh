@@ -5,11 +5,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 source jobs/environment.sh jobs
 
+# A Ray of its own, unless told otherwise: one that crashed on this machine leaves an address behind that hangs.
+export RAY_ADDRESS=${RAY_ADDRESS:-local}
+
 data=.data/digits.lance
 if [ ! -d "$data" ]; then
     python jobs/create_dataset.py demo --out "$data"
 fi
-# A Ray of its own, unless told otherwise: one that crashed on this machine leaves an address behind that hangs.
-export RAY_ADDRESS=${RAY_ADDRESS:-local}
 exec python jobs/train_images.py --data "$PWD/$data" --storage-path "$PWD/.data/runs" --num-workers 2 \
     --target-accuracy 0.95 "$@"
