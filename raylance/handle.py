@@ -120,15 +120,12 @@ def dataset(
     if pack is not None:
         rows = count_tokens(feed.open_reader(), selection, pack)
         feed = PackFeed(documents=feed, table=rows, pack=pack)
-        made_order = made_order.bind(_Lookup(opened, rows))
-    else:
-        made_order = made_order.bind(_Lookup(opened, selection))
     spec = Spec(
         filter=filter,
         split=None if split is None else repr(split),
         rows=rows.rows,
         fingerprint=rows.fingerprint,
-        order=made_order,
+        order=made_order.bind(_Lookup(opened, rows)),
         seed=seed,
         remainder=remainder,
         masks_bad_rows=on_bad_row == "mask",

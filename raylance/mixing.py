@@ -135,15 +135,16 @@ class MixOrder(Order):
     def rows(self, positions: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
         """See `Order.rows`; rows count through the components, one behind the other."""
         which, within = self._places(positions)
-        wraps = {index: -(-(self.epoch_rows(n) + 1) // part.rows) for index, part in enumerate(self.components)}
+        length = self.epoch_rows(n)
         out = np.empty(len(positions), dtype=np.int64)
         base = 0
         for index, part in enumerate(self.components):
             mine = np.flatnonzero(which == index)
+            wraps = -(-(length + 1) // part.rows)
             turn, place = np.divmod(within[mine], part.rows)
             for number in np.unique(turn):
                 now = turn == number
-                part_epoch = epoch * wraps[index] + int(number)
+                part_epoch = epoch * wraps + int(number)
                 out[mine[now]] = base + part.order.rows(place[now], part.rows, part.seed, part_epoch)
             base += part.rows
         return out

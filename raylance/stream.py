@@ -231,14 +231,14 @@ class Stream:
                 f"rank {item.rank}. The epoch stops here: going on would lose or repeat rows. "
                 "This is raylance's fault: please report it."
             )
-        self.coverage.add(wanted[positions < self._plan.epoch_rows])
+        real = positions < self._plan.epoch_rows
+        self.coverage.add(wanted[real])
         columns = {name: plain[name] for name in plain.column_names}
         columns[COMPONENT] = pa.chunked_array([wanted >> COMPONENT_SHIFT])
         columns[ROW_OFFSET] = pa.chunked_array([wanted & ((1 << COMPONENT_SHIFT) - 1)])
         columns |= {name: images[name] for name in images.column_names}
         valid = columns.get(VALID, pa.chunked_array([np.ones(item.rows, dtype=np.bool_)]))
         if self._plan.remainder == "pad":
-            real = positions < self._plan.epoch_rows
             valid = pc.and_(valid, pa.chunked_array([real]))
         columns[VALID] = valid
         return pa.table({name: columns[name] for name in (*self._feed.delivers, COMPONENT, ROW_OFFSET, VALID)})
