@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raylance.batches import Batches
     from raylance.errors import (
         BadRowError,
         ConfigError,
@@ -14,11 +15,12 @@ if TYPE_CHECKING:
         RaylanceError,
         StateError,
     )
-    from raylance.handle import Dataset, dataset
+    from raylance.handle import Dataset
     from raylance.images import CenterCrop, Image, RandomResizedCrop
     from raylance.lanes import Sequential, ShardShuffle, WindowShuffle
     from raylance.loader import RankLoader
     from raylance.mixture import mix
+    from raylance.opening import dataset
     from raylance.order import RowShuffle
     from raylance.packing import PackTokens
     from raylance.permutation import row_rng
@@ -27,10 +29,11 @@ if TYPE_CHECKING:
     from raylance.split import FractionSplit, RangeSplit, ValueSplit
     from raylance.train import DataConfig, report, restore
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
-    "handle": ("Dataset", "dataset"),  # not dataset.py: the module would take the place of the function
+    "handle": ("Dataset",),
+    "opening": ("dataset",),  # not dataset.py: the module would take the place of the function
     "errors": (
         "BadRowError",
         "ConfigError",
@@ -42,6 +45,7 @@ _MODULES = {
         "StateError",
     ),
     "images": ("CenterCrop", "Image", "RandomResizedCrop"),
+    "batches": ("Batches",),
     "loader": ("RankLoader",),
     "lanes": ("Sequential", "ShardShuffle", "WindowShuffle"),
     "mixture": ("mix",),
@@ -57,6 +61,7 @@ _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "BadRowError",
+    "Batches",
     "CenterCrop",
     "ClassBalanced",
     "ConfigError",

@@ -3,6 +3,7 @@
 Numbers come out as views of the received memory wherever the data lies in one piece.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -17,34 +18,53 @@ from raylance.errors import ConfigError, DatasetError
 
 NumpyBatch = dict[str, npt.NDArray[Any]]
 Dtypes = torch.dtype | Mapping[str, torch.dtype] | None
-Paddings = Mapping[str, int | float]
+Paddings = Mapping[str, int | float | None]
 T = TypeVar("T")
 
 
-def to_numpy(table: pa.Table, paddings: Paddings) -> NumpyBatch:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Lists:
+    """What becomes of columns of lists of numbers; those that are not named come as lists.
+
+    Attributes:
+        paddings: The value that fills lists up to the longest one of the batch; None leaves them lists.
+        lengths: The length that all lists have, which makes them one array.
+    """
+
+    paddings: Paddings = dataclasses.field(default_factory=dict)
+    lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+AS_LISTS = Lists()
+
+
+def to_numpy(table: pa.Table, lists: Lists = AS_LISTS) -> NumpyBatch:
     """Turns a table of n rows into arrays.
 
     Args:
         table: The rows.
-        paddings: For list columns, by name: the value that fills them up to the longest list of the batch.
+        lists: What becomes of columns of lists.
 
     Returns:
-        By column: numbers (n,), fixed-size lists (n, k), fixed-shape tensors (n, …), padded lists (n, longest);
-        strings, binary, unpadded lists and structs as object arrays (n,). Numbers may be read-only views.
+        By column: numbers (n,), fixed-size lists and lists of one length (n, k), fixed-shape tensors (n, …), padded
+        lists (n, longest); strings, binary, other lists and structs as object arrays (n,). Numbers may be read-only
+        views.
 
     Raises:
-        DatasetError: If a column of numbers has nulls.
+        DatasetError: If a column of numbers has nulls, or a list has another length than all are said to have.
     """
-    return {name: _numpy_column(name, table[name], paddings) for name in table.column_names}
+    return {name: _numpy_column(name, table[name], lists) for name in table.column_names}
 
 
-def to_torch(table: pa.Table, *, paddings: Paddings, dtypes: Dtypes, images: frozenset[str]) -> dict[str, Any]:
+def to_torch(
+    table: pa.Table, *, lists: Lists = AS_LISTS, dtypes: Mapping[str, torch.dtype], images: frozenset[str]
+) -> dict[str, Any]:
     """Turns a table of n rows into tensors.
 
     Args:
         table: The rows.
-        paddings: As for `to_numpy`.
-        dtypes: One dtype for all tensors, or one by column; None keeps what is stored.
+        lists: As for `to_numpy`.
+        dtypes: dtypes by column; the others keep what is stored.
         images: Columns of images: (n, H, W, C) becomes an (n, C, H, W) view in channels-last memory.
 
     Returns:
@@ -54,7 +74,7 @@ def to_torch(table: pa.Table, *, paddings: Paddings, dtypes: Dtypes, images: fro
         DatasetError: If a column of numbers has nulls, or a column has no torch type.
     """
     batch: dict[str, Any] = {}
-    for name, array in to_numpy(table, paddings).items():
+    for name, array in to_numpy(table, lists).items():
         if array.dtype == object:
             batch[name] = [torch.tensor(value) if isinstance(value, np.ndarray) else value for value in array]
             continue
@@ -66,18 +86,18 @@ def to_torch(table: pa.Table, *, paddings: Paddings, dtypes: Dtypes, images: fro
         tensor = torch.utils.dlpack.from_dlpack(array)
         if name in images and tensor.ndim == 4:
             tensor = tensor.permute(0, 3, 1, 2)
-        dtype = dtypes.get(name) if isinstance(dtypes, Mapping) else dtypes
-        batch[name] = tensor if dtype is None else tensor.to(dtype)
+        batch[name] = tensor.to(dtypes[name]) if name in dtypes else tensor
     return batch
 
 
-def _numpy_column(name: str, column: pa.ChunkedArray, paddings: Paddings) -> npt.NDArray[Any]:
+def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists) -> npt.NDArray[Any]:
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _numpy_column(name, pa.chunked_array([c.dictionary_decode() for c in column.chunks]), paddings)
+        return _numpy_column(name, pa.chunked_array([c.dictionary_decode() for c in column.chunks]), lists)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        if name in paddings:
-            return _padded(name, column, paddings[name])
+        padding = lists.paddings.get(name)
+        if padding is not None or name in lists.lengths:
+            return _padded(name, column, padding, lists.lengths.get(name))
         if not pa.types.is_primitive(kind.value_type):
             return _objects(column.to_pylist())
         _refuse_nulls(name, column.combine_chunks().flatten())
@@ -121,7 +141,7 @@ def _refuse_nulls(name: str, array: pa.Array) -> None:
         )
 
 
-def _padded(name: str, column: pa.ChunkedArray, value: int | float) -> npt.NDArray[Any]:
+def _padded(name: str, column: pa.ChunkedArray, value: int | float | None, length: int | None) -> npt.NDArray[Any]:
     whole = column.combine_chunks()
     lists = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
     _refuse_nulls(name, lists)
@@ -130,6 +150,15 @@ def _padded(name: str, column: pa.ChunkedArray, value: int | float) -> npt.NDArr
     if not pa.types.is_primitive(flat.type):
         raise DatasetError(f"column {name!r} holds lists of {flat.type}, which cannot be padded: pad lists of numbers.")
     lengths = np.diff(lists.offsets.to_numpy())
+    if length is not None:
+        other = np.flatnonzero(lengths != length)
+        if len(other):
+            raise DatasetError(
+                f"column {name!r} has a list of {lengths[other[0]]} numbers, where the rows looked at on opening all "
+                f"have {length}: a batch of both is no tensor. Pad them, pad_lists={{{name!r}: 0}}, or take them as "
+                f"lists, pad_lists={{{name!r}: None}}."
+            )
+        return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(lists), length))
     out = np.full((len(lists), lengths.max(initial=0)), value, dtype=flat.type.to_pandas_dtype())
     out[np.arange(out.shape[1])[None, :] < lengths[:, None]] = flat.to_numpy(zero_copy_only=False)
     return out
@@ -140,6 +169,17 @@ def _objects(values: list[Any]) -> npt.NDArray[Any]:
     for row, value in enumerate(values):
         out[row] = value
     return out
+
+
+def list_lengths(table: pa.Table) -> dict[str, int | None]:
+    """Columns of lists of numbers, and the length that all their lists have; None where they differ, or are empty."""
+    found: dict[str, int | None] = {}
+    for name in table.column_names:
+        kind = table.schema.field(name).type
+        if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_primitive(kind.value_type):
+            lengths = {None if value is None else len(value) for value in table[name].to_pylist()}
+            found[name] = lengths.pop() or None if len(lengths) == 1 else None
+    return found
 
 
 def row_bytes(kind: pa.DataType) -> int | None:

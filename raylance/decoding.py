@@ -89,7 +89,7 @@ class Decoding:
         if self.transformed is not None and table.num_rows == 0:
             table = self.transformed.empty_table()
         elif self.transform is not None:
-            arrays = to_numpy(table.drop_columns([DRAW] if draws is not None else []), {})
+            arrays = to_numpy(table.drop_columns([DRAW] if draws is not None else []))
             arrays[SEED] = self._keys(offsets, draws, epoch, "transform")
             table = _checked_table(self.transform(arrays), table.num_rows)
         hidden = [name for name in (ROW_OFFSET, DRAW, SEED) if name in table.column_names]

@@ -1,140 +1,43 @@
-"""Owns `dataset()` and the handle that it returns, where every input is checked; never starts an actor by itself."""
+"""Owns the handle of an opened dataset, a value: it tells, peeks and makes loaders; never holds a position."""
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, Self
 
-import lance
 import numpy as np
+import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 
-from raylance import collate
-from raylance.catalog import make_order
-from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, ROW_OFFSET, SEED, VALID
-from raylance.decoding import Decoding, Transform
-from raylance.errors import BadRowError, ConfigError, DatasetError
-from raylance.images import Image, image_size
+from raylance import collate, worker
+from raylance.arguments import check_integer, refuse_unknown
+from raylance.batches import Batches
+from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET
+from raylance.errors import ConfigError, DatasetError
 from raylance.loader import RankLoader
-from raylance.order import Order
-from raylance.packing import PackFeed, PackTokens, count_tokens
 from raylance.permutation import Int64Array
-from raylance.plan import REMAINDERS, Plan, Remainder
-from raylance.reader import READ_MODES, Reader, ReadMode, is_blob
-from raylance.selection import Selection, pin, select
-from raylance.spec import Feed, Options, Selected, Spec, TableFeed, make_plan
-from raylance.split import Split
+from raylance.plan import Plan
+from raylance.pool import Helpers
+from raylance.seats import TrainData
+from raylance.spec import Feed, Options, Spec, TableFeed, make_plan
 from raylance.summary import PlanSummary, summarise
 
-_PROBE_ROWS = 16
 _LARGEST_TRIAL = 1 << 21  # rows to plan for telling how they are read
 
 
-def dataset(
-    uri: str | os.PathLike[str],
-    *,
-    version: int | str | None = None,
-    columns: Sequence[str] | None = None,
-    filter: str | None = None,
-    split: Split | None = None,
-    decode: Image | Sequence[Image] | None = None,
-    transform: Transform | None = None,
-    pack: PackTokens | None = None,
-    order: str | Order = "window",
-    seed: int = 0,
-    remainder: Remainder = "drop",
-    on_bad_row: Literal["raise", "mask"] = "raise",
-    read: ReadMode = "auto",
-    storage_options: Mapping[str, str] | None = None,
-) -> "Dataset":
-    """Opens a Lance dataset for training: pins the version, builds the selection, checks every argument.
+class Dataset(TrainData):
+    """A pinned, filtered, ordered Lance dataset, or a mixture of several.
 
-    Args:
-        uri: Path or URI of the dataset, readable from every node.
-        version: Version number or tag; None for the newest, resolved now and recorded in checkpoints.
-        columns: Columns to deliver; None for all.
-        filter: SQL expression that selects rows.
-        split: A part of them: `FractionSplit`, `RangeSplit` or `ValueSplit`.
-        decode: How image columns become pixels.
-        transform: A function run by the decode actors on dicts of arrays, after decoding; see `Decoding.transform`.
-        pack: Packs documents of tokens into sequences, which are then the rows; batches hold `input_ids` and `doc_ids`
-            (n, length), the row offset of each token's document, and `first_row`, `first_token` where it begins.
-        order: "window", "shard", "sequential" or "row", or an order with its parameters.
-        seed: The one seed of everything random: order, augmentation.
-        remainder: What becomes of the rows behind the last whole step: "drop", "pad" or "ragged".
-        on_bad_row: "raise" stops at a row that cannot be decoded; "mask" delivers zeros with `_valid` False.
-        read: "range" or "take" reads so; "auto" chooses for each chunk by the density of its rows and their size. The
-            plan tells which.
-        storage_options: Options of the object store.
-
-    Returns:
-        A handle for `TorchTrainer(datasets=…)`, which can be iterated in place as rank 0 of 1.
-
-    Raises:
-        DatasetError: A missing dataset, version, tag or column; a filter that does not parse or selects nothing; a
-            column to decode that holds no images.
-        ConfigError: An argument that cannot be honoured.
+    A value: it can be sent anywhere, and nothing that is done with it changes it. Iterating on it makes a pass over a
+    whole epoch as rank 0 of 1, the same each time, for use without a trainer.
     """
-    if remainder not in REMAINDERS:
-        raise ConfigError(f"remainder={remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
-    if on_bad_row not in ("raise", "mask"):
-        raise ConfigError(f"on_bad_row={on_bad_row!r}: must be 'raise' or 'mask'.")
-    if read not in READ_MODES:
-        raise ConfigError(f"read={read!r}: must be one of {', '.join(map(repr, READ_MODES))}.")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise ConfigError(f"seed={seed!r}: must be an integer.")
-    made_order = make_order(order)
-    if pack is not None:
-        if columns is not None or decode is not None or transform is not None:
-            raise ConfigError("pack= delivers the packed tokens alone: leave columns=, decode= and transform= out.")
-        columns = [pack.column]
-    images = [decode] if isinstance(decode, Image) else list(decode or ())
-    if not all(isinstance(image, Image) for image in images):
-        raise ConfigError(f"decode={decode!r}: give raylance.Image(column, size=…), or a list of them.")
-    if split is not None and not isinstance(split, Split):
-        raise ConfigError(f"split={split!r}: give a FractionSplit, a RangeSplit or a ValueSplit.")
-    source = pin(uri, version, storage_options)
-    opened = source.open()
-    names = _check_columns(opened, columns, images)
-    selection = select(source, filter, split)
-    probe = _probe(opened, names, selection)
-    decoding, delivers = None, names
-    if images or transform is not None:
-        settled = [_settle_size(image, probe) for image in images]
-        decoding = Decoding(images=settled, seed=seed, mask_bad_rows=on_bad_row == "mask", transform=transform)
-        made, _ = dataclasses.replace(decoding, mask_bad_rows=True, _buffers={}).apply(probe, 0)
-        made = made.drop_columns([VALID])
-        delivers = made.column_names
-        if transform is not None:
-            decoding = dataclasses.replace(decoding, transformed=made.schema)
-    feed: Feed = TableFeed(
-        source=source,
-        selection=selection,
-        columns=names,
-        delivers=delivers,
-        row_bytes=max(1.0, probe.nbytes / probe.num_rows),
-        decoding=decoding,
-        read=read,
-    )
-    rows: Selected = selection
-    if pack is not None:
-        rows = count_tokens(feed.open_reader(), selection, pack)
-        feed = PackFeed(documents=feed, table=rows, pack=pack)
-    spec = Spec(
-        filter=filter,
-        split=None if split is None else repr(split),
-        rows=rows.rows,
-        fingerprint=rows.fingerprint,
-        order=made_order.bind(_Lookup(opened, rows)),
-        seed=seed,
-        remainder=remainder,
-        masks_bad_rows=on_bad_row == "mask",
-    )
-    return Dataset(feed, spec, Options())
 
-
-class Dataset(RankLoader):
-    """A pinned, filtered, ordered Lance dataset; also its own loader, as rank 0 of 1, for use without a trainer."""
+    def __init__(self, feed: Feed, spec: Spec, options: Options) -> None:
+        """Starts nothing; `raylance.dataset` and `raylance.mix` make handles."""
+        super().__init__(feed, spec, options)
+        self._idle: Helpers | None = None  # of the last pass, for the next one
+        self._pid = os.getpid()
 
     def __len__(self) -> int:
         """Selected rows."""
@@ -154,24 +57,13 @@ class Dataset(RankLoader):
     @property
     def schema(self) -> pa.Schema:
         """What is delivered, with the dataset's metadata; decoded images are fixed-shape tensors of uint8 (H, W, 3)."""
-        fields = self._head(1, mask_bad_rows=True).drop_columns([ROW_OFFSET]).schema
+        first = self._feed.load_selection().offsets(np.arange(1))
+        fields = self._read(first, mask_bad_rows=True).drop_columns([ROW_OFFSET]).schema
         kept = self._feed.source.open().schema.metadata if isinstance(self._feed, TableFeed) else None
         return fields.with_metadata(kept)
 
-    def _head(self, rows: int, *, mask_bad_rows: bool) -> pa.Table:
-        feed = self._feed
-        offsets = feed.load_selection().offsets(np.arange(rows))
-        table = feed.open_reader().read(offsets)
-        offsets = offsets & ((1 << COMPONENT_SHIFT) - 1)
-        table = table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets))
-        if feed.decoding is not None:
-            fresh = dataclasses.replace(feed.decoding, mask_bad_rows=mask_bad_rows, _buffers={})
-            decoded, _ = fresh.apply(table, 0)
-            table = decoded.append_column(ROW_OFFSET, table[ROW_OFFSET])
-        return table.select([*feed.delivers, ROW_OFFSET])
-
     def head(self, rows: int = 5) -> collate.NumpyBatch:
-        """Reads the first selected rows in storage order, in this process; consumes nothing and needs no Ray.
+        """Reads the first selected rows in storage order, in this process; needs no Ray.
 
         Args:
             rows: How many.
@@ -179,7 +71,90 @@ class Dataset(RankLoader):
         Returns:
             By column what `iter_batches` gives, and `_rowoffset`. Images are those of epoch 0.
         """
-        return collate.to_numpy(self._head(min(rows, len(self)), mask_bad_rows=self._spec.masks_bad_rows), {})
+        return self[: check_integer("head(): rows", rows, 0)]
+
+    def take(self, offsets: npt.ArrayLike, component: int | str | None = None) -> collate.NumpyBatch:
+        """Reads rows by their row offsets in the dataset, as batches carry them under `_rowoffset`; needs no Ray.
+
+        Args:
+            offsets: Integers of shape (k,), in any order, duplicates included; the rows need not be selected.
+            component: Of a mixture, the dataset that they count in: its name, or its place as under `_component`.
+
+        Returns:
+            By column what `iter_batches` gives, k rows in the order asked for, and `_rowoffset`. Images are those of
+            epoch 0.
+
+        Raises:
+            ConfigError: For offsets that are no integers, or a component that is missing or unknown.
+            DatasetError: For an offset that the pinned version does not have.
+        """
+        wanted = np.atleast_1d(np.asarray(offsets))
+        if wanted.size and (wanted.ndim != 1 or wanted.dtype.kind not in "iu"):
+            raise ConfigError(f"take({offsets!r}): give row offsets, a list of integers.")
+        names = list(self._feed.version) if isinstance(self._feed.version, dict) else []
+        place = names.index(component) if component in names else component
+        if names and not (isinstance(place, int) and 0 <= place < len(names)):
+            raise ConfigError(
+                f"take(component={component!r}): each dataset of a mixture counts its own rows, so say which one is "
+                f"meant: {', '.join(map(repr, names))}, or its number as under `_component`."
+            )
+        if not names and component is not None:
+            raise ConfigError(f"take(component={component!r}): this is no mixture; leave component= out.")
+        high = (place or 0) << COMPONENT_SHIFT if isinstance(place, int) else 0
+        return collate.to_numpy(self._read(wanted.astype(np.int64) | high), self._lists())
+
+    def __getitem__(self, index: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
+        """Reads selected rows by their place in storage order, from 0; needs no Ray.
+
+        Args:
+            index: An integer for one row; a slice or integers of shape (k,) for several.
+
+        Returns:
+            As `take`; for an integer, the values of the row in place of arrays.
+
+        Raises:
+            IndexError: For an integer outside of the selection.
+        """
+        asked = np.arange(len(self))[index] if isinstance(index, slice) else np.asarray(index)
+        rows = np.atleast_1d(asked)
+        if rows.ndim > 1 or (rows.size and rows.dtype.kind not in "iu"):
+            raise ConfigError(f"dataset[{index!r}]: give an integer, a slice, or a list of integers.")
+        outside = rows[(rows < -len(self)) | (rows >= len(self))]
+        if outside.size:
+            raise IndexError(f"row {outside[0]} lies outside of {len(self)} selected rows")
+        rows = rows.astype(np.int64) % len(self)
+        batch = collate.to_numpy(self._read(self._feed.load_selection().offsets(rows)), self._lists())
+        return batch if asked.ndim else {name: values[0] for name, values in batch.items()}
+
+    def to_pandas(self, rows: int = 1000) -> pd.DataFrame:
+        """Reads the first selected rows, in storage order, into a frame for a look; see `head`.
+
+        Args:
+            rows: How many at the most.
+
+        Returns:
+            One row each; tensors and lists as arrays in a column of objects.
+        """
+        return pd.DataFrame({k: v if v.ndim == 1 else list(v) for k, v in self.head(rows).items()})
+
+    def _lists(self) -> collate.Lists:
+        return collate.Lists(lengths={k: v for k, v in self._feed.list_lengths.items() if v is not None})
+
+    def _read(self, offsets: Int64Array, *, mask_bad_rows: bool | None = None) -> pa.Table:
+        """Rows in the order asked for, decoded as in epoch 0, with `_rowoffset`."""
+        worker.check_place(self._pid, None)
+        feed = self._feed
+        stored, places = np.unique(offsets, return_inverse=True)
+        try:
+            table = feed.open_reader().read(stored).take(pa.array(places))
+        except (IndexError, OverflowError, DatasetError) as error:
+            raise DatasetError(f"{feed.uri!r}, version {feed.version}, cannot give these rows: {error}") from error
+        if feed.decoding is not None:
+            masks = self._spec.masks_bad_rows if mask_bad_rows is None else mask_bad_rows
+            decoded, _ = dataclasses.replace(feed.decoding, mask_bad_rows=masks, _buffers={}).apply(table, 0)
+            table = decoded
+        own = offsets & ((1 << COMPONENT_SHIFT) - 1)
+        return table.select(feed.delivers).append_column(ROW_OFFSET, pa.array(own))
 
     def plan(self, global_batch_size: int = 256, world_size: int = 1) -> PlanSummary:
         """Plans an epoch without reading anything.
@@ -190,8 +165,13 @@ class Dataset(RankLoader):
 
         Returns:
             A summary whose repr tells rows, shards, lanes, steps, the rows dropped or repeated, and bytes of a window.
+
+        Raises:
+            ConfigError: If there would be no step, or ranks without a row.
         """
-        plan = make_plan(self._feed, self._spec, self._options, global_batch_size, world_size, self._spec.remainder)
+        size = check_integer("plan(): global_batch_size", global_batch_size, 1)
+        world_size = check_integer("plan(): world_size", world_size, 1)
+        plan = make_plan(self._feed, self._spec, self._options, size, world_size, self._spec.remainder)
         return summarise(plan, self._feed.row_bytes, self._reads(plan))
 
     def _reads(self, plan: Plan) -> str:
@@ -209,128 +189,121 @@ class Dataset(RankLoader):
             f"{feed.open_reader().choose(offsets)} ({dense:.0%} of the rows between, {feed.row_bytes:,.0f} bytes each)"
         )
 
-    def loader(self, *, rank: int = 0, world_size: int = 1, **options: Any) -> RankLoader:
-        """Makes a loader outside of Ray Train.
+    def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
+        """Steps of a whole epoch of one rank; see `RankLoader.steps_per_epoch`."""
+        loader = RankLoader(self._feed, self._spec, self._options)
+        return loader.steps_per_epoch(global_batch_size=global_batch_size, batch_size=batch_size)
+
+    def loader(self, *, rank: int | None = None, world_size: int | None = None, **options: Any) -> RankLoader:
+        """Makes a loader outside of Ray Train, at the start of epoch 0.
 
         Args:
-            rank: The rank it serves.
+            rank: The rank it serves; None for 0, of a world of 1.
             world_size: Ranks that share the epoch.
-            **options: Fields of `raylance.spec.Options`, such as `num_decoders=2`.
+            **options: Fields of `raylance.Options`, such as `num_decoders=2`.
 
         Raises:
-            ConfigError: For a rank outside the world, or an unknown or impossible option.
+            ConfigError: For a rank outside the world, or an unknown or impossible option; for no rank in a worker of
+                Ray Train that is not alone.
         """
-        known = {field.name for field in dataclasses.fields(Options)}
-        if set(options) - known:
-            unknown = ", ".join(sorted(set(options) - known))
-            raise ConfigError(f"loader() knows no {unknown}; options are {', '.join(sorted(known))}.")
-        return self.shard(rank, world_size, Options(**options))
+        if rank is None and world_size is None:
+            self._refuse_in_larger_world()
+        refuse = {name: value for name, value in options.items() if name not in _OPTIONS}
+        refuse_unknown("loader()", refuse, ("rank", "world_size", *_OPTIONS))
+        rank, world_size = check_integer("rank", rank or 0, 0), check_integer("world_size", world_size or 1, 1)
+        return RankLoader(self._feed, self._spec, Options(**options), rank, world_size)
 
-    def shard(self, rank: int, world_size: int, options: Options, kind: type[RankLoader] = RankLoader) -> RankLoader:
-        """Makes the loader of one rank, at the start of epoch 0."""
-        return kind(self._feed, self._spec, options, rank, world_size)
+    def iter_torch_batches(self, *, epoch: int = 0, **arguments: Any) -> Batches:
+        """Iterates over a whole epoch in torch batches, as rank 0 of 1; iterated again, over the same one.
+
+        Args:
+            epoch: The epoch.
+            **arguments: As `RankLoader.iter_torch_batches` takes them.
+
+        Raises:
+            ConfigError: In a worker of Ray Train that is not alone, and as `RankLoader.iter_torch_batches`.
+        """
+        return self._whole("iter_torch_batches", epoch, arguments)
+
+    def iter_batches(self, *, epoch: int = 0, **arguments: Any) -> Batches:
+        """Iterates over a whole epoch in other batches; see `iter_torch_batches` and `RankLoader.iter_batches`."""
+        return self._whole("iter_batches", epoch, arguments)
+
+    def _whole(self, method: str, epoch: int, arguments: dict[str, Any]) -> Batches:
+        if worker.local_run() is not None:
+            bound: Batches = getattr(self.run_loader(), method)(**arguments)
+            return bound
+        self._refuse_in_larger_world()
+        epoch = check_integer("epoch", epoch, 0)
+        # What is wrong with the arguments is said now.
+        checked: Batches = getattr(RankLoader(self._feed, self._spec, self._options), method)(**arguments)
+
+        def whole_epoch() -> Iterator[Any]:
+            worker.check_place(self._pid, None)
+            helpers = self._take_helpers()
+            loader = RankLoader(self._feed, self._spec, self._options, helpers=helpers)
+            loader.set_epoch(epoch)
+            try:
+                yield from getattr(loader, method)(**arguments)
+            finally:
+                self.close()  # another pass may have ended meanwhile
+                self._idle = helpers
+
+        return Batches(whole_epoch, checked.__len__, f"{method}() of {self!r}, epoch {epoch}", None)
+
+    def _take_helpers(self) -> Helpers:
+        helpers, self._idle = self._idle or Helpers(self._options, 1), None
+        return helpers
+
+    def _refuse_in_larger_world(self) -> None:
+        """In a worker of Ray Train, rank 0 of 1 would give all rows to every rank."""
+        _, world_size = worker.train_place() or (0, 1)
+        if world_size > 1:
+            raise ConfigError(
+                f"this handle is used in one of {world_size} workers of Ray Train, each of which would get all of its "
+                f"{len(self):,} rows. Pass it as datasets={{'train': …}} to the trainer and take this rank's loader by "
+                "ray.train.get_dataset_shard('train'); where every rank shall see all rows, leave its name out of "
+                "datasets_to_split, or call handle.loader(rank=0, world_size=1)."
+            )
 
     def share(self) -> None:
         """Puts a large selection into the object store, so that all ranks read one copy of it."""
         self._feed = self._feed.shared()
 
+    def close(self) -> None:
+        """Ends the helpers of passes, so that their CPUs are free for others; another pass starts new ones."""
+        if self._idle is not None:
+            self._idle.close()
+            self._idle = None
+        if self._run is not None:
+            self._run[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __getstate__(self) -> dict[str, Any]:
         self.share()
-        return super().__getstate__()
+        return self.__dict__ | {"_idle": None, "_run": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._pid = os.getpid()
 
-def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, images: Sequence[Image]) -> list[str]:
-    schema = opened.schema
-    if isinstance(columns, str):
-        raise ConfigError(f"columns={columns!r}: give a list of names, here [{columns!r}].")
-    names = list(schema.names if columns is None else columns)
-    decoded = [image.column for image in images]
-    missing = sorted({*names, *decoded} - set(schema.names))
-    if missing:
-        raise DatasetError(
-            f"{opened.uri!r} at version {opened.version} has no column {', '.join(map(repr, missing))}; nothing was "
-            f"started. Its columns are {', '.join(schema.names)}."
-        )
-    if not names or len(set(names)) < len(names):
-        raise ConfigError(f"columns={names}: name at least one column, and each once.")
-    reserved = sorted(set(names) & {COMPONENT, DRAW, ROW_OFFSET, SEED, VALID})
-    if reserved:
+    def __iter__(self) -> NoReturn:
         raise ConfigError(
-            f"{opened.uri!r} has columns named {', '.join(reserved)}, the names of columns that raylance adds. "
-            "Leave them out of columns=, or rename them in the dataset."
+            "a handle is not iterated itself, because it does not know the batch size: iterate over "
+            "handle.iter_torch_batches(batch_size=…) or iter_batches(…)."
         )
-    for name in decoded:
-        if name not in names or decoded.count(name) > 1:
-            raise ConfigError(f"decode names {name!r}: it must be one of columns={names}, and be decoded once.")
-        kind = schema.field(name).type
-        if not (is_blob(schema.field(name)) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-            raise DatasetError(
-                f"column {name!r} is {kind}, not binary, so it holds no encoded images; nothing was started. Decode a "
-                "binary column of JPEG, PNG or WebP, or leave decode= out."
-            )
-    return names
+
+    def __getitems__(self, indices: Any) -> NoReturn:
+        # torch's DataLoader asks for this before it takes rows one by one, in its own order and without any rank.
+        raise ConfigError(
+            "a handle under torch's DataLoader would give every rank all rows, in another order than the plan's. Use "
+            "raylance.torch_data.MapDataset(handle) with its RowSampler, or IterableDataset(handle)."
+        )
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Lookup:
-    """What orders look up in a selection; see `raylance.order.Rows`."""
-
-    dataset: lance.LanceDataset
-    selection: Selected
-
-    @property
-    def count(self) -> int:
-        return self.selection.rows
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        if name not in self.dataset.schema.names:
-            raise DatasetError(
-                f"the order needs the column {name!r}, which {self.dataset.uri!r} does not have; nothing was started. "
-                f"Its columns are {', '.join(self.dataset.schema.names)}."
-            )
-        offsets = self._rows("a column").offsets(np.arange(self.count))
-        return Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name]
-
-    def fragment_ends(self) -> Int64Array:
-        ends = np.cumsum([fragment.count_rows() for fragment in self.dataset.get_fragments()], dtype=np.int64)
-        counted = np.unique(self._rows("fragments").count_before(ends))
-        return counted[counted > 0]
-
-    def _rows(self, what: str) -> Selection:
-        if not isinstance(self.selection, Selection):
-            raise ConfigError(
-                f"the order needs {what} of each row, but with pack= the rows are sequences of many documents. Use an "
-                "order that needs none: window, shard, sequential or row."
-            )
-        return self.selection
-
-
-def _probe(opened: lance.LanceDataset, columns: Sequence[str], selection: Selection) -> pa.Table:
-    """Reads a few rows, spread over the selection: the measure of row sizes, and of what decodes."""
-    rows = np.unique(np.linspace(0, selection.rows - 1, _PROBE_ROWS).astype(np.int64))
-    return Reader(dataset=opened, columns=columns, row_bytes=1).read(selection.offsets(rows))
-
-
-def _settle_size(image: Image, probe: pa.Table) -> Image:
-    """Checks that a column holds images, and takes the size from them where none is given.
-
-    A damaged row among good ones is left to `on_bad_row`; a column of which no sampled row decodes is refused.
-    """
-    failures: list[Exception] = []
-    for row in range(probe.num_rows):
-        try:
-            encoded = probe[image.column][row].as_py()
-            if encoded is None:
-                raise ValueError("is null")
-            settled = image
-            if image.size is None:
-                size = image_size(encoded) if image.decode_fn is None else image.decode_fn(encoded).shape[:2]
-                settled = dataclasses.replace(image, size=(int(size[0]), int(size[1])), keeps_size=True)
-            Decoding(images=[settled], seed=0, mask_bad_rows=False).apply(probe.slice(row, 1), 0)
-            return settled
-        except (BadRowError, OSError, ValueError) as error:
-            failures.append(error)
-    raise DatasetError(
-        f"column {image.column!r} holds no images: of {len(failures)} rows sampled none decodes (the first says: "
-        f"{failures[0]}); nothing was started. Name a column of encoded images in decode=."
-    ) from failures[0]
+_OPTIONS = tuple(field.name for field in dataclasses.fields(Options))

@@ -6,28 +6,36 @@ steps.
 
 import dataclasses
 import logging
-import time
+import os
 import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Self
+from typing import Any, NoReturn, Self
 
-import pyarrow as pa
 import torch
 
-from raylance import collate
-from raylance.columns import COMPONENT, ROW_OFFSET, VALID
-from raylance.errors import ConfigError, RaylanceError, StateError
+from raylance import collate, worker
+from raylance.arguments import check_integer, refuse_unknown
+from raylance.batches import Batches, BatchFormat, Bound, bind, host_converter, torch_converter
+from raylance.errors import ConfigError, RaylanceError
+from raylance.lanes import Sequential
 from raylance.metrics import Stats
-from raylance.mixing import MixOrder
-from raylance.plan import Plan, Remainder
+from raylance.passing import make_batches
+from raylance.plan import Plan, Remainder, no_step_left
 from raylance.pool import Helpers
-from raylance.spec import Feed, Options, Spec, check_batch_size, make_plan, make_state
-from raylance.state import State, check_state, parse_state
+from raylance.resume import load_state, make_state
+from raylance.spec import Feed, Options, Spec, check_batch_size, make_plan
+from raylance.state import State
 from raylance.stream import Stream
 
 logger = logging.getLogger(__name__)
 
-BatchFormat = Literal["numpy", "pyarrow", "pandas"]
+
+loaders_of_train: "weakref.WeakSet[RankLoader]" = weakref.WeakSet()
+"""Those that Ray Train gave to this process."""
+
+Sizes = tuple[int | None, int | None]  # rows of a step over all ranks, or of each rank
+_BATCH_ARGUMENTS = ("global_batch_size", "batch_size", "prefetch_batches", "drop_last", "with_row_offset", "pad_lists")
 
 
 class RankLoader:
@@ -36,9 +44,20 @@ class RankLoader:
     Attributes:
         rank: This rank.
         world_size: Ranks that share the epoch.
+        seat: How Ray Train handed it out, or None.
     """
 
-    def __init__(self, feed: Feed, spec: Spec, options: Options, rank: int = 0, world_size: int = 1) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        spec: Spec,
+        options: Options,
+        rank: int = 0,
+        world_size: int = 1,
+        *,
+        seat: worker.Seat | None = None,
+        helpers: Helpers | None = None,
+    ) -> None:
         """Makes a loader; nothing is started before the first iteration.
 
         Args:
@@ -47,33 +66,50 @@ class RankLoader:
             options: How the machine is used.
             rank: This rank.
             world_size: Ranks that share the epoch.
+            seat: How Ray Train hands it out, or None.
+            helpers: Helpers of an earlier loader of the same feed, or None for new ones.
         """
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank={rank} lies outside a world of {world_size}: it must be in [0, {world_size}).")
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size, self.seat = rank, world_size, seat
         self._stats = Stats()
         self._feed, self._spec, self._options = feed, spec, options
         self._epoch, self._position = 0, 0
         self._batch_size: int | None = None
         self._plan: Plan | None = None
         self._plan_key = ""
-        self._helpers = Helpers(options, world_size)
+        self._helpers = Helpers(options, world_size) if helpers is None else helpers
         self._key = uuid.uuid4().hex
         self._iteration = 0
+        self._enter_process()
+
+    def _enter_process(self) -> None:
+        self._pid = os.getpid()
+        if self.seat is not None:
+            loaders_of_train.add(self)
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration reads, or goes on with; moves on when an iteration ends."""
+        """The epoch that the next batch is of; moves on when the last batch of an epoch has been handed out."""
         return self._epoch
+
+    @property
+    def would_start_over(self) -> bool:
+        """Whether the ranks share the dataset, and a new loader would deliver other rows than this one goes on with."""
+        shared = self.seat is not None and self.seat.split
+        return shared and (self._position > 0 or (self._epoch > 0 and not isinstance(self._spec.order, Sequential)))
+
+    def check_place(self) -> None:
+        """Checks that batches can be delivered in this process; see `raylance.worker.check_place`."""
+        worker.check_place(self._pid, self.seat)
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch, also of the current one.
 
         Raises:
-            ConfigError: If the epoch is negative.
+            ConfigError: If the epoch is no integer of at least 0.
         """
-        if epoch < 0:
-            raise ConfigError(f"set_epoch({epoch}): epochs are counted from 0.")
+        epoch = check_integer("set_epoch(): epoch", epoch, 0)
         if epoch == self._epoch and self._position:
             logger.warning(
                 "set_epoch(%d) gives up position %d of this epoch: rows before it come again. To go on after a "
@@ -94,7 +130,8 @@ class RankLoader:
         Raises:
             ConfigError: Unless exactly one of them is given and positive.
         """
-        return self._make_plan(global_batch_size, batch_size, self._spec.remainder).steps()
+        size = check_batch_size(global_batch_size, batch_size, self.world_size)
+        return self._make_plan(size, self._spec.remainder).steps()
 
     def iter_torch_batches(
         self,
@@ -109,41 +146,45 @@ class RankLoader:
         pin_memory: bool = False,
         with_row_offset: bool = False,
         pad_lists: collate.Paddings | None = None,
-    ) -> Iterator[Any]:
-        """Iterates over the rest of the epoch in torch batches.
+        **unknown: Any,
+    ) -> Batches:
+        """Iterates over the rest of the epoch in torch batches; iterated again, over the next epoch.
 
         Args:
             global_batch_size: Rows of one step over all ranks; the ranks' shares differ by at most one row.
             batch_size: Instead, rows of one step of each rank.
             prefetch_batches: Steps to keep in flight at the least.
-            dtypes: dtype of all tensors, or by column; None keeps what is stored.
+            dtypes: dtype of all tensors, or by column; None keeps what is stored. One dtype for all leaves the columns
+                that raylance adds as they are.
             device: Where the tensors go. "auto" is the device of the Ray Train worker, or the CPU outside of one. On
                 CUDA, batches go through pinned memory on a side stream, one ahead.
             collate_fn: Makes the batch from a dict of NumPy arrays, instead of the dict of tensors.
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
             pin_memory: Put batches that stay on the CPU into pinned memory.
-            with_row_offset: Add the column `_rowoffset`, int64: rows as `dataset.take` addresses them.
-            pad_lists: For columns of lists of numbers, by name: the value to pad them with to one length.
+            with_row_offset: Add the column `_rowoffset`, int64: rows as `Dataset.take` addresses them.
+            pad_lists: For columns of lists of numbers, by name: the value to pad them with to one length, or None to
+                have them as Python lists. Lists that are all of one length need none.
+            **unknown: Refused, with what to write instead.
 
-        Yields:
-            Dicts by column: tensors (n, …), images as uint8 (n, 3, H, W) in channels-last memory, strings, binary and
-            unpadded lists as Python lists. `_valid` (bool) is there when rows may be padding or masked. n is the rank's
-            share of the step. Tensors on the CPU are views of received memory.
+        Returns:
+            Batches: dicts by column of tensors (n, …), images as uint8 (n, 3, H, W) in channels-last memory, strings,
+            binary and unpadded lists as Python lists. `_valid` (bool) is there when rows may be padding or masked. n is
+            the rank's share of the step. Tensors on the CPU are views of received memory.
 
         Raises:
             ConfigError, BadRowError, PlacementError, HelperError: As their docstrings say.
         """
-        target = self._default_device() if device == "auto" else collate.torch_device(device)
-        images = frozenset(self._feed.decoding.columns if self._feed.decoding else ())
-        paddings = pad_lists or {}
-
-        def convert(table: pa.Table) -> Any:
-            if collate_fn is not None:
-                return collate_fn(collate.to_numpy(table, paddings))
-            return collate.to_torch(table, paddings=paddings, dtypes=dtypes, images=images)
-
-        tables = self._tables(global_batch_size, batch_size, prefetch_batches, drop_last, with_row_offset, convert)
-        return self._consume(collate.on_device(tables, target, pin_memory), self._iteration)
+        refuse_unknown("iter_torch_batches()", unknown, (*_BATCH_ARGUMENTS, "dtypes", "device", "collate_fn"))
+        bound = self._bind((global_batch_size, batch_size), prefetch_batches, drop_last, with_row_offset)
+        return self._batches(
+            dataclasses.replace(
+                bound,
+                convert=torch_converter(self._feed, dtypes, collate_fn, pad_lists),
+                device=worker.default_device() if device == "auto" else collate.torch_device(device),
+                pin_memory=pin_memory,
+            ),
+            "torch",
+        )
 
     def iter_batches(
         self,
@@ -155,8 +196,9 @@ class RankLoader:
         drop_last: bool | None = None,
         with_row_offset: bool = False,
         pad_lists: collate.Paddings | None = None,
-    ) -> Iterator[Any]:
-        """Iterates over the rest of the epoch in NumPy, pyarrow or pandas batches.
+        **unknown: Any,
+    ) -> Batches:
+        """Iterates over the rest of the epoch in NumPy, pyarrow or pandas batches; iterated again, over the next epoch.
 
         Args:
             global_batch_size: As in `iter_torch_batches`, as all that is not named here.
@@ -166,20 +208,23 @@ class RankLoader:
             drop_last: Likewise.
             with_row_offset: Likewise.
             pad_lists: Likewise, for "numpy".
+            **unknown: Refused, with what to write instead.
 
         Raises:
             ConfigError, BadRowError, PlacementError, HelperError: As their docstrings say.
         """
-        converts: Mapping[str, Callable[[pa.Table], Any]] = {
-            "numpy": lambda table: collate.to_numpy(table, pad_lists or {}),
-            "pyarrow": lambda table: table,
-            "pandas": lambda table: table.to_pandas(),
-        }
-        if batch_format not in converts:
-            raise ConfigError(f"batch_format={batch_format!r}: must be one of {', '.join(map(repr, converts))}.")
-        convert = converts[batch_format]
-        tables = self._tables(global_batch_size, batch_size, prefetch_batches, drop_last, with_row_offset, convert)
-        return self._consume(tables, self._iteration)
+        refuse_unknown("iter_batches()", unknown, (*_BATCH_ARGUMENTS, "batch_format"))
+        bound = self._bind((global_batch_size, batch_size), prefetch_batches, drop_last, with_row_offset)
+        bound = dataclasses.replace(bound, convert=host_converter(self._feed, batch_format, pad_lists))
+        return self._batches(bound, batch_format)
+
+    def batches(self, **arguments: Any) -> Batches:
+        """Binds the arguments of `iter_torch_batches` once, for what expects a DataLoader; see `Batches`.
+
+        Args:
+            **arguments: As `iter_torch_batches` takes them.
+        """
+        return self.iter_torch_batches(**arguments)
 
     def stats(self) -> dict[str, Any]:
         """Timings and counters since the loader was made; `raylance.metrics.Stats` tells how to read each."""
@@ -195,16 +240,7 @@ class RankLoader:
         Raises:
             StateError: If the state is damaged, newer, or belongs to other rows or another order.
         """
-        saved = parse_state(state)
-        check_state(saved, self._state())
-        order = self._spec.order.adopt(saved.order)
-        if saved.position > order.epoch_rows(saved.rows):
-            rows = order.epoch_rows(saved.rows)
-            raise StateError(
-                f"the state is damaged: position {saved.position} of an epoch of {rows}. Use an earlier checkpoint."
-            )
-        # What was left to "auto" is taken from the state: another batch size must not change the order.
-        self._spec = dataclasses.replace(self._spec, order=order)
+        self._spec, saved = load_state(state, self._state(), self._spec)
         self._batch_size = saved.global_batch_size
         self._epoch, self._position = saved.epoch, saved.position
         self._iteration += 1
@@ -224,12 +260,25 @@ class RankLoader:
         if self._helpers.shard is not None:
             raise RaylanceError(
                 "this loader has started helpers, which belong to this process, so it cannot be sent to another. Send "
-                "it before the first batch, or make one there."
+                "it before the first batch, or make one there; for torch's DataLoader, use raylance.torch_data."
             )
         return self.__dict__
 
-    def _default_device(self) -> torch.device:
-        return torch.device("cpu")
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._enter_process()
+
+    def _is_no_dataset(self, *_: Any) -> NoReturn:
+        raise ConfigError(
+            "a loader is neither iterated nor indexed itself, because it does not know the batch size: iterate over "
+            "loader.batches(global_batch_size=…), iter_torch_batches(…) or iter_batches(…). torch's DataLoader takes "
+            "raylance.torch_data.MapDataset or IterableDataset instead."
+        )
+
+    __iter__ = __len__ = __getitem__ = _is_no_dataset
+
+    def __bool__(self) -> bool:
+        return True
 
     def _state(self) -> State:
         return make_state(
@@ -241,92 +290,58 @@ class RankLoader:
             world_size=self.world_size,
         )
 
-    def _make_plan(self, global_batch_size: int | None, batch_size: int | None, remainder: Remainder) -> Plan:
-        size = check_batch_size(global_batch_size, batch_size, self.world_size)
-        return make_plan(self._feed, self._spec, self._options, size, self.world_size, remainder)
+    def _make_plan(self, global_batch_size: int, remainder: Remainder) -> Plan:
+        return make_plan(self._feed, self._spec, self._options, global_batch_size, self.world_size, remainder)
 
-    def _tables(
-        self,
-        global_batch_size: int | None,
-        batch_size: int | None,
-        prefetch_batches: int,
-        drop_last: bool | None,
-        with_row_offset: bool,
-        convert: Callable[[pa.Table], Any],
-    ) -> Iterator[tuple[Any, int]]:
-        """Checks the arguments now, and returns converted batches, each with the position behind it."""
-        remainder = self._spec.remainder
-        if drop_last is not None:
-            remainder = "drop" if drop_last else "ragged"
-        if prefetch_batches < 0:
-            raise ConfigError(f"prefetch_batches={prefetch_batches}: must not be negative.")
-        plan = self._make_plan(global_batch_size, batch_size, remainder)
+    def _bind(self, sizes: Sizes, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool) -> Bound:
+        """Checks what all iterators take; settles nothing."""
+        size = check_batch_size(*sizes, self.world_size)
+        bound = bind(self._spec, size, prefetch_batches, drop_last, with_row_offset)
+        self._make_plan(size, bound.remainder)
+        return bound
+
+    def _batches(self, bound: Bound, kind: str) -> Batches:
+        size = bound.global_batch_size
+        told = f"{kind} batches of {self._feed.uri!r}, global batch {size}, rank {self.rank} of {self.world_size}"
+        return Batches(lambda: self._pass(bound), lambda: self._make_plan(size, bound.remainder).steps(), told, self)
+
+    def _pass(self, bound: Bound) -> Iterator[Any]:
+        """Hands out the rest of the epoch and moves the position with each batch, to the next epoch with the last."""
+        self.check_place()
+        plan = self._make_plan(bound.global_batch_size, bound.remainder)
         # The first iteration settles what was left to "auto", for good.
         if plan != self._plan:
             self._plan, self._plan_key = plan, uuid.uuid4().hex
         self._batch_size, self._spec = plan.global_batch_size, dataclasses.replace(self._spec, order=plan.order)
-        hidden = [] if with_row_offset else [ROW_OFFSET]
-        mixed = isinstance(plan.order, MixOrder)
-        if not (mixed and with_row_offset):
-            hidden.append(COMPONENT)
-        if remainder != "pad" and not self._spec.masks_bad_rows:
-            hidden.append(VALID)
         epoch, position = self._epoch, self._position
         self._iteration += 1
-
-        def produce() -> Iterator[tuple[Any, int]]:
-            if plan.steps(position) <= 0:
-                return
-            after = position
-            stream = Stream(
-                feed=self._feed,
-                plan=plan,
-                plan_key=self._plan_key,
-                rank=self.rank,
-                helpers=self._helpers,
-                decoding_key=self._key,
-                options=self._options,
-                stats=self._stats,
-            )
-            for table in stream.tables(epoch, position, prefetch_batches):
-                after = plan.after(after)
-                with self._stats.timed("collate_s"):
-                    self._stats.rows += table.num_rows
-                    self._stats.nbytes += table.nbytes
-                    batch = convert(table.drop_columns(hidden))
-                yield batch, after
-            self._stats.epoch_certificate = {
-                "verdict": "every planned row exactly once",
-                "epoch": epoch,
-                "rank": self.rank,
-                "world_size": self.world_size,
-                "positions": [position, after],
-                **dataclasses.asdict(stream.coverage),
-            }
-
-        return produce()
-
-    def _consume(self, batches: Iterator[tuple[Any, int]], iteration: int) -> Iterator[Any]:
-        """Hands batches out, moves the position with each, and the epoch at the end."""
-        first = True
-        while True:
-            begin = time.perf_counter()
-            batch, after = next(batches, (None, None)) if iteration == self._iteration else (None, None)
-            self._stats.wait_s += time.perf_counter() - begin
+        iteration = self._iteration
+        if plan.steps(position) <= 0:
+            logger.warning("%s", no_step_left(plan, epoch, position))
+            self._epoch, self._position = epoch + 1, 0
+            return
+        stream = Stream(
+            feed=self._feed,
+            plan=plan,
+            plan_key=self._plan_key,
+            rank=self.rank,
+            helpers=self._helpers,
+            decoding_key=self._key,
+            options=self._options,
+            stats=self._stats,
+        )
+        batches = make_batches(stream, plan, self.rank, bound, self._stats, epoch, position)
+        for batch, after in batches:
             if iteration != self._iteration:
-                raise RaylanceError(
-                    "this iteration was superseded: the loader was iterated again, moved or closed meanwhile, and two "
-                    "iterations cannot share one position. Use one iteration at a time."
-                )
-            if after is None:
-                self._epoch, self._position = self._epoch + 1, 0
-                self._iteration += 1
-                return
-            if first:
-                self._stats.first_batch_s += time.perf_counter() - begin
-                first = False
-            self._position = after
-            self._stats.batches += 1
-            begin = time.perf_counter()
+                break
+            is_last = plan.steps(after) <= 0
+            self._epoch, self._position = (epoch + 1, 0) if is_last else (epoch, after)
             yield batch
-            self._stats.user_s += time.perf_counter() - begin
+            if is_last:
+                return
+            if iteration != self._iteration:
+                break
+        raise RaylanceError(
+            "this iteration was superseded: the loader was iterated again, moved or closed meanwhile, and two "
+            "iterations cannot share one position. Use one iteration at a time."
+        )

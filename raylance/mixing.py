@@ -7,7 +7,7 @@ keeps the quotas in every stretch of B positions, and the position within the co
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -247,9 +247,28 @@ class MixFeed:
         return {name: part.uri for name, part in zip(self.names, self.parts, strict=True)}
 
     @property
+    def branch(self) -> Any:
+        """Branches by component."""
+        return {name: part.branch for name, part in zip(self.names, self.parts, strict=True)}
+
+    @property
     def version(self) -> Any:
         """Versions by component."""
         return {name: part.version for name, part in zip(self.names, self.parts, strict=True)}
+
+    @property
+    def identity(self) -> Any:
+        """Hashes of the files by component."""
+        return {name: part.identity for name, part in zip(self.names, self.parts, strict=True)}
+
+    @property
+    def list_lengths(self) -> Mapping[str, int | None]:
+        """Lengths in which the components agree; see `raylance.spec.Feed`."""
+        first, *others = [part.list_lengths for part in self.parts]
+        return {
+            name: length if all(other.get(name) == length for other in others) else None
+            for name, length in first.items()
+        }
 
     @property
     def columns(self) -> Sequence[str]:

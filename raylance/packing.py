@@ -7,7 +7,7 @@ shuffles them, every token comes exactly once, and a resume in the middle of a d
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -184,9 +184,24 @@ class PackFeed:
         return self.documents.uri
 
     @property
+    def branch(self) -> Any:
+        """Its branch."""
+        return self.documents.branch
+
+    @property
     def version(self) -> Any:
         """Its version."""
         return self.documents.version
+
+    @property
+    def identity(self) -> Any:
+        """Hash of its files."""
+        return self.documents.identity
+
+    @property
+    def list_lengths(self) -> Mapping[str, int | None]:
+        """Sequences are of fixed size by their type."""
+        return {}
 
     @property
     def columns(self) -> Sequence[str]:

@@ -225,3 +225,12 @@ class Plan:
                     )
                 done += joined
             chunk = self.next_chunk(chunk)
+
+
+def no_step_left(plan: Plan, epoch: int, position: int) -> str:
+    """Says why a pass is empty: a position near the end of an epoch, where no whole step fits any more."""
+    return (
+        f"no step is left of epoch {epoch}: {position} of {plan.epoch_rows} rows were consumed, and the rest makes no "
+        f"global batch of {plan.global_batch_size} (remainder={plan.remainder!r}). This pass is empty; the next one is "
+        f"epoch {epoch + 1}."
+    )

@@ -69,6 +69,12 @@ def auto_decoders(world_size: int, decoder_cpus: float) -> int:
     return min(int(free / max(decoder_cpus, 1e-9) / world_size), _MAX_AUTO_DECODERS)
 
 
+def cpus_by_node() -> dict[str, float]:
+    """CPUs of each node by its ID, as Ray counts them."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: float(node["Resources"].get("CPU", 1)) for node in nodes}
+
+
 def place_shard_actor(feed: Feed, decode_threads: int, timeout_s: float) -> Helper:
     """Places a shard actor, on this worker's node where that is possible. It takes no CPU from Ray's count.
 

@@ -10,11 +10,15 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from raylance.errors import DatasetError
+from raylance.errors import ConfigError, DatasetError
 from raylance.permutation import Int64Array
 from raylance.split import Split
 
+Version = int | str | tuple[str | None, int | None]
+
 _SCAN_ROWS = 1 << 16
+_MAIN = "main"  # what Lance calls the trunk in references
+_BRANCHES = "tree"  # the folder in which a dataset keeps its branches
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +26,20 @@ class Source:
     """A pinned version of a Lance dataset, cheap to pickle and to open anywhere.
 
     Attributes:
-        uri: Path or URI, as Lance takes it.
+        uri: Path or URI, as Lance takes it; a branch's own URI where that was given.
         version: Version number, never a tag: tags move.
-        storage_options: Options of the object store (credentials, endpoint).
+        branch: The branch that the version is counted in, where a tag or a reference named one; None for what `uri`
+            opens by itself.
+        identity: Hash of the data and deletion files of the version. Files get random names when they are written, so
+            it tells a dataset from another one that was written anew in its place, with the same number of rows.
+        storage_options: Options of the object store (credentials, endpoint); never shown.
     """
 
     uri: str
     version: int
-    storage_options: Mapping[str, str] | None = None
+    branch: str | None = None
+    identity: str = ""
+    storage_options: Mapping[str, str] | None = dataclasses.field(default=None, repr=False)
 
     def open(self) -> lance.LanceDataset:
         """Opens exactly the pinned version.
@@ -37,25 +47,79 @@ class Source:
         Raises:
             DatasetError: If the version is gone.
         """
-        return _open(self.uri, self.version, self.storage_options)
+        version = self.version if self.branch is None else (self.branch, self.version)
+        return _open(self.uri, version, self.storage_options)
 
 
-def pin(uri: str | os.PathLike[str], version: int | str | None, storage_options: Mapping[str, str] | None) -> Source:
-    """Resolves a version number, a tag, or None for the newest, once.
+def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: Mapping[str, str] | None) -> Source:
+    """Resolves a version number, a tag, a reference (branch, version), or None for the newest, once.
+
+    Args:
+        uri: Path or URI of a dataset, or of a branch of it.
+        version: What to resolve. A tag may point into a branch; in a reference, None stands for the trunk, and for the
+            newest version.
+        storage_options: Options of the object store.
 
     Raises:
-        DatasetError: If there is no dataset, or no such version or tag.
+        ConfigError: If the arguments are of no such type.
+        DatasetError: If there is no dataset, or no such branch, version or tag.
     """
+    if not isinstance(uri, str | os.PathLike):
+        raise ConfigError(
+            f"uri={uri!r} is a {type(uri).__name__}: give the path or URI of one Lance dataset. Several are opened one "
+            "by one and joined by raylance.mix()."
+        )
+    _check_version(version)
     uri = os.fspath(uri)
     if "://" not in uri:  # workers and later runs may stand in another directory
         uri = os.path.abspath(uri)
     dataset = _open(uri, version, storage_options)
-    return Source(uri=uri, version=dataset.version, storage_options=storage_options)
+    return Source(
+        uri=uri,
+        version=dataset.version,
+        branch=_branch(dataset, uri, version),
+        identity=_identity(dataset),
+        storage_options=storage_options,
+    )
 
 
-def _open(uri: str, version: int | str | None, storage_options: Mapping[str, str] | None) -> lance.LanceDataset:
+def _branch(dataset: lance.LanceDataset, uri: str, version: Version | None) -> str | None:
+    """The branch that a tag or a reference means, unless it is what the URI opens by itself."""
+    if not isinstance(version, str | tuple):
+        return None
+    branch = version[0] if isinstance(version, tuple) else dataset.tags.list()[version]["branch"]
+    if branch in (None, _MAIN):
+        return _MAIN if f"/{_BRANCHES}/" in uri else None
+    return str(branch)
+
+
+def _check_version(version: object) -> None:
+    known = version is None or isinstance(version, str) or (isinstance(version, int) and not isinstance(version, bool))
+    if isinstance(version, tuple) and len(version) == 2:
+        name, number = version
+        known = (name is None or isinstance(name, str)) and (number is None or isinstance(number, int))
+    if not known:
+        raise ConfigError(
+            f"version={version!r}: give a version number, the name of a tag, a reference (branch, number or None), or "
+            "None for the newest."
+        )
+
+
+def _identity(dataset: lance.LanceDataset) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for fragment in dataset.get_fragments():
+        meta = fragment.metadata
+        deleted = "" if meta.deletion_file is None else f"{meta.deletion_file.read_version}-{meta.deletion_file.id}"
+        digest.update(f"{meta.id} {[file.path for file in meta.files]} {deleted}\n".encode())
+    return digest.hexdigest()
+
+
+def _open(uri: str, version: Version | None, storage_options: Mapping[str, str] | None) -> lance.LanceDataset:
     options = dict(storage_options) if storage_options else None
     try:
+        if isinstance(version, tuple):
+            branch, number = version
+            return lance.dataset(uri, storage_options=options).checkout_version((branch or _MAIN, number))
         return lance.dataset(uri, version=version, storage_options=options)
     except (ValueError, OSError) as error:
         if version is None:
@@ -67,11 +131,12 @@ def _open(uri: str, version: int | str | None, storage_options: Mapping[str, str
             newest = lance.dataset(uri, storage_options=options)
         except (ValueError, OSError):
             return _open(uri, None, storage_options)  # tells that the dataset itself is missing
-        kind = "tag" if isinstance(version, str) else "version"
+        kind = "tag" if isinstance(version, str) else "reference" if isinstance(version, tuple) else "version"
         numbers = [entry["version"] for entry in newest.versions()]
         raise DatasetError(
             f"{uri!r} has no {kind} {version!r} ({error}); nothing was started. It has versions {numbers[0]} to "
-            f"{numbers[-1]} and tags {sorted(newest.tags.list())}: ask for one of them, and tag the versions that you "
+            f"{numbers[-1]} and tags {sorted(newest.tags.list())}, and branches {sorted(newest.branches.list())} "
+            "(version=(branch, None) takes a branch's newest): ask for one of them, and tag the versions that you "
             "train on, because clean-up spares only tagged ones."
         ) from error
 
@@ -188,16 +253,27 @@ def select(source: Source, filter: str | None, split: Split | None = None) -> Se
             names = ", ".join(dataset.schema.names)
             raise DatasetError(
                 f"filter={filter!r} cannot be applied to {source.uri!r} ({error}); nothing was started. A filter is an "
-                f"SQL expression over the columns {names}; string values take single quotes."
+                f"SQL expression over the columns {names}; string values take single quotes, and names that are not "
+                f"plain words take backticks.{_quotes(filter)}"
             ) from error
     if selection.rows == 0:
         conditions = " and ".join(str(condition) for condition in (filter, split) if condition is not None)
         what = f"has no row with {conditions}" if conditions else "has no live rows"
         raise DatasetError(
             f"{source.uri!r} at version {source.version} {what}, so there is nothing to train on. Check filter, split "
-            "and version."
+            f"and version.{_quotes(filter)}"
         )
     return selection
+
+
+def _quotes(filter: str | None) -> str:
+    """A hint for a filter with double quotes, which stand for names in other SQL."""
+    if filter is None or '"' not in filter:
+        return ""
+    return (
+        " The filter has double quotes: Lance takes what stands between them for a string, also where a column's name "
+        "was meant. Use 'single quotes' for strings and `backticks` for names."
+    )
 
 
 def _kept(batch: pa.RecordBatch, split: Split | None) -> Int64Array:

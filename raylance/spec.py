@@ -3,11 +3,12 @@ nothing.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
+from raylance.arguments import check_integer
 from raylance.decoding import Decoding
 from raylance.errors import ConfigError
 from raylance.order import Auto, Facts, Order
@@ -15,7 +16,6 @@ from raylance.permutation import Int64Array
 from raylance.plan import Plan, Remainder
 from raylance.reader import Reader, ReadMode
 from raylance.selection import Selection, Source
-from raylance.state import State, pack_shards
 
 if TYPE_CHECKING:
     import ray
@@ -59,8 +59,18 @@ class Feed(Protocol):
         ...
 
     @property
+    def branch(self) -> Any:
+        """The branch that the version is counted in, JSON-able; None for what the URI opens."""
+        ...
+
+    @property
     def version(self) -> Any:
         """The pinned version, JSON-able."""
+        ...
+
+    @property
+    def identity(self) -> Any:
+        """Hash of the version's files, JSON-able."""
         ...
 
     @property
@@ -71,6 +81,11 @@ class Feed(Protocol):
     @property
     def delivers(self) -> Sequence[str]:
         """Columns of the batches: the same, unless a transform changes them."""
+        ...
+
+    @property
+    def list_lengths(self) -> Mapping[str, int | None]:
+        """Of delivered columns of lists of numbers: the length where all sampled rows have one, else None."""
         ...
 
     @property
@@ -112,6 +127,7 @@ class TableFeed:
         row_bytes: Bytes of a row of these columns as it is read, about.
         decoding: What to do with image columns, and the transform.
         read: How rows are read; see `raylance.reader.Reader`.
+        list_lengths: See `Feed.list_lengths`.
     """
 
     source: Source
@@ -121,6 +137,7 @@ class TableFeed:
     row_bytes: float
     decoding: Decoding | None
     read: ReadMode = "auto"
+    list_lengths: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
 
     @property
     def uri(self) -> str:
@@ -128,9 +145,19 @@ class TableFeed:
         return self.source.uri
 
     @property
+    def branch(self) -> str | None:
+        """See `Feed.branch`."""
+        return self.source.branch
+
+    @property
     def version(self) -> int:
         """The pinned version."""
         return self.source.version
+
+    @property
+    def identity(self) -> str:
+        """See `Feed.identity`."""
+        return self.source.identity
 
     def load_selection(self) -> Selection:
         """See `Feed.load_selection`."""
@@ -226,10 +253,9 @@ def check_batch_size(global_batch_size: int | None, batch_size: int | None, worl
             f"global_batch_size={global_batch_size}, batch_size={batch_size}: give exactly one of them; rows of a step "
             "over all ranks, or of each rank."
         )
-    size = global_batch_size if global_batch_size is not None else batch_size
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ConfigError(f"a batch of {size!r} rows: the batch size must be an integer of at least 1.")
-    return size if global_batch_size is not None else size * world_size
+    if global_batch_size is not None:
+        return check_integer("global_batch_size", global_batch_size, 1)
+    return check_integer("batch_size", batch_size, 1) * world_size
 
 
 def make_plan(
@@ -246,8 +272,13 @@ def make_plan(
         remainder: What becomes of the rows behind the last whole step.
 
     Raises:
-        ConfigError: If there would be no step.
+        ConfigError: If there would be no step, or ranks without a row in any.
     """
+    if global_batch_size < world_size and remainder != "ragged":
+        raise ConfigError(
+            f"a global batch of {global_batch_size} rows on {world_size} ranks: some ranks would have no row in any "
+            f"step, and their loss no value. Use global_batch_size={world_size} or more, or fewer ranks."
+        )
     facts = Facts(
         rows=spec.rows,
         row_bytes=feed.row_bytes,
@@ -277,38 +308,4 @@ def make_plan(
         world_size=world_size,
         remainder=remainder,
         chunk_positions=chunk_positions,
-    )
-
-
-def make_state(
-    feed: Feed, spec: Spec, *, epoch: int, position: int, global_batch_size: int | None, world_size: int
-) -> State:
-    """What a checkpoint says of a loader at a position.
-
-    Args:
-        feed: What is read.
-        spec: What is delivered.
-        epoch: Epoch.
-        position: Consumed position.
-        global_batch_size: Rows of a step, if there was one.
-        world_size: Ranks.
-    """
-    order, shards = spec.order, {}
-    if order.is_resolved:
-        shards = pack_shards(order.completed_shards(position, spec.rows, spec.seed, epoch))
-    return State(
-        uri=feed.uri,
-        version=feed.version,
-        filter=spec.filter,
-        split=spec.split,
-        rows=spec.rows,
-        fingerprint=spec.fingerprint,
-        seed=spec.seed,
-        order=order.params(),
-        epoch=epoch,
-        position=position,
-        completed_shards=shards,
-        components=order.standings(position),
-        global_batch_size=global_batch_size,
-        world_size=world_size,
     )

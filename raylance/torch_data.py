@@ -7,11 +7,10 @@ that is the caller's: `set_epoch()` before each epoch, and `consumed()` for each
 
 import contextlib
 import dataclasses
-import importlib
+import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,62 +18,28 @@ import torch
 import torch.utils.data
 
 from raylance import collate
+from raylance.arguments import check_integer, refuse_unknown
+from raylance.batches import torch_converter
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, ROW_OFFSET, VALID
 from raylance.errors import ConfigError, RaylanceError
 from raylance.mixing import MixOrder
 from raylance.permutation import BoolArray, Int64Array
-from raylance.plan import Plan
-from raylance.spec import Feed, Options, RowReader, Spec, check_batch_size, make_plan, make_state
-from raylance.state import check_state, parse_state
+from raylance.plan import Plan, no_step_left
+from raylance.resume import load_state, make_state
+from raylance.spec import Feed, Options, RowReader, Spec, check_batch_size, make_plan
+from raylance.state import parse_state
+from raylance.worker import DistInfo, find_place
 
 if TYPE_CHECKING:
     from raylance.handle import Dataset
 
-Place = tuple[int, int]
-DistInfo = Literal["torch", "jax", "ray"] | Place | Callable[[], Place] | None
+logger = logging.getLogger(__name__)
+
 Told = tuple[int, BoolArray, Int64Array | None]  # epoch; which rows are no padding; where rows repeat, their positions
 _READ_BYTES = 16 << 20  # that a worker reads together
-_LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+_ARGUMENTS = ("global_batch_size", "batch_size", "dist_info", "drop_last", "max_window_bytes")
+_DEFAULTS = Options()
 _lance_pid: int | None = None  # the process that Lance's threads belong to
-
-
-def find_place(dist_info: DistInfo = None) -> Place:
-    """Finds (rank, world size) of this process, never by a silent guess.
-
-    Args:
-        dist_info: "torch" asks torch.distributed, "jax" jax, "ray" Ray Train; or the pair, or a function that returns
-            it. None asks torch.distributed where it is initialised; else it is (0, 1), if nothing tells of more ranks.
-
-    Raises:
-        ConfigError: If whoever is asked cannot tell, or the rank lies outside the world.
-    """
-    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
-    try:
-        place: Any = dist_info() if callable(dist_info) else (0, 1) if dist_info is None else dist_info
-        if dist_info == "torch" or (dist_info is None and ready):
-            place = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        elif dist_info == "jax":
-            jax = importlib.import_module("jax")
-            place = jax.process_index(), jax.process_count()
-        elif dist_info == "ray":
-            context = importlib.import_module("ray.train").get_context()
-            place = context.get_world_rank(), context.get_world_size()
-        if place == (0, 1) and dist_info in (None, "jax") and not ready:
-            told = {name: int(os.environ.get(name) or 1) for name in _LAUNCHERS}
-            with contextlib.suppress(ConfigError):  # no worker of Ray Train
-                told["Ray Train"] = find_place("ray")[1] if "ray.train" in sys.modules else 1
-            if max(told.values()) > 1:
-                raise ValueError(f"there are more processes, but none of them knows of the others here: {told}")
-        rank, world_size = place
-        if not (type(rank) is type(world_size) is int and 0 <= rank < world_size):
-            raise ValueError(f"rank {rank!r} of {world_size!r}: 0 <= rank < world size must hold")
-    except (ImportError, RuntimeError, TypeError, ValueError) as error:
-        raise ConfigError(
-            f"dist_info={dist_info!r} does not tell the rank of this process ({error}), without which every rank would "
-            'deliver every row. Initialise torch.distributed ("torch") or jax ("jax") before the first batch, iterate '
-            'inside of a Ray Train worker ("ray"), or pass (rank, world size): (0, 1) for a process that is alone.'
-        ) from error
-    return rank, world_size
 
 
 class _Rows:
@@ -137,6 +102,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __init__(self, handle: "Dataset", *, with_row_offset: bool = False) -> None:
         """Takes what `raylance.dataset` returned; `with_row_offset` adds `_rowoffset` to each row."""
         self._rows, self._with_row_offset, self.epoch = _Rows(handle), with_row_offset, 0
+        lengths = {name: length for name, length in self._rows.feed.list_lengths.items() if length is not None}
+        self._lists = collate.Lists(lengths=lengths)
 
     def __len__(self) -> int:
         """Selected rows."""
@@ -164,7 +131,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         told: Told = (self.epoch, np.ones(len(indices), dtype=np.bool_), None)
         table = self._rows.read(np.array(indices, dtype=np.int64) % len(self))
         table = self._rows.decode(table, getattr(indices, "told", told), self._with_row_offset)
-        batch = collate.to_torch(table, paddings={}, dtypes=None, images=self._rows.images)
+        batch = collate.to_torch(table, lists=self._lists, dtypes={}, images=self._rows.images)
         columns = {k: v.numpy() if isinstance(v, torch.Tensor) and v.ndim == 1 else v for k, v in batch.items()}
         return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
 
@@ -179,6 +146,9 @@ class _Steps:
         global_batch_size: int | None = None,
         batch_size: int | None = None,
         dist_info: DistInfo = None,
+        drop_last: bool | None = None,
+        max_window_bytes: int = _DEFAULTS.max_window_bytes,
+        **unknown: Any,
     ) -> None:
         """Starts at epoch 0.
 
@@ -187,19 +157,26 @@ class _Steps:
             global_batch_size: Rows of one step over all ranks.
             batch_size: Instead, rows of one step of each rank.
             dist_info: Who tells rank and world size, see `find_place`; asked at iteration, in the main process.
+            drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
+            max_window_bytes: What the order's "auto" fields are settled from; as in `raylance.DataConfig`, with whose
+                loaders the batches then agree.
+            **unknown: Refused, with what to write instead.
         """
+        refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, _ARGUMENTS)
         check_batch_size(global_batch_size, batch_size, 1)
         if isinstance(dist_info, tuple):
             find_place(dist_info)
         self._rows = _Rows(handle)
         self._spec, self._sizes, self._dist_info = self._rows.spec, (global_batch_size, batch_size), dist_info
+        if drop_last is not None:
+            self._spec = dataclasses.replace(self._spec, remainder="drop" if drop_last else "ragged")
+        self._options = Options(max_window_bytes=check_integer("max_window_bytes", max_window_bytes, 1))
         self.epoch = self._position = self._moves = 0
         self._start, self._writer = torch.zeros(2, dtype=torch.int64), os.getpid()
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch; a plain DataLoader needs it before each, `Loader` moves on by itself."""
-        if epoch < 0:
-            raise ConfigError(f"set_epoch({epoch}): epochs are counted from 0.")
+        epoch = check_integer("set_epoch(): epoch", epoch, 0)
         self.epoch, self._position, self._moves = epoch, 0, self._moves + 1
 
     def __len__(self) -> int:
@@ -207,8 +184,11 @@ class _Steps:
         return self._plan()[0].steps()
 
     def consumed(self) -> None:
-        """Counts one batch as consumed; `Loader` does it by itself."""
-        self._position = self._plan()[0].after(self._position)
+        """Counts one batch as consumed, the last one as the start of the next epoch; `Loader` does it by itself."""
+        plan = self._plan()[0]
+        self._position = plan.after(self._position)
+        if plan.steps(self._position) <= 0:
+            self.epoch, self._position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
         """The consumed position and what it refers to: JSON-able, the same on every rank; see `state.State`."""
@@ -228,16 +208,14 @@ class _Steps:
         Raises:
             StateError: If the state is damaged, newer, or belongs to other rows or another order.
         """
-        saved = parse_state(state)
-        check_state(saved, parse_state(self.state_dict()))
-        self._spec = dataclasses.replace(self._spec, order=self._spec.order.adopt(saved.order))
+        self._spec, saved = load_state(state, parse_state(self.state_dict()), self._spec)
         self.set_epoch(saved.epoch)
         self._position = saved.position
 
     def _plan(self) -> tuple[Plan, int]:
         rank, world_size = find_place(self._dist_info)
         size = check_batch_size(*self._sizes, world_size)
-        return make_plan(self._rows.feed, self._spec, Options(), size, world_size, self._spec.remainder), rank
+        return make_plan(self._rows.feed, self._spec, self._options, size, world_size, self._spec.remainder), rank
 
     def _begin(self) -> tuple[Plan, int]:
         """What an iteration needs; the first one settles what the order left to "auto", for good."""
@@ -247,6 +225,8 @@ class _Steps:
         if self._writer != os.getpid():  # sent here by another process, to which the memory belongs
             self._start, self._writer = self._start.clone(), os.getpid()
         self._start.copy_(torch.tensor([self.epoch, self._position]))
+        if plan.steps(self._position) <= 0:
+            logger.warning("%s", no_step_left(plan, self.epoch, self._position))
         return plan, rank
 
 
@@ -283,11 +263,15 @@ class IterableDataset(_Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         *,
         with_row_offset: bool = False,
         pad_lists: collate.Paddings | None = None,
+        dtypes: collate.Dtypes = None,
+        collate_fn: Callable[[collate.NumpyBatch], Any] | None = None,
         **steps: Any,
     ) -> None:
-        """Takes what `RowSampler` takes, and `with_row_offset`, `pad_lists` as `RankLoader.iter_torch_batches`."""
+        """Takes what `RowSampler` takes; the other arguments are those of `RankLoader.iter_torch_batches`."""
         super().__init__(handle, **steps)
-        self._with_row_offset, self._paddings, self._sent = with_row_offset, pad_lists or {}, None
+        self._with_row_offset, self._sent = with_row_offset, None
+        self._arguments = (dtypes, collate_fn, pad_lists)
+        torch_converter(self._rows.feed, *self._arguments)  # what is wrong with them is said now
 
     def __getstate__(self) -> dict[str, Any]:
         with contextlib.suppress(ConfigError):  # for DataLoader workers alone: other processes find their own place
@@ -300,6 +284,7 @@ class IterableDataset(_Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         plan, rank = self._begin() if worker is None or self._sent is None else self._sent
         first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
         (epoch, position), size = self._start.tolist(), plan.global_batch_size
+        convert = torch_converter(self._rows.feed, *self._arguments)
         starts = range(position + first * size, position + plan.steps(position) * size, every * size)
         together = 1  # one step first, so that a start waits for no more; then twice as many each time
         while starts:
@@ -311,7 +296,7 @@ class IterableDataset(_Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
                 piece, low = table.slice(low, len(positions)), low + len(positions)
                 told = (epoch, positions < plan.epoch_rows, positions if plan.order.repeats else None)
                 piece = self._rows.decode(piece, told, self._with_row_offset)
-                yield collate.to_torch(piece, paddings=self._paddings, dtypes=None, images=self._rows.images)
+                yield convert(piece)
 
 
 class Loader(torch.utils.data.DataLoader[Any]):
@@ -332,11 +317,15 @@ class Loader(torch.utils.data.DataLoader[Any]):
         """Hands out the rest of the epoch, then moves on to the next one."""
         self.steps._begin()
         self.steps._moves = moves = self.steps._moves + 1
+        epoch = self.steps.epoch
         for batch in super().__iter__():
             self.steps.consumed()
+            is_last = self.steps._position == 0
             yield batch
+            if is_last:
+                return
             if moves != self.steps._moves:
                 raise RaylanceError(
                     "the loader was iterated again or moved meanwhile: two iterations cannot share a position. Use one."
                 )
-        self.steps.set_epoch(self.steps.epoch + 1)
+        self.steps.set_epoch(epoch + 1)  # no step was left

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from raylance.collate import move, on_device, to_numpy, to_torch, torch_device
+from raylance.collate import Lists, move, on_device, to_numpy, to_torch, torch_device
 from raylance.errors import ConfigError, DatasetError
 
 TENSORS = pa.ExtensionArray.from_storage(
@@ -44,7 +44,7 @@ def cut(table: pa.Table) -> pa.Table:
 
 @pytest.mark.parametrize("table", [TABLE, cut(TABLE), pa.concat_tables([TABLE, TABLE]).slice(3, 3)])
 def test_numpy(table: pa.Table) -> None:
-    batch = to_numpy(table, {"tokens": -1})
+    batch = to_numpy(table, Lists(paddings={"tokens": -1}))
     assert batch["int"].tolist() == [1, 2, 3]
     assert batch["int"].dtype == np.int32
     assert batch["half"].dtype == np.float16
@@ -61,7 +61,7 @@ def test_numpy(table: pa.Table) -> None:
 
 
 def test_torch() -> None:
-    batch = to_torch(TABLE, paddings={}, dtypes={"int": torch.float64}, images=frozenset({"image"}))
+    batch = to_torch(TABLE, dtypes={"int": torch.float64}, images=frozenset({"image"}))
     assert batch["int"].dtype == torch.float64
     assert batch["half"].dtype == torch.float16
     assert batch["flag"].dtype == torch.bool
@@ -75,7 +75,7 @@ def test_torch() -> None:
     assert batch["maybe"][1] is None
     assert [tokens.tolist() for tokens in batch["tokens"]] == [[1, 2], [], [3]]
     assert (
-        to_torch(TABLE.select(["vector"]), paddings={}, dtypes=torch.float16, images=frozenset())["vector"].dtype
+        to_torch(TABLE.select(["vector"]), dtypes={"vector": torch.float16}, images=frozenset())["vector"].dtype
         == torch.float16
     )
 
@@ -85,14 +85,14 @@ def test_numbers_are_views() -> None:
         ("vector", TABLE["vector"].chunk(0).values.buffers()[1].address),
         ("image", TENSORS.storage.values.buffers()[1].address),
     ):
-        assert to_numpy(TABLE, {})[name].ctypes.data == address
-        batch = to_torch(TABLE.select([name]), paddings={}, dtypes=None, images=frozenset({"image"}))
+        assert to_numpy(TABLE)[name].ctypes.data == address
+        batch = to_torch(TABLE.select([name]), dtypes={}, images=frozenset({"image"}))
         assert batch[name].data_ptr() == address
 
 
 def test_empty_tables_keep_shapes_and_dtypes() -> None:
     for table in (TABLE.slice(0, 0), TABLE.schema.empty_table()):
-        batch = to_numpy(table, {"tokens": 0})
+        batch = to_numpy(table, Lists(paddings={"tokens": 0}))
         assert batch["vector"].shape == (0, 2)
         assert batch["image"].shape == (0, 2, 2, 3)
         assert batch["int"].dtype == np.int32
@@ -111,12 +111,12 @@ def test_empty_tables_keep_shapes_and_dtypes() -> None:
 )
 def test_what_has_no_place_in_a_tensor_is_refused(column: pa.Array, message: str) -> None:
     with pytest.raises(DatasetError, match=message):
-        to_torch(pa.table({"c": column}), paddings={}, dtypes=None, images=frozenset())
+        to_torch(pa.table({"c": column}), dtypes={}, images=frozenset())
 
 
 def test_only_lists_of_numbers_are_padded() -> None:
     with pytest.raises(DatasetError, match="lists of numbers"):
-        to_numpy(pa.table({"c": [["a"], ["b", "c"]]}), {"c": 0})
+        to_numpy(pa.table({"c": [["a"], ["b", "c"]]}), Lists(paddings={"c": 0}))
 
 
 Pair = namedtuple("Pair", "left right")

@@ -17,16 +17,18 @@ ROOT = PACKAGE.parent
 # A file imports only from lower layers.
 LAYERS = [
     {"errors", "permutation", "columns"},
-    {"order", "state", "metrics", "split"},
+    {"arguments", "order", "state", "metrics", "split", "worker"},
     {"lanes", "sampling", "plan", "selection", "reader", "images", "collate"},
     {"catalog", "decoding", "quality"},
     {"spec"},
-    {"actors", "mixing", "packing", "summary"},
-    {"pool"},
+    {"actors", "mixing", "packing", "summary", "resume"},
+    {"pool", "batches"},
     {"stream"},
+    {"passing"},
     {"loader"},
+    {"seats"},
     {"handle"},
-    {"mixture"},
+    {"opening", "mixture"},
     {"torch_data", "train"},
 ]
 LAYER_OF = {name: number for number, names in enumerate(LAYERS) for name in names}
@@ -41,7 +43,10 @@ ALLOWED: dict[str, set[str]] = {
     "pool": {"ray"},
     "stream": {"ray"},
     "loader": {"torch"},
-    "handle": {"lance", "ray"},
+    "batches": {"torch"},
+    "handle": {"pandas"},
+    "opening": {"lance"},
+    "worker": {"torch"},
     "train": {"ray", "torch"},
     "torch_data": {"torch"},
 }
@@ -108,10 +113,10 @@ def test_the_pure_core_loads_numpy_alone() -> None:
 
 def test_public_surface() -> None:
     names = """
-        BadRowError CenterCrop ClassBalanced ConfigError CoverageError DataConfig Dataset DatasetError FractionSplit
-        HelperError Image Options PackTokens PlacementError RandomResizedCrop RangeSplit RankLoader RaylanceError
-        RowShuffle Sequential ShardShuffle StateError ValueSplit Weighted WindowShuffle dataset mix report restore
-        row_rng
+        BadRowError Batches CenterCrop ClassBalanced ConfigError CoverageError DataConfig Dataset DatasetError
+        FractionSplit HelperError Image Options PackTokens PlacementError RandomResizedCrop RangeSplit RankLoader
+        RaylanceError RowShuffle Sequential ShardShuffle StateError ValueSplit Weighted WindowShuffle dataset mix report
+        restore row_rng
     """
     assert sorted(raylance.__all__) == names.split()
     for name in raylance.__all__:
@@ -136,5 +141,5 @@ def test_top_level_holds_nothing_else() -> None:
         pytest.skip("not a git checkout")
     tops = {line.split("/")[0] for line in tracked.stdout.splitlines()}
     assert {top for top in tops if not top.startswith(".")} <= {
-        "pyproject.toml", "raylance", "jobs", "tests", "k8s", "README.md", "LICENSE", "constraints.txt"
+        "pyproject.toml", "raylance", "jobs", "tests", "k8s", "README.md", "CHANGELOG.md", "LICENSE", "constraints.txt"
     }  # fmt: skip

@@ -12,19 +12,25 @@ from hypothesis import strategies as st
 
 from raylance.errors import StateError
 from raylance.order import Order
+from raylance.resume import make_state
 from raylance.selection import Selection, Source
-from raylance.spec import Spec, TableFeed, make_state
+from raylance.spec import Spec, TableFeed
 from raylance.state import FORMAT, State, check_state, pack_shards, parse_state, read_state, unpack_shards, write_state
 from tests.test_order import cases
 
 STATE = State(
     uri="a.lance",
+    branch=None,
     version=3,
+    identity="i",
     filter="x > 1",
     split=None,
     rows=100,
     fingerprint="f",
     seed=0,
+    columns=["image", "label"],
+    decode=[],
+    transform=None,
     order={"name": "window", "shard_rows": 10, "window_shards": 2, "lanes": 4},
     epoch=1,
     position=40,

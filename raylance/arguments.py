@@ -1,0 +1,66 @@
+"""Owns checks of arguments that many calls share, and hints for names that other libraries use; never reads data."""
+
+import difflib
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from raylance.errors import ConfigError
+
+_ORDER = 'the dataset has an order, the same on all ranks: raylance.dataset(…, order="window"), "sequential" for none'
+_HINTS = {
+    "batch_format": 'iter_batches(batch_format=…) gives "numpy", "pyarrow" and "pandas"',
+    "batch_sampler": _ORDER,
+    "finalize_fn": "collate_fn= makes the batch, device= moves it",
+    "local_shuffle_buffer_size": _ORDER + "; raylance.WindowShuffle(…) sets how far rows are mixed",
+    "local_shuffle_seed": "the seed is the dataset's: raylance.dataset(…, seed=…)",
+    "num_workers": "raylance.DataConfig(num_decoders=…), or handle.loader(num_decoders=…), decodes in parallel",
+    "pin_memory_device": "device= moves batches through pinned memory",
+    "prefetch_factor": "prefetch_batches= counts the steps to keep in flight",
+    "sampler": _ORDER,
+    "shuffle": _ORDER,
+    "worker_init_fn": "transform= gets a seed of each row",
+}
+
+
+def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Refuses arguments that a call does not have.
+
+    Args:
+        call: The call, for the message.
+        unknown: Arguments that it was given and does not have.
+        known: Names that it has.
+
+    Raises:
+        ConfigError: If there is one, with what to write instead.
+    """
+    known = sorted(known)
+    for name in unknown:
+        if name in _HINTS:
+            hint = _HINTS[name] + "."
+        elif close := difflib.get_close_matches(name, known, n=1):
+            hint = f"did you mean {close[0]}=?"
+        else:
+            hint = f"it has {', '.join(known)}."
+        raise ConfigError(f"{call} has no argument {name}=: {hint}")
+
+
+def check_integer(what: str, value: Any, least: int | None) -> int:
+    """Reads an integer, NumPy's included.
+
+    Args:
+        what: What it is, for the message.
+        value: What was given.
+        least: Smallest possible value, or None for any.
+
+    Raises:
+        ConfigError: If it is none, or smaller.
+    """
+    if not isinstance(value, bool):
+        try:
+            number = operator.index(value)
+        except TypeError:
+            number = None
+        if number is not None and (least is None or number >= least):
+            return number
+    raise ConfigError(f"{what}={value!r}: must be an integer{'' if least is None else f' of at least {least}'}.")

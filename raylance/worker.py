@@ -1,0 +1,149 @@
+"""Owns what raylance asks of the process it runs in: Ray Train, torch's DataLoader; never starts either."""
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.distributed
+import torch.utils.data
+
+from raylance.errors import ConfigError
+
+Place = tuple[int, int]
+DistInfo = Literal["torch", "jax", "ray"] | Place | Callable[[], Place] | None
+_LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """How Ray Train handed a loader out.
+
+    Attributes:
+        name: Name of the dataset in the run, or None where Ray does not tell.
+        split: Whether the ranks share the dataset; each sees the whole of it otherwise.
+        datasets_to_split: Names that the user gave, or None for all.
+    """
+
+    name: str | None
+    split: bool
+    datasets_to_split: tuple[str, ...] | None = None
+
+
+def train_place() -> tuple[int, int] | None:
+    """(rank, world size) of this Ray Train worker, or None outside of a training function."""
+    if "ray.train" not in sys.modules:  # every Ray Train worker has imported it
+        return None
+    try:
+        context = importlib.import_module("ray.train").get_context()
+    except (RuntimeError, DeprecationWarning):  # no training function runs here; in Ray Tune, Ray says so by a warning
+        return None
+    return context.get_world_rank(), context.get_world_size()
+
+
+def local_run() -> object | None:
+    """The run whose training function this process calls itself, Ray Train's local mode (`num_workers=0`), or None.
+
+    Ray keeps it until the next `fit()`. Each run has another.
+    """
+    if train_place() is None:
+        return None
+    ray = importlib.import_module("ray")
+    if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
+        return None
+    context: object = ray.train.get_context()
+    return context
+
+
+def train_datasets() -> frozenset[str] | None:
+    """Names of the datasets of this Ray Train run, or None where Ray does not tell.
+
+    Ray has no public way to ask. Without this one, `datasets_to_split` is not checked.
+    """
+    if train_place() is None:
+        return None
+    try:
+        internal = importlib.import_module("ray.train.v2._internal.execution.context")
+        return frozenset(internal.get_train_context().dataset_shard_provider._dataset_names)
+    except (ImportError, AttributeError, RuntimeError):
+        return None
+
+
+def default_device() -> torch.device:
+    """The device of this Ray Train worker, or the CPU outside of one."""
+    if train_place() is None:
+        return torch.device("cpu")
+    device = importlib.import_module("ray.train.torch").get_device()
+    return device if isinstance(device, torch.device) else torch.device(device)
+
+
+def check_place(pid: int, seat: Seat | None) -> None:
+    """Checks that batches can be delivered in this process.
+
+    Args:
+        pid: The process that the loader was made in, or sent to.
+        seat: How Ray Train handed the loader out.
+
+    Raises:
+        ConfigError: In a worker of torch's DataLoader or a forked process; or in a run of Ray Train whose every rank
+            sees the dataset whole by mistake.
+    """
+    if torch.utils.data.get_worker_info() is not None or pid != os.getpid():
+        raise ConfigError(
+            f"this is process {os.getpid()}, a worker of torch's DataLoader or a fork (of {pid}), in which neither Ray "
+            "nor Lance works: the loader would hang. Its helpers decode in parallel already: iterate over it without a "
+            "DataLoader; or use raylance.torch_data with one."
+        )
+    if seat is None or seat.split or not seat.datasets_to_split:
+        return
+    names = train_datasets()
+    missing = sorted(set(seat.datasets_to_split) - names) if names is not None else []
+    if missing:
+        raise ConfigError(
+            f"datasets_to_split={list(seat.datasets_to_split)} names {', '.join(map(repr, missing))}, which is no "
+            f"dataset of this run, and so every rank sees all rows of {seat.name!r}. The run has "
+            f"{', '.join(map(repr, sorted(names or ())))}: name those that the ranks shall share."
+        )
+
+
+def find_place(dist_info: DistInfo = None) -> Place:
+    """Finds (rank, world size) of this process, never by a silent guess.
+
+    Args:
+        dist_info: "torch" asks torch.distributed, "jax" jax, "ray" Ray Train; or the pair, or a function that returns
+            it. None asks torch.distributed where it is initialised; else it is (0, 1), if nothing tells of more ranks.
+
+    Raises:
+        ConfigError: If whoever is asked cannot tell, or the rank lies outside the world.
+    """
+    ready = torch.distributed.is_available() and torch.distributed.is_initialized()
+    try:
+        place: Any = dist_info() if callable(dist_info) else (0, 1) if dist_info is None else dist_info
+        if dist_info == "torch" or (dist_info is None and ready):
+            place = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        elif dist_info == "jax":
+            jax = importlib.import_module("jax")
+            place = jax.process_index(), jax.process_count()
+        elif dist_info == "ray":
+            context = importlib.import_module("ray.train").get_context()
+            place = context.get_world_rank(), context.get_world_size()
+        if place == (0, 1) and dist_info in (None, "jax") and not ready:
+            told = {name: int(os.environ.get(name) or 1) for name in _LAUNCHERS}
+            with contextlib.suppress(ConfigError):  # no worker of Ray Train
+                told["Ray Train"] = find_place("ray")[1] if "ray.train" in sys.modules else 1
+            if max(told.values()) > 1:
+                raise ValueError(f"there are more processes, but none of them knows of the others here: {told}")
+        rank, world_size = place
+        if not (type(rank) is type(world_size) is int and 0 <= rank < world_size):
+            raise ValueError(f"rank {rank!r} of {world_size!r}: 0 <= rank < world size must hold")
+    except (ImportError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"dist_info={dist_info!r} does not tell the rank of this process ({error}), without which every rank would "
+            'deliver every row. Initialise torch.distributed ("torch") or jax ("jax") before the first batch, iterate '
+            'inside of a Ray Train worker ("ray"), or pass (rank, world size): (0, 1) for a process that is alone.'
+        ) from error
+    return rank, world_size
