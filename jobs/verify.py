@@ -317,6 +317,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     for name, default in FROM_STATE.items():
         if getattr(args, name) is None:
             setattr(args, name, getattr(saved, name) if saved else default)
+            if name == "version" and saved and isinstance(saved.branch, str):
+                args.version = (saved.branch, saved.version)
     if args.global_batch_size is None:
         parser.error("--global-batch-size is needed: the rows of a step depend on it")
     if not 1 <= args.world_size <= 1 << 16 or not 0 <= (args.rank or 0) < args.world_size:
@@ -365,7 +367,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     columns = args.columns and sorted({*args.columns, *filter(None, [args.image_column])})
     data = raylance.dataset(
         args.uri,
-        version=source.version,
+        version=source.version if source.branch is None else (source.branch, source.version),
         columns=columns,
         filter=args.filter,
         decode=raylance.Image(args.image_column, size=args.image_size) if args.image_column else None,

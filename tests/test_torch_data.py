@@ -1,6 +1,7 @@
 """Owns the checks of raylance under DataLoader: the plan's batches and an exact resume, for any ranks and workers."""
 
 import importlib.util
+import itertools
 import json
 import pickle
 import subprocess
@@ -222,10 +223,11 @@ def test_states_are_those_of_the_rank_loader(uri: str) -> None:
     loader = make_loader(handle, "iterable", 64)
     next(iter(loader))
     state = loader.state_dict()
-    handle.load_state_dict(state)
-    assert handle.state_dict() == state
+    ranked = handle.loader()
+    ranked.load_state_dict(state)
+    assert ranked.state_dict() == state
     loader.set_epoch(3)
-    loader.load_state_dict(handle.state_dict())
+    loader.load_state_dict(ranked.state_dict())
     assert ids(loader) == planned(handle, 0, 64)[1:]
     other = make_loader(open_dataset(uri, seed=1), "map", 64)
     with pytest.raises(raylance.StateError, match="seed: saved 0, now 1"):
@@ -243,6 +245,47 @@ def test_a_plain_dataloader_is_counted_by_the_caller(uri: str) -> None:
     assert ids(plain) == planned(handle, 0, 64)[3:]
     sampler.set_epoch(1)
     assert ids(plain) == planned(handle, 1, 64)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_consumer_that_stops_by_count_gets_every_epoch(uri: str, style: str) -> None:
+    handle = open_dataset(uri)
+    loader = make_loader(handle, style, 100)
+    for epoch in range(3):
+        seen = ids(itertools.islice(loader, 11))
+        assert seen == planned(handle, epoch, 100)
+        assert (loader.steps.epoch, loader.state_dict()["position"]) == (epoch + 1, 0)
+
+
+def test_an_empty_pass_is_said(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    handle = open_dataset(uri)
+    loader = Loader(IterableDataset(handle, global_batch_size=100, drop_last=True))
+    loader.load_state_dict(handle.loader().state_dict() | {"position": 950})
+    assert ids(loader) == []
+    assert "no step is left of epoch 0: 950 of 1003 rows" in caplog.text
+    assert ids(loader) == planned(open_dataset(uri, remainder="drop"), 1, 100)
+
+
+def test_options_of_the_rank_loader(uri: str) -> None:
+    handle = open_dataset(uri)
+    arguments: dict[str, Any] = {"global_batch_size": 100, "drop_last": True, "max_window_bytes": 4000}
+    batches = list(IterableDataset(handle, dtypes=torch.float32, with_row_offset=True, **arguments))
+    assert {name: tensor.dtype for name, tensor in batches[0].items()} == {
+        "id": torch.float32,
+        "_rowoffset": torch.int64,
+    }
+    with handle.loader(max_window_bytes=4000) as loader:
+        assert ids(iter(batches)) == ids(loader.iter_batches(global_batch_size=100, drop_last=True))
+    sums = list(IterableDataset(handle, collate_fn=lambda batch: int(batch["id"].sum()), **arguments))
+    assert sums == [int(batch["id"].sum()) for batch in batches]
+    assert len(RowSampler(handle, **arguments)) == 10
+
+
+def test_a_position_beyond_the_epoch_is_refused(uri: str) -> None:
+    loader = make_loader(open_dataset(uri), "iterable", 100)
+    state = loader.state_dict()
+    with pytest.raises(raylance.StateError, match="position 2000 of an epoch of 1003"):
+        loader.load_state_dict(state | {"position": 2000})
 
 
 def test_rows_by_index(write_dataset: Callable[..., str]) -> None:
@@ -385,12 +428,16 @@ def test_bad_arguments(uri: str) -> None:
         IterableDataset(handle, batch_size=0)
     with pytest.raises(raylance.ConfigError, match="rank 5 of 4"):
         RowSampler(handle, batch_size=4, dist_info=(5, 4))
-    with pytest.raises(raylance.ConfigError, match="epochs are counted from 0"):
+    with pytest.raises(raylance.ConfigError, match=r"epoch=-1: must be an integer of at least 0"):
         RowSampler(handle, batch_size=4).set_epoch(-1)
     with pytest.raises(raylance.ConfigError, match="a str is no handle"):
         MapDataset(uri)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="batchsize"):
+    with pytest.raises(raylance.ConfigError, match=r"no argument batchsize=: did you mean batch_size=\?"):
         IterableDataset(handle, batchsize=4)
+    with pytest.raises(raylance.ConfigError, match="shuffle=: the dataset has an order"):
+        RowSampler(handle, batch_size=4, shuffle=True)
+    with pytest.raises(raylance.ConfigError, match="dtypes names 'x'"):
+        IterableDataset(handle, batch_size=4, dtypes={"x": torch.float32})
     with pytest.raises(raylance.ConfigError, match="MapDataset and its RowSampler"):
         Loader(MapDataset(handle))
     with pytest.raises(raylance.ConfigError, match="MapDataset and its RowSampler"):

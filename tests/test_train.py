@@ -219,20 +219,99 @@ def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path: 
     path = tmp_path / "state.pt"
     _save({"model": {"w": torch.ones(3)}, "step": 3, "name": "x", "history": [1.0, None]}, path)
     assert torch.load(path, weights_only=True)["model"]["w"].tolist() == [1, 1, 1]
-    with pytest.raises(raylance.ConfigError, match="no run could resume"):
-        _save({"path": Path("x")}, path)
+    quantised = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+    _save({"model": {"w": quantised}}, path)
+    assert torch.load(path, weights_only=True)["model"]["w"].dequantize().tolist() == pytest.approx([1, 1, 1])
+    for value in (Path("x"), lambda: 1, (row for row in [1]), open(path, "rb")):  # noqa: SIM115
+        with pytest.raises(raylance.ConfigError, match="no run could resume"):
+            _save({"value": value}, path)
+
+
+def mistakes_fn(config: dict[str, Any]) -> None:
+    """Two loaders under Ray's own DataConfig, and what people do wrong with them and with a handle."""
+    rank = ray.train.get_context().get_world_rank()
+    said: dict[str, str] = {}
+
+    def expect(name: str, call: Any) -> None:
+        with pytest.raises(raylance.ConfigError) as caught:
+            call()
+        said[name] = str(caught.value)
+
+    handle = config["handle"]
+    expect("iterated", lambda: next(handle.iter_batches(batch_size=10)))
+    expect("loader", handle.loader)
+    assert len(handle.loader(rank=0, world_size=1).batches(batch_size=100)) == 10, "on purpose it is possible"
+    loaders = {name: ray.train.get_dataset_shard(name) for name in ("train", "extra", "val")}
+    assert raylance.restore({"train": loaders["train"], "extra": loaders["extra"]}) is None
+    rows: dict[str, list[int]] = {}
+    for name, loader in loaders.items():
+        rows[name] = [row for batch in loader.iter_batches(global_batch_size=100) for row in batch["id"].tolist()]
+        assert loader.world_size == 2
+    expect("missing", lambda: raylance.report({}, loaders["train"]))
+    expect("nothing", lambda: raylance.report({}, {}))
+    expect("no loader", lambda: raylance.report({}, {"train": 3}))
+    next(iter(loaders["extra"].batches(global_batch_size=100)))
+    raylance.report({}, {"train": loaders["train"], "extra": loaders["extra"].batches(global_batch_size=100)})
+    Path(config["out"], f"rank-{rank}.json").write_text(json.dumps({"rows": rows, "said": said}))
+
+
+def test_without_a_data_config_and_with_common_mistakes(images_uri: str, tmp_path: Path) -> None:
+    """Ray's default configuration splits; a handle in a worker, and a loader that is not reported, are refused."""
+    data = {
+        "train": open_train(images_uri, decode=None, columns=["id"]),
+        "extra": open_train(images_uri, decode=None, columns=["id"], seed=5),
+        "val": open_train(images_uri, decode=None, columns=["id"], order="sequential"),
+    }
+    result = TorchTrainer(
+        mistakes_fn,
+        train_loop_config={"out": str(tmp_path), "handle": open_train(images_uri)},
+        scaling_config=ray.train.ScalingConfig(num_workers=2),
+        run_config=ray.train.RunConfig(storage_path=str(tmp_path / "runs")),
+        datasets=data,
+    ).fit()
+    ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
+    for name in data:
+        assert sorted(ranks[0]["rows"][name] + ranks[1]["rows"][name]) == [r for r in range(1003) if not 200 <= r < 250]
+    for said in (rank["said"] for rank in ranks):
+        assert "get_dataset_shard('train')" in said["iterated"]
+        assert "each of which would get all of its 953 rows" in said["loader"]
+        assert "the loader of 'extra' stands at epoch 1 and is not reported" in said["missing"]
+        assert "no loader was given" in said["nothing"]
+        assert "'train': int is no loader" in said["no loader"]
+    loaders = {name: data[name].loader(rank=1, world_size=3) for name in ("train", "extra")}
+    assert raylance.restore(loaders, result.checkpoint) == {}
+    assert [(loader.epoch, loader.state_dict()["position"]) for loader in loaders.values()] == [(1, 0), (1, 100)]
+    with pytest.raises(raylance.StateError, match="positions of 'train', 'extra', restore.. was given one loader"):
+        raylance.restore(loaders["train"], result.checkpoint)
+
+
+def test_datasets_to_split_that_names_no_dataset(images_uri: str, tmp_path: Path) -> None:
+    trainer = TorchTrainer(
+        refused_fn,
+        scaling_config=ray.train.ScalingConfig(num_workers=2),
+        run_config=ray.train.RunConfig(storage_path=str(tmp_path)),
+        datasets={"train": open_train(images_uri)},
+        dataset_config=raylance.DataConfig(datasets_to_split=["trian"]),
+    )
+    with pytest.raises(ray.train.TrainingFailedError, match="'trian', which is no dataset of this run"):
+        trainer.fit()
+    with pytest.raises(raylance.ConfigError, match="give a list of names"):
+        raylance.DataConfig(datasets_to_split="train")  # type: ignore[arg-type]
 
 
 def local_fn(config: dict[str, Any]) -> None:
     loader = ray.train.get_dataset_shard("train")
     assert raylance.restore(loader) is None
-    seen = [row for batch in loader.iter_batches(batch_size=100) for row in batch["id"].tolist()]
+    seen = []
+    for epoch in range(loader.epoch, 2):
+        seen.append([row for batch in loader.iter_batches(batch_size=100) for row in batch["id"].tolist()])
+        assert loader.epoch == epoch + 1
+        raylance.report({"rows": len(seen[-1])}, loader)
     Path(config["out"]).write_text(json.dumps(seen))
-    raylance.report({"rows": len(seen)}, loader)
 
 
 def test_local_mode_hands_over_a_working_loader(images_uri: str, tmp_path: Path) -> None:
-    """num_workers=0 runs the function in this process, with the handle itself."""
+    """num_workers=0 runs the function in this process, with the handle itself, which stands for the run's loader."""
     out = tmp_path / "seen.json"
     trainer = TorchTrainer(
         local_fn,
@@ -242,4 +321,8 @@ def test_local_mode_hands_over_a_working_loader(images_uri: str, tmp_path: Path)
         datasets={"train": open_train(images_uri)},
     )
     trainer.fit()
-    assert len(np.unique(json.loads(out.read_text()))) == 953
+    first, second = json.loads(out.read_text())
+    assert len(np.unique(first)) == len(np.unique(second)) == 953
+    assert first != second, "epochs move on"
+    trainer.fit()
+    assert json.loads(out.read_text()) == [first, second], "another run begins at the beginning"
