@@ -4,9 +4,14 @@ Ray Data reads the encoded bytes and writes them as they are. Columns: image (bi
 (string: train, val or test). The schema metadata key `classes` is a JSON list of class names; a label indexes
 it. Rows come in the order of the source: sorted paths, and in Parquet files their rows.
 
+Classes are the sorted names of directories, the names that `datasets` left in Parquet files, or the sorted strings
+of a label column; --classes gives them an order of your own. `classes` does the same for a Lance dataset that has
+its labels as strings: it adds the integers beside them, and copies no image.
+
     python jobs/create_dataset.py demo --out digits.lance
     python jobs/create_dataset.py imagefolder --input s3://bucket/photos --out s3://bucket/photos.lance
     python jobs/create_dataset.py huggingface --input food101/data --out food101.lance
+    python jobs/create_dataset.py classes --data birds.lance --string-column species
 """
 
 from __future__ import annotations
@@ -19,6 +24,8 @@ import os
 import re
 import sys
 import warnings
+from collections import Counter
+from collections.abc import Collection
 from typing import NamedTuple
 
 import lance
@@ -31,6 +38,7 @@ from lance.fragment import FragmentMetadata, write_fragments
 from pyarrow import fs as pafs
 
 SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}  # as found -> as stored
+NAMED = 10  # files or classes that the summary names
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 
 
@@ -39,11 +47,15 @@ class RefusedError(Exception):
 
 
 class Source(NamedTuple):
-    """Rows to write: columns `image` and `label`, and `split` where the source itself names its splits."""
+    """Rows to write: columns `image` and `label`, and `split` where the source itself names its splits.
+
+    `left_out` are the files that give no row, sorted, each with the reason.
+    """
 
     rows: ray.data.Dataset
     classes: list[str]
     has_splits: bool
+    left_out: list[tuple[str, str]]
 
 
 def read_digits() -> Source:
@@ -58,11 +70,22 @@ def read_digits() -> Source:
         Image.fromarray(pixels).save(buffer := io.BytesIO(), format="PNG")
         encoded.append(buffer.getvalue())
     table = pa.table({"image": pa.array(encoded, pa.binary()), "label": pa.array(digits.target, pa.int64())})
-    return Source(ray.data.from_arrow(table), [str(name) for name in digits.target_names], has_splits=False)
+    return Source(
+        ray.data.from_arrow(table), [str(name) for name in digits.target_names], has_splits=False, left_out=[]
+    )
 
 
-def list_files(location: str, endings: tuple[str, ...]) -> tuple[pafs.FileSystem, str, list[str]]:
-    """Returns the file system, the root on it, and the sorted paths below it; leaves out hidden files."""
+class Listing(NamedTuple):
+    """What lies in --input: sorted paths below the root, and those left out, each with the reason."""
+
+    filesystem: pafs.FileSystem
+    root: str
+    files: list[str]
+    left_out: list[tuple[str, str]]
+
+
+def list_files(location: str, endings: tuple[str, ...]) -> Listing:
+    """Lists the files with one of the endings; leaves out others and hidden ones."""
     try:
         if "://" in location:
             filesystem, root = pafs.FileSystem.from_uri(location)
@@ -75,19 +98,58 @@ def list_files(location: str, endings: tuple[str, ...]) -> tuple[pafs.FileSystem
             "existing directory, by a path or URI that every node can read"
         ) from error
     root = root.rstrip("/")
-    files = (info.path[len(root) + 1 :] for info in found if info.is_file)
-    files = sorted(file for file in files if file.lower().endswith(endings) and "/." not in f"/{file}")
-    if not files:
+    listing = Listing(filesystem, root, [], [])
+    for file in sorted(info.path[len(root) + 1 :] for info in found if info.is_file):
+        if "/." in f"/{file}":
+            listing.left_out.append((file, "hidden"))
+        elif not file.lower().endswith(endings):
+            listing.left_out.append((file, f"ends with none of {' '.join(endings)}"))
+        else:
+            listing.files.append(file)
+    if not listing.files:
         raise RefusedError(
-            f"no {' '.join(endings)} files found under --input {location}: the dataset would be empty; give "
-            "the directory that holds them"
+            f"no {' '.join(endings)} files found under --input {location}{name_some(listing.left_out)}: the dataset "
+            "would be empty; give the directory that holds them"
         )
-    return filesystem, root, files
+    return listing
 
 
-def read_imagefolder(location: str) -> Source:
+def name_some(left_out: list[tuple[str, str]]) -> str:
+    """Names up to three files that were left out, to follow a sentence about --input."""
+    if not left_out:
+        return ""
+    named = ", ".join(f"{file} ({why})" if why == "hidden" else file for file, why in left_out[:3])
+    return f" ({len(left_out):,} left out, such as {named})"
+
+
+def read_classes(file: str | None, found: Collection[str]) -> list[str]:
+    """Returns class names in the order of their labels: those of the file, one a line, else the found ones sorted."""
+    if file is None:
+        return sorted(found)
+    try:
+        with open(file, encoding="utf-8") as lines:
+            classes = [line.rstrip("\r\n") for line in lines]
+    except (OSError, ValueError) as error:
+        raise RefusedError(
+            f"--classes {file} can't be read ({reason(error)}): labels would have no order; give a text file "
+            "with one class name a line"
+        ) from error
+    if len(classes) != len(set(classes)) or not classes:
+        raise RefusedError(
+            f"--classes {file} has {len(classes)} lines with {len(set(classes))} names: a name would have no label, "
+            "or two; give every class one line"
+        )
+    if missing := sorted(set(found) - set(classes)):
+        raise RefusedError(
+            f"--classes {file} lacks {len(missing):,} of the classes found, such as {', '.join(missing[:3])}: their "
+            "rows would have no label; add them to the file"
+        )
+    return classes
+
+
+def read_imagefolder(location: str, classes_file: str | None) -> Source:
     """Reads <class>/**/<image> or <split>/<class>/**/<image>; a class is a directory that holds images."""
-    filesystem, root, files = list_files(location, IMAGES)
+    filesystem, root, files, left_out = list_files(location, IMAGES)
     parts = [file.split("/") for file in files]
     has_splits = all(names[0] in SPLITS for names in parts)
     depth = 1 if has_splits else 0  # of the class among the parts
@@ -102,7 +164,7 @@ def read_imagefolder(location: str) -> Source:
             f"--input {location} has {', '.join(sorted(mixed))} beside directories that are no splits: "
             "splits would be taken for classes; make all of them splits, or none"
         )
-    classes = sorted({names[depth] for names in parts})
+    classes = read_classes(classes_file, {names[depth] for names in parts})
     labels = {name: label for label, name in enumerate(classes)}
 
     def label_rows(read: pa.Table) -> pa.Table:
@@ -116,12 +178,12 @@ def read_imagefolder(location: str) -> Source:
     paths = [f"{root}/{file}" for file in files]
     rows = ray.data.read_binary_files(paths, filesystem=filesystem, include_paths=True)
     rows = rows.map_batches(label_rows, batch_format="pyarrow", batch_size=None)
-    return Source(rows, classes, has_splits)
+    return Source(rows, classes, has_splits, left_out)
 
 
-def read_huggingface(location: str, image: str, label: str) -> Source:
+def read_huggingface(location: str, image: str, label: str, classes_file: str | None) -> Source:
     """Reads a dataset directory of the Hugging Face hub: Parquet files whose names begin with their split."""
-    filesystem, root, files = list_files(location, (".parquet",))
+    filesystem, root, files, left_out = list_files(location, (".parquet",))
     found = [re.match(rf"({'|'.join(SPLITS)})(?![a-z0-9])", os.path.basename(file)) for file in files]
     splits = [SPLITS[match[1]] if match else None for match in found]
     if any(splits) and not all(splits):
@@ -131,15 +193,16 @@ def read_huggingface(location: str, image: str, label: str) -> Source:
         )
     has_splits = not set(splits) <= {None, "train"}  # nothing but train: it was never split
     groups, names = [], []
-    top = -1  # the greatest label, which tells the classes where nothing names them
+    strings: dict[bool, str] = {}  # whether labels are strings -> a file where they are
+    found_labels: set[int | str] = set()  # which tell the classes where nothing names them
     for file, split in zip(files, splits, strict=True):
         try:
             with filesystem.open_input_file(f"{root}/{file}") as opened:
                 parquet = pq.ParquetFile(opened)
-                check_columns(parquet.schema_arrow, file, image, label)
+                strings.setdefault(check_columns(parquet.schema_arrow, file, image, label), file)
                 names.append(class_names(parquet.schema_arrow, label))
                 if names[-1] is None:
-                    top = max(top, pc.max(parquet.read([label])[label]).as_py() or 0)
+                    found_labels.update(parquet.read([label])[label].unique().drop_null().to_pylist())
                 groups += [{"file": file, "group": i, "split": split} for i in range(parquet.num_row_groups)]
         except (OSError, pa.ArrowInvalid) as error:
             raise RefusedError(
@@ -151,6 +214,21 @@ def read_huggingface(location: str, image: str, label: str) -> Source:
             f"the files in --input {location} name different classes for {label}: one label would mean two "
             "things; give the files of one dataset at one revision"
         )
+    if len(strings) > 1:
+        raise RefusedError(
+            f"labels are strings in {strings[True]}, integers in {strings[False]} in --input {location}: they cannot "
+            "be told to mean the same; give the files of one dataset at one revision"
+        )
+    as_strings = True in strings
+    if classes_file is not None and not as_strings:
+        raise RefusedError(
+            f"--classes {classes_file} orders labels that are strings, and {label} holds integers: which integer "
+            "is which class is settled there; leave --classes out"
+        )
+    if as_strings:
+        classes = read_classes(classes_file, found_labels)
+    else:
+        classes = names[0] or [str(value) for value in range(max(found_labels, default=-1) + 1)]
 
     def read_group(batch: pa.Table) -> pa.Table:
         [item] = batch.to_pylist()
@@ -164,7 +242,8 @@ def read_huggingface(location: str, image: str, label: str) -> Source:
             encoded = pc.struct_field(encoded, "bytes")
         if encoded.null_count or read[label].null_count:
             raise ValueError(f"{item['file']} has rows without image bytes or without a label")
-        columns = {"image": encoded.cast(pa.binary()), "label": read[label].cast(pa.int64())}
+        labels = to_labels(read[label], classes) if as_strings else read[label]
+        columns = {"image": encoded.cast(pa.binary()), "label": labels.cast(pa.int64())}
         if has_splits:
             columns["split"] = pa.array([item["split"]] * read.num_rows, pa.string())
         return pa.table(columns)
@@ -172,21 +251,34 @@ def read_huggingface(location: str, image: str, label: str) -> Source:
     # Row groups as items, not read_parquet: Ray 2.60 packs row groups into tasks by best fit, and then not
     # even preserve_order gives the rows in the order of the files.
     rows = ray.data.from_items(groups).map_batches(read_group, batch_format="pyarrow", batch_size=1)
-    return Source(rows, names[0] or [str(value) for value in range(top + 1)], has_splits)
+    return Source(rows, classes, has_splits, left_out)
 
 
-def check_columns(schema: pa.Schema, file: str, image: str, label: str) -> None:
-    """Refuses a Parquet file without encoded images or integer labels."""
+def is_text(kind: pa.DataType) -> bool:
+    """Tells whether values are strings, be they stored once each."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def to_labels(names: pa.ChunkedArray | pa.Array, classes: list[str]) -> pa.ChunkedArray | pa.Array:
+    """Returns the place of each name among the classes, int64; null for null."""
+    return pc.index_in(names.cast(pa.string()), value_set=pa.array(classes, pa.string())).cast(pa.int64())
+
+
+def check_columns(schema: pa.Schema, file: str, image: str, label: str) -> bool:
+    """Refuses a Parquet file without encoded images or labels; returns whether the labels are strings."""
     kinds = {field.name: field.type for field in schema}
     kind = kinds.get(image)
     if kind is not None and pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
         kind = kind.field("bytes").type
-    if kind not in (pa.binary(), pa.large_binary()) or not pa.types.is_integer(kinds.get(label, pa.null())):
+    labels = kinds.get(label, pa.null())
+    if kind not in (pa.binary(), pa.large_binary()) or not (pa.types.is_integer(labels) or is_text(labels)):
         raise RefusedError(
-            f"{file} lacks a column {image} of encoded images or a column {label} of integers, it has "
+            f"{file} lacks a column {image} of encoded images or a column {label} of integers or strings, it has "
             f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}: there is nothing to train on; "
             "name the columns by --image-column and --label-column"
         )
+    return is_text(labels)
 
 
 def class_names(schema: pa.Schema, label: str) -> list[str] | None:
@@ -229,8 +321,90 @@ def write(source: Source, uri: str, mode: str, options: dict[str, str], args: ar
     return lance.LanceDataset.commit(uri, operation, storage_options=options)
 
 
-def summary(dataset: lance.LanceDataset, uri: str, chosen: str) -> str:
-    """Says what the dataset holds and how to train on it."""
+def add_classes(args: argparse.Namespace) -> str:
+    """Adds integer labels beside the strings of a Lance dataset, as new versions; returns what was done."""
+    options = parse_options(args.storage_options)
+    uri = locate(args.data)
+    try:
+        dataset = lance.dataset(uri, storage_options=options)
+    except (OSError, ValueError) as error:
+        raise RefusedError(
+            f"no Lance dataset can be opened at --data {args.data} ({reason(error)}): there is nothing to add labels "
+            "to; give one that exists"
+        ) from error
+    kinds = {field.name: field.type for field in dataset.schema}
+    if not is_text(kinds.get(args.string_column, pa.null())):
+        raise RefusedError(
+            f"--data {args.data} lacks a column {args.string_column} of strings, it has "
+            f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}: there are no names to number; name the "
+            "column by --string-column"
+        )
+    if args.label_column in kinds:
+        raise RefusedError(
+            f"--data {args.data} has a column {args.label_column} ({kinds[args.label_column]}) already: it would be "
+            "replaced; give the new one another name by --label-column"
+        )
+    found: set[str] = set()
+    for batch in dataset.scanner(columns=[args.string_column], batch_size=1 << 16).to_batches():
+        found.update(batch[0].unique().to_pylist())
+    if None in found:
+        rows = dataset.count_rows(f"`{args.string_column}` IS NULL")
+        raise RefusedError(
+            f"{rows:,} rows of --data {args.data} have no {args.string_column}: they would have no label; fill them, "
+            "or delete these rows"
+        )
+    classes = read_classes(args.classes, found)
+    named = (dataset.schema.metadata or {}).get(b"classes")
+    if named and json.loads(named) != classes:
+        raise RefusedError(
+            f"--data {args.data} names its classes {describe(json.loads(named))} already, and {args.string_column} has "
+            f"{describe(classes)}: labels that it has would be named wrongly; give these names by --classes"
+        )
+
+    @lance.batch_udf(output_schema=pa.schema({args.label_column: pa.int64()}))
+    def number(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({args.label_column: to_labels(batch[args.string_column], classes)})
+
+    before = dataset.version
+    # Names first: a version with labels that nothing names is never to be seen.
+    dataset.update_schema_metadata({"classes": json.dumps(classes, ensure_ascii=False)})
+    dataset.add_columns(number, read_columns=[args.string_column])
+    return "\n".join([
+        f"added {args.label_column} to {uri}, version {dataset.version} (it was {before}, which stays as it is)",
+        f"  classes    {describe(classes)}",
+        f"use it: python jobs/train_images.py --data {uri}"
+        + (f" --label-column {args.label_column}" if args.label_column != "label" else ""),
+    ])  # fmt: skip
+
+
+def describe(classes: list[str]) -> str:
+    """Returns how many classes there are, and their names or the first ones."""
+    return f"{len(classes):,}: {', '.join(classes[:NAMED])}{', ...' if len(classes) > NAMED else ''}"
+
+
+def tell_left_out(left_out: list[tuple[str, str]], file: str | None) -> list[str]:
+    """Writes the files that give no row to --left-out; returns lines for the summary, with some of them."""
+    if file is not None:
+        try:
+            with open(file, "w", encoding="utf-8") as lines:
+                lines.writelines(f"{name}\t{why}\n" for name, why in left_out)
+        except OSError as error:
+            raise RefusedError(
+                f"--left-out {file} can't be written ({reason(error)}): nothing would tell what is missing; give "
+                "another file"
+            ) from error
+    if not left_out:
+        return []
+    counts = Counter(why for _, why in left_out)
+    told = [f"  left out   {len(left_out):,} files, {', '.join(f'{count:,} {why}' for why, count in counts.items())}:"]
+    told += [f"             {name}" for name, _ in left_out[:NAMED]]
+    rest = f"and {len(left_out) - NAMED:,} more" if len(left_out) > NAMED else ""
+    where = f"all of them are in {file}" if file is not None else "--left-out FILE lists all of them" if rest else ""
+    return [*told, f"             {'; '.join(filter(None, [rest, where]))}"] if rest or where else told
+
+
+def summary(dataset: lance.LanceDataset, uri: str, chosen: str, left_out: list[str]) -> str:
+    """Says what the dataset holds, what was left out and how to train on it."""
     classes = json.loads(dataset.schema.metadata[b"classes"])
     counts = {name: dataset.count_rows(f"split = '{name}'") for name in ("train", "val", "test")}
     splits = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
@@ -240,24 +414,24 @@ def summary(dataset: lance.LanceDataset, uri: str, chosen: str) -> str:
         f"wrote {uri}, version {dataset.version}",
         f"  rows       {sum(fragments):,}",
         f"  splits     {splits} ({chosen})",
-        f"  classes    {len(classes):,}: {', '.join(classes[:10])}{', ...' if len(classes) > 10 else ''}",
+        f"  classes    {describe(classes)}",
         f"  fragments  {len(fragments):,} of at most {max(fragments):,} rows",
         f"  bytes      {size:,}",
+        *left_out,
         f"use it: python jobs/train_images.py --data {uri}",
     ])  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> str:
     """Makes the dataset that the arguments describe; returns its summary."""
+    if args.source == "classes":
+        return add_classes(args)
     if not 0 <= args.val_fraction < 1:
         raise RefusedError(f"--val-fraction {args.val_fraction} is not in [0, 1): train would be empty; try 0.1")
     if args.rows_per_fragment < 1:
         raise RefusedError(f"--rows-per-fragment {args.rows_per_fragment} is below 1: it holds no row; try 8192")
-    if wrong := [pair for pair in args.storage_options if "=" not in pair]:
-        raise RefusedError(f"--storage-options {wrong[0]} has no =: it would not be used; write it as KEY=VALUE")
-    options = dict(pair.split("=", 1) for pair in args.storage_options)
-    # Every node writes, and a worker's current directory is not that of the driver.
-    uri = args.out if "://" in args.out else os.path.abspath(args.out)
+    options = parse_options(args.storage_options)
+    uri = locate(args.out)
     present = exists(uri, options)
     if present and not args.overwrite:
         raise RefusedError(
@@ -275,9 +449,10 @@ def run(args: argparse.Namespace) -> str:
         if args.source == "demo":
             source = read_digits()
         elif args.source == "imagefolder":
-            source = read_imagefolder(args.input)
+            source = read_imagefolder(args.input, args.classes)
         else:
-            source = read_huggingface(args.input, args.image_column, args.label_column)
+            source = read_huggingface(args.input, args.image_column, args.label_column, args.classes)
+        left_out = tell_left_out(source.left_out, getattr(args, "left_out", None))
         try:
             dataset = write(source, uri, "overwrite" if present else "create", options, args)
         except (ray.exceptions.RayError, OSError, ValueError) as error:
@@ -285,7 +460,20 @@ def run(args: argparse.Namespace) -> str:
                 f"making {args.out} failed ({reason(error)}): nothing was committed, an older version is as "
                 "it was; remove the cause and run it again"
             ) from error
-    return summary(dataset, uri, "the source's own" if source.has_splits else f"drawn with seed {args.seed}")
+    chosen = "the source's own" if source.has_splits else f"drawn with seed {args.seed}"
+    return summary(dataset, uri, chosen, left_out)
+
+
+def parse_options(pairs: list[str]) -> dict[str, str]:
+    """Returns what --storage-options says."""
+    if wrong := [pair for pair in pairs if "=" not in pair]:
+        raise RefusedError(f"--storage-options {wrong[0]} has no =: it would not be used; write it as KEY=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def locate(path: str) -> str:
+    """Makes a local path absolute: every node writes, and a worker's current directory is not that of the driver."""
+    return path if "://" in path else os.path.abspath(path)
 
 
 def exists(uri: str, options: dict[str, str]) -> bool:
@@ -306,6 +494,17 @@ def reason(error: BaseException) -> str:
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     # fmt: off
+    store = argparse.ArgumentParser(add_help=False)
+    store.add_argument("--storage-options", action="append", default=[], metavar="KEY=VALUE",
+        help="for the object store of the Lance dataset, as Lance names it; may be repeated")
+    names = argparse.ArgumentParser(add_help=False)
+    names.add_argument("--classes", metavar="FILE",
+        help="names of classes that have no numbers yet, one a line, in the order of their labels (default: sorted); "
+        "datasets that belong together need the same")
+    directory = argparse.ArgumentParser(add_help=False)
+    directory.add_argument("--input", required=True, metavar="DIR", help="where every node can read it")
+    directory.add_argument("--left-out", metavar="FILE",
+        help="write the names of all files that give no row, each with the reason (default: the summary names some)")
     common = argparse.ArgumentParser(add_help=False)
     add = common.add_argument
     add("--out", required=True, metavar="URI", help="the Lance dataset to make, where every node can write")
@@ -315,21 +514,25 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--val-fraction", type=float, default=0.1, metavar="F",
         help="where the source names no split but train, the part to call val (default: %(default)s)")
     add("--seed", type=int, default=0, help="of that choice, a hash of each image (default: %(default)s)")
-    add("--storage-options", action="append", default=[], metavar="KEY=VALUE",
-        help="for the object store of --out, as Lance names it; may be repeated")
     hub = argparse.ArgumentParser(add_help=False)
     hub.add_argument("--image-column", default="image", metavar="NAME", help="(default: %(default)s)")
     hub.add_argument("--label-column", default="label", metavar="NAME", help="(default: %(default)s)")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     sources = parser.add_subparsers(dest="source", required=True, metavar="SOURCE")
     for name, parents, text in (
-        ("demo", [], "scikit-learn's 1,797 handwritten digits; needs no network"),
-        ("imagefolder", [], "<class>/<image> or <split>/<class>/<image>, splits train, val(idation), test"),
-        ("huggingface", [hub], "train-*, validation-*, test-*.parquet of encoded images and integer labels"),
+        ("demo", [common], "scikit-learn's 1,797 handwritten digits; needs no network"),
+        ("imagefolder", [directory, common, names],
+         "<class>/<image> or <split>/<class>/<image>, splits train, val(idation), test"),
+        ("huggingface", [directory, common, names, hub],
+         "train-*, validation-*, test-*.parquet of encoded images, and of labels as integers or strings"),
+        ("classes", [names], "adds integer labels to a Lance dataset that has them as strings; copies nothing else"),
     ):
-        source = sources.add_parser(name, help=text, description=text, parents=[common, *parents])
-        if name != "demo":
-            source.add_argument("--input", required=True, metavar="DIR", help="where every node can read it")
+        source = sources.add_parser(name, help=text, description=text, parents=[*parents, store])
+        if name == "classes":
+            source.add_argument("--data", required=True, metavar="URI", help="the Lance dataset; it gets new versions")
+            source.add_argument("--string-column", required=True, metavar="NAME", help="class names")
+            source.add_argument("--label-column", default="label", metavar="NAME",
+                help="the column to add (default: %(default)s)")
     # fmt: on
     return parser.parse_args(argv)
 

@@ -7,10 +7,10 @@
 
 A run is its --storage-path and --run-name. The same command goes on at the very row where the newest checkpoint of
 the run was made, also with other --num-workers, --global-batch-size, --num-decoders or --epochs. A finished run says
-so and does nothing.
+so and does nothing. A run that goes on says where; one that is stopped by SIGINT or SIGTERM says how to go on.
 
 Exit status: 0 when the run is finished, 1 when training failed or missed --target-accuracy, 2 for input that cannot
-be used, after one message on stderr.
+be used, after one message on stderr; 130 and 143 when SIGINT and SIGTERM stopped it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,13 @@ import json
 import math
 import os
 import re
+import shlex
+import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import lance
@@ -123,6 +126,12 @@ def train_fn(config: dict[str, Any]) -> dict[str, Any]:
 
     steps, done, train_s = loader.steps_per_epoch(global_batch_size=size), 0, 0.0
     to_run = range(loader.epoch, epochs)
+    if saved is not None and to_run and rank == 0:
+        position = loader.state_dict()["position"]
+        at = (
+            f"epoch {loader.epoch + 1}/{epochs}, behind step {position // size}/{steps} (row {position:,} of its order)"
+        )
+        print(f"goes on from checkpoint {ray.train.get_checkpoint().path}: {at}", flush=True)
     bar = tqdm_ray.tqdm(total=steps * epochs, unit="step") if config["bar"] and rank == 0 and to_run else None
     for epoch in to_run:
         begin, title = time.perf_counter(), f"epoch {epoch + 1}/{epochs}"
@@ -208,9 +217,15 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
     val = rows(args.val_filter, train.version, crops[1], 0.0, order="sequential", remainder="ragged")
     kind = train.schema.field(args.label_column).type
     if not pa.types.is_integer(kind):
+        fix = "name a column of integers"
+        if kind in (pa.string(), pa.large_string()) or pa.types.is_dictionary(kind):
+            command = ["--data", args.data, "--string-column", args.label_column, "--label-column", "class_id"]
+            fix = (
+                "add a column of integers by `python jobs/create_dataset.py classes "
+                f"{shlex.join(command)}`, and train with --label-column class_id"
+            )
         raise raylance.DatasetError(
-            f"--label-column {args.label_column} is {kind}, but a classifier learns integers from 0 up; store labels "
-            "as such, as jobs/create_dataset.py does, or name another column"
+            f"--label-column {args.label_column} is {kind}, but a classifier learns integers from 0 up; {fix}"
         )
     if args.image_size is None:
         try:
@@ -258,7 +273,7 @@ def run(args: argparse.Namespace) -> int:
             f"--global-batch-size {args.global_batch_size} leaves some of --num-workers {args.num_workers} without a "
             "row; give a larger batch, or fewer workers"
         )
-    storage = locate(args.storage_path)
+    storage, name = place(args)
     if "://" not in storage:
         try:
             os.makedirs(storage, exist_ok=True)
@@ -266,18 +281,29 @@ def run(args: argparse.Namespace) -> int:
             raise raylance.ConfigError(f"--storage-path {storage} cannot be made ({error}); give another") from error
     plan = train.plan(args.global_batch_size, args.num_workers)
     print(f"{train!r}; {len(val):,} rows to validate, {classes:,} classes\n{plan}", flush=True)
-    if not ray.is_initialized():
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to start its daemons
-            ray.init()  # honours RAY_ADDRESS, which `ray job submit` sets
+    started_here = not ray.is_initialized() and start_ray()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        args.stopped_by = number
+        signal.raise_signal(signal.SIGINT)  # for which Ray Train has a way that stops the workers too
+
+    signal.signal(signal.SIGTERM, stop)  # after ray.init, which sets one of its own
     needs = {"CPU": 0 if args.num_decoders == "auto" else args.num_decoders * args.num_workers, "GPU": 0}
     needs["GPU" if args.use_gpu else "CPU"] += args.num_workers
     for what, there in ((what, ray.cluster_resources().get(what, 0)) for what in needs):
-        if there < needs[what]:
-            say(
-                f"the run needs {needs[what]} {what}s, the cluster has {there:g}: waiting for nodes to join; if none "
-                "will, stop this and give fewer --num-workers or --num-decoders"
+        if there >= needs[what]:
+            continue
+        fewer = "fewer --num-workers or --num-decoders"
+        if started_here:
+            raise raylance.ConfigError(
+                f"the run needs {needs[what]} {what}s, and the Ray that it started on this machine has {there:g}; no "
+                f"node will join that one: give {fewer}{', or no --use-gpu' if what == 'GPU' else ''}, or set "
+                "RAY_ADDRESS to the address of a cluster"
             )
+        say(
+            f"the run needs {needs[what]} {what}s, the cluster has {there:g}: waiting for nodes to join; if none will, "
+            f"stop this and give {fewer}"
+        )
     if __name__ != "__main__" and __name__ in sys.modules:
         ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a script
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it shows twice what workers print, bars too
@@ -290,7 +316,6 @@ def run(args: argparse.Namespace) -> int:
         "bar": sys.stderr.isatty() and not args.no_progress,  # a worker's own stderr is a file
         **{name: getattr(args, name) for name in ("epochs", "learning_rate", "weight_decay", "precision", "seed")},
     }
-    name = args.run_name or f"{os.path.basename(args.data.rstrip('/')).removesuffix('.lance')}-{args.model}"
     result = ray.train.torch.TorchTrainer(
         train_fn,
         train_loop_config=config,
@@ -307,6 +332,45 @@ def run(args: argparse.Namespace) -> int:
     if "refused" in result.return_value:
         raise raylance.StateError(f"run {name} in {storage} cannot go on: {result.return_value['refused']}")
     return summarise(args, name, result)
+
+
+def start_ray() -> bool:
+    """Joins the Ray of RAY_ADDRESS, which `ray job submit` sets, or of this machine; returns whether it started one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to start its daemons
+        if os.environ.get("RAY_ADDRESS", "local") in ("local", ""):
+            try:
+                ray.init(labels={})  # a Ray that is there already takes no labels, not even none
+                return True
+            except ValueError:
+                pass
+        try:
+            ray.init()
+        except ConnectionError as error:
+            raise raylance.ConfigError(
+                f"no Ray answers ({error}), so nothing can run: start it, give its RAY_ADDRESS, or set "
+                "RAY_ADDRESS=local for one of this machine alone"
+            ) from error
+        return False
+
+
+def close(args: argparse.Namespace) -> int:
+    """Says how a run that was stopped goes on; returns the exit status that shells give to the signal."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next one ends at once
+    storage, name = place(args)
+    last, goes_on = None, "no checkpoint was made, and the same command starts it anew"
+    try:
+        last = ray.train.Result.from_path(f"{storage.rstrip('/')}/{name}")
+    except RuntimeError:  # no such run, or none with a checkpoint
+        pass
+    except OSError as error:
+        goes_on = f"its checkpoints cannot be read now ({error}), and the same command goes on from the last one"
+    if last and last.checkpoint:
+        at = "epoch {epoch}, step {step}".format(**last.metrics)
+        goes_on = f"its last checkpoint is {last.checkpoint.path} ({at}), and the same command goes on from it"
+    by = signal.Signals(args.stopped_by)
+    say(f"run {name} was stopped by {by.name}; {goes_on}:\n{shlex.join(['python', *args.command])}")
+    return 128 + by
 
 
 def summarise(args: argparse.Namespace, name: str, result: ray.train.Result) -> int:
@@ -336,6 +400,12 @@ def reason(error: Exception) -> str:
     text = f"{type(cause).__name__}: {cause}"
     named = list(re.finditer(r"^[\w.]+(?:Error|Exception|Exit): ", text, re.MULTILINE))  # the last ends a traceback
     return text[named[-1].start() :].strip() if named else text
+
+
+def place(args: argparse.Namespace) -> tuple[str, str]:
+    """Returns where runs are kept, and the name of this one."""
+    made = f"{os.path.basename(args.data.rstrip('/')).removesuffix('.lance')}-{args.model}"
+    return locate(args.storage_path), args.run_name or made
 
 
 def locate(path: str) -> str:
@@ -421,7 +491,10 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         type=count, default=1000, metavar="N")
     add("--no-progress", "no progress bar; there is one on terminals only", action="store_true")
     # fmt: on
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.stopped_by = signal.SIGINT  # if anything stops the run
+    args.command = [sys.argv[0], *(sys.argv[1:] if argv is None else argv)]
+    return args
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -435,6 +508,8 @@ def main(argv: list[str] | None = None) -> int:
     except (ray.train.TrainingFailedError, ray.exceptions.RayError) as error:
         say(f"training failed: {reason(error)}")
         return 1
+    except (KeyboardInterrupt, SystemExit):  # the latter from Ray Train, once it has stopped the workers
+        return close(args)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,12 @@ def hub_table(numbers: range, *, names: list[str] | None = None, struct: bool = 
     return table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
 
 
+def with_names(table: pa.Table, kind: pa.DataType | None = None) -> pa.Table:
+    """Returns the table with the labels 0, 1, 2 as bee, ant, cat."""
+    names = pa.array([["bee", "ant", "cat"][label] for label in table["label"].to_pylist()])
+    return table.set_column(1, "label", names.cast(kind or pa.string()))
+
+
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
     """A tree of 30 images in three classes, without splits."""
@@ -186,6 +192,118 @@ def test_huggingface_of_plain_columns_without_splits_or_class_names(tmp_path):
     assert set(rows["split"].to_pylist()) == {"train", "val"}  # nothing but train is no split
 
 
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_huggingface_numbers_labels_that_are_strings(tmp_path, kind):
+    root = tmp_path / "in"
+    root.mkdir()
+    pq.write_table(with_names(hub_table(range(8)), kind), root / "train-0.parquet", row_group_size=3)
+    pq.write_table(with_names(hub_table(range(8, 9)), kind), root / "test-0.parquet")  # of the cats alone
+    dataset, rows, classes = make("huggingface", tmp_path / "out.lance", "--input", root)
+    assert classes == ["ant", "bee", "cat"]
+    assert dataset.schema.field("label").type == pa.int64()
+    assert [classes[label] for label in rows["label"].to_pylist()] == ["cat", *(["bee", "ant", "cat"] * 3)[:8]]
+
+
+@pytest.mark.parametrize("source", ["huggingface", "imagefolder"])
+def test_classes_come_in_the_order_of_a_file(photos, tmp_path, capsys, source):
+    root, out, file = photos, tmp_path / "out.lance", tmp_path / "classes.txt"
+    if source == "huggingface":
+        root = tmp_path / "in"
+        root.mkdir()
+        pq.write_table(with_names(hub_table(range(6))), root / "0.parquet")
+    file.write_text("cat\ndog\nant\nbee\n")
+    _, rows, classes = make(source, out, "--input", root, "--classes", file)
+    assert classes == ["cat", "dog", "ant", "bee"]  # dogs are in another dataset
+    assert set(rows["label"].to_pylist()) == {0, 2, 3}
+    capsys.readouterr()
+    for text, cause in (
+        ("cat\nbee", "lacks 1 of the classes found, such as ant"),
+        ("cat\nant\nbee\ncat", "has 4 lines with 3 names"),
+        ("", "has 0 lines"),
+    ):
+        file.write_text(text)
+        command = (source, "--out", tmp_path / "other.lance", "--input", root, "--classes", file)
+        assert cause in refusal(capsys, *command)
+    file.unlink()
+    assert "can't be read" in refusal(capsys, *command)
+
+
+def test_classes_of_labels_that_are_integers_are_not_reordered(tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "classes.txt").write_text("bee\nant\ncat\n")
+    pq.write_table(hub_table(range(6)), tmp_path / "in" / "0.parquet")
+    command = ("huggingface", "--out", tmp_path / "o.lance", "--input", tmp_path / "in")
+    assert "leave --classes out" in refusal(capsys, *command, "--classes", tmp_path / "classes.txt")
+
+
+def write_birds(path: Path, names: list[str | None]) -> str:
+    """Writes a dataset of images and names of species; returns its URI."""
+    images = pa.array([png(number) for number in range(len(names))], pa.binary())
+    lance.write_dataset(pa.table({"image": images, "species": pa.array(names, pa.string())}), path, max_rows_per_file=3)
+    return str(path)
+
+
+def test_strings_of_a_lance_dataset_get_integers_beside_them(tmp_path, capsys):
+    names = ["owl", "auk", "owl", "tit", "auk", "it's", "owl"]
+    uri = write_birds(tmp_path / "birds.lance", names)
+    assert job.main(["classes", "--data", uri, "--string-column", "species"]) == 0
+    dataset = lance.dataset(uri)
+    classes = json.loads(dataset.schema.metadata[b"classes"])
+    assert classes == ["auk", "it's", "owl", "tit"]
+    assert dataset.schema.field("label").type == pa.int64()
+    rows = dataset.to_table()
+    assert rows["species"].to_pylist() == names
+    assert [classes[label] for label in rows["label"].to_pylist()] == names
+    assert dataset.checkout_version(1).schema.names == ["image", "species"]
+    told = capsys.readouterr().out
+    assert f"added label to {uri}, version {dataset.version} (it was 1" in told
+    assert "classes    4: auk, it's, owl, tit" in told
+
+
+def test_strings_of_a_lance_dataset_without_clear_classes_are_refused(tmp_path, capsys):
+    uri = write_birds(tmp_path / "birds.lance", ["owl", None, "auk", None])
+    assert "can be opened at --data" in refusal(
+        capsys, "classes", "--data", tmp_path / "nowhere.lance", "--string-column", "species"
+    )
+    command = ("classes", "--data", uri, "--string-column")
+    assert "2 rows of --data" in refusal(capsys, *command, "species")
+    assert "lacks a column image of strings, it has image (binary)" in refusal(capsys, *command, "image")
+    said = refusal(capsys, *command, "species", "--label-column", "species")
+    assert "has a column species (string) already" in said
+    assert "--label-column" in said
+    assert lance.dataset(uri).version == 1
+    dataset = lance.dataset(write_birds(tmp_path / "named.lance", ["owl", "auk"]))
+    dataset.update_schema_metadata({"classes": json.dumps(["dog", "cat"])})
+    said = refusal(capsys, "classes", "--data", dataset.uri, "--string-column", "species")
+    assert "names its classes 2: dog, cat already, and species has 2: auk, owl" in said
+
+
+def test_files_that_give_no_row_are_named(photos, tmp_path, capsys):
+    plant(photos, ["ant/._0.png", ".cache/a.png"])
+    for number in range(12):
+        (photos / "bee" / f"{number:02}.txt").write_text("notes")
+    make("imagefolder", tmp_path / "out.lance", "--input", photos, "--left-out", tmp_path / "left.tsv")
+    told = capsys.readouterr().out
+    assert "left out   14 files, 2 hidden, 12 ends with none of .jpg" in told
+    assert "             .cache/a.png\n             ant/._0.png\n             bee/00.txt\n" in told
+    assert "bee/07.txt" in told
+    assert "bee/08.txt" not in told
+    assert f"and 4 more; all of them are in {tmp_path / 'left.tsv'}" in told
+    lines = (tmp_path / "left.tsv").read_text().splitlines()
+    assert lines[:2] == [".cache/a.png\thidden", "ant/._0.png\thidden"]
+    assert [line.split("\t")[0] for line in lines[2:]] == [f"bee/{number:02}.txt" for number in range(12)]
+    make("imagefolder", tmp_path / "again.lance", "--input", photos)
+    assert "and 4 more; --left-out FILE lists all of them" in capsys.readouterr().out
+
+
+def test_nothing_is_said_where_no_file_is_left_out(photos, tmp_path, capsys):
+    make("imagefolder", tmp_path / "out.lance", "--input", photos)
+    assert "left out" not in capsys.readouterr().out
+    command = ("imagefolder", "--out", tmp_path / "o.lance", "--input", photos, "--left-out", tmp_path / "no" / "where")
+    assert "can't be written" in refusal(capsys, *command)
+    assert not (tmp_path / "o.lance").exists()
+
+
 def test_existing_output_is_refused_or_given_a_version(photos, tmp_path, capsys):
     out = tmp_path / "out.lance"
     make("imagefolder", out, "--input", photos)
@@ -218,7 +336,7 @@ def test_bad_options_are_refused(tmp_path, capsys, options, cause, fix):
 @pytest.mark.parametrize(
     ("names", "cause", "fix"),
     [
-        (["ant/notes.txt"], ".png", "give the directory that holds them"),
+        (["ant/notes.txt"], "(1 left out, such as ant/notes.txt)", "give the directory that holds them"),
         (["1.png", "2.png"], "2 of 2 images lie in no class directory, such as 1.png", "<class>/<image>"),
         (["ant/1.png", "2.png"], "1 of 2 images lie in no class directory, such as 2.png", "<class>/<image>"),
         (["train/1.png", "test/2.png"], "2 of 2 images lie in no class directory", "<split>/<class>/<image>"),
@@ -264,7 +382,10 @@ def test_bad_parquet_is_refused(tmp_path, capsys):
     assert "lacks a column photo of encoded images or a column class of integers" in said
     assert "it has image (struct" in said
     assert "--image-column and --label-column" in said
-    assert "lacks a column" in message({"a.parquet": good.set_column(1, "label", [["a", "b", "c"] * 2])})
+    assert "lacks a column" in message({"a.parquet": good.set_column(1, "label", [[0.5] * 6])})
+
+    said = message({"train-0.parquet": hub_table(range(6)), "test-0.parquet": with_names(hub_table(range(3)))})
+    assert "labels are strings in test-0.parquet, integers in train-0.parquet" in said
 
     said = message({"train-0.parquet": good, "unsupervised-0.parquet": good})
     assert "unsupervised-0.parquet in --input" in said
@@ -300,6 +421,6 @@ def test_help_names_every_option(capsys, source):
         job.main([source, "--help"])
     shown = capsys.readouterr().out
     options = ["--out", "--overwrite", "--rows-per-fragment", "--val-fraction", "--seed", "--storage-options"]
-    options += [] if source == "demo" else ["--input"]
+    options += [] if source == "demo" else ["--input", "--left-out", "--classes"]
     options += ["--image-column", "--label-column"] if source == "huggingface" else []
     assert all(option in shown for option in options)

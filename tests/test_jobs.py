@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 import signal
 import socket
@@ -36,6 +38,30 @@ job = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(job)
 
 
+class Started(NamedTuple):
+    """A job that runs as a driver, in a process group of its own; stdout holds all its output."""
+
+    process: subprocess.Popen[str]
+
+    def read_to(self, text: str) -> str:
+        """Returns the next line that holds the text."""
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if text in line:
+                return line
+        raise AssertionError("".join(lines))
+
+    def end(self, number: signal.Signals) -> tuple[int, str]:
+        """Sends a signal, SIGINT to the whole group as terminals do; returns the exit status and the rest of stdout."""
+        if number == signal.SIGINT:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
+        rest, _ = self.process.communicate(timeout=120)
+        return self.process.returncode, rest
+
+
 class Head(NamedTuple):
     """A Ray head: its job server, and the environment of a driver beside it."""
 
@@ -49,6 +75,19 @@ class Head(NamedTuple):
     def python(self, *command: object) -> subprocess.CompletedProcess[str]:
         """Runs Python as a driver of this Ray."""
         return run([sys.executable, *command], self.env)
+
+    @contextlib.contextmanager
+    def start(self, *command: object) -> Iterator[Started]:
+        """Starts Python as a driver of this Ray; kills what is left of it."""
+        words = [sys.executable, *map(str, command)]
+        process = subprocess.Popen(
+            words, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        try:
+            yield Started(process)
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def run(command: list[object], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -219,6 +258,58 @@ def test_a_job_that_cannot_start_fails_with_the_message(head, digits):
     assert "Traceback" not in ran.stdout
 
 
+def test_a_run_that_is_stopped_says_how_to_go_on_and_then_where_it_does(head, make_run):
+    made = make_run("stopped")
+    command = [JOBS / "train_images.py", *made.options, "--epochs", 50]
+    with head.start(*command) as started:
+        started.read_to("epoch 2/50: ")
+        status, rest = started.end(signal.SIGINT)
+    assert status == 130, rest
+    assert "Traceback" not in rest
+    told = r"run stopped was stopped by (\w+); its last checkpoint is (\S+) \(epoch (\d+), step (\d+)\), and the same "
+    number, last, epoch, step = re.search(told, rest).groups()
+    assert number == "SIGINT"
+    assert f"\n{shlex.join(['python', *map(str, command)])}\n" in rest
+    with head.start(*command) as started:
+        line = started.read_to("goes on from checkpoint")
+        state = read_state(Path(last))
+        at = f"epoch {state['epoch'] + 1}/50, behind step {state['position'] // 64}/25 (row {state['position']:,} "
+        assert f"goes on from checkpoint {last}: {at}" in line
+        assert (int(epoch), int(step)) in {(state["epoch"], 25), (state["epoch"], state["position"] // 64)}
+        status, rest = started.end(signal.SIGTERM)
+    assert status == 143, rest
+    assert "Traceback" not in rest
+    assert re.search(told, rest)[1] == "SIGTERM"
+
+
+def test_a_cluster_that_may_grow_is_waited_for_until_the_run_is_stopped(head, make_run):
+    made = make_run("large")
+    with head.start(JOBS / "train_images.py", *made.options, "--num-workers", 16) as started:
+        assert "needs 16 CPUs, the cluster has 2: waiting for nodes" in started.read_to("train_images.py: ")
+        status, rest = started.end(signal.SIGINT)
+    assert status == 130, rest
+    assert "Traceback" not in rest
+    assert "run large was stopped by SIGINT; no checkpoint was made, and the same command starts it anew" in rest
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers", "fix"),
+    [
+        (["--num-workers", 1000], r"needs 1000 CPUs, .* has \d+;", "fewer --num-workers or --num-decoders, or set"),
+        (["--use-gpu"], r"needs 2 GPUs, .* has 0;", "or no --use-gpu, or set RAY_ADDRESS"),
+    ],
+)
+def test_a_ray_of_its_own_that_is_too_small_is_refused_at_once(digits, tmp_path, options, numbers, fix):
+    command = ["--data", digits, "--storage-path", tmp_path, "--global-batch-size", 1000, *options]
+    alone = clean_environment() | {"RAY_ADDRESS": "local", "CUDA_VISIBLE_DEVICES": ""}
+    ran = run([sys.executable, JOBS / "train_images.py", *command], alone)
+    assert ran.returncode == 2, ran.stdout + ran.stderr
+    told = next(line for line in ran.stderr.splitlines() if line.startswith("train_images.py: "))
+    assert re.search(numbers, told)
+    assert fix in told
+    assert "Traceback" not in ran.stderr
+
+
 @pytest.fixture(scope="module")
 def small(write_dataset: Callable[..., str]) -> str:
     """Thirty images of two sizes, the first ten of one; labels up to 4, which no metadata names."""
@@ -228,6 +319,7 @@ def small(write_dataset: Callable[..., str]) -> str:
         "label": pa.array([row % 5 for row in range(30)], pa.int64()),
         "split": pa.array(["val" if row % 3 == 0 else "train" for row in range(30)]),
         "size": pa.array([height for height, _ in sizes], pa.int64()),
+        "score": pa.array([0.5] * 30),
     }
     return write_dataset(pa.table(table))
 
@@ -241,6 +333,7 @@ def small(write_dataset: Callable[..., str]) -> str:
         (["--version", "7"], "has no version 7"),
         (["--image-column", "photo"], "no column 'photo'"),
         (["--label-column", "split"], "--label-column split is string"),
+        (["--label-column", "score"], "name a column of integers"),
         (["--image-column", "size"], "not binary"),
         (["--model", "no_such_model", "--image-size", "8"], "--model no_such_model"),
         (["--image-size", "1"], "images of 1x1"),
@@ -258,6 +351,21 @@ def test_input_that_cannot_be_used_is_refused_before_anything_starts(small, caps
     assert printed.err.startswith("train_images.py: ")
     assert message in printed.err
     assert printed.err.count("\n") == 1
+
+
+def test_string_labels_become_classes_by_the_command_that_the_refusal_names(small, write_dataset, capsys):
+    uri = write_dataset(job.lance.dataset(small).to_table())
+    assert job.main(["--data", uri, "--image-size", "8", "--label-column", "split"]) == 2
+    told = capsys.readouterr().err
+    command = shlex.split(re.search(r"`python (jobs/create_dataset.py classes .+)`", told)[1])
+    made = run([sys.executable, JOBS.parent / command[0], *command[1:]])
+    assert made.returncode == 0, made.stderr
+    named = re.search(r"and train with (--label-column \S+)", told)[1].split()
+    assert f"jobs/train_images.py --data {uri} {' '.join(named)}" in made.stdout
+    args = job.parse_args(["--data", uri, "--image-size", "8", *named])
+    train, _ = job.open_data(args)
+    assert job.count_classes(args, train) == 2
+    assert set(train.head(20)[args.label_column]) == {0}  # train comes before val
 
 
 @pytest.mark.parametrize(
