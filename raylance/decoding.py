@@ -87,7 +87,7 @@ class Decoding:
             column = pa.ExtensionArray.from_storage(image.arrow_type, flat)
             table = table.set_column(table.column_names.index(image.column), image.column, column)
         if self.transformed is not None and table.num_rows == 0:
-            table = self.transformed.empty_table()
+            table = pa.Table.from_batches([], schema=self.transformed)
         elif self.transform is not None:
             arrays = to_numpy(table.drop_columns([DRAW] if draws is not None else []), {})
             arrays[SEED] = self._keys(offsets, draws, epoch, "transform")
