@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from raylance import collate
 from raylance.catalog import make_order
-from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, ROW_OFFSET, SEED, VALID
-from raylance.decoding import Decoding, Transform
-from raylance.errors import BadRowError, ConfigError, DatasetError
-from raylance.images import Image, image_size
+from raylance.columns import COMPONENT, DRAW, OFFSET_MASK, ROW_OFFSET, SEED, VALID, dataset_names
+from raylance.decoding import Decoding, Transform, settle_size
+from raylance.errors import ConfigError, DatasetError
+from raylance.images import Image
 from raylance.loader import RankLoader
 from raylance.order import Order
 from raylance.packing import PackFeed, PackTokens, count_tokens
@@ -100,8 +100,14 @@ def dataset(
     probe = _probe(opened, names, selection)
     decoding, delivers = None, names
     if images or transform is not None:
-        settled = [_settle_size(image, probe) for image in images]
-        decoding = Decoding(images=settled, seed=seed, mask_bad_rows=on_bad_row == "mask", transform=transform)
+        settled = [settle_size(image, probe) for image in images]
+        decoding = Decoding(
+            images=settled,
+            seed=seed,
+            mask_bad_rows=on_bad_row == "mask",
+            transform=transform,
+            datasets=dataset_names(source.uri),
+        )
         made, _ = dataclasses.replace(decoding, mask_bad_rows=True, _buffers={}).apply(probe, 0)
         made = made.drop_columns([VALID])
         delivers = made.column_names
@@ -162,13 +168,9 @@ class Dataset(RankLoader):
         feed = self._feed
         offsets = feed.load_selection().offsets(np.arange(rows))
         table = feed.open_reader().read(offsets)
-        offsets = offsets & ((1 << COMPONENT_SHIFT) - 1)
-        table = table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets))
         if feed.decoding is not None:
-            fresh = dataclasses.replace(feed.decoding, mask_bad_rows=mask_bad_rows, _buffers={})
-            decoded, _ = fresh.apply(table, 0)
-            table = decoded.append_column(ROW_OFFSET, table[ROW_OFFSET])
-        return table.select([*feed.delivers, ROW_OFFSET])
+            table, _ = dataclasses.replace(feed.decoding, mask_bad_rows=mask_bad_rows, _buffers={}).apply(table, 0)
+        return table.select(feed.delivers).append_column(ROW_OFFSET, pa.array(offsets & OFFSET_MASK))
 
     def head(self, rows: int = 5) -> collate.NumpyBatch:
         """Reads the first selected rows in storage order, in this process; consumes nothing and needs no Ray.
@@ -309,28 +311,3 @@ def _probe(opened: lance.LanceDataset, columns: Sequence[str], selection: Select
     """Reads a few rows, spread over the selection: the measure of row sizes, and of what decodes."""
     rows = np.unique(np.linspace(0, selection.rows - 1, _PROBE_ROWS).astype(np.int64))
     return Reader(dataset=opened, columns=columns, row_bytes=1).read(selection.offsets(rows))
-
-
-def _settle_size(image: Image, probe: pa.Table) -> Image:
-    """Checks that a column holds images, and takes the size from them where none is given.
-
-    A damaged row among good ones is left to `on_bad_row`; a column of which no sampled row decodes is refused.
-    """
-    failures: list[Exception] = []
-    for row in range(probe.num_rows):
-        try:
-            encoded = probe[image.column][row].as_py()
-            if encoded is None:
-                raise ValueError("is null")
-            settled = image
-            if image.size is None:
-                size = image_size(encoded) if image.decode_fn is None else image.decode_fn(encoded).shape[:2]
-                settled = dataclasses.replace(image, size=(int(size[0]), int(size[1])), keeps_size=True)
-            Decoding(images=[settled], seed=0, mask_bad_rows=False).apply(probe.slice(row, 1), 0)
-            return settled
-        except (BadRowError, OSError, ValueError) as error:
-            failures.append(error)
-    raise DatasetError(
-        f"column {image.column!r} holds no images: of {len(failures)} rows sampled none decodes (the first says: "
-        f"{failures[0]}); nothing was started. Name a column of encoded images in decode=."
-    ) from failures[0]

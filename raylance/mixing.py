@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET
+from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
 from raylance.decoding import Decoding
 from raylance.errors import ConfigError
 from raylance.order import Facts, Order
@@ -222,7 +222,7 @@ class _MixReader:
         for index, reader in enumerate(self.readers):
             mine = offsets[which == index]
             if len(mine) or not len(offsets):
-                tables.append(reader.read(mine & ((1 << COMPONENT_SHIFT) - 1)))
+                tables.append(reader.read(mine & OFFSET_MASK))
         table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
         return table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets))
 

@@ -1,8 +1,10 @@
 """Owns `mix()`, which makes one handle of several; never reads, and never starts an actor."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
+from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.handle import Dataset
 from raylance.mixing import Component, MixFeed, MixOrder, quotas
@@ -73,6 +75,8 @@ def mix(
         parts=tuple(dataset._feed for dataset in datasets.values()),
         decoding=first._feed.decoding,
     )
+    if feed.decoding is not None:
+        feed = dataclasses.replace(feed, decoding=dataclasses.replace(feed.decoding, datasets=dataset_names(feed.uri)))
     selection = feed.load_selection()
     spec = Spec(
         filter={name: dataset._spec.filter for name, dataset in datasets.items()},

@@ -1,5 +1,6 @@
 """Owns the checks of Arrow tables becoming NumPy, torch and device batches."""
 
+import copy
 import datetime
 from collections import namedtuple
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 import raylance
 from raylance.collate import move, on_device, one_ahead, to_numpy, to_torch, torch_device
 from raylance.errors import ConfigError, DatasetError
+from tests.conftest import make_images
 
 TENSORS = pa.ExtensionArray.from_storage(
     pa.fixed_shape_tensor(pa.uint8(), (2, 2, 3)),
@@ -207,6 +209,68 @@ def test_every_number_of_a_batch_may_be_changed_in_place() -> None:
             assert batch[name].dtype == to_numpy(table, {})[name].dtype
         ruin(to_torch(make().drop_columns(["when"]), paddings={}, dtypes=None, images=frozenset({"image"})))
     np.testing.assert_array_equal(when.to_numpy().astype(int), [5, 6, 7])
+
+
+def transformed(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Changes everything it was given in place."""
+    made = {"pixels": batch["image"].copy(), "id": batch["id"].copy(), "vector": batch["vector"] + 1}
+    ruin(batch)
+    return made
+
+
+@pytest.mark.parametrize("decoders", [0, 1])
+@pytest.mark.usefixtures("ray_session")
+def test_what_a_consumer_changes_in_place_comes_back_in_no_other_batch(
+    write_dataset: Callable[..., str], decoders: int
+) -> None:
+    rows = 50
+    vector = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(1.0, 2 * rows + 1, dtype=np.float32)), 2)
+    uri = write_dataset(
+        pa.table(
+            {
+                "image": pa.array(make_images(rows), pa.binary()),
+                "id": pa.array(np.arange(1, rows + 1)),
+                "vector": vector,
+                "tokens": [[row, row] for row in range(1, rows + 1)],
+            }
+        )
+    )
+    # Padding repeats the epoch's first rows, weights repeat rows within a batch, and chunks serve several batches.
+    orders = ["sequential", raylance.Weighted(weights=np.r_[np.ones(45), np.full(5, 50)])]
+    for order, transform in [(orders[0], None), (orders[1], None), (orders[0], transformed)]:
+        dataset = raylance.dataset(
+            uri,
+            decode=raylance.Image("image", size=8),
+            order=order,
+            remainder="pad",
+            transform=transform,
+        )
+        with dataset.loader(num_decoders=decoders) as loader:
+
+            def look(change: bool, loader: raylance.RankLoader = loader) -> list[dict[str, Any]]:
+                seen = []
+
+                def collate(batch: dict[str, Any]) -> dict[str, Any]:
+                    seen.append(copy.deepcopy(batch))
+                    ruin(batch if change else {})
+                    return batch
+
+                loader.set_epoch(0)
+                for batch in loader.iter_batches(global_batch_size=8, with_row_offset=True):
+                    collate(batch)
+                for batch in loader.iter_torch_batches(global_batch_size=8, with_row_offset=True, collate_fn=collate):
+                    ruin(batch if change else {})
+                for batch in loader.iter_torch_batches(global_batch_size=8, with_row_offset=True):
+                    collate(batch)
+                assert loader.epoch == 3
+                assert loader.stats()["epoch_certificate"]["epoch"] == 2
+                return seen
+
+            for untouched, changed in zip(look(False), look(True), strict=True):
+                assert list(untouched) == list(changed)
+                for name, values in untouched.items():
+                    for one, other in zip(values, changed[name], strict=True):
+                        np.testing.assert_array_equal(one, other)
 
 
 Pair = namedtuple("Pair", "left right")
