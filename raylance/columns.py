@@ -48,8 +48,3 @@ def tell_rows(offsets: npt.NDArray[np.int64], datasets: tuple[str, ...]) -> str:
         rows = f"row offset {low}" if low == high else f"row offsets between {low} and {high}"
         told.append(rows + "".join(f" of {name}" for name in datasets[component:][:1]))
     return ", ".join(told)
-
-
-def not_null(column: str) -> str:
-    """The argument that leaves out rows without a value in a column, as errors spell it."""
-    return f"filter={f'`{column}` IS NOT NULL'!r}"
