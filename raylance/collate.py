@@ -4,6 +4,7 @@ Numbers come out as views of the received memory wherever the data lies in one p
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -46,9 +47,10 @@ def to_numpy(table: pa.Table, lists: Lists = AS_LISTS) -> NumpyBatch:
         lists: What becomes of columns of lists.
 
     Returns:
-        By column: numbers (n,), fixed-size lists and lists of one length (n, k), fixed-shape tensors (n, …), padded
-        lists (n, longest); strings, binary, other lists and structs as object arrays (n,). Numbers may be read-only
-        views.
+        By column: numbers (n,), fixed-size lists and lists of one length (n, k), fixed-shape tensors (n, …) with their
+        axes in logical order, padded lists (n, longest); strings, binary, other lists and structs as object arrays
+        (n,). All of them can be changed in place: numbers are views of the table's memory where it lies in one piece,
+        so that the table must have no other reader.
 
     Raises:
         DatasetError: If a column of numbers has nulls, or a list has another length than all are said to have.
@@ -76,13 +78,11 @@ def to_torch(
     batch: dict[str, Any] = {}
     for name, array in to_numpy(table, lists).items():
         if array.dtype == object:
+            for value in array:
+                _refuse_dates(name, table[name].type, value)
             batch[name] = [torch.tensor(value) if isinstance(value, np.ndarray) else value for value in array]
             continue
-        if array.dtype.kind in "mM":
-            raise DatasetError(
-                f"column {name!r} is {table[name].type}, for which torch has no type; the batch stops here. Leave it "
-                'out of columns=, or iterate with iter_batches(batch_format="numpy").'
-            )
+        _refuse_dates(name, table[name].type, array)
         tensor = torch.utils.dlpack.from_dlpack(array)
         if name in images and tensor.ndim == 4:
             tensor = tensor.permute(0, 3, 1, 2)
@@ -90,10 +90,20 @@ def to_torch(
     return batch
 
 
+def _refuse_dates(name: str, kind: pa.DataType, value: Any) -> None:
+    """Refuses arrays of dates, times and decimals, for which torch has no type."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "mMO":
+        raise DatasetError(
+            f"column {name!r} is {kind}, for which torch has no type; the batch stops here. Leave it out of columns=, "
+            'or iterate with iter_batches(batch_format="numpy").'
+        )
+
+
 def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists) -> npt.NDArray[Any]:
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _numpy_column(name, pa.chunked_array([c.dictionary_decode() for c in column.chunks]), lists)
+        decoded = [chunk.dictionary_decode() for chunk in column.chunks]
+        return _numpy_column(name, pa.chunked_array(decoded, kind.value_type), lists)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         padding = lists.paddings.get(name)
         if padding is not None or name in lists.lengths:
@@ -101,35 +111,47 @@ def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists) -> npt.NDArr
         if not pa.types.is_primitive(kind.value_type):
             return _objects(column.to_pylist())
         _refuse_nulls(name, column.combine_chunks().flatten())
-        return _objects([value.values.to_numpy(zero_copy_only=False) if value.is_valid else None for value in column])
-    shape, leaf = _dense_shape(kind)
+        return _objects([_writable(value.values) if value.is_valid else None for value in column])
+    shape, axes, leaf = _layout(kind)
     if leaf is None:
         return _objects(column.to_pylist())
-    if not column.num_chunks:
-        return np.empty((0, *shape), dtype=leaf.to_pandas_dtype())
-    arrays = []
+    arrays = [] if column.num_chunks else [_writable(pa.array([], leaf)).reshape(0, *shape)]
     for chunk in column.chunks:
         flat: pa.Array = chunk
         _refuse_nulls(name, flat)
         while not pa.types.is_primitive(flat.type):
             flat = flat.storage if isinstance(flat.type, pa.ExtensionType | pa.BaseExtensionType) else flat.flatten()
             _refuse_nulls(name, flat)
-        values = flat.to_numpy(zero_copy_only=False)
-        arrays.append(values.reshape(len(chunk), *shape))  # (rows of the chunk, *shape)
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        arrays.append(_writable(flat).reshape(len(chunk), *shape))  # (rows of the chunk, *shape)
+    stored = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return stored.transpose(0, *(axis + 1 for axis in axes))
 
 
-def _dense_shape(kind: pa.DataType) -> tuple[tuple[int, ...], pa.DataType | None]:
-    """Shape of one value and the type of its numbers; no type for what is not dense numbers."""
+def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.DataType | None]:
+    """Shape of one value as it is stored, its axes in logical order, and the type of its numbers.
+
+    The type is None for what is not dense numbers.
+    """
     if isinstance(kind, pa.FixedShapeTensorType):
-        return tuple(kind.shape), kind.value_type
+        axes = range(len(kind.shape)) if kind.permutation is None else kind.permutation
+        return tuple(kind.shape), tuple(axes), kind.value_type
     if isinstance(kind, pa.BaseExtensionType):
-        return _dense_shape(kind.storage_type)
+        return _layout(kind.storage_type)
     if pa.types.is_fixed_size_list(kind):
-        inner, leaf = _dense_shape(kind.value_type)
-        return (kind.list_size, *inner), leaf
+        shape, inner, leaf = _layout(kind.value_type)
+        return (kind.list_size, *shape), (0, *(axis + 1 for axis in inner)), leaf
     dense = pa.types.is_primitive(kind) and not pa.types.is_decimal(kind)
-    return (), kind if dense else None
+    return (), (), kind if dense else None
+
+
+def _writable(flat: pa.Array) -> npt.NDArray[Any]:
+    """Numbers as an array that may be changed in place, without a copy where Arrow needs none."""
+    array: npt.NDArray[Any] = flat.to_numpy(zero_copy_only=False)
+    if array.flags.writeable or array.dtype == object:
+        return array
+    # Arrow lends read-only views only. DLPack passes the same memory on without that mark; it knows no dates.
+    plain = array.view(np.int64) if array.dtype.kind in "mM" else array
+    return torch.utils.dlpack.from_dlpack(plain).numpy().view(array.dtype)
 
 
 def _refuse_nulls(name: str, array: pa.Array) -> None:
@@ -158,7 +180,7 @@ def _padded(name: str, column: pa.ChunkedArray, value: int | float | None, lengt
                 f"have {length}: a batch of both is no tensor. Pad them, pad_lists={{{name!r}: 0}}, or take them as "
                 f"lists, pad_lists={{{name!r}: None}}."
             )
-        return np.asarray(flat.to_numpy(zero_copy_only=False).reshape(len(lists), length))
+        return _writable(flat).reshape(len(lists), length)
     out = np.full((len(lists), lengths.max(initial=0)), value, dtype=flat.type.to_pandas_dtype())
     out[np.arange(out.shape[1])[None, :] < lengths[:, None]] = flat.to_numpy(zero_copy_only=False)
     return out
@@ -184,7 +206,7 @@ def list_lengths(table: pa.Table) -> dict[str, int | None]:
 
 def row_bytes(kind: pa.DataType) -> int | None:
     """Bytes of one value of a dense column, or None where values vary in size."""
-    shape, leaf = _dense_shape(kind)
+    shape, _, leaf = _layout(kind)
     return None if leaf is None else max(1, math.prod(shape) * leaf.bit_width // 8)
 
 
@@ -232,17 +254,33 @@ def on_device(batches: Iterator[tuple[Any, T]], device: torch.device, pin_memory
             yield move(batch, lambda t: t.pin_memory() if pin_memory else t.to(device)), tag
         return
     stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    ahead: tuple[Any, T, torch.cuda.Event] | None = None
-    for batch, tag in batches:
-        with torch.cuda.stream(stream):
-            sent = move(batch, lambda t: t.pin_memory().to(device, non_blocking=True))
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(stream)
-        if ahead is not None:
-            yield _arrived(*ahead)
-        ahead = (sent, tag, done)
-    if ahead is not None:
-        yield _arrived(*ahead)
+
+    def send() -> Iterator[tuple[Any, T, torch.cuda.Event]]:
+        for batch, tag in batches:
+            with torch.cuda.stream(stream):
+                sent = move(batch, lambda t: t.pin_memory().to(device, non_blocking=True))
+                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                done.record(stream)
+            yield sent, tag, done
+
+    for sent, tag, done in one_ahead(send()):
+        yield _arrived(sent, tag, done)
+
+
+def one_ahead(items: Iterator[T]) -> Iterator[T]:
+    """Takes the next item before it hands one out; an error of the next one waits until that is done."""
+    held = list(itertools.islice(items, 1))
+    while held:
+        following: list[T] = []
+        error: Exception | None = None
+        try:
+            following = list(itertools.islice(items, 1))
+        except Exception as raised:  # of whatever kind: the item before it is good
+            error = raised
+        yield held[0]
+        if error is not None:
+            raise error
+        held = following
 
 
 def _arrived(batch: Any, tag: T, done: "torch.cuda.Event") -> tuple[Any, T]:

@@ -1,4 +1,10 @@
-"""Owns the names of the columns that raylance adds to batches; nothing else."""
+"""Owns the names of the columns that raylance adds to batches, and how errors name rows; nothing else."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 ROW_OFFSET = "_rowoffset"
 """Offset of the row in the pinned dataset version, int64: what `dataset.take([offset])` reads."""
@@ -17,3 +23,28 @@ COMPONENT = "_component"
 
 COMPONENT_SHIFT = 48
 """In a mixture, offsets on their way carry the component in the bits from this one on."""
+
+OFFSET_MASK = (1 << COMPONENT_SHIFT) - 1
+"""The bits of such an offset that are the row's own, in its dataset."""
+
+
+def dataset_names(uri: Any) -> tuple[str, ...]:
+    """What errors call the datasets of a feed, by component, from its URI, or from its URIs by component."""
+    return tuple(f"{name} ({at})" for name, at in uri.items()) if isinstance(uri, Mapping) else (str(uri),)
+
+
+def tell_rows(offsets: npt.NDArray[np.int64], datasets: tuple[str, ...]) -> str:
+    """Says which rows these are, for an error: the range of offsets in each dataset that they are from.
+
+    Args:
+        offsets: Row offsets as they travel, component bits included; at least one.
+        datasets: Names of the datasets, by component.
+    """
+    which = offsets >> COMPONENT_SHIFT
+    told = []
+    for component in np.unique(which):
+        own = offsets[which == component] & OFFSET_MASK
+        low, high = own.min(), own.max()
+        rows = f"row offset {low}" if low == high else f"row offsets between {low} and {high}"
+        told.append(rows + "".join(f" of {name}" for name in datasets[component:][:1]))
+    return ", ".join(told)

@@ -14,9 +14,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raylance.collate import NumpyBatch, to_numpy
-from raylance.columns import DRAW, ROW_OFFSET, SEED, VALID
-from raylance.errors import BadRowError, ConfigError
-from raylance.images import DRAWS, Image, Pixels
+from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, SEED, VALID, tell_rows
+from raylance.errors import BadRowError, ConfigError, DatasetError
+from raylance.images import DRAWS, Image, Pixels, image_size
 from raylance.metrics import Receipt
 from raylance.permutation import BoolArray, Int64Array, UInt64Array, derive_key, mix64, subkeys, uniform
 
@@ -33,9 +33,12 @@ class Decoding:
         mask_bad_rows: Whether a row that cannot be decoded becomes zeros with `_valid` False, instead of an error.
         transform: The user's function, or None. It gets a dict of arrays by column, as `iter_batches` gives them, with
             `_rowoffset` (int64) and `_seed` (uint64, of the row, the epoch and the seed: for `numpy.random.default_rng`
-            or `torch.Generator`), and returns such a dict with as many rows. It sees pieces of batches, so what it does
-            to a row must not depend on the others.
-        transformed: Schema of what the transform returns: it is never called for a step in which a rank has no row.
+            or `torch.Generator`), which it may change in place, and returns such a dict with as many rows; a pyarrow
+            array says what type a column is. It sees pieces of batches, so what it does to a row must not depend on
+            the others.
+        transformed: Schema of what the transform returned at the opening, which every piece is cast to; it is never
+            called for a step in which a rank has no row.
+        datasets: What errors call the dataset; in a mixture, the datasets by component.
     """
 
     images: Sequence[Image]
@@ -43,6 +46,7 @@ class Decoding:
     mask_bad_rows: bool
     transform: Transform | None = None
     transformed: pa.Schema | None = None
+    datasets: tuple[str, ...] = ()
     _buffers: dict[str, Pixels] = dataclasses.field(default_factory=dict)
 
     @property
@@ -71,7 +75,8 @@ class Decoding:
 
         Raises:
             BadRowError: For the first row that cannot be decoded, unless bad rows are masked.
-            ConfigError: If the transform returns something else than arrays with as many rows.
+            ConfigError: If the transform returns something else than arrays with as many rows, of the types that the
+                opening found, or if an image is of another size than the first and none was asked for.
         """
         begin = time.perf_counter()
         offsets = table[ROW_OFFSET].to_numpy()
@@ -87,12 +92,13 @@ class Decoding:
             column = pa.ExtensionArray.from_storage(image.arrow_type, flat)
             table = table.set_column(table.column_names.index(image.column), image.column, column)
         if self.transformed is not None and table.num_rows == 0:
-            table = self.transformed.empty_table()
+            table = pa.Table.from_batches([], schema=self.transformed)
         elif self.transform is not None:
             arrays = to_numpy(table.drop_columns([DRAW] if draws is not None else []))
+            arrays[ROW_OFFSET] = offsets & OFFSET_MASK  # the row's own, and memory of its own
             arrays[SEED] = self._keys(offsets, draws, epoch, "transform")
-            table = _checked_table(self.transform(arrays), table.num_rows)
-        hidden = [name for name in (ROW_OFFSET, DRAW, SEED) if name in table.column_names]
+            table = self._checked_table(self.transform(arrays), offsets, table.schema)
+        hidden = [name for name in (ROW_OFFSET, DRAW) if name in table.column_names]
         done = table.drop_columns(hidden).append_column(VALID, pa.array(valid))
         seconds = time.perf_counter() - begin
         return done, Receipt(nbytes=done.nbytes, decode_s=seconds, masked_rows=int((~valid).sum()))
@@ -121,10 +127,14 @@ class Decoding:
                 if value is None:
                     raise ValueError("is null")
                 image.decode_into(value, draws[row], out[row])
+            except ConfigError as error:  # a good image, which the settings have no place for
+                rows = tell_rows(offsets[row : row + 1], self.datasets)
+                raise ConfigError(f"column {image.column!r} of {rows} {error}") from error
             except Exception as error:  # whatever a codec raises on damaged bytes, it is this row that is bad
                 if not self.mask_bad_rows:
-                    reason = f"{type(error).__name__}: {error}"
-                    raise BadRowError(image.column, int(offsets[row]), reason) from error
+                    reason, offset = f"{type(error).__name__}: {error}", int(offsets[row])
+                    dataset = next(iter(self.datasets[offset >> COMPONENT_SHIFT :]), None)
+                    raise BadRowError(image.column, offset & OFFSET_MASK, reason, dataset) from error
                 out[row] = 0
                 valid[row] = False
 
@@ -136,23 +146,116 @@ class Decoding:
             self._buffers[image.column] = buffer = np.empty((rows, *image.shape), dtype=np.uint8)
         return buffer[:rows]
 
-
-def _checked_table(made: Any, rows: int) -> pa.Table:
-    """What a transform returned, as a table."""
-    if not isinstance(made, dict) or not made:
-        raise ConfigError(f"transform returned {type(made).__name__}: it must return a dict of arrays by column.")
-    columns: dict[str, Any] = {}
-    for name, values in made.items():
-        if len(values) != rows:
+    def _checked_table(self, made: Any, offsets: Int64Array, given: pa.Schema) -> pa.Table:
+        """What the transform made of some rows, as a table of the schema found at the opening, or there of its own."""
+        if not isinstance(made, dict) or not made:
+            raise ConfigError(f"transform returned {type(made).__name__}: it must return a dict of arrays by column.")
+        made = {name: values for name, values in made.items() if name not in (ROW_OFFSET, SEED)}
+        added = sorted({COMPONENT, DRAW, VALID} & set(made))
+        if added or not made:
             raise ConfigError(
-                f"transform returned {len(values)} rows in {name!r} for {rows} rows: rows lost or added here would "
-                "make ranks uneven. Return one for each; filter rows with filter= instead."
+                f"transform returned {', '.join(added) or 'no column of its own'}: {VALID}, {COMPONENT} and {DRAW} are "
+                f"columns that raylance adds, {ROW_OFFSET} and {SEED} are left out of what it returns. Return columns "
+                "under names of their own."
             )
-        columns[name] = _arrow(values)
-    return pa.table(columns)
+        names = list(made) if self.transformed is None else self.transformed.names
+        if set(names) != set(made):
+            raise ConfigError(
+                f"transform returned the columns {', '.join(made)} for {tell_rows(offsets, self.datasets)}, at "
+                f"the opening it returned {', '.join(names)}; the epoch stops here, because pieces of a step would not "
+                "fit together. Return the same columns always."
+            )
+        return pa.table({name: self._checked_column(name, made[name], offsets, given) for name in names})
+
+    def _checked_column(self, name: str, values: Any, offsets: Int64Array, given: pa.Schema) -> pa.Array:
+        rows = _length(values)
+        if rows != len(offsets):
+            what = type(values).__name__ if rows is None else f"{rows} rows"
+            raise ConfigError(
+                f"transform returned {what} in {name!r} for {len(offsets)} rows: rows lost or added here would make "
+                "ranks uneven. Return one for each; filter rows with filter= instead."
+            )
+        kind = None if self.transformed is None else self.transformed.field(name).type
+        found = type(values).__name__
+        try:
+            array = _arrow(values)
+            found = str(array.type)
+            if kind is None and _is_untold(array.type):
+                kind = given.field(name).type if name in given.names else None
+                if kind is None or _is_untold(kind):
+                    raise ConfigError(
+                        f"transform returned only None or empty lists in {name!r} for the {rows} rows tried at the "
+                        f"opening, which does not tell its type ({found}), and later pieces could be of any; nothing "
+                        "was started. Return a pyarrow array, which says it: pa.array(values, pa.string()), say."
+                    )
+            return array if kind is None else _cast(array, kind)
+        except (pa.ArrowException, TypeError) as error:
+            raise ConfigError(
+                f"transform returned {found} in column {name!r} for {tell_rows(offsets, self.datasets)}, which "
+                f"cannot become {'one Arrow type' if kind is None else f'{kind}, as at the opening'} ({error}); it "
+                "stops here, because pieces of a step must be of one type. Return the same type always: "
+                "values.astype(…), or a pyarrow array such as pa.array(values, pa.string())."
+            ) from error
+
+
+def settle_size(image: Image, probe: pa.Table) -> Image:
+    """Checks that a column holds images, and takes the size from them where none is given.
+
+    A damaged row among good ones is left to `on_bad_row`; a column of which no sampled row decodes is refused.
+
+    Args:
+        image: How they are decoded.
+        probe: A few rows, with `_rowoffset`.
+
+    Raises:
+        DatasetError: If none of the rows decodes.
+    """
+    failures: list[Exception] = []
+    for row in range(probe.num_rows):
+        try:
+            encoded = probe[image.column][row].as_py()
+            if encoded is None:
+                raise ValueError("is null")
+            settled = image
+            if image.size is None:
+                size = image_size(encoded) if image.decode_fn is None else image.decode_fn(encoded).shape[:2]
+                settled = dataclasses.replace(image, size=(int(size[0]), int(size[1])), keeps_size=True)
+            Decoding(images=[settled], seed=0, mask_bad_rows=False).apply(probe.slice(row, 1), 0)
+            return settled
+        except Exception as error:  # whatever a codec raises on damaged bytes; another row may be good
+            failures.append(error)
+    raise DatasetError(
+        f"column {image.column!r} holds no images: of {len(failures)} rows sampled none decodes (the first says: "
+        f"{failures[0]}); nothing was started. Name a column of encoded images in decode=."
+    ) from failures[0]
+
+
+def _length(values: Any) -> int | None:
+    """Rows of a column, or None for what is no column."""
+    try:
+        return None if isinstance(values, str | bytes) else len(values)
+    except TypeError:
+        return None
+
+
+def _is_untold(kind: pa.DataType) -> bool:
+    """Whether a type was inferred from nothing but None or empty lists, in it or somewhere inside."""
+    return pa.types.is_null(kind) or any(_is_untold(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """An array as another type, where no value is lost; tensors of one shape by their numbers."""
+    if array.type == kind:
+        return array
+    tensors = isinstance(kind, pa.FixedShapeTensorType) and isinstance(array.type, pa.FixedShapeTensorType)
+    if tensors and (array.type.shape, array.type.permutation) == (kind.shape, kind.permutation):
+        return pa.ExtensionArray.from_storage(kind, array.storage.cast(kind.storage_type))
+    return array.cast(kind)
 
 
 def _arrow(values: Any) -> pa.Array:
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
     array: npt.NDArray[Any] = np.asarray(values) if not isinstance(values, list) else np.array(values, dtype=object)
     if array.dtype == object or array.dtype.kind in "US":
         return pa.array(array.tolist())

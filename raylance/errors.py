@@ -41,19 +41,22 @@ class BadRowError(RaylanceError):
         column: Name of the column.
         row_offset: Offset of the row in the pinned dataset version, as `dataset.take([row_offset])` reads it.
         reason: What the decoder said.
+        dataset: URI of the dataset, in a mixture "name (URI)"; None where it is not known.
     """
 
-    def __init__(self, column: str, row_offset: int, reason: str) -> None:
+    def __init__(self, column: str, row_offset: int, reason: str, dataset: str | None = None) -> None:
         super().__init__(column, row_offset, reason)
         self.column = column
         self.row_offset = row_offset
         self.reason = reason
+        self.dataset = dataset
 
     def __str__(self) -> str:
+        where = "" if self.dataset is None else f" of {self.dataset}"
         return (
-            f"column {self.column!r} of row offset {self.row_offset} cannot be decoded ({self.reason}); the epoch "
-            f'stops here so that no row is lost in silence. Repair the row, or set on_bad_row="mask" to get a zero '
-            "image with _valid False in its place."
+            f"column {self.column!r} of row offset {self.row_offset}{where} cannot be decoded ({self.reason}); the "
+            "epoch stops here so that no row is lost in silence. Repair the row, or set "
+            'on_bad_row="mask" to get a zero image with _valid False in its place.'
         )
 
 

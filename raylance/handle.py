@@ -13,7 +13,7 @@ import pyarrow as pa
 from raylance import collate, worker
 from raylance.arguments import check_integer, refuse_unknown
 from raylance.batches import Batches
-from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET
+from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
 from raylance.errors import ConfigError, DatasetError
 from raylance.loader import RankLoader
 from raylance.permutation import Int64Array
@@ -151,10 +151,8 @@ class Dataset(TrainData):
             raise DatasetError(f"{feed.uri!r}, version {feed.version}, cannot give these rows: {error}") from error
         if feed.decoding is not None:
             masks = self._spec.masks_bad_rows if mask_bad_rows is None else mask_bad_rows
-            decoded, _ = dataclasses.replace(feed.decoding, mask_bad_rows=masks, _buffers={}).apply(table, 0)
-            table = decoded
-        own = offsets & ((1 << COMPONENT_SHIFT) - 1)
-        return table.select(feed.delivers).append_column(ROW_OFFSET, pa.array(own))
+            table, _ = dataclasses.replace(feed.decoding, mask_bad_rows=masks, _buffers={}).apply(table, 0)
+        return table.select(feed.delivers).append_column(ROW_OFFSET, pa.array(offsets & OFFSET_MASK))
 
     def plan(self, global_batch_size: int = 256, world_size: int = 1) -> PlanSummary:
         """Plans an epoch without reading anything.

@@ -12,7 +12,7 @@ import dataclasses
 import io
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -87,13 +87,16 @@ class RandomResizedCrop:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        for name, (low, high) in (("scale", self.scale), ("ratio", self.ratio)):
-            if not 0 < low <= high or (name == "scale" and high > 1):
-                limit = "0 < low <= high <= 1" if name == "scale" else "0 < low <= high"
+        # No image is a million times as wide as high, and numbers far beyond that are none to calculate with.
+        for name, (low, high), least, most in (("scale", self.scale, 0.0, 1.0), ("ratio", self.ratio, 1e-6, 1e6)):
+            if not (0 < low <= high <= most and least <= low):
+                limit = "0 < low <= high <= 1" if name == "scale" else "1e-6 <= low <= high <= 1e6"
                 raise ConfigError(f"RandomResizedCrop({name}={(low, high)}): {limit} must hold.")
 
     def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
-        """See `Crop.box`. Ten attempts of four draws; then the largest centred box within the ratios."""
+        """See `Crop.box`. Ten attempts of four draws; then the largest centred box within the ratios, a pixel wide or
+        high where that is less.
+        """
         (low, high), (narrow, wide) = self.scale, (math.log(r) for r in self.ratio)
         for area_u, ratio_u, left_u, top_u in draws.reshape(_CROP_ATTEMPTS, 4):
             area = width * height * (low + (high - low) * area_u)
@@ -104,6 +107,7 @@ class RandomResizedCrop:
                 return left, top, cut_width, cut_height
         ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
         cut_width, cut_height = min(width, round(height * ratio)), min(height, round(width / ratio))
+        cut_width, cut_height = max(1, cut_width), max(1, cut_height)
         return (width - cut_width) // 2, (height - cut_height) // 2, cut_width, cut_height
 
 
@@ -111,7 +115,10 @@ class RandomResizedCrop:
 class Image:
     """How an encoded column (JPEG, PNG, WebP, …) becomes uint8 (N, H, W, 3).
 
-    Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and EXIF rotation is applied.
+    Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and EXIF rotation is applied. Grey of 32 bits,
+    integers or floats, says nowhere which value is white: it is the least of 1 (floats alone), 255 and 65,535 that no
+    pixel exceeds. Where a pixel exceeds them all, or is negative, the image's own least value becomes black and its
+    greatest white; what is not finite is black. Where that would differ from image to image, scale in `decode_fn`.
 
     Attributes:
         column: Column of encoded images, binary.
@@ -131,10 +138,8 @@ class Image:
     keeps_size: bool = dataclasses.field(default=False, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.size, int):
-            object.__setattr__(self, "size", (self.size, self.size))
-        if isinstance(self.size, tuple) and (len(self.size) != 2 or min(self.size) < 1):
-            raise ConfigError(f"Image({self.column!r}, size={self.size}): must be (height, width), both at least 1.")
+        if self.size is not None:
+            object.__setattr__(self, "size", _whole_size(self.column, self.size))
         if not 0 <= self.hflip <= 1:
             raise ConfigError(f"Image({self.column!r}, hflip={self.hflip}): a probability lies in [0, 1].")
         if self.size is None and self.augment is not None:
@@ -161,12 +166,14 @@ class Image:
             out: Where the pixels go, uint8 (H, W, 3).
 
         Raises:
-            ValueError, OSError, …: Whatever Pillow raises for data that is no image, or an image of another size than
-                `out` when the size is kept.
+            ConfigError: For an image of another size than `out` when the size is kept.
+            ValueError, OSError, …: Whatever Pillow raises for data that is no image.
         """
         flip = self.hflip > draws[_BOX_DRAWS]
         if self.decode_fn is not None:
             pixels = self.decode_fn(bytes(encoded))
+            if pixels.dtype == np.uint8 and pixels.shape[2:] == out.shape[2:]:
+                self._check_kept_size(pixels, out)
             if pixels.shape != out.shape or pixels.dtype != np.uint8:
                 raise ValueError(f"decode_fn gave {pixels.dtype} {pixels.shape}, expected uint8 {out.shape}")
             out[:] = pixels[:, ::-1] if flip else pixels
@@ -179,13 +186,33 @@ class Image:
             )
             rgbx = rgbx[top : top + cut_height, left : left + cut_width]
         if rgbx.shape[:2] != (height, width):
-            if self.keeps_size:
-                raise ValueError(f"is {rgbx.shape[1]}x{rgbx.shape[0]}, others are {width}x{height}: pass size=")
+            self._check_kept_size(rgbx, out)
             rgbx = _resize(rgbx, height, width)
         # Plane by plane: three strided copies are several times faster than one of ragged triples.
         for channel in range(3):
             plane = rgbx[:, :, channel]
             out[:, :, channel] = plane[:, ::-1] if flip else plane
+
+    def _check_kept_size(self, pixels: Pixels, out: Pixels) -> None:
+        (height, width), (out_height, out_width) = pixels.shape[:2], out.shape[:2]
+        if self.keeps_size and (height, width) != (out_height, out_width):
+            raise ConfigError(
+                f"is {width}x{height} pixels where others are {out_width}x{out_height}, and without size= all must be "
+                'alike to make a batch; it stops here, with on_bad_row="mask" too, because this is no bad row. Pass '
+                f"Image({self.column!r}, size=({out_height}, {out_width})), height first, to resize them."
+            )
+
+
+def _whole_size(column: str, size: Any) -> tuple[int, int]:
+    """A size argument as (height, width)."""
+    sides = list(size) if isinstance(size, tuple | list) else [size, size]
+    whole = [isinstance(side, int | np.integer) and not isinstance(side, bool) and side >= 1 for side in sides]
+    if len(sides) != 2 or not all(whole):
+        raise ConfigError(
+            f"Image({column!r}, size={size!r}): must be (height, width) in whole pixels, both at least 1, or one "
+            "number for a square."
+        )
+    return int(sides[0]), int(sides[1])
 
 
 def image_size(encoded: bytes | memoryview) -> tuple[int, int]:
@@ -199,7 +226,9 @@ def _decode_rgbx(encoded: bytes | memoryview) -> Pixels:
     image: PIL.Image.Image = PIL.Image.open(io.BytesIO(encoded))
     if "exif" in image.info and image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
         image = PIL.ImageOps.exif_transpose(image)
-    if image.mode.startswith("I"):  # 16-bit grey: convert() would clip it to white
+    if image.mode in ("I", "F") and image.format != "PPM":  # PPM's 16 bits come as 32
+        image = PIL.Image.fromarray(_grey_of_32_bits(np.asarray(image)))
+    elif image.mode.startswith("I"):  # 16-bit grey: convert() would clip it to white
         high = np.asarray(image).astype(np.uint32) >> 8
         image = PIL.Image.fromarray(np.minimum(high, 255).astype(np.uint8))
     if image.mode != "RGB":
@@ -212,6 +241,20 @@ def _decode_rgbx(encoded: bytes | memoryview) -> Pixels:
     except ValueError:  # images of more than 16 MB lie in several blocks, which Arrow cannot take over
         return np.asarray(image.convert("RGBX"))
     return np.asarray(packed.values.to_numpy(zero_copy_only=True).reshape(height, width, 4))
+
+
+def _grey_of_32_bits(grey: npt.NDArray[Any]) -> Pixels:
+    """Scales int32 or float32 (H, W) to uint8; `Image` says how."""
+    finite = grey[np.isfinite(grey)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    black, white = 0.0, next((white for white in (1.0, 255.0, 65535.0) if high <= white), high)
+    if low < 0 or high > 65535:
+        black, white = low, high
+    elif grey.dtype.kind != "f":
+        white = max(white, 255.0)
+    scale = 1 / 256 if white == 65535.0 else 255 / (white - black) if white > black else 0.0  # 16 bits: the upper 8
+    scaled = (np.where(np.isfinite(grey), grey, black).astype(np.float64) - black) * scale
+    return np.asarray(scaled.astype(np.uint8))
 
 
 def _resize(rgbx: Pixels, height: int, width: int) -> Pixels:

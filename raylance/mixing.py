@@ -6,6 +6,7 @@ keeps the quotas in every stretch of B positions, and the position within the co
 """
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
@@ -13,14 +14,16 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET
+from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
 from raylance.decoding import Decoding
 from raylance.errors import ConfigError
 from raylance.order import Facts, Order
 from raylance.permutation import Int64Array
 from raylance.spec import Feed, RowReader, Selected
 
-_MAX_PATTERN = 1000
+_SHORT_PATTERN = 1000
+_LONGEST_PATTERN = 1_000_000  # eight megabytes, and a fraction of a second once a process
+_NEAR = 0.01
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,16 +46,67 @@ class Component:
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
-    """Whole positions of each component in a stretch: exact where the weights allow it within 1,000 positions.
+    """Whole positions of each component in a stretch.
+
+    Exact where the weights allow it within 1,000 positions, else to a thousandth; a longer stretch where a weight is
+    less than that: exact where 1,000,000 positions allow it, else within 1 % of each weight.
 
     Args:
         weights: Positive numbers; their sum does not matter.
+
+    Raises:
+        ConfigError: If no stretch of 1,000,000 positions keeps the weights.
     """
-    shares = np.asarray(weights, dtype=np.float64) / sum(weights)
-    for size in range(len(weights), _MAX_PATTERN + 1):
+    shares = np.asarray(weights, dtype=np.float64)
+    if not np.isfinite(sum(weights)):
+        shares = shares / max(weights)
+    shares = shares / sum(shares.tolist())
+    for size in range(len(weights), _SHORT_PATTERN + 1):
         if np.allclose(shares * size, np.rint(shares * size), rtol=0, atol=1e-9) and np.rint(shares * size).min() >= 1:
             return [int(quota) for quota in np.rint(shares * size)]
-    return [max(1, int(quota)) for quota in np.rint(shares * _MAX_PATTERN)]
+    if shares.min() * _SHORT_PATTERN > 1 - 1e-9:
+        return [int(quota) for quota in np.rint(shares * _SHORT_PATTERN)]
+    near = 0
+    together = max(1, (1 << 20) // len(weights))
+    for low in range(_SHORT_PATTERN + 1, _LONGEST_PATTERN + 1, together):
+        sizes = np.arange(low, min(low + together, _LONGEST_PATTERN + 1))
+        wanted = shares[:, None] * sizes  # (components, sizes)
+        off = np.where(wanted < 0.5, np.inf, np.abs(np.rint(wanted) - wanted))  # a quota is at least 1
+        exact = np.flatnonzero((off <= 1e-9).all(axis=0))
+        if len(exact):
+            return [int(quota) for quota in np.rint(wanted[:, exact[0]])]
+        close = np.flatnonzero((off <= _NEAR * wanted).all(axis=0))
+        near = near or (int(sizes[close[0]]) if len(close) else 0)
+    if not near:
+        raise ConfigError(
+            f"mix(): the weights {list(weights)} give the rarest dataset {shares.min():.3g} of all rows, and no "
+            f"stretch of {_LONGEST_PATTERN:,} positions comes within {_NEAR:.0%} of all weights. Raise it to at least "
+            f"{1 / _LONGEST_PATTERN:g} of their sum, make the small ones multiples of one another, or leave it out."
+        )
+    return [int(quota) for quota in np.rint(shares * near)]
+
+
+@functools.lru_cache(maxsize=16)
+def _deal(quotas: tuple[int, ...]) -> tuple[Int64Array, Int64Array]:
+    """A stretch, as evenly spread as the quotas allow: the component of each position, and how manieth of it it is."""
+    due = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in quotas])
+    owner = np.repeat(np.arange(len(quotas), dtype=np.int64), quotas)
+    pattern = owner[np.lexsort((owner, due))]
+    rank = np.empty_like(pattern)
+    rank[np.argsort(pattern, kind="stable")] = np.concatenate([np.arange(quota) for quota in quotas])
+    pattern.flags.writeable = rank.flags.writeable = False
+    return pattern, rank
+
+
+@functools.lru_cache(maxsize=64)
+def _epoch_rows(quotas: tuple[int, ...], rows: tuple[int, ...], stop: str) -> int:
+    pattern, ends = _deal(quotas)[0], []
+    for index, (quota, count) in enumerate(zip(quotas, rows, strict=True)):
+        places = np.flatnonzero(pattern == index)  # of this component, in a stretch
+        # The position that would take row `count` again, or the one behind the last row.
+        stretch, place = divmod(count if stop == "first_exhausted" else count - 1, quota)
+        ends.append(stretch * len(pattern) + int(places[place]) + (stop == "all_exhausted"))
+    return min(ends) if stop == "first_exhausted" else max(ends)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +155,7 @@ class MixOrder(Order):
 
     def resolve(self, facts: Facts) -> Self:
         """See `Order.resolve`; each component gets its share of the memory."""
-        size = len(self._pattern())
+        size = sum(self._quotas)
         parts, windows = [], [1]
         for part in self.components:
             share = dataclasses.replace(
@@ -122,15 +176,7 @@ class MixOrder(Order):
         """Positions of an epoch, as `stop` says."""
         if isinstance(self.stop, int):
             return self.stop
-        pattern = self._pattern()
-        ends = []
-        for index, part in enumerate(self.components):
-            places = np.flatnonzero(pattern == index)  # of this component, in a stretch
-            # The position that would take row `rows` again, or the one behind the last row.
-            last = part.rows if self.stop == "first_exhausted" else part.rows - 1
-            stretch, place = divmod(last, part.quota)
-            ends.append(stretch * len(pattern) + int(places[place]) + (self.stop == "all_exhausted"))
-        return min(ends) if self.stop == "first_exhausted" else max(ends)
+        return _epoch_rows(self._quotas, tuple(part.rows for part in self.components), self.stop)
 
     def rows(self, positions: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
         """See `Order.rows`; rows count through the components, one behind the other."""
@@ -151,7 +197,7 @@ class MixOrder(Order):
 
     def standings(self, position: int) -> dict[str, dict[str, int]]:
         """Where each component stands: rows consumed in this epoch of the mixture, and of these, of its own epoch."""
-        pattern = self._pattern()
+        pattern, _ = _deal(self._quotas)
         stretch, rest = divmod(position, len(pattern))
         counts = np.bincount(pattern[:rest], minlength=len(self.components))
         taken = {
@@ -163,22 +209,16 @@ class MixOrder(Order):
             for name, rows in taken.items()
         }
 
-    def _pattern(self) -> Int64Array:
-        """Component of each position of a stretch, as evenly spread as the quotas allow."""
-        due = np.concatenate([(np.arange(part.quota) + 0.5) / part.quota for part in self.components])
-        owner = np.repeat(np.arange(len(self.components)), [part.quota for part in self.components])
-        return owner[np.lexsort((owner, due))].astype(np.int64)
+    @property
+    def _quotas(self) -> tuple[int, ...]:
+        return tuple(part.quota for part in self.components)
 
     def _places(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Component of each position, and the position within the component, which counts on over its epochs."""
-        pattern = self._pattern()
-        rank = np.empty_like(pattern)  # how manieth of its component in the stretch
-        for index in range(len(self.components)):
-            rank[pattern == index] = np.arange((pattern == index).sum())
+        pattern, rank = _deal(self._quotas)
         stretch, place = np.divmod(positions, len(pattern))
         which = pattern[place]
-        sizes = np.array([part.quota for part in self.components], dtype=np.int64)
-        return which, stretch * sizes[which] + rank[place]
+        return which, stretch * np.array(self._quotas, dtype=np.int64)[which] + rank[place]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -222,7 +262,7 @@ class _MixReader:
         for index, reader in enumerate(self.readers):
             mine = offsets[which == index]
             if len(mine) or not len(offsets):
-                tables.append(reader.read(mine & ((1 << COMPONENT_SHIFT) - 1)))
+                tables.append(reader.read(mine & OFFSET_MASK))
         table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
         return table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets))
 

@@ -1,8 +1,10 @@
 """Owns `mix()`, which makes one handle of several; never reads, and never starts an actor."""
 
+import dataclasses
 import math
 from collections.abc import Mapping
 
+from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.handle import Dataset
 from raylance.mixing import Component, MixFeed, MixOrder, quotas
@@ -19,8 +21,9 @@ def mix(
     """Mixes datasets by weight, each in its own order.
 
     Every stretch of up to 1,000 positions holds each dataset's exact quota, so every global batch is close to the
-    weights. Batches carry the row offsets of their own dataset, and under `_component` its place among the names, with
-    `with_row_offset=True`.
+    weights. Weights that no such stretch keeps are rounded to a thousandth; for one that is less than that, a stretch
+    has up to 1,000,000 positions. Batches carry the row offsets of their own dataset, and under `_component` its place
+    among the names, with `with_row_offset=True`.
 
     Args:
         parts: By name: the dataset, and its weight, a positive number.
@@ -32,8 +35,8 @@ def mix(
         A handle as `raylance.dataset` returns it. Its checkpoints say where each dataset stands.
 
     Raises:
-        ConfigError: For no datasets, a weight that is not positive, datasets of unlike columns or decoding, or a
-            `stop` that is none.
+        ConfigError: For no datasets, a weight that is not positive or too small to be kept, datasets of unlike columns
+            or decoding, or a `stop` that is none.
     """
     if not parts:
         raise ConfigError("mix() got no dataset: give a dict of name to (dataset, weight).")
@@ -73,6 +76,8 @@ def mix(
         parts=tuple(dataset._feed for dataset in datasets.values()),
         decoding=first._feed.decoding,
     )
+    if feed.decoding is not None:
+        feed = dataclasses.replace(feed, decoding=dataclasses.replace(feed.decoding, datasets=dataset_names(feed.uri)))
     selection = feed.load_selection()
     spec = Spec(
         filter={name: dataset._spec.filter for name, dataset in datasets.items()},

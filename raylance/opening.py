@@ -12,11 +12,11 @@ import pyarrow as pa
 from raylance import collate
 from raylance.arguments import check_integer, refuse_unknown
 from raylance.catalog import make_order
-from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID
-from raylance.decoding import Decoding, Transform
-from raylance.errors import BadRowError, ConfigError, DatasetError
+from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
+from raylance.decoding import Decoding, Transform, settle_size
+from raylance.errors import ConfigError, DatasetError
 from raylance.handle import Dataset
-from raylance.images import Image, image_size
+from raylance.images import Image
 from raylance.order import Order
 from raylance.packing import PackFeed, PackTokens, count_tokens
 from raylance.permutation import Int64Array
@@ -107,8 +107,14 @@ def dataset(
     probe = _probe(opened, names, selection)
     decoding, made = None, probe.select(names)
     if images or transform is not None:
-        settled = [_settle_size(image, probe) for image in images]
-        decoding = Decoding(images=settled, seed=seed, mask_bad_rows=on_bad_row == "mask", transform=transform)
+        settled = [settle_size(image, probe) for image in images]
+        decoding = Decoding(
+            images=settled,
+            seed=seed,
+            mask_bad_rows=on_bad_row == "mask",
+            transform=transform,
+            datasets=dataset_names(source.uri),
+        )
         made, _ = dataclasses.replace(decoding, mask_bad_rows=True, _buffers={}).apply(probe, 0)
         made = made.drop_columns([VALID])
         if transform is not None:
@@ -210,28 +216,3 @@ def _probe(opened: lance.LanceDataset, columns: Sequence[str], selection: Select
     """Reads a few rows, spread over the selection: the measure of row sizes, and of what decodes."""
     rows = np.unique(np.linspace(0, selection.rows - 1, _PROBE_ROWS).astype(np.int64))
     return Reader(dataset=opened, columns=columns, row_bytes=1).read(selection.offsets(rows))
-
-
-def _settle_size(image: Image, probe: pa.Table) -> Image:
-    """Checks that a column holds images, and takes the size from them where none is given.
-
-    A damaged row among good ones is left to `on_bad_row`; a column of which no sampled row decodes is refused.
-    """
-    failures: list[Exception] = []
-    for row in range(probe.num_rows):
-        try:
-            encoded = probe[image.column][row].as_py()
-            if encoded is None:
-                raise ValueError("is null")
-            settled = image
-            if image.size is None:
-                size = image_size(encoded) if image.decode_fn is None else image.decode_fn(encoded).shape[:2]
-                settled = dataclasses.replace(image, size=(int(size[0]), int(size[1])), keeps_size=True)
-            Decoding(images=[settled], seed=0, mask_bad_rows=False).apply(probe.slice(row, 1), 0)
-            return settled
-        except (BadRowError, OSError, ValueError) as error:
-            failures.append(error)
-    raise DatasetError(
-        f"column {image.column!r} holds no images: of {len(failures)} rows sampled none decodes (the first says: "
-        f"{failures[0]}); nothing was started. Name a column of encoded images in decode=."
-    ) from failures[0]

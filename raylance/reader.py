@@ -79,7 +79,8 @@ class Reader:
 
     def _read_plain(self, offsets: Int64Array, columns: list[str]) -> pa.Table:
         if len(offsets) == 0:
-            return self.dataset.scanner(columns=columns).projected_schema.empty_table()
+            # empty_table() knows no tensors with permuted axes.
+            return pa.Table.from_batches([], schema=self.dataset.scanner(columns=columns).projected_schema)
         if self.choose(offsets) == "take":
             return self.dataset.take(pa.array(offsets), columns=columns)
         starts, stops = self._ranges(offsets)

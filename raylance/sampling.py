@@ -7,7 +7,7 @@ checkpoints hold their fingerprint.
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -19,6 +19,8 @@ from raylance.order import Facts, Order, Rows, check_count
 from raylance.permutation import Int64Array, derive_key, subkeys, uniform
 
 Float64Array = npt.NDArray[np.float64]
+
+_MAX_NUMBERS = 1 << 18  # that are drawn together: what fits a cache, whatever the number of classes and of blocks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -69,7 +71,7 @@ class Weighted(_Sampled):
                 f"Weighted: {what} has the weight {weights[bad[0]]} at selected row {bad[0]} ({len(bad)} such rows), "
                 "which is no probability. Weights must be finite and not negative; a row of weight 0 is never drawn."
             )
-        cumulative = np.cumsum(weights)
+        cumulative = np.cumsum(_finite_sum(weights))
         if not cumulative[-1] > 0:
             raise ConfigError(f"Weighted: all weights of {what} are 0, so no row could be drawn. Give some a weight.")
         count = rows.count if self.rows_per_epoch == "auto" else self.rows_per_epoch
@@ -133,19 +135,24 @@ class ClassBalanced(_Sampled):
         classes, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
         weights = np.ones(len(classes))
         if self.class_weights is not None:
-            empty = [label for label in self.class_weights if label not in set(classes)]
+            empty = list(self.class_weights.keys() - set(classes))
             if empty:
                 raise ConfigError(
-                    f"ClassBalanced: class_weights names {empty}, of which the selection has no row; the classes of "
-                    f"{self.column!r} are {sorted(classes)[:20]}. Leave them out, or check the filter."
+                    f"ClassBalanced: class_weights names {_some(empty)}, of which the selection has no row; the "
+                    f"classes of {self.column!r} are {_some(classes)}. Leave them out, or check the filter."
                 )
             weights = np.array([float(self.class_weights.get(label, 0)) for label in classes])
-            wrong = [label for label, weight in zip(classes, weights, strict=True) if not 0 <= weight < np.inf]
-            if wrong or not weights.sum() > 0:
+            wrong = {
+                label: weight
+                for label, weight in zip(classes, weights.tolist(), strict=True)
+                if not 0 <= weight < np.inf
+            }
+            if wrong or not weights.any():
                 raise ConfigError(
-                    f"ClassBalanced: class_weights={dict(self.class_weights)}: weights must be finite, not negative "
-                    f"(see {wrong or classes[:5]}), and one of them positive."
+                    f"ClassBalanced: class_weights gives {_some(wrong) if wrong else 'all classes the weight 0'}: "
+                    "weights must be finite, not negative, and one of them positive."
                 )
+            weights = _finite_sum(weights)
         drawable = int((weights > 0).sum())
         if self.classes_per_batch is not None and self.classes_per_batch > drawable:
             raise ConfigError(
@@ -191,12 +198,38 @@ class ClassBalanced(_Sampled):
         block, place = np.divmod(positions, self._int("batch_rows"))
         blocks, where = np.unique(block, return_inverse=True)
         drawable = np.flatnonzero(self.weights > 0)
-        # The classes_per_batch smallest of exponential numbers with the weights as rates are a weighted sample without
-        # replacement (Efraimidis, Spirakis: "Weighted random sampling with a reservoir", 2006).
         keys = subkeys(derive_key(seed, epoch, "classes"), blocks)
-        times = -np.log1p(-uniform(keys, len(self.weights))[:, drawable]) / self.weights[drawable]
-        chosen = drawable[np.argsort(times, axis=1)[:, : self.classes_per_batch]]  # (blocks, classes_per_batch)
+        together = max(1, _MAX_NUMBERS // len(self.weights))
+        parts = [
+            drawable[
+                _first(uniform(keys[low : low + together], len(self.weights)), self.weights, self.classes_per_batch)
+            ]
+            for low in range(0, len(keys), together)
+        ]
+        chosen = np.concatenate(parts)  # (blocks, classes_per_batch)
         return np.asarray(chosen[where, place % self.classes_per_batch])
+
+
+def _first(numbers: Float64Array, weights: Float64Array, count: int) -> Int64Array:
+    """A weighted sample without replacement for each row of numbers in [0, 1), in the order in which it is drawn.
+
+    The smallest of exponential numbers with the weights as rates are one (Efraimidis, Spirakis: "Weighted random
+    sampling with a reservoir", 2006).
+
+    Args:
+        numbers: float64, shape (samples, classes).
+        weights: float64, shape (classes,).
+        count: Classes of a sample; at most as many as have a weight.
+
+    Returns:
+        int64, shape (samples, count): places among the classes that have a weight.
+    """
+    drawable = weights > 0
+    times = -np.log1p(-numbers[:, drawable]) / weights[drawable]
+    # Only the first ones are put in order: all of them would cost most of the time where classes are many.
+    first = np.argpartition(times, count - 1, axis=1)[:, :count]
+    by_time = np.argsort(np.take_along_axis(times, first, axis=1), axis=1)
+    return np.take_along_axis(first, by_time, axis=1)
 
 
 def _draw(cumulative: Float64Array, numbers: Float64Array) -> Int64Array:
@@ -214,6 +247,19 @@ def _numbers(column: pa.ChunkedArray, name: str) -> Float64Array:
             f"(filter={f'`{name}` IS NOT NULL'!r}), or give them a weight."
         )
     return np.asarray(column.to_numpy(), dtype=np.float64)
+
+
+def _finite_sum(weights: Float64Array) -> Float64Array:
+    """Weights in the same proportions, whose sum is a finite number."""
+    with np.errstate(over="ignore"):
+        fits = np.isfinite(np.cumsum(weights)[-1])
+    return weights if fits else weights / weights.max()
+
+
+def _some(things: Collection[Any], most: int = 20) -> str:
+    """The first of many things, for an error."""
+    more = f" and {len(things) - most:,} more" if len(things) > most else ""
+    return f"{sorted(things, key=str)[:most]}{more}"
 
 
 def _digest(*arrays: npt.NDArray[Any]) -> str:

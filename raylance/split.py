@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from raylance.errors import ConfigError
+from raylance.errors import ConfigError, DatasetError
 from raylance.permutation import BoolArray, Int64Array, derive_key, subkeys, uniform
 
 
@@ -22,7 +22,8 @@ class FractionSplit:
         fractions: Size of each part by name, adding up to 1; the order of the names matters.
         part: The part that is selected.
         by: Column whose value is hashed, integers, strings or bytes: rows of one value stay together, and the split
-            survives deletions and rewrites. None hashes the row offset, which is stable only while rows are appended.
+            survives deletions and rewrites. Rows without a value are refused: as one key they would all fall into one
+            part. None hashes the row offset, which is stable only while rows are appended.
         seed: Another seed, another split; deliberately not the seed of the order.
     """
 
@@ -57,7 +58,17 @@ class FractionSplit:
 
         Returns:
             bool, shape (k,).
+
+        Raises:
+            DatasetError: For a value that is null.
         """
+        nulls = sum(value is None for value in values or ())
+        if nulls:
+            raise DatasetError(
+                f"FractionSplit(by={self.by!r}): {nulls} of the rows with offsets between {offsets[0]} and "
+                f"{offsets[-1]} have no value there, and would all fall into one part; nothing was started. Leave them "
+                f"out (filter={f'`{self.by}` IS NOT NULL'!r}), split by another column, or give them a value."
+            )
         ids = offsets if values is None else np.array([_hash(value) for value in values], dtype=np.int64)
         place = uniform(subkeys(derive_key(self.seed, "split"), ids), 1)[:, 0]
         names = list(self.fractions)

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
-from raylance.columns import COMPONENT, COMPONENT_SHIFT, ROW_OFFSET, VALID
+from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID, dataset_names, tell_rows
 from raylance.errors import CoverageError, HelperError
 from raylance.metrics import Coverage, Receipt, Stats
 from raylance.plan import Plan, WorkItem
@@ -198,11 +198,11 @@ class Stream:
         oldest.deaths += 1
         if oldest.deaths > _MAX_DEATHS:
             rows = self._plan.select(oldest.item.epoch, self._plan.item_positions(oldest.item))
-            offsets = self._selection.offsets(rows)
+            told = tell_rows(self._selection.offsets(rows), dataset_names(self._feed.uri))
             raise HelperError(
-                f"helper actors died {oldest.deaths} times over the same {len(rows)} rows, with row offsets between "
-                f"{offsets.min()} and {offsets.max()} of {self._feed.uri!r} ({error}). The epoch stops here. "
-                "Look for a row that crashes the decoder, or for too little memory on the nodes of the helpers."
+                f"helper actors died {oldest.deaths} times over the same {len(rows)} rows, {told} "
+                f"({error}). The epoch stops here. Look for a row that crashes the decoder, or for too little memory "
+                "on the nodes of the helpers."
             ) from error
         replaced = False
         if actor_id == self._shard.actor_id:
@@ -235,7 +235,7 @@ class Stream:
         self.coverage.add(wanted[real])
         columns = {name: plain[name] for name in plain.column_names}
         columns[COMPONENT] = pa.chunked_array([wanted >> COMPONENT_SHIFT])
-        columns[ROW_OFFSET] = pa.chunked_array([wanted & ((1 << COMPONENT_SHIFT) - 1)])
+        columns[ROW_OFFSET] = pa.chunked_array([wanted & OFFSET_MASK])
         columns |= {name: images[name] for name in images.column_names}
         valid = columns.get(VALID, pa.chunked_array([np.ones(item.rows, dtype=np.bool_)]))
         if self._plan.remainder == "pad":

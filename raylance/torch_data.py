@@ -20,7 +20,7 @@ import torch.utils.data
 from raylance import collate
 from raylance.arguments import check_integer, refuse_unknown
 from raylance.batches import torch_converter
-from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, ROW_OFFSET, VALID
+from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, VALID
 from raylance.errors import ConfigError, RaylanceError
 from raylance.mixing import MixOrder
 from raylance.permutation import BoolArray, Int64Array
@@ -83,7 +83,7 @@ class _Rows:
             table, _ = dataclasses.replace(self.feed.decoding, _buffers={}).apply(drawn, epoch)
             real = real & table[VALID].to_numpy()
         if with_row_offset:
-            extra[ROW_OFFSET] = offsets & ((1 << COMPONENT_SHIFT) - 1)
+            extra[ROW_OFFSET] = offsets & OFFSET_MASK
             extra |= {COMPONENT: offsets >> COMPONENT_SHIFT} if isinstance(self.spec.order, MixOrder) else {}
         if self.spec.masks_bad_rows or self.spec.remainder == "pad":
             extra[VALID] = real

@@ -1,15 +1,22 @@
 """Owns the checks of Arrow tables becoming NumPy, torch and device batches."""
 
+import copy
 import datetime
 from collections import namedtuple
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from raylance.collate import Lists, move, on_device, to_numpy, to_torch, torch_device
+import raylance
+from raylance.collate import Lists, move, on_device, one_ahead, to_numpy, to_torch, torch_device
 from raylance.errors import ConfigError, DatasetError
+from tests.conftest import make_images
 
 TENSORS = pa.ExtensionArray.from_storage(
     pa.fixed_shape_tensor(pa.uint8(), (2, 2, 3)),
@@ -107,6 +114,9 @@ def test_empty_tables_keep_shapes_and_dtypes() -> None:
         (pa.array([[1.0, None]], pa.list_(pa.float32(), 2)), "nulls"),
         (pa.array([[1, None], [2]]), "'c' has 1 nulls"),
         (pa.array([datetime.datetime(2020, 1, 1)]), "timestamp.*torch has no type"),
+        (pa.array([[datetime.datetime(2020, 1, 1)], []]), "list.*timestamp.*torch has no type.*batch_format"),
+        (pa.array([[datetime.time(1)]]), "list.*time64.*torch has no type"),
+        (pa.array([[datetime.date(2020, 1, 1)]] * 2, pa.list_(pa.date32(), 1)), "date32.*torch has no type"),
     ],
 )
 def test_what_has_no_place_in_a_tensor_is_refused(column: pa.Array, message: str) -> None:
@@ -114,9 +124,153 @@ def test_what_has_no_place_in_a_tensor_is_refused(column: pa.Array, message: str
         to_torch(pa.table({"c": column}), dtypes={}, images=frozenset())
 
 
+def test_dates_and_times_come_as_numpy() -> None:
+    when = datetime.datetime(2020, 1, 1)
+    table = pa.table({"one": pa.array([when, when]), "some": pa.array([[when], []]), "time": [datetime.time(1)] * 2})
+    for rows in (table, table.slice(1, 1), table.schema.empty_table(), pa.Table.from_batches([], schema=table.schema)):
+        batch = to_numpy(rows)
+        assert batch["one"].dtype == np.dtype("M8[us]")
+        assert batch["one"].tolist() == [when] * rows.num_rows
+        assert [values.tolist() for values in batch["some"]] == rows["some"].to_pylist()
+        assert batch["time"].tolist() == rows["time"].to_pylist()
+
+
+def permuted(values: np.ndarray, permutation: list[int]) -> pa.Array:
+    """Tensors (n, …) whose axes are stored in another order: logical axis i is stored axis permutation[i]."""
+    stored = values.transpose(0, *(1 + np.argsort(permutation)))
+    kind = pa.fixed_shape_tensor(pa.from_numpy_dtype(values.dtype), stored.shape[1:], permutation=permutation)
+    flat = pa.FixedSizeListArray.from_arrays(pa.array(stored.reshape(-1)), stored[0].size)
+    return pa.ExtensionArray.from_storage(kind, flat)
+
+
+@given(
+    shape=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    data=st.data(),
+    cuts=st.lists(st.integers(0, 5), max_size=3).map(sorted),
+)
+def test_permuted_tensors_have_their_logical_axes(shape: list[int], data: st.DataObject, cuts: list[int]) -> None:
+    values = np.arange(5 * np.prod(shape), dtype=np.int32).reshape(5, *shape)
+    permutation = data.draw(st.permutations(range(len(shape))))
+    column = permuted(values, permutation)
+    if all(permutation[axis] == place for place, axis in enumerate(permutation)):
+        # pyarrow itself mixes up the strides where a permutation is not its own inverse.
+        np.testing.assert_array_equal(column.to_numpy_ndarray(), values)
+    table = pa.table({"t": column})
+    parts = [table.slice(start, stop - start) for start, stop in zip([0, *cuts], [*cuts, 5], strict=True)]
+    table = pa.concat_tables(parts)
+    np.testing.assert_array_equal(to_numpy(table)["t"], values)
+    batch = to_torch(table, dtypes={}, images=frozenset())
+    np.testing.assert_array_equal(batch["t"].numpy(), values)
+    empty = to_numpy(pa.Table.from_batches([], schema=table.schema))["t"]
+    assert (empty.shape, empty.dtype) == ((0, *shape), np.int32)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_permuted_tensors_reach_every_rank_also_one_without_a_row(write_dataset: Callable[..., str]) -> None:
+    values = np.arange(48, dtype=np.float32).reshape(2, 2, 3, 4)
+    uri = write_dataset(pa.table({"t": permuted(values, [2, 0, 1]), "id": [0, 1]}))
+    dataset = raylance.dataset(uri, order="sequential", remainder="ragged")
+    np.testing.assert_array_equal(dataset.head()["t"], values)
+    transformed = raylance.dataset(uri, order="sequential", transform=lambda batch: {"double": batch["t"] * 2})
+    np.testing.assert_array_equal(transformed.head()["double"], values * 2)
+    found = []
+    for rank in range(3):
+        with dataset.loader(rank=rank, world_size=3) as loader:
+            for iterate in (loader.iter_batches, loader.iter_torch_batches):
+                (batch,) = iterate(global_batch_size=3)
+                assert batch["t"].shape[1:] == (2, 3, 4)
+                found += [(int(row), tensor) for row, tensor in zip(batch["id"], batch["t"], strict=True)]
+    assert sorted(row for row, _ in found) == [0, 0, 1, 1]
+    for row, tensor in found:
+        np.testing.assert_array_equal(tensor, values[row])
+
+
 def test_only_lists_of_numbers_are_padded() -> None:
     with pytest.raises(DatasetError, match="lists of numbers"):
         to_numpy(pa.table({"c": [["a"], ["b", "c"]]}), Lists(paddings={"c": 0}))
+
+
+def ruin(batch: Any) -> None:
+    """Changes all numbers of a batch in place."""
+    for column in batch.values():
+        for values in column if isinstance(column, list) or column.dtype == object else [column]:
+            if isinstance(values, np.ndarray | torch.Tensor):
+                values[...] = np.zeros((), values.dtype) if isinstance(values, np.ndarray) else 0
+
+
+def test_every_number_of_a_batch_may_be_changed_in_place() -> None:
+    when = pa.array(np.array([5, 6, 7], "M8[us]"))
+    table = TABLE.append_column("when", when).append_column("short", pa.array([1, 2, 3], pa.uint16()))
+    for make in (lambda: table.take([0, 1, 2]), lambda: cut(table), lambda: table.slice(0, 0).combine_chunks()):
+        batch = to_numpy(make())
+        ruin(batch)
+        for name in ("int", "half", "flag", "vector", "matrix", "image", "when", "short"):
+            assert not batch[name].astype(bool).any()
+            assert batch[name].dtype == to_numpy(table)[name].dtype
+        ruin(to_torch(make().drop_columns(["when"]), dtypes={}, images=frozenset({"image"})))
+    np.testing.assert_array_equal(when.to_numpy().astype(int), [5, 6, 7])
+
+
+def transformed(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Changes everything it was given in place."""
+    made = {"pixels": batch["image"].copy(), "id": batch["id"].copy(), "vector": batch["vector"] + 1}
+    ruin(batch)
+    return made
+
+
+@pytest.mark.parametrize("decoders", [0, 1])
+@pytest.mark.usefixtures("ray_session")
+def test_what_a_consumer_changes_in_place_comes_back_in_no_other_batch(
+    write_dataset: Callable[..., str], decoders: int
+) -> None:
+    rows = 50
+    vector = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(1.0, 2 * rows + 1, dtype=np.float32)), 2)
+    uri = write_dataset(
+        pa.table(
+            {
+                "image": pa.array(make_images(rows), pa.binary()),
+                "id": pa.array(np.arange(1, rows + 1)),
+                "vector": vector,
+                "tokens": [[row, row] for row in range(1, rows + 1)],
+            }
+        )
+    )
+    # Padding repeats the epoch's first rows, weights repeat rows within a batch, and chunks serve several batches.
+    orders = ["sequential", raylance.Weighted(weights=np.r_[np.ones(45), np.full(5, 50)])]
+    for order, transform in [(orders[0], None), (orders[1], None), (orders[0], transformed)]:
+        dataset = raylance.dataset(
+            uri,
+            decode=raylance.Image("image", size=8),
+            order=order,
+            remainder="pad",
+            transform=transform,
+        )
+        with dataset.loader(num_decoders=decoders) as loader:
+
+            def look(change: bool, loader: raylance.RankLoader = loader) -> list[dict[str, Any]]:
+                seen = []
+
+                def collate(batch: dict[str, Any]) -> dict[str, Any]:
+                    seen.append(copy.deepcopy(batch))
+                    ruin(batch if change else {})
+                    return batch
+
+                loader.set_epoch(0)
+                for batch in loader.iter_batches(global_batch_size=8, with_row_offset=True):
+                    collate(batch)
+                for batch in loader.iter_torch_batches(global_batch_size=8, with_row_offset=True, collate_fn=collate):
+                    ruin(batch if change else {})
+                for batch in loader.iter_torch_batches(global_batch_size=8, with_row_offset=True):
+                    collate(batch)
+                assert loader.epoch == 3
+                assert loader.stats()["epoch_certificate"]["epoch"] == 2
+                return seen
+
+            for untouched, changed in zip(look(False), look(True), strict=True):
+                assert list(untouched) == list(changed)
+                for name, values in untouched.items():
+                    for one, other in zip(values, changed[name], strict=True):
+                        np.testing.assert_array_equal(one, other)
 
 
 Pair = namedtuple("Pair", "left right")
@@ -149,3 +303,41 @@ def test_cuda_batches_arrive_whole_and_in_order() -> None:
         assert tag == step
         assert batch["x"].is_cuda
         assert batch["x"].min() == batch["x"].max() == step
+
+
+def damaged_after(steps: int) -> Iterator[tuple[dict[str, torch.Tensor], int]]:
+    for step in range(steps):
+        yield {"x": torch.full((100,), float(step))}, step
+    raise raylance.BadRowError("image", 7, "is damaged")
+
+
+@pytest.mark.parametrize("good", [0, 1, 2, 5])
+def test_an_error_waits_for_the_good_item_before_it(good: int) -> None:
+    seen = []
+    with pytest.raises(raylance.BadRowError, match="row offset 7"):
+        for _, step in one_ahead(damaged_after(good)):
+            seen.append(step)
+    assert seen == list(range(good))
+
+
+def test_one_item_ahead_and_no_more() -> None:
+    taken = []
+
+    def source() -> Iterator[int]:
+        for number in range(4):
+            taken.append(number)
+            yield number
+
+    for number in one_ahead(source()):
+        assert len(taken) == min(number + 2, 4)
+    assert taken == [0, 1, 2, 3]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_the_good_batch_comes_before_the_bad_one() -> None:
+    seen = []
+    with pytest.raises(raylance.BadRowError, match="row offset 7"):
+        for batch, step in on_device(damaged_after(3), torch.device("cuda"), pin_memory=False):
+            assert batch["x"].is_cuda
+            seen.append((step, float(batch["x"].mean())))
+    assert seen == [(0, 0.0), (1, 1.0), (2, 2.0)]

@@ -1,14 +1,17 @@
 """Owns the checks of transforms, blob columns and per-row randomness, through the real loader."""
 
+import functools
 from typing import Any
 
 import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 import raylance
 from raylance.decoding import Decoding
+from raylance.torch_data import IterableDataset
 from tests.conftest import make_images
 
 
@@ -66,6 +69,108 @@ def test_transforms_run_in_helpers_and_depend_on_the_row_alone(images_uri: str) 
 def test_transforms_that_return_something_else(images_uri: str, transform: Any, message: str) -> None:
     with pytest.raises(raylance.ConfigError, match=message):
         open_noisy(images_uri, transform=transform)
+
+
+@pytest.mark.parametrize("name", ["_valid", "_component", "_draw"])
+def test_transforms_leave_the_columns_of_raylance_alone(images_uri: str, name: str) -> None:
+    def transform(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+        return {"label": batch["label"], name: batch["label"] > 0}
+
+    with pytest.raises(raylance.ConfigError, match=f"transform returned {name}: .*names of their own"):
+        open_noisy(images_uri, transform=transform)
+
+
+def test_transforms_may_hand_on_what_they_got(images_uri: str) -> None:
+    dataset = open_noisy(images_uri, transform=lambda batch: batch)
+    assert dataset.schema.names == ["image", "label"]
+    with pytest.raises(raylance.ConfigError, match="no column of its own"):
+        open_noisy(images_uri, transform=lambda batch: {"_seed": batch["_seed"]})
+
+
+def rare(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Columns whose Arrow types differ from piece to piece: numbers, lists, tensors, and what was handed on."""
+    odd = batch["id"] % 2 == 1
+    some = odd & (batch["id"] > 100)
+    return {
+        "id": batch["id"],
+        "note": batch["note"],  # of which the opening sees nothing but None
+        "half": [0.5 if one else 1 for one in some],
+        "count": batch["id"].astype(np.int16 if odd.all() else np.int32),
+        "pixels": np.zeros((len(odd), 2, 2), np.float32 if odd.all() else np.float64),
+        "text": pa.array(["x" if one else None for one in odd], pa.string()),
+        "tokens": pa.array([[1] if one else [] for one in odd], pa.list_(pa.int64())),
+    }
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_pieces_of_a_transform_have_the_types_of_the_opening(write_dataset: Any) -> None:
+    rows = 400
+    sampled = set(np.linspace(0, rows - 1, 16).astype(int).tolist())
+    notes = [None if row in sampled else f"note {row}" for row in range(rows)]
+    uri = write_dataset(pa.table({"id": range(rows), "note": notes, "big": [b"x" * 4096] * rows}))
+    dataset = raylance.dataset(uri, transform=rare, order="sequential", remainder="ragged")
+    assert dataset.schema.field("note").type == pa.string()
+    # So few bytes in flight that a step is cut into pieces of a few rows.
+    with dataset.loader(num_decoders=0, max_inflight_bytes=64 << 10) as loader:
+        tables = list(loader.iter_batches(global_batch_size=100, batch_format="pyarrow"))
+    assert max(table["id"].num_chunks for table in tables) > 5
+    for table in tables:
+        assert table.schema.remove_metadata() == dataset.schema.remove_metadata()
+    table = pa.concat_tables(tables)
+    assert table["note"].to_pylist() == notes
+    assert table["text"].to_pylist() == ["x" if row % 2 else None for row in range(rows)]
+    assert table["half"].to_pylist() == [0.5 if row % 2 and row > 100 else 1 for row in range(rows)]
+
+
+def changeling(batch: dict[str, np.ndarray], later: Any) -> dict[str, Any]:
+    """One thing at the opening, which sees the first row, another where the rows are later ones."""
+    first = batch["_rowoffset"].min() == 0
+    return {"label": batch["label"], "made": batch["label"] * 1.0 if first else later(batch["label"])}
+
+
+@pytest.mark.parametrize(
+    ("later", "message"),
+    [
+        (lambda label: [f"class {one}" for one in label], "string in column 'made' .*become double"),
+        (lambda label: [[1.0]] * len(label), "list<.*in column 'made' .*become double"),
+        (lambda label: np.zeros((len(label), 2)), r"extension.*fixed_shape_tensor.* in column 'made' .*become double"),
+        (lambda label: [1, "a"] * (len(label) // 2), "list in column 'made' .*become double"),
+    ],
+)
+def test_what_cannot_be_cast_is_named(images_uri: str, later: Any, message: str) -> None:
+    dataset = open_noisy(images_uri, transform=functools.partial(changeling, later=later), order="sequential")
+    batches = iter(IterableDataset(dataset, global_batch_size=10, dist_info=(0, 1)))
+    assert next(batches)["made"].dtype == torch.float64
+    with pytest.raises(
+        raylance.ConfigError, match=f"transform returned {message}.*, as at the opening .*pa.array"
+    ) as caught:
+        next(batches)
+    assert f"row offsets between 10 and 19 of {images_uri}, which" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (lambda batch: {"note": [None] * len(batch["label"])}, "only None or empty lists in 'note'.*pa.string"),
+        (lambda batch: {"note": [[]] * len(batch["label"])}, "only None or empty lists in 'note'.*pa.array"),
+        (lambda batch: {"note": [1, "a"] * (len(batch["label"]) // 2)}, "list in column 'note' .*one Arrow type"),
+        (lambda batch: {"note": 5}, "transform returned int in 'note' for 16 rows"),
+        (lambda batch: {"note": np.float32(5)}, "transform returned float32 in 'note' for 16 rows"),
+        (lambda batch: {"label": batch["label"], "n": "x" * 16}, "transform returned str in 'n' for 16 rows"),
+    ],
+)
+def test_what_has_no_type_is_refused_at_the_opening(images_uri: str, transform: Any, message: str) -> None:
+    with pytest.raises(raylance.ConfigError, match=message):
+        open_noisy(images_uri, transform=transform)
+
+
+def test_a_transform_that_changes_its_columns_is_refused(images_uri: str) -> None:
+    def transform(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+        return {"label": batch["label"]} | ({} if batch["_rowoffset"].min() == 0 else {"more": batch["label"]})
+
+    dataset = open_noisy(images_uri, transform=transform, order="sequential")
+    with pytest.raises(raylance.ConfigError, match="the columns label, more for .*at the opening it returned label;"):
+        list(IterableDataset(dataset, global_batch_size=10, dist_info=(0, 1)))
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -136,8 +241,6 @@ def test_row_rng_is_the_same_for_a_row_and_differs_otherwise() -> None:
 @pytest.mark.usefixtures("ray_session")
 def test_global_generators_are_never_touched(images_uri: str) -> None:
     import random
-
-    import torch
 
     def states() -> tuple[Any, ...]:
         return random.getstate(), np.random.get_state()[1].tobytes(), torch.get_rng_state().numpy().tobytes()

@@ -1,8 +1,13 @@
 """Owns the checks of decoding, resizing and augmentation, against Pillow and against each other."""
 
+import dataclasses
 import io
 import pickle
+import struct
+import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -11,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import raylance
 from raylance.decoding import Decoding
 from raylance.errors import BadRowError, ConfigError
 from raylance.images import CenterCrop, Image, RandomResizedCrop, image_size
@@ -67,6 +73,39 @@ def test_sixteen_bits_are_scaled_and_not_clipped() -> None:
     np.testing.assert_array_equal(ours, np.arange(256, dtype=np.uint8)[None, :, None].repeat(4, 0).repeat(3, 2))
 
 
+def tiff(grey: np.ndarray) -> bytes:
+    return encode(grey[None, :], "TIFF")
+
+
+@pytest.mark.parametrize(
+    ("grey", "wanted"),
+    [
+        (np.array([0, 0.25, 0.5, 1], np.float32), [0, 63, 127, 255]),
+        (np.array([0, 20.6, 250], np.float32), [0, 20, 250]),
+        (np.array([0, 256, 65535], np.float32), [0, 1, 255]),
+        (np.array([-1, 0, 1], np.float32), [0, 127, 255]),
+        (np.array([0, 1e6, np.nan, np.inf], np.float32), [0, 255, 0, 0]),
+        (np.array([-np.inf, np.nan], np.float32), [0, 0]),
+        (np.array([7e9, 7e9], np.float32), [0, 0]),
+        (np.array([0, 1, 40, 255], np.int32), [0, 1, 40, 255]),
+        (np.array([0, 1, 40, 1], np.int32), [0, 1, 40, 1]),
+        (np.array([0, 256, 65535], np.int32), [0, 1, 255]),
+        (np.array([0, 2**30, 2**31 - 1], np.int32), [0, 127, 255]),
+        (np.array([-(2**31), 0, 2**31 - 1], np.int32), [0, 127, 255]),
+    ],
+)
+def test_grey_of_32_bits_is_scaled(grey: np.ndarray, wanted: list[int]) -> None:
+    ours = decode([tiff(grey)], Image("image", size=(1, len(grey))))[0][0, 0, :, 0]
+    assert ours.tolist() == wanted
+
+
+def test_sixteen_bits_of_pgm_stay_sixteen_bits() -> None:
+    dark = b"P5\n3 1\n65535\n" + np.array([0, 255, 200], ">u2").tobytes()
+    bright = b"P5\n3 1\n65535\n" + np.array([0, 256, 65535], ">u2").tobytes()
+    ours = decode([dark, bright], Image("image", size=(1, 3)))[0][:, 0, :, 0]
+    assert ours.tolist() == [[0, 0, 0], [0, 1, 255]]
+
+
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_exif_rotation_is_applied(photo: PIL.Image.Image, orientation: int) -> None:
     exif = PIL.Image.Exif()
@@ -112,10 +151,18 @@ def test_flips_as_often_as_asked() -> None:
     assert 0.26 < flipped.mean() < 0.34
 
 
-@given(width=st.integers(1, 500), height=st.integers(1, 500), seed=st.integers(0, 10**6), zoom=st.floats(1, 3))
-def test_boxes_lie_inside(width: int, height: int, seed: int, zoom: float) -> None:
+@given(
+    width=st.integers(1, 500),
+    height=st.integers(1, 500),
+    seed=st.integers(0, 10**6),
+    zoom=st.floats(1, 3),
+    scale=st.lists(st.floats(1e-300, 1), min_size=2, max_size=2).map(sorted).map(tuple),
+    ratio=st.lists(st.floats(-6, 6), min_size=2, max_size=2).map(lambda powers: tuple(10.0**p for p in sorted(powers))),
+)
+def test_boxes_lie_inside(width: int, height: int, seed: int, zoom: float, scale: Any, ratio: Any) -> None:
     draws = np.random.default_rng(seed).random(40)
-    for crop in (RandomResizedCrop(), RandomResizedCrop(scale=(0.9, 1), ratio=(0.1, 9)), CenterCrop(zoom=zoom)):
+    wild = RandomResizedCrop(scale=scale, ratio=ratio)
+    for crop in (RandomResizedCrop(), RandomResizedCrop(scale=(0.9, 1), ratio=(0.1, 9)), CenterCrop(zoom=zoom), wild):
         left, top, cut_width, cut_height = crop.box(width, height, (20, 30), draws)
         assert 0 <= left <= left + cut_width <= width
         assert 0 <= top <= top + cut_height <= height
@@ -132,6 +179,15 @@ def test_random_crops_have_the_areas_and_ratios_asked_for() -> None:
     assert abs(np.log(ratio).mean()) < 0.05
     assert ratio.min() > 0.49
     assert ratio.max() < 2.02
+
+
+def test_the_narrowest_crops_hold_a_pixel() -> None:
+    for ratio, wanted in ((1e-6, (1, 24)), (1e6, (32, 1))):
+        crop = RandomResizedCrop(ratio=(ratio, ratio))
+        assert crop.box(32, 24, (8, 8), np.full(40, 0.5))[2:] == wanted
+        pixels, valid, _ = decode(make_images(3), Image("image", size=8, augment=crop), mask_bad_rows=True)
+        assert valid.all()
+        assert pixels.any()
 
 
 def test_centre_crop_is_the_middle() -> None:
@@ -156,9 +212,47 @@ def test_bad_rows(bad: bytes | None) -> None:
 
 
 def test_other_sizes_are_refused_where_the_size_is_kept() -> None:
-    other = encode(np.zeros((6, 9, 3), np.uint8))
-    with pytest.raises(BadRowError, match="is 9x6, others are 8x6: pass size="):
-        decode([GOOD, other], Image("image", size=(6, 8), keeps_size=True))
+    other, message = encode(np.zeros((6, 9, 3), np.uint8)), r"is 9x6 .* others are 8x6.*Image\('image', size=\(6, 8\)"
+    image = Image("image", size=(6, 8), keeps_size=True)
+    for mask in (False, True):
+        with pytest.raises(ConfigError, match=f"'image' of row offset 1 {message}"):
+            decode([GOOD, other], image, mask_bad_rows=mask)
+        own = dataclasses.replace(image, decode_fn=lambda data: np.zeros((6, len(data), 3), np.uint8))
+        with pytest.raises(ConfigError, match=message):
+            decode([b"x" * 8, b"x" * 9], own, mask_bad_rows=mask)
+
+
+def test_images_of_mixed_sizes_are_no_bad_rows(write_dataset: Callable[..., str]) -> None:
+    values = [encode(np.full((6, 8 + (row == 20), 3), 9, np.uint8)) for row in range(400)]
+    uri = write_dataset(pa.table({"image": pa.array(values, pa.binary())}))
+    dataset = raylance.dataset(uri, decode=Image("image"), on_bad_row="mask")
+    assert dataset.head(20)["image"].min() == 9
+    with pytest.raises(ConfigError, match="row offset 20 of .*data.lance is 9x6 .*size=.*no bad row"):
+        dataset.head(30)
+    # What the sampled rows show is refused at once.
+    mixed = write_dataset(pa.table({"image": pa.array(make_images(1) + values[:9], pa.binary())}))
+    with pytest.raises(ConfigError, match="row offset 1 of .*data.lance is 8x6 .* others are 32x24"):
+        raylance.dataset(mixed, decode=Image("image"), on_bad_row="mask")
+
+
+def bomb() -> bytes:
+    """A damaged header: a picture of 900 megapixels, at which Pillow raises neither ValueError nor OSError."""
+    good = encode(np.zeros((4, 4, 3), np.uint8))
+    header = good[12:16] + struct.pack(">II", 30_000, 30_000) + good[24:29]
+    return good[:12] + header + struct.pack(">I", zlib.crc32(header)) + good[33:]
+
+
+def test_a_damaged_first_row_is_left_to_on_bad_row(write_dataset: Callable[..., str]) -> None:
+    values = [bomb(), *make_images(5)]
+    uri = write_dataset(pa.table({"image": pa.array(values, pa.binary())}))
+    dataset = raylance.dataset(uri, decode=Image("image"), on_bad_row="mask")
+    assert dataset.schema.field("image").type.shape == [24, 32, 3]
+    assert dataset.head(6)["image"].any(axis=(1, 2, 3)).tolist() == [False, *[True] * 5]
+    with pytest.raises(BadRowError, match=f"row offset 0 of {uri} cannot be decoded .DecompressionBomb") as caught:
+        raylance.dataset(uri, decode=Image("image")).head(1)
+    assert pickle.loads(pickle.dumps(caught.value)).dataset == uri
+    with pytest.raises(raylance.DatasetError, match="holds no images: of 3 rows .*could be decompression bomb"):
+        raylance.dataset(write_dataset(pa.table({"image": [bomb()] * 3})), decode=Image("image"))
 
 
 def test_decode_fn_replaces_decoding() -> None:
@@ -168,11 +262,31 @@ def test_decode_fn_replaces_decoding() -> None:
         decode([b"a"], Image("image", size=(2, 2), decode_fn=lambda data: np.zeros((2, 2))))
 
 
+@pytest.mark.parametrize("size", [[6, 8], (np.int64(6), np.int32(8)), np.array([6, 8]).tolist()])
+def test_sizes(size: object) -> None:
+    image = Image("image", size=size)
+    assert (image.size, image.shape) == ((6, 8), (6, 8, 3))
+    assert image == Image("image", size=(6, 8))
+    assert decode([GOOD], image)[0].shape == (1, 6, 8, 3)
+    assert Image("image", size=np.int64(4)).size == (4, 4)
+
+
+@pytest.mark.parametrize(
+    "size", [224.0, (4, 4.5), [4], [], 0, (3, -1), "224", True, np.array([4, 4]), (None, 4), {4, 5}]
+)
+def test_sizes_that_are_none(images_uri: str, size: object) -> None:
+    with pytest.raises(ConfigError, match=r"size=.*\(height, width\) in whole pixels"):
+        raylance.dataset(images_uri, decode=Image("image", size=size))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: Image("image", size=0), "size="),
         (lambda: Image("image", size=(3, 4, 5)), "size="),
+        (lambda: RandomResizedCrop(ratio=(1e-9, 1)), "1e-6 <= low"),
+        (lambda: RandomResizedCrop(ratio=(1, float("inf"))), "high <= 1e6"),
+        (lambda: RandomResizedCrop(ratio=(float("nan"), 1)), "ratio="),
         (lambda: Image("image", size=4, hflip=1.5), "hflip=1.5"),
         (lambda: Image("image", augment=CenterCrop()), "needs size="),
         (lambda: CenterCrop(zoom=0.5), "zoom=0.5"),

@@ -1,8 +1,11 @@
 """Owns the promises of mixtures: quotas, components in their own order, exactly once, resume."""
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 import raylance
 from raylance.mixing import Component, MixOrder, quotas
 from raylance.order import RowShuffle
+from raylance.torch_data import IterableDataset
 from tests.test_order import mixtures
 from tests.test_plan import global_batches, make_plan
 
@@ -70,7 +74,45 @@ def test_quotas() -> None:
     assert quotas([1, 1, 1]) == [1, 1, 1]
     assert quotas([2, 4]) == [1, 2]
     assert sum(quotas([0.123456, 0.876544])) == 1000
-    assert min(quotas([1e-9, 1])) == 1
+    assert quotas([1] * 1500) == [1] * 1500
+    assert quotas([0.112, 0.407, 0.0011]) == [215, 783, 2], "to a thousandth, as checkpoints of 0.1.0 have it"
+
+
+def test_small_weights_are_kept_by_longer_stretches() -> None:
+    assert quotas([0.0005, 0.9995]) == [1, 1999]
+    assert quotas([1e-6, 1 - 1e-6]) == [1, 999_999]
+    assert quotas([0.0009, 0.5, 0.4991]) == [9, 5000, 4991]
+    with pytest.raises(raylance.ConfigError, match=r"1e-09 of all rows.*1,000,000 positions.*at least 1e-06"):
+        quotas([1e-9, 1])
+    with pytest.raises(raylance.ConfigError, match="no stretch"):
+        quotas([1e-300, 1e308, 1e308])
+    assert quotas([1e308] * 3) == [1, 1, 1]
+    assert quotas([1e308, 1.5e308]) == [2, 3]
+
+
+@given(st.lists(st.floats(1e-5, 1), min_size=1, max_size=5))
+@hypothesis.settings(max_examples=25)
+def test_quotas_are_near_the_weights(weights: list[float]) -> None:
+    shares = np.array(weights) / sum(weights)
+    try:
+        dealt = np.array(quotas(weights))
+    except raylance.ConfigError:
+        assert shares.min() < 0.001
+        return
+    assert dealt.min() >= 1
+    if shares.min() < 0.001:
+        assert (np.abs(dealt / dealt.sum() / shares - 1) < 0.021).all()
+    else:
+        assert np.abs(dealt / dealt.sum() - shares).max() < 0.002
+
+
+def test_a_rare_dataset_comes_as_often_as_its_weight(parts: dict[str, Any]) -> None:
+    (large, _), (small, _) = parts.values()
+    mixed = raylance.mix({"large": (large, 0.9996), "small": (small, 0.0004)}, stop=5000, remainder="ragged")
+    state = mixed.state_dict()
+    assert {name: part["quota"] for name, part in state["order"]["components"].items()} == {"large": 2499, "small": 1}
+    with pytest.raises(raylance.ConfigError, match="the weights .* at least 1e-06 of their sum"):
+        raylance.mix({"large": (large, 1), "small": (small, 1e-8)})
 
 
 def test_every_stretch_keeps_the_quotas() -> None:
@@ -144,3 +186,73 @@ def test_bad_mixtures(parts: dict[str, Any], write_dataset: Callable[..., str]) 
     for given_parts, options, message in cases:
         with pytest.raises(raylance.ConfigError, match=message):
             raylance.mix(given_parts, **options)
+
+
+GOLDEN_SEEDS = [16391082371309026713, 1384234292565451594, 12541704517497926162, 16119218604280180747]
+
+
+def tell_offsets(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"told": batch["_rowoffset"].copy(), "seed": batch["_seed"].copy()}
+
+
+def test_transforms_in_mixtures_see_the_offsets_of_the_dataset(write_dataset: Callable[..., str]) -> None:
+    datasets = [raylance.dataset(write_dataset(table(first, 40)), transform=tell_offsets) for first in (0, 1000)]
+    mixed = raylance.mix({"a": (datasets[0], 1), "b": (datasets[1], 1)}, stop="all_exhausted", remainder="ragged")
+    batches = list(IterableDataset(mixed, global_batch_size=20, dist_info=(0, 1), with_row_offset=True))
+    told, offsets, component, seeds = (
+        np.concatenate([batch[name] for batch in batches]) for name in ("told", "_rowoffset", "_component", "seed")
+    )
+    np.testing.assert_array_equal(told, offsets)
+    assert offsets.max() == 39
+    order = np.lexsort((offsets, component))
+    # Frozen, as test_order.GOLDEN is: seeds are made of the offset and the component.
+    assert seeds[order[[0, 39, 40, 79]]].tolist() == GOLDEN_SEEDS
+    head = mixed.head(80)
+    for name in ("told", "_rowoffset"):
+        np.testing.assert_array_equal(head[name], np.tile(np.arange(40), 2))
+
+
+def die(encoded: bytes) -> np.ndarray:
+    if encoded == b"deadly":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if encoded == b"bad":
+        raise ValueError("is bad")
+    return np.zeros((2, 2, 3), np.uint8)
+
+
+def with_one(write_dataset: Callable[..., str], value: bytes) -> tuple[raylance.Dataset, str]:
+    """A mixture of two datasets, the second with a row that is bad, and the URI of that."""
+    uris = [
+        write_dataset(pa.table({"image": pa.array([b"good"] * 30 + [last] + [b"good"] * 9, pa.binary())}))
+        for last in (b"good", value)
+    ]
+    decode = raylance.Image("image", size=(2, 2), decode_fn=die)
+    first, second = (raylance.dataset(uri, decode=decode, order="sequential") for uri in uris)
+    return raylance.mix({"a": (first, 1), "b": (second, 1)}, stop="all_exhausted"), uris[1]
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("decoders", [0, 1])
+def test_a_bad_row_of_a_mixture_is_named_with_its_dataset(write_dataset: Callable[..., str], decoders: int) -> None:
+    mixed, uri = with_one(write_dataset, b"bad")
+    with (
+        mixed.loader(num_decoders=decoders) as loader,
+        pytest.raises(raylance.BadRowError, match=r"row offset 30 of b \(.*\.lance\) cannot be decoded") as caught,
+    ):
+        list(loader.iter_batches(global_batch_size=8))
+    assert (caught.value.row_offset, caught.value.dataset) == (30, f"b ({uri})")
+    with pytest.raises(raylance.BadRowError, match="row offset 30 of b "):
+        mixed.head(80)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_crash_loop_in_a_mixture_names_the_datasets_own_rows(write_dataset: Callable[..., str]) -> None:
+    mixed, uri = with_one(write_dataset, b"deadly")
+    with (
+        mixed.loader(num_decoders=1) as loader,
+        pytest.raises(raylance.HelperError) as caught,
+    ):
+        list(loader.iter_batches(global_batch_size=8))
+    message = str(caught.value)
+    assert f"row offsets between 28 and 31 of b ({uri})" in message
+    assert "row offsets between 28 and 31 of a (" in message

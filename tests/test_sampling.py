@@ -1,5 +1,8 @@
 """Owns the checks that sampled rows come as often as their weights say, and the refusal of impossible weights."""
 
+import dataclasses
+import hashlib
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +97,67 @@ GOLDEN: list[tuple[Order, list[int]]] = [
 @pytest.mark.parametrize(("order", "wanted"), GOLDEN, ids=["weighted", "class", "classes per batch"])
 def test_golden_draws(order: Order, wanted: list[int]) -> None:
     assert draw(order, 30).tolist() == wanted
+
+
+class ManyClasses:
+    """60,000 rows of 20,000 classes, or of as many as asked for."""
+
+    def __init__(self, classes: int = 20_000) -> None:
+        self.count, self.classes = 3 * classes, classes
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        return pa.chunked_array([pa.array(np.arange(self.count) * 7 % self.classes)])
+
+    def fragment_ends(self) -> np.ndarray:
+        return np.array([self.count])
+
+
+@pytest.mark.parametrize(
+    ("some", "wanted"), [(None, "dbcd59ba0480ce46"), (3, "0ab62587ca88941c")], ids=["all classes", "some"]
+)
+def test_batches_of_many_classes_are_as_they_were_in_little_memory(some: int | None, wanted: str) -> None:
+    """Frozen draws of 0.1.0, which drew the numbers of all classes for all batches at once, and sorted them."""
+    weights = None if some is None else {label: 1.0 + label % 5 for label in range(0, 20_000, some)}
+    order = ClassBalanced(column="class", classes_per_batch=8, class_weights=weights)
+    order = order.bind(ManyClasses()).resolve(dataclasses.replace(FACTS, global_batch_size=64))
+    positions = np.r_[np.arange(64 * 40), np.arange(10**9, 10**9 + 200)]
+    parts = [order.rows(part, 60_000, 3, 1) for part in (positions[: 64 * 40], positions[64 * 40 :])]
+    assert hashlib.blake2b(np.concatenate(parts).astype("<i8").tobytes(), digest_size=8).hexdigest() == wanted
+    tracemalloc.start()
+    order.rows(np.arange(64 * 100), 60_000, 3, 1)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 24 << 20, "numbers of 100 batches and 20,000 classes would be 16 MB each time they are copied"
+
+
+def test_weights_of_many_classes() -> None:
+    """Quadratic work would be far past the time that a test has."""
+    classes = 300_000
+    weights = dict.fromkeys(range(classes), 1.0)
+    order = ClassBalanced(column="class", class_weights=weights).bind(ManyClasses(classes))
+    assert order.weights is not None
+    assert len(order.weights) == classes
+    with pytest.raises(raylance.ConfigError, match=r"names \[-1\], of which .*and 299,980 more") as caught:
+        ClassBalanced(column="class", class_weights=weights | {-1: 1.0}).bind(ManyClasses(classes))
+    assert len(str(caught.value)) < 1000
+
+
+def test_weights_whose_sum_is_no_number() -> None:
+    small, large = np.array([1.0, 4, 0, 4]), np.array([1.0, 4, 0, 4]) * 2.0**1021
+    draws = [draw(Weighted(weights=weights, rows_per_epoch=500), 4).tolist() for weights in (small, large)]
+    assert draws[0] == draws[1]
+    for per_batch in (None, 2):
+        orders = [
+            ClassBalanced(
+                column="class",
+                rows_per_epoch=500,
+                classes_per_batch=per_batch,
+                class_weights={"class 0": weight, "class 1": 2 * weight, "class 4": 2 * weight},
+            )
+            for weight in (1.0, 2.0**1022)
+        ]
+        draws = [draw(order, 100).tolist() for order in orders]
+        assert draws[0] == draws[1]
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,18 @@ def test_bad_fractions(fractions: dict[str, float], part: str, message: str) -> 
         FractionSplit(fractions=fractions, part=part)
 
 
+def test_rows_without_a_key_are_refused(write_dataset: Callable[..., str]) -> None:
+    users = [None if row in (7, 30) else f"user {row}" for row in range(60)]
+    uri = write_dataset(pa.table({"id": range(60), "user": users}))
+    for part in PARTS:
+        split = FractionSplit(fractions=PARTS, part=part, by="user")
+        with pytest.raises(raylance.DatasetError, match=r"by='user'\): 2 of .* 0 and 59 .*filter='`user` IS NOT NULL'"):
+            ids(uri, split)
+    kept = [ids(uri, FractionSplit(fractions=PARTS, part=p, by="user"), filter="`user` IS NOT NULL") for p in PARTS]
+    assert sorted(row for rows in kept for row in rows) == [row for row in range(60) if row not in (7, 30)]
+    assert ids(uri, ValueSplit("user", "user 5")) == [5]
+
+
 @pytest.mark.parametrize("ranges", [[], [(5, 5)], [(-1, 4)], [(0, 2), (9, 3)]])
 def test_bad_ranges(ranges: list[tuple[int, int]]) -> None:
     with pytest.raises(raylance.ConfigError, match="half-open"):
