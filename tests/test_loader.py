@@ -431,9 +431,9 @@ def test_all_idle_decoders_lost_at_once(images_uri: str, undisturbed: list[dict[
 
 
 def test_a_position_beyond_the_epoch_is_refused(images_uri: str) -> None:
-    dataset = raylance.dataset(images_uri, columns=["id"])
+    loader = raylance.dataset(images_uri, columns=["id"]).loader()
     with pytest.raises(raylance.StateError, match="damaged: position 954 of an epoch of 953"):
-        dataset.load_state_dict(dataset.state_dict() | {"position": 954})
+        loader.load_state_dict(loader.state_dict() | {"position": 954})
 
 
 def test_a_dataset_that_vanishes_is_named(write_dataset: Callable[..., str]) -> None:

@@ -109,7 +109,7 @@ def test_quotas_are_near_the_weights(weights: list[float]) -> None:
 def test_a_rare_dataset_comes_as_often_as_its_weight(parts: dict[str, Any]) -> None:
     (large, _), (small, _) = parts.values()
     mixed = raylance.mix({"large": (large, 0.9996), "small": (small, 0.0004)}, stop=5000, remainder="ragged")
-    state = mixed.state_dict()
+    state = mixed.loader().state_dict()
     assert {name: part["quota"] for name, part in state["order"]["components"].items()} == {"large": 2499, "small": 1}
     with pytest.raises(raylance.ConfigError, match="the weights .* at least 1e-06 of their sum"):
         raylance.mix({"large": (large, 1), "small": (small, 1e-8)})
