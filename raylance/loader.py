@@ -169,7 +169,8 @@ class RankLoader:
         Returns:
             Batches: dicts by column of tensors (n, …), images as uint8 (n, 3, H, W) in channels-last memory, strings,
             binary and unpadded lists as Python lists. `_valid` (bool) is there when rows may be padding or masked. n is
-            the rank's share of the step. Tensors on the CPU are views of received memory.
+            the rank's share of the step. Tensors on the CPU are views of received memory. A batch belongs to its
+            consumer, who may change it in place, as `collate_fn` may what it is given: nothing of it is read again.
 
         Raises:
             ConfigError, BadRowError, PlacementError, HelperError: As their docstrings say.
@@ -209,6 +210,10 @@ class RankLoader:
             with_row_offset: Likewise.
             pad_lists: Likewise, for "numpy".
             **unknown: Refused, with what to write instead.
+
+        Returns:
+            Batches that belong to their consumer: NumPy arrays may be changed in place, as tensors may; tables and
+            frames as far as pyarrow and pandas allow it.
 
         Raises:
             ConfigError, BadRowError, PlacementError, HelperError: As their docstrings say.

@@ -38,6 +38,15 @@ class Reader:
     row_bytes: float
     mode: ReadMode = "auto"
 
+    def __post_init__(self) -> None:
+        quoted = [name for name in self.columns if "`" in name]
+        if quoted:  # however it is quoted, Lance panics over it
+            raise DatasetError(
+                f"{self.dataset.uri!r} has a backtick in the column name {', '.join(map(repr, quoted))}, by which "
+                "Lance cannot read it; nothing was started. Name other columns in columns=, or write the dataset with "
+                "another name."
+            )
+
     def read(self, offsets: Int64Array) -> pa.Table:
         """Reads rows in ascending order of their offsets.
 

@@ -223,7 +223,7 @@ def transformed(batch: dict[str, np.ndarray]) -> dict[str, Any]:
 def test_what_a_consumer_changes_in_place_comes_back_in_no_other_batch(
     write_dataset: Callable[..., str], decoders: int
 ) -> None:
-    rows = 50
+    rows = 20
     vector = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(1.0, 2 * rows + 1, dtype=np.float32)), 2)
     uri = write_dataset(
         pa.table(
@@ -236,7 +236,7 @@ def test_what_a_consumer_changes_in_place_comes_back_in_no_other_batch(
         )
     )
     # Padding repeats the epoch's first rows, weights repeat rows within a batch, and chunks serve several batches.
-    orders = ["sequential", raylance.Weighted(weights=np.r_[np.ones(45), np.full(5, 50)])]
+    orders = ["sequential", raylance.Weighted(weights=np.r_[np.ones(15), np.full(5, 50)])]
     for order, transform in [(orders[0], None), (orders[1], None), (orders[0], transformed)]:
         dataset = raylance.dataset(
             uri,

@@ -1,5 +1,6 @@
 """Owns the checks that a read gives the rows asked for, by range or by take, whatever the fragments look like."""
 
+import ast
 from collections.abc import Callable
 
 import lance
@@ -7,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import raylance
 from raylance.errors import DatasetError
 from raylance.reader import READ_MODES, Reader, ReadMode
 
@@ -15,6 +17,32 @@ def table(first: int, rows: int) -> pa.Table:
     ids = np.arange(first, first + rows)
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(ids, 4).astype(np.float32)), 4)
     return pa.table({"id": ids, "vector": vectors, "text": [f"row {row}" * (row % 5) for row in ids]})
+
+
+def test_a_name_that_lance_cannot_read_is_refused_at_the_opening(write_dataset: Callable[..., str]) -> None:
+    names = {"a`b": [1, 2], "a b": [1, 2], "a'b": [3, 4], 'a"b': [3.0, 4.0], "ümlaut": ["x", None]}
+    uri = write_dataset(pa.table(names))
+    for arguments in (
+        {},
+        {"columns": ["a`b"]},
+        {"columns": ["a b"], "order": raylance.Weighted(weights="a`b")},
+        {"columns": ["a b"], "split": raylance.ValueSplit("a`b", 1)},
+    ):
+        with pytest.raises(DatasetError, match="a`b"):
+            raylance.dataset(uri, **arguments)
+    dataset = raylance.dataset(uri, columns=list(names)[1:])
+    assert dataset.head()["a b"].tolist() == [1, 2]
+    with pytest.raises(DatasetError, match="nested.x"):
+        raylance.dataset(write_dataset(pa.table({"nested": [{"x": 1}]})), columns=["nested.x"])
+
+
+def test_hints_to_leave_out_nulls_are_filters_that_work(write_dataset: Callable[..., str]) -> None:
+    for name in ("a b", "a'b", 'a"b', "select", "Ümlaut"):
+        uri = write_dataset(pa.table({name: [1, None, 3]}))
+        with pytest.raises(DatasetError, match="1 nulls") as caught:
+            raylance.dataset(uri).head()
+        hint = str(caught.value).split("filter=")[1].split("), or")[0]
+        assert raylance.dataset(uri, filter=ast.literal_eval(hint)).head()[name].tolist() == [1, 3]
 
 
 LAYOUTS = {"one huge": [2000], "many tiny": [7] * 60, "uneven": [1, 900, 3, 250, 846]}
