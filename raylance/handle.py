@@ -22,6 +22,7 @@ from raylance.permutation import Int64Array
 from raylance.plan import REMAINDERS, Plan, Remainder
 from raylance.reader import READ_MODES, Reader, ReadMode, is_blob
 from raylance.selection import Selection, pin, select
+from raylance.sharing import SharedSelection
 from raylance.spec import Feed, Options, Selected, Spec, TableFeed, make_plan
 from raylance.split import Split
 from raylance.summary import PlanSummary, summarise
@@ -109,7 +110,7 @@ def dataset(
             decoding = dataclasses.replace(decoding, transformed=made.schema)
     feed: Feed = TableFeed(
         source=source,
-        selection=selection,
+        selection=SharedSelection(source, filter, split, selection),
         columns=names,
         delivers=delivers,
         row_bytes=max(1.0, probe.nbytes / probe.num_rows),

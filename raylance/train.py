@@ -88,7 +88,7 @@ class DataConfig(ray.train.DataConfig):
         """The options, with what depends on the cluster settled."""
         options = self._options
         if options.num_decoders == "auto":  # anew each time: a restarted run may find other CPUs free
-            options = dataclasses.replace(options, num_decoders=auto_decoders(world_size, options.decoder_cpus))
+            options = dataclasses.replace(options, auto_decoders=auto_decoders(world_size, options.decoder_cpus))
         if not node_ids:
             return options
         cpus = {node["NodeID"]: node["Resources"].get("CPU", 1) for node in ray.nodes()}  # type: ignore[no-untyped-call]
