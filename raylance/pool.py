@@ -40,7 +40,7 @@ class DecoderPool:
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self, cpus: float) -> None:
-        """Makes an empty pool.
+        """Makes an empty pool, which counts its `deaths`: of actors that ran.
 
         Args:
             cpus: CPUs that one decode actor takes from Ray's count.
@@ -49,6 +49,7 @@ class DecoderPool:
         self._helpers: list[Helper] = []
         self._leases = 0
         self._timeout_s = 0.0
+        self.deaths = 0
         self._failures: list[RayError] = []  # of actors that died as they started, since they are awaited
 
     @classmethod
@@ -135,19 +136,18 @@ class DecoderPool:
         else:
             self._await(1)
 
-    def lost(self, helper: Helper) -> bool:
-        """Takes a dead decoder out, and starts another one, which may take its time.
-
-        Returns:
-            Whether the actor was one of this pool (it is not, when it was replaced already).
-        """
-        if helper not in self._helpers:
-            return False
-        self._drop(helper)
-        self._start()
+    def lost(self, helper: Helper) -> None:
+        """Takes a dead decoder out, and starts another one, which may take its time."""
+        if helper not in self._helpers:  # it was replaced already
+            return
+        self._replace(helper)
         for other in self._helpers:  # it seldom dies alone
             other.ask()
-        return True
+
+    def _replace(self, helper: Helper) -> None:
+        self.deaths += 1
+        self._drop(helper)
+        self._start()
 
     def _start(self) -> Helper:
         remote = ray.remote(DecodeActor).options(num_cpus=self._cpus, scheduling_strategy="DEFAULT", **NO_RESTARTS)
@@ -188,10 +188,10 @@ class DecoderPool:
                 ray.get(answer)
                 helper.pulse, helper.running = None, True
             except RayError as error:
-                self._drop(helper)
                 if helper.running:  # its items tell the same to those who wait for them
-                    self._start()
+                    self._replace(helper)
                 else:
+                    self._drop(helper)
                     self._failures.append(error)
                     logger.warning("a decode actor died as it started: %s", first_line(error))
         for helper in [helper for helper in self._helpers if not helper.running and time.monotonic() > helper.late]:
@@ -218,6 +218,7 @@ class Helpers:
         self.shard: Helper | None = None
         self.pool: DecoderPool | None = None
         self._give_back: weakref.finalize[..., Any] | None = None
+        self._replaced = 0
 
     def start(self, feed: Feed, decoding_key: str) -> Helper:
         """Places the helpers, unless they are there already; returns the shard actor.
@@ -256,6 +257,7 @@ class Helpers:
         """Places a shard actor, the first one or one for a dead one."""
         if self.shard is not None:
             self.shard.kill()
+            self._replaced += 1
         self.shard = place_shard_actor(feed, self._options)
         return self.shard
 
@@ -287,9 +289,15 @@ class Helpers:
             self.pool.await_one()
         return None
 
-    def lost_decoder(self, helper: Helper) -> bool:
-        """Has a dead decoder replaced; tells whether it was one still."""
-        return self.pool is not None and self.pool.lost(helper)
+    def lost_decoder(self, helper: Helper) -> None:
+        """Has a dead decoder replaced."""
+        if self.pool is not None:
+            self.pool.lost(helper)
+
+    @property
+    def replaced(self) -> int:
+        """Helpers that died and were replaced."""
+        return self._replaced + (self.pool.deaths if self.pool is not None else 0)
 
     def close(self) -> None:
         """Ends the shard actor and returns the lease."""

