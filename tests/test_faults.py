@@ -165,6 +165,39 @@ def test_a_full_object_store_costs_time(write_dataset: Callable[..., str]) -> No
     assert "every row" in in_a_cluster_of_its_own(FULL_STORE, uri, RAY_local_fs_capacity_threshold="0.01")
 
 
+OUT_OF_MEMORY = """
+import os, sys, time
+import numpy as np, ray, raylance
+
+def hungry(batch):
+    if 75 in batch["id"] and not os.path.exists(MARK):
+        open(MARK, "w").close()
+        held = []
+        while True:
+            held.append(np.ones(64 << 20, np.uint8))
+            time.sleep(0.05)
+    return {"id": batch["id"]}
+
+MARK = sys.argv[2]
+memory = {line.split(":")[0]: int(line.split()[1]) << 10 for line in open("/proc/meminfo")}
+used = memory["MemTotal"] - memory["MemAvailable"]
+os.environ["RAY_memory_usage_threshold"] = str((used + (2 << 30)) / memory["MemTotal"])
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+dataset = raylance.dataset(sys.argv[1], order="sequential", transform=hungry)
+with dataset.loader(num_decoders=1, max_inflight_bytes=400) as loader:
+    ids = [row for batch in loader.iter_batches(global_batch_size=10) for row in batch["id"].tolist()]
+    assert ids == list(range(200))
+    assert os.path.exists(MARK) and loader.stats()["helpers_replaced"] >= 1, loader.stats()
+print("every row")
+"""
+
+
+@pytest.mark.slow
+def test_a_helper_ended_by_the_memory_monitor_costs_time(numbers: str, tmp_path: Path) -> None:
+    out = in_a_cluster_of_its_own(OUT_OF_MEMORY, numbers, str(tmp_path / "mark"), RAY_memory_monitor_refresh_ms="100")
+    assert "every row" in out
+
+
 # ---- decoders
 
 
