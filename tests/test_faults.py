@@ -355,11 +355,16 @@ def test_storage_that_fails_for_a_while_costs_time(two_files: tuple[str, Path]) 
     uri, path = two_files
     away = path.with_suffix(".away")
     with halves(uri).loader() as loader:
-        path.rename(away)
         back = threading.Timer(2, away.rename, [path])
-        back.start()
-        assert ids_of(loader, 50) == list(range(2000))
+        ids = []
+        for batch in loader.iter_batches(global_batch_size=50):
+            if not ids:
+                path.rename(away)
+            ids += batch["id"].tolist()
+            if len(ids) == 900:  # the other file is being read now
+                back.start()
         back.join()
+        assert ids == list(range(2000))
 
 
 def test_storage_that_fails_for_too_long_is_an_error_and_the_loader_can_go_on(two_files: tuple[str, Path]) -> None:
