@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 # A helper that dies takes nothing with it that the plan cannot tell again, so Ray's own restarts are not used: one
 # mechanism for a killed process, a lost node and an explicit ray.kill, with a deadline for the new place.
 NO_RESTARTS = {"max_restarts": 0, "max_task_retries": 0}
-_SHARD_STARTS = 3
+_PAUSE_S = 1.0  # before another shard actor is placed for one that died as it started
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -83,7 +83,7 @@ def place_shard_actor(feed: Feed, options: Options) -> Helper:
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **NO_RESTARTS)
     late = time.monotonic() + options.placement_timeout_s
-    for start in range(_SHARD_STARTS):
+    while True:
         handle = remote.remote(feed, options.decode_threads, options.read_timeout_s)
         helper = Helper(handle=handle, late=late).ask()
         if not ray.wait([helper.pulse], timeout=max(0.0, late - time.monotonic()))[0]:
@@ -91,13 +91,13 @@ def place_shard_actor(feed: Feed, options: Options) -> Helper:
             raise PlacementError(no_place(1, 1, "shard actor", 0, options.placement_timeout_s))
         try:
             ray.get(helper.pulse)
-            break
+            helper.pulse, helper.running = None, True
+            return helper
         except RayError as error:
-            if start + 1 == _SHARD_STARTS or (isinstance(error, RayActorError) and error.actor_init_failed):
+            if time.monotonic() > late or (isinstance(error, RayActorError) and error.actor_init_failed):
                 raise HelperError(no_start("shard actor", error)) from error
             logger.warning("a shard actor died as it started (%s); another one is placed", first_line(error))
-    helper.pulse, helper.running = None, True
-    return helper
+            time.sleep(_PAUSE_S)
 
 
 def no_place(pending: int, asked: int, what: str, cpus: float, timeout_s: float) -> str:

@@ -181,7 +181,7 @@ def hungry(batch):
 MARK = sys.argv[2]
 memory = {line.split(":")[0]: int(line.split()[1]) << 10 for line in open("/proc/meminfo")}
 used = memory["MemTotal"] - memory["MemAvailable"]
-os.environ["RAY_memory_usage_threshold"] = str((used + (2 << 30)) / memory["MemTotal"])
+os.environ["RAY_memory_usage_threshold"] = str((used + (4 << 30)) / memory["MemTotal"])
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 dataset = raylance.dataset(sys.argv[1], order="sequential", transform=hungry)
 with dataset.loader(num_decoders=1, max_inflight_bytes=400) as loader:
