@@ -145,15 +145,19 @@ FULL_STORE = """
 import sys, threading, time
 import numpy as np, ray, raylance
 ray.init(address="local", num_cpus=2, object_store_memory=90 << 20, include_dashboard=False, log_to_driver=False)
-held = [ray.put(np.ones(15 << 20, np.uint8)) for _ in range(5)]
 dataset = raylance.dataset(sys.argv[1], order="sequential", remainder="ragged")
-rows = 0
+rows, held = 0, []
 with dataset.loader(max_inflight_bytes=24 << 20) as loader:
-    threading.Timer(4, held.clear).start()
-    for batch in loader.iter_batches(global_batch_size=16):
+    for batch in loader.iter_batches(global_batch_size=8):
         rows += len(batch["id"])
         del batch
-assert rows == 64, rows
+        if not held:
+            try:
+                while True:
+                    held.append(ray.put(np.ones(4 << 20, np.uint8)))
+            except ray.exceptions.OutOfDiskError:
+                threading.Timer(4, held.clear).start()
+assert rows == 160, rows
 print("every row")
 """
 
@@ -161,7 +165,7 @@ print("every row")
 @pytest.mark.slow
 def test_a_full_object_store_costs_time(write_dataset: Callable[..., str]) -> None:
     """Ray's own OutOfDiskError: the store is full, and the disk counts as full from one per cent on."""
-    uri = write_dataset(pa.table({"id": np.arange(64), "big": [os.urandom(1 << 20)] * 64}))
+    uri = write_dataset(pa.table({"id": np.arange(160), "big": [os.urandom(1 << 20)] * 160}))
     assert "every row" in in_a_cluster_of_its_own(FULL_STORE, uri, RAY_local_fs_capacity_threshold="0.01")
 
 
