@@ -7,7 +7,7 @@
     ├── PlacementError   helper actors that the cluster cannot place within the deadline
     ├── BadRowError      one row that cannot be decoded, with its offset
     ├── CoverageError    rows delivered otherwise than planned
-    └── HelperError      a helper actor that dies again and again on the same rows
+    └── HelperError      work on the same rows that is lost again and again, or a helper's error that cannot travel
 
 Every message names the cause, the consequence and the fix. All of them survive pickling, because they are raised
 in actors and caught in workers.
@@ -65,4 +65,4 @@ class CoverageError(RaylanceError):
 
 
 class HelperError(RaylanceError):
-    """A helper actor that died again and again while it worked on the same rows."""
+    """Work on the same rows that was lost again and again, or an error of a helper that cannot be sent as it is."""

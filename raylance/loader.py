@@ -79,7 +79,6 @@ class RankLoader:
         self._plan: Plan | None = None
         self._plan_key = ""
         self._helpers = Helpers(options, world_size) if helpers is None else helpers
-        self._key = uuid.uuid4().hex
         self._iteration = 0
         self._enter_process()
 
@@ -331,7 +330,6 @@ class RankLoader:
             plan_key=self._plan_key,
             rank=self.rank,
             helpers=self._helpers,
-            decoding_key=self._key,
             options=self._options,
             stats=self._stats,
         )

@@ -17,12 +17,14 @@ class Receipt:
 
     Attributes:
         nbytes: Bytes of the table that it made.
+        read_bytes: Bytes read from storage since the last receipt, reading ahead included.
         read_s: Seconds that the call waited for data from storage.
         decode_s: Seconds of decoding, of all threads together as the wall clock of the call.
         masked_rows: Rows that could not be decoded and were masked.
     """
 
     nbytes: int = 0
+    read_bytes: int = 0
     read_s: float = 0.0
     decode_s: float = 0.0
     masked_rows: int = 0
@@ -40,6 +42,7 @@ class Stats:
         rows: Rows handed out on this rank, padding included.
         masked_rows: Rows handed out as zeros with `_valid` False because they could not be decoded.
         nbytes: Bytes handed out, decoded.
+        read_bytes: Bytes of rows read from storage, what was read ahead included.
         wait_s: Seconds that the trainer waited for the next batch.
         first_batch_s: Of these, seconds before the first batches of iterations.
         read_s: Seconds that the shard actor waited for storage (reading ahead hides the rest).
@@ -54,6 +57,7 @@ class Stats:
     rows: int = 0
     masked_rows: int = 0
     nbytes: int = 0
+    read_bytes: int = 0
     wait_s: float = 0.0
     first_batch_s: float = 0.0
     read_s: float = 0.0
@@ -74,6 +78,7 @@ class Stats:
 
     def add(self, receipt: Receipt) -> None:
         """Adds what a helper said."""
+        self.read_bytes += receipt.read_bytes
         self.read_s += receipt.read_s
         self.decode_s += receipt.decode_s
         self.masked_rows += receipt.masked_rows

@@ -329,9 +329,9 @@ class MixFeed:
         """The components' selections as one."""
         return MixSelection(tuple(part.load_selection() for part in self.parts))
 
-    def open_reader(self) -> RowReader:
+    def open_reader(self, retry_s: float = 0.0) -> RowReader:
         """Opens the components."""
-        return _MixReader(tuple(part.open_reader() for part in self.parts))
+        return _MixReader(tuple(part.open_reader(retry_s) for part in self.parts))
 
     def shared(self) -> "MixFeed":
         """The same, with large selections in the object store."""

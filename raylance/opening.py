@@ -23,6 +23,7 @@ from raylance.permutation import Int64Array
 from raylance.plan import REMAINDERS, Remainder
 from raylance.reader import READ_MODES, Reader, ReadMode, is_blob
 from raylance.selection import Selection, Version, pin, select
+from raylance.sharing import SharedSelection
 from raylance.spec import Feed, Options, Selected, Spec, TableFeed
 from raylance.split import Split
 
@@ -121,7 +122,7 @@ def dataset(
             decoding = dataclasses.replace(decoding, transformed=made.schema)
     feed: Feed = TableFeed(
         source=source,
-        selection=selection,
+        selection=SharedSelection(source, filter, split, selection),
         columns=names,
         delivers=made.column_names,
         row_bytes=max(1.0, probe.nbytes / probe.num_rows),

@@ -227,10 +227,10 @@ class PackFeed:
         """The sequences."""
         return self.table
 
-    def open_reader(self) -> RowReader:
+    def open_reader(self, retry_s: float = 0.0) -> RowReader:
         """Opens the documents."""
-        documents = self.documents.load_selection()
-        return _PackReader(reader=self.documents.open_reader(), documents=documents, table=self.table, pack=self.pack)
+        documents, reader = self.documents.load_selection(), self.documents.open_reader(retry_s)
+        return _PackReader(reader=reader, documents=documents, table=self.table, pack=self.pack)
 
     def shared(self) -> "PackFeed":
         """The same, with a large selection in the object store."""

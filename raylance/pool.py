@@ -1,72 +1,32 @@
-"""Owns where helper actors run, within a deadline, and their replacement; never knows what they work on.
+"""Owns how many helper actors there are and which gets work, and their replacement; never knows what they work on."""
 
-Helpers live outside the trainer's placement group and die with the worker that made them.
-"""
-
-import dataclasses
 import logging
 import threading
+import time
+import uuid
 import weakref
-from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import ray
-from ray.exceptions import RayActorError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.exceptions import RayActorError, RayError
 
-from raylance.actors import DecodeActor, ShardActor
-from raylance.decoding import Decoding
+from raylance.actors import DecodeActor
 from raylance.errors import HelperError, PlacementError
+from raylance.faults import first_line
+from raylance.placement import NO_RESTARTS, Helper, no_place, no_start, place_shard_actor
+from raylance.sharing import ray_session
 from raylance.spec import Feed, Options
 
 logger = logging.getLogger(__name__)
 
-# A helper that dies takes nothing with it that the plan cannot tell again, so Ray's own restarts are not used: one
-# mechanism for a killed process, a lost node and an explicit ray.kill, with a deadline for the new place.
 _MAX_AUTO_DECODERS = 32
-_NO_RESTARTS = {"max_restarts": 0, "max_task_retries": 0}
+_LOOK_S = 0.5  # between looks at the clock while helpers are awaited
 
 
-def ray_session() -> str:
-    """Names the Ray session of this process, "" where there is none: a notebook may end one and begin another."""
-    return str(ray.get_runtime_context().gcs_address) if ray.is_initialized() else ""
-
-
-@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
-class Helper:
-    """A placed helper actor.
-
-    Attributes:
-        handle: Its handle.
-        actor_id: Its ID, hex, as Ray's actor errors name it.
-        outstanding: Items it was given that have not been collected.
-        installed: Keys of the plans or decodings it knows.
-        session: The Ray session it belongs to.
-    """
-
-    handle: Any
-    actor_id: str
-    outstanding: int = 0
-    installed: set[str] = dataclasses.field(default_factory=set)
-    session: str = dataclasses.field(default_factory=lambda: ray_session())
-
-    def knows(self, key: str, value: Any) -> "Helper":
-        """This helper, told what a key stands for unless it knows."""
-        if key not in self.installed:
-            self.handle.install.remote(key, value)
-            self.installed.add(key)
-        return self
-
-    def kill(self) -> None:
-        """Ends the actor now, unless it went with its Ray session."""
-        if self.session == ray_session():
-            ray.kill(self.handle)
-
-
-def auto_decoders(world_size: int, decoder_cpus: float) -> int:
-    """Decode actors for each rank that fit the CPUs that are free in the cluster now."""
+def auto_decoders(world_size: int, decoder_cpus: float, ours: int = 0) -> int:
+    """Decode actors for each rank that fit the CPUs that are free in the cluster now, or taken by `ours` already."""
     free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
-    return min(int(free / max(decoder_cpus, 1e-9) / world_size), _MAX_AUTO_DECODERS)
+    return min(int((free / max(decoder_cpus, 1e-9) + ours) / world_size), _MAX_AUTO_DECODERS)
 
 
 def cpus_by_node() -> dict[str, float]:
@@ -75,46 +35,11 @@ def cpus_by_node() -> dict[str, float]:
     return {node["NodeID"]: float(node["Resources"].get("CPU", 1)) for node in nodes}
 
 
-def place_shard_actor(feed: Feed, decode_threads: int, timeout_s: float) -> Helper:
-    """Places a shard actor, on this worker's node where that is possible. It takes no CPU from Ray's count.
-
-    Raises:
-        PlacementError: If it is not running within the deadline.
-    """
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-    remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **_NO_RESTARTS)
-    return _place([lambda: remote.remote(feed, decode_threads)], "shard actor", 0, timeout_s)[0]
-
-
-def _place(starts: list[Callable[[], Any]], what: str, cpus: float, timeout_s: float) -> list[Helper]:
-    handles = [start() for start in starts]
-    ids = [handle.actor_id.remote() for handle in handles]
-    _, pending = ray.wait(ids, num_returns=len(ids), timeout=timeout_s)
-    if pending:
-        for handle in handles:
-            ray.kill(handle)
-        total = ray.cluster_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
-        free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
-        raise PlacementError(
-            f"{len(pending)} of {len(ids)} {what}s ({cpus:g} CPU each, {cpus * len(ids):g} together) found no place in "
-            f"{timeout_s:g} s: the cluster counts {total:g} CPUs, of which {free:g} are free now. Training stops here "
-            "rather than hang. Ask for fewer (num_decoders=…; 0 decodes in threads of the shard actors, which always "
-            "find a place), add nodes, or raise placement_timeout_s if the cluster is still scaling up."
-        )
-    try:
-        return [Helper(handle=handle, actor_id=ray.get(ref)) for handle, ref in zip(handles, ids, strict=True)]
-    except RayActorError as error:
-        for handle in handles:
-            ray.kill(handle)
-        raise HelperError(
-            f"a {what} could not start; nothing was delivered. Its constructor or its process said: {error}"
-        ) from error
-
-
 class DecoderPool:
     """The decode actors of one process, shared by all its loaders, so that validation needs no second set.
 
-    Leases are counted; the last one to be returned ends the actors.
+    Leases are counted; the last one to be returned ends the actors. An actor that dies is replaced beside the others:
+    nobody waits for it while one of them is well.
     """
 
     _shared: ClassVar[dict[tuple[str, float], "DecoderPool"]] = {}  # by Ray session and CPUs of an actor
@@ -122,7 +47,7 @@ class DecoderPool:
     _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self, cpus: float) -> None:
-        """Makes an empty pool.
+        """Makes an empty pool, which counts its `deaths`: of actors that ran.
 
         Args:
             cpus: CPUs that one decode actor takes from Ray's count.
@@ -130,71 +55,162 @@ class DecoderPool:
         self._cpus = cpus
         self._helpers: list[Helper] = []
         self._leases = 0
+        self._timeout_s = 0.0
+        self.deaths = 0
+        self._failures: list[RayError] = []  # of actors that died as they started, since they are awaited
 
     @classmethod
-    def lease(cls, count: int, cpus: float, timeout_s: float) -> Self:
+    def here(cls, cpus: float) -> "DecoderPool | None":
+        """This process's pool, where there is one."""
+        return cls._shared.get((ray_session(), cpus))
+
+    @classmethod
+    def lease(cls, count: int, cpus: float, timeout_s: float, *, waits: bool) -> "DecoderPool":
         """Gives this process's pool, grown to at least `count` actors.
 
+        Args:
+            count: Actors.
+            cpus: CPUs of each.
+            timeout_s: Seconds that they may take to find their place.
+            waits: Whether to wait until all of them run; otherwise those that find no place are done without.
+
         Raises:
-            PlacementError: If they are not running within the deadline.
+            PlacementError: If they are waited for, and not running within the deadline.
+            HelperError: If one dies as it starts.
         """
         with cls._lock:
             pool = cls._shared.setdefault((ray_session(), cpus), cls(cpus))
             pool._leases += 1
-            try:
-                pool._grow(count - len(pool._helpers), timeout_s)
-            except BaseException:
-                pool.give_back()
-                raise
-            return pool  # type: ignore[return-value]
+            pool._timeout_s = timeout_s
+            started = [pool._start() for _ in range(count - len(pool._helpers))]
+        try:
+            if waits:
+                pool._await(count)
+        except BaseException:
+            for helper in started:
+                pool._drop(helper)
+            pool.give_back()
+            raise
+        return pool
 
-    def give_back(self) -> None:
-        """Returns one lease."""
+    def give_back(self, key: str | None = None) -> None:
+        """Returns one lease.
+
+        Args:
+            key: What the decoders knew for the one who held it, which they forget.
+        """
         with self._lock:
             self._leases -= 1
-            if self._leases == 0:
-                for helper in self._helpers:
+            for helper in self._helpers:
+                if self._leases == 0:
                     helper.kill()
+                elif key is not None:
+                    helper.forget(key)
+            if self._leases == 0:
                 self._helpers.clear()
-
-    def _grow(self, count: int, timeout_s: float) -> None:
-        if count > 0:
-            remote = ray.remote(DecodeActor).options(num_cpus=self._cpus, scheduling_strategy="DEFAULT", **_NO_RESTARTS)
-            self._helpers += _place([remote.remote] * count, "decode actor", self._cpus, timeout_s)
+                for place in [place for place, pool in self._shared.items() if pool is self]:
+                    del self._shared[place]
 
     def __len__(self) -> int:
+        """Actors that run or are awaited."""
         return len(self._helpers)
 
-    def least_busy(self, key: str, decoding: Decoding) -> Helper:
-        """The decoder with the fewest outstanding items, told how to decode for `key`."""
-        # The newest of equals: where several died at once, what is done again must not go to the next dead one.
-        return min(reversed(self._helpers), key=lambda candidate: candidate.outstanding).knows(key, decoding)
+    @property
+    def running(self) -> int:
+        """Actors that run."""
+        return sum(helper.running for helper in self._helpers)
 
-    def replace(self, actor_id: str, timeout_s: float) -> bool:
-        """Replaces a dead decoder; goes on with fewer when there is no place for a new one.
+    def least_busy(self, *, proven: bool) -> Helper | None:
+        """The running decoder with the fewest outstanding items, or None.
 
-        Returns:
-            Whether the actor was one of this pool (it is not, when it was replaced already).
+        Args:
+            proven: Leave out those that have not answered since another one died: where several died at once, work
+                that is done again must not go to the next dead one.
+        """
+        self._look()
+        able = [helper for helper in self._helpers if helper.running and not (proven and helper.pulse is not None)]
+        return min(able, key=lambda helper: helper.outstanding, default=None)
+
+    def await_one(self) -> None:
+        """Waits for an answer of any decoder that runs, or else for one to run.
 
         Raises:
-            PlacementError: If it was the last one and no other could be placed.
+            PlacementError: If none runs within the deadline.
+            HelperError: If it dies as it starts.
         """
-        dead = [helper for helper in self._helpers if helper.actor_id == actor_id]
-        for helper in dead:
+        if self.running:
+            self._look(wait=True)
+        else:
+            self._await(1)
+
+    def lost(self, helper: Helper) -> None:
+        """Takes a dead decoder out, and starts another one, which may take its time."""
+        if helper not in self._helpers:  # it was replaced already
+            return
+        self._replace(helper)
+        for other in self._helpers:  # it seldom dies alone
+            other.ask()
+
+    def _replace(self, helper: Helper) -> None:
+        self.deaths += 1
+        self._drop(helper)
+        self._start()
+
+    def _start(self) -> Helper:
+        remote = ray.remote(DecodeActor).options(num_cpus=self._cpus, scheduling_strategy="DEFAULT", **NO_RESTARTS)
+        helper = Helper(handle=remote.remote(), late=time.monotonic() + self._timeout_s).ask()
+        self._helpers.append(helper)
+        return helper
+
+    def _drop(self, helper: Helper) -> None:
+        if helper in self._helpers:
             self._helpers.remove(helper)
+            helper.kill()
+
+    def _await(self, count: int) -> None:
+        late = time.monotonic() + self._timeout_s
+        self._failures.clear()
+        while self.running < count:
+            for error in self._failures:
+                if (isinstance(error, RayActorError) and error.actor_init_failed) or time.monotonic() > late:
+                    raise HelperError(no_start("decode actor", error)) from error
+            if time.monotonic() > late:
+                missing = count - self.running
+                raise PlacementError(no_place(missing, count, "decode actor", self._cpus, self._timeout_s))
+            if len(self) < count and time.monotonic() + _LOOK_S < late:  # one died as it started
+                self._start()
+            self._look(wait=True)
+
+    def _look(self, *, wait: bool = False) -> None:
+        """Notes which helpers have answered, died or are late; waits a moment for the first where that is asked."""
+        asked = {helper.pulse: helper for helper in self._helpers if helper.pulse is not None}
+        if wait and asked:
+            ray.wait(list(asked), timeout=_LOOK_S)
+        elif wait:
+            time.sleep(_LOOK_S)
+        answers = ray.wait(list(asked), num_returns=len(asked), timeout=0)[0] if asked else []
+        for answer in answers:
+            helper = asked[answer]
             try:
-                self._grow(1, timeout_s)
-            except PlacementError as error:
-                if not self._helpers:
-                    raise
-                logger.warning("going on with %d decode actors: %s", len(self._helpers), error)
-        return bool(dead)
+                ray.get(answer)
+                helper.pulse, helper.running = None, True
+            except RayError as error:
+                if helper.running:  # its items tell the same to those who wait for them
+                    self._replace(helper)
+                else:
+                    self._drop(helper)
+                    self._failures.append(error)
+                    logger.warning("a decode actor died as it started: %s", first_line(error))
+        for helper in [helper for helper in self._helpers if not helper.running and time.monotonic() > helper.late]:
+            self._drop(helper)
+            logger.warning("a decode actor found no place in time; going on with %d", len(self._helpers))
 
 
 class Helpers:
     """The helpers of one loader: its shard actor, and its lease of the process's decoders. Picklable until started.
 
     Attributes:
+        key: Names the feed's decoding to the decoders.
         shard: The shard actor, once started.
         pool: The decoders, where decode actors decode.
     """
@@ -206,10 +222,11 @@ class Helpers:
             options: How many helpers, and how soon.
             world_size: Ranks that share the cluster.
         """
-        self._options, self._world_size = options, world_size
+        self._options, self._world_size, self.key = options, world_size, uuid.uuid4().hex
         self.shard: Helper | None = None
         self.pool: DecoderPool | None = None
         self._give_back: weakref.finalize[..., Any] | None = None
+        self._replaced = 0
 
     def start(self, feed: Feed) -> Helper:
         """Places the helpers, unless they are there already; returns the shard actor.
@@ -219,25 +236,75 @@ class Helpers:
 
         Raises:
             PlacementError: If they are not running within the deadline.
+            HelperError: If one dies as it starts.
         """
         if self.shard is not None and self.shard.session == ray_session():
             return self.shard
         self.close()
         options = self._options
-        decoders = options.num_decoders if feed.decoding is not None else 0
-        if decoders == "auto":
-            decoders = auto_decoders(self._world_size, options.decoder_cpus)
-        if decoders:
-            self.pool = DecoderPool.lease(decoders, options.decoder_cpus, options.placement_timeout_s)
-            self._give_back = weakref.finalize(self, self.pool.give_back)
+        count = self._decoders() if feed.decoding is not None else 0
+        if count:
+            waits = options.num_decoders != "auto"
+            self.pool = DecoderPool.lease(count, options.decoder_cpus, options.placement_timeout_s, waits=waits)
+            self._give_back = weakref.finalize(self, self.pool.give_back, self.key)
             self._give_back.atexit = False  # Ray ends the actors of an ending process itself
         return self.new_shard(feed)
 
+    def _decoders(self) -> int:
+        options = self._options
+        if options.num_decoders != "auto":
+            return options.num_decoders
+        if options.auto_decoders is not None:
+            return options.auto_decoders
+        pool = DecoderPool.here(options.decoder_cpus)
+        ours = 0 if pool is None else len(pool)
+        return max(ours, auto_decoders(self._world_size, options.decoder_cpus, ours))
+
     def new_shard(self, feed: Feed) -> Helper:
         """Places a shard actor, the first one or one for a dead one."""
-        threads = self._options.decode_threads if self.pool is None else 0
-        self.shard = place_shard_actor(feed, threads, self._options.placement_timeout_s)
+        if self.shard is not None:
+            self.shard.kill()
+            self._replaced += 1
+        self.shard = place_shard_actor(feed, self._options)
         return self.shard
+
+    @property
+    def decoders_wanted(self) -> int:
+        """Decoders at work when all run, the shard actor where it decodes included."""
+        return max(1, len(self.pool) if self.pool is not None else 1)
+
+    @property
+    def decoders_running(self) -> int:
+        """Decoders at work now, likewise."""
+        return max(1, self.pool.running if self.pool is not None else 1)
+
+    def decoder(self, *, proven: bool) -> Helper | None:
+        """The decoder to give work to; None where the shard actor decodes.
+
+        Args:
+            proven: Only one that has answered since the last one died.
+
+        Raises:
+            PlacementError: If the last one is lost and no other is running within the deadline.
+        """
+        while self.pool is not None:
+            found = self.pool.least_busy(proven=proven)
+            if found is not None:
+                return found
+            if self._options.num_decoders == "auto" and not self.pool.running:
+                return None
+            self.pool.await_one()
+        return None
+
+    def lost_decoder(self, helper: Helper) -> None:
+        """Has a dead decoder replaced."""
+        if self.pool is not None:
+            self.pool.lost(helper)
+
+    @property
+    def replaced(self) -> int:
+        """Helpers that died and were replaced."""
+        return self._replaced + (self.pool.deaths if self.pool is not None else 0)
 
     def close(self) -> None:
         """Ends the shard actor and returns the lease."""

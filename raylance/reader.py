@@ -1,12 +1,15 @@
 """Owns reading: row offsets in, one Arrow table out, by range or by take; never decides which rows, never decodes."""
 
 import dataclasses
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import lance
 import numpy as np
 import pyarrow as pa
+import tenacity
 
 from raylance.columns import ROW_OFFSET
 from raylance.errors import DatasetError
@@ -19,6 +22,10 @@ _RANGE_BYTES = 256 << 10  # runs of at least this many bytes are read as ranges,
 _RANGE_ROWS = 8  # if they have at least this many rows: one take of a few large rows reads them in parallel
 _DENSE = 0.5  # from this share of wanted rows on, reading all and dropping the rest is no slower than a take
 _GAP_BYTES = 64 << 10  # gaps up to this size are read through
+_LONGEST_PAUSE_S = 10.0
+
+logger = logging.getLogger(__name__)
+
 _BATCH_BYTES = 4 << 20  # Lance decodes the batches of a range in parallel, into memory that it can reuse
 
 
@@ -31,12 +38,18 @@ class Reader:
         columns: Columns to read.
         row_bytes: Bytes of a row of these columns, about; chooses between range and take.
         mode: "range" and "take" read so whatever the rows; "auto" chooses, see `choose`.
+        reopen: Opens the dataset anew, before a read is tried again.
+        retry_s: Seconds that a read is tried again when the storage fails. What is queued behind a read that gave up is
+            tried once only, for as long again: one outage costs one deadline.
     """
 
     dataset: lance.LanceDataset
     columns: Sequence[str]
     row_bytes: float
     mode: ReadMode = "auto"
+    reopen: Callable[[], lance.LanceDataset] | None = None
+    retry_s: float = 0.0
+    _gave_up: float = dataclasses.field(default=float("-inf"), repr=False)
 
     def __post_init__(self) -> None:
         quoted = [name for name in self.columns if "`" in name]
@@ -59,25 +72,31 @@ class Reader:
             A table of k rows, each column in one chunk where it fits: the columns, and `_rowoffset` (int64).
 
         Raises:
-            DatasetError: If the dataset no longer gives these rows.
+            DatasetError: If the dataset no longer gives these rows, or its storage failed for too long.
         """
-        schema = self.dataset.schema
-        blobs = [name for name in self.columns if is_blob(schema.field(name))]
-        plain = [name for name in self.columns if name not in blobs]
+        begin = time.monotonic()
+        retry_s = self.retry_s if begin - self._gave_up > self.retry_s and self.reopen is not None else 0.0
+        attempts = 0
         try:
-            table = self._read_plain(offsets, plain) if plain or not blobs else None
-            columns = {} if table is None else {name: table[name] for name in plain}
-            for name in blobs:
-                found = (
-                    self.dataset.read_blobs(name, indices=offsets.tolist(), preserve_order=True) if len(offsets) else []
+            for attempt in retrying(retry_s):
+                with attempt:
+                    attempts += 1
+                    if attempts > 1 and self.reopen is not None:
+                        self.dataset = self.reopen()  # tells a version that is gone from a storage that fails
+                    table = self._read_all(offsets)
+        except (DatasetError, OSError, ValueError, pa.ArrowException) as error:
+            tried = "The epoch stops here."
+            if may_pass(error):
+                self._gave_up = time.monotonic() if retry_s else self._gave_up
+                tried = (
+                    f"It was tried {attempts} times in {time.monotonic() - begin:.0f} s, and the epoch stops here. "
+                    "When the storage is back, go on from the last checkpoint, or iterate again; read_timeout_s sets "
+                    "how long to wait for it."
                 )
-                columns[name] = pa.chunked_array([pa.array([value for _, value in found], pa.large_binary())])
-        except (OSError, ValueError, pa.ArrowException) as error:
             raise DatasetError(
                 f"rows {offsets[0]} to {offsets[-1]} of {self.dataset.uri!r}, version {self.dataset.version}, cannot "
-                f"be read ({error}); the epoch stops here. If the version was cleaned up: tag what you train on."
+                f"be read ({error}). {tried} If the version was cleaned up: tag what you train on."
             ) from error
-        table = pa.table({name: columns[name] for name in self.columns})
         if table.num_rows != len(offsets):
             raise DatasetError(
                 f"{self.dataset.uri!r}, version {self.dataset.version}, gave {table.num_rows} rows for {len(offsets)} "
@@ -85,6 +104,17 @@ class Reader:
             )
         # Gathering from one chunk is about ten times as fast as from many.
         return table.append_column(ROW_OFFSET, pa.array(offsets)).combine_chunks()
+
+    def _read_all(self, offsets: Int64Array) -> pa.Table:
+        schema = self.dataset.schema
+        blobs = [name for name in self.columns if is_blob(schema.field(name))]
+        plain = [name for name in self.columns if name not in blobs]
+        table = self._read_plain(offsets, plain) if plain or not blobs else None
+        columns = {} if table is None else {name: table[name] for name in plain}
+        for name in blobs:
+            found = self.dataset.read_blobs(name, indices=offsets.tolist(), preserve_order=True) if len(offsets) else []
+            columns[name] = pa.chunked_array([pa.array([value for _, value in found], pa.large_binary())])
+        return pa.table({name: columns[name] for name in self.columns})
 
     def _read_plain(self, offsets: Int64Array, columns: list[str]) -> pa.Table:
         if len(offsets) == 0:
@@ -134,3 +164,30 @@ class Reader:
 def is_blob(field: pa.Field) -> bool:
     """Whether a column is blob-encoded, of either version: a plain read of it gives descriptors and not bytes."""
     return (field.metadata or {}).get(b"lance-encoding:blob") == b"true" or "lance.blob" in str(field.type)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether a read may succeed when it is tried again: the storage failed, and not the data or the question.
+
+    Lance wraps what object stores say into errors of several classes, and names only in the text that it was I/O.
+    """
+    if isinstance(error, DatasetError) and error.__cause__ is not None:
+        return may_pass(error.__cause__)
+    return isinstance(error, (TimeoutError, ConnectionError)) or "LanceError(IO)" in str(error)
+
+
+def retrying(retry_s: float) -> tenacity.Retrying:
+    """Tries again what fails in a way that may pass, with growing random pauses, for about so many seconds."""
+
+    def warn(state: tenacity.RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome is not None else None
+        pause_s = state.next_action.sleep if state.next_action is not None else 0.0
+        logger.warning("the storage failed, and is asked again in %.1f s: %s", pause_s, error)
+
+    return tenacity.Retrying(
+        retry=tenacity.retry_if_exception(may_pass),
+        wait=tenacity.wait_random_exponential(multiplier=0.2, max=min(_LONGEST_PAUSE_S, max(retry_s, 0.1) / 4)),
+        stop=tenacity.stop_after_delay(retry_s),
+        before_sleep=warn,
+        reraise=True,
+    )

@@ -24,7 +24,7 @@ def options_of(options: Options, rank: int, world_size: int, node_ids: Sequence[
         node_ids: Nodes of the ranks, by rank, where they are known.
     """
     if options.num_decoders == "auto":  # anew each time: a restarted run may find other CPUs free
-        options = dataclasses.replace(options, num_decoders=auto_decoders(world_size, options.decoder_cpus))
+        options = dataclasses.replace(options, auto_decoders=auto_decoders(world_size, options.decoder_cpus))
     if not node_ids:
         return options
     ranks_here = Counter(node_ids)[node_ids[rank]]

@@ -4,7 +4,7 @@ nothing.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -14,13 +14,10 @@ from raylance.errors import ConfigError
 from raylance.order import Auto, Facts, Order
 from raylance.permutation import Int64Array
 from raylance.plan import Plan, Remainder
-from raylance.reader import Reader, ReadMode
+from raylance.reader import Reader, ReadMode, retrying
 from raylance.selection import Selection, Source
+from raylance.sharing import SharedSelection
 
-if TYPE_CHECKING:
-    import ray
-
-_SHARED_BYTES = 1 << 20  # selections above this travel through the object store
 _CHUNK_BYTES = 32 << 20  # of one rank, for orders that have no windows
 
 
@@ -102,8 +99,8 @@ class Feed(Protocol):
         """The selected rows, fetched where only a reference is held."""
         ...
 
-    def open_reader(self) -> RowReader:
-        """Opens what the offsets address."""
+    def open_reader(self, retry_s: float = 0.0) -> RowReader:
+        """Opens what the offsets address, for reads that are tried again for so long when the storage fails."""
         ...
 
     def shared(self) -> "Feed":
@@ -121,7 +118,7 @@ class TableFeed:
 
     Attributes:
         source: The pinned dataset.
-        selection: The selected rows, or a reference to them in the object store.
+        selection: The selected rows, or what gets them to other processes.
         columns: Columns to read.
         delivers: Columns of the batches.
         row_bytes: Bytes of a row of these columns as it is read, about.
@@ -131,7 +128,7 @@ class TableFeed:
     """
 
     source: Source
-    selection: "Selection | ray.ObjectRef[Selection]"
+    selection: Selection | SharedSelection
     columns: Sequence[str]
     delivers: Sequence[str]
     row_bytes: float
@@ -161,24 +158,24 @@ class TableFeed:
 
     def load_selection(self) -> Selection:
         """See `Feed.load_selection`."""
-        if isinstance(self.selection, Selection):
-            return self.selection
-        import ray  # not on top: DataLoader workers take feeds too, and have no Ray
+        return self.selection if isinstance(self.selection, Selection) else self.selection.get()
 
-        return ray.get(self.selection)
-
-    def open_reader(self) -> Reader:
+    def open_reader(self, retry_s: float = 0.0) -> Reader:
         """See `Feed.open_reader`."""
-        return Reader(dataset=self.source.open(), columns=self.columns, row_bytes=self.row_bytes, mode=self.read)
+        return Reader(
+            dataset=retrying(retry_s)(self.source.open),
+            columns=self.columns,
+            row_bytes=self.row_bytes,
+            mode=self.read,
+            reopen=self.source.open,
+            retry_s=retry_s,
+        )
 
     def shared(self) -> "TableFeed":
         """See `Feed.shared`."""
-        import ray
-
-        selection = self.selection
-        if not isinstance(selection, Selection) or selection.nbytes <= _SHARED_BYTES or not ray.is_initialized():
-            return self
-        return dataclasses.replace(self, selection=ray.put(selection))
+        if isinstance(self.selection, SharedSelection):
+            self.selection.share()
+        return self
 
     def local(self) -> "TableFeed":
         """See `Feed.local`."""
@@ -216,13 +213,16 @@ class Options:
 
     Attributes:
         num_decoders: Decode actors of each rank, shared by its loaders. 0 decodes in threads of the shard actor.
-            "auto" uses the CPUs that are free when the loaders are made, and 0 where none is.
+            "auto" takes those that find a place among the CPUs that are free, and until one runs, the shard actor
+            decodes.
         decoder_cpus: CPUs that a decode actor takes from Ray's count.
         decode_threads: Threads of a shard actor that decodes by itself.
         max_window_bytes: Most bytes of raw rows that a rank's shard actor holds, the next window included; what an
             order leaves to "auto" is settled from it.
         max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank.
         placement_timeout_s: Seconds that helpers may take to find their place.
+        read_timeout_s: Seconds that a read is tried again when the storage fails, before that is an error.
+        auto_decoders: What "auto" asks for, where it was settled for all ranks at once; None for the free CPUs' share.
     """
 
     num_decoders: int | Auto = "auto"
@@ -231,6 +231,8 @@ class Options:
     max_window_bytes: int = 512 << 20
     max_inflight_bytes: int = 256 << 20
     placement_timeout_s: float = 120.0
+    read_timeout_s: float = 60.0
+    auto_decoders: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_decoders != "auto" and (not isinstance(self.num_decoders, int) or self.num_decoders < 0):
@@ -238,8 +240,9 @@ class Options:
         for name in ("decode_threads", "max_window_bytes", "max_inflight_bytes", "placement_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be positive.")
-        if self.decoder_cpus < 0:
-            raise ConfigError(f"decoder_cpus={self.decoder_cpus!r}: must not be negative.")
+        for name in ("decoder_cpus", "read_timeout_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must not be negative.")
 
 
 def check_batch_size(global_batch_size: int | None, batch_size: int | None, world_size: int) -> int:

@@ -7,7 +7,9 @@ reference that Ray resolves when the shard actor has read it.
 """
 
 import dataclasses
+import itertools
 import logging
+import time
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
@@ -16,18 +18,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError
 
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID, dataset_names, tell_rows
 from raylance.errors import CoverageError, HelperError
+from raylance.faults import advice, as_raised, first_line, is_helper_gone, is_machine_fault
 from raylance.metrics import Coverage, Receipt, Stats
+from raylance.placement import Helper
 from raylance.plan import Plan, WorkItem
-from raylance.pool import Helper, Helpers
+from raylance.pool import Helpers
 from raylance.spec import Feed, Options
 
 logger = logging.getLogger(__name__)
 
-_MAX_DEATHS = 3
+_MAX_FAULTS = 3  # of the machines, that one item may see
+_PAUSES_S = (0.2, 1.0, 5.0)  # before work is done again where nothing died: a store that is full takes time to drain
 _MAX_ITEM_BYTES = 32 << 20
 
 
@@ -37,16 +42,21 @@ class _Piece:
 
     item: WorkItem
     nbytes: float
-    deaths: int = 0
-    shard: Helper | None = None
+    faults: int = 0
+    sent: int = 0  # counts up over all pieces: helpers work in this order
     decoder: Helper | None = None
     plain: Any = None
     images: Any = None
-    receipts: list[Any] = dataclasses.field(default_factory=list)
+    calls: list[tuple[Helper, Any]] = dataclasses.field(default_factory=list)  # helpers, and what gives their receipts
 
-    def used(self, actor_id: str | None) -> bool:
-        """Whether the piece was handed to an actor."""
-        return actor_id in [helper.actor_id for helper in (self.shard, self.decoder) if helper is not None]
+    @property
+    def receipts(self) -> list[Any]:
+        return [receipt for _, receipt in self.calls]
+
+    def is_finished(self) -> bool:
+        """Whether all its helpers have done their part; their results then outlive them."""
+        ready, pending = ray.wait(self.receipts, num_returns=len(self.calls), timeout=0)
+        return not pending and all(_error_of(receipt) is None for receipt in ready)
 
 
 class Stream:
@@ -60,7 +70,6 @@ class Stream:
         plan_key: str,
         rank: int,
         helpers: Helpers,
-        decoding_key: str,
         options: Options,
         stats: Stats,
     ) -> None:
@@ -72,15 +81,16 @@ class Stream:
             plan_key: Names it to the shard actor; the same for equal plans, so that what is read ahead is found.
             rank: The rank.
             helpers: The loader's helpers, which are started here.
-            decoding_key: Names the feed's decoding to the decoders.
             options: Limits of bytes in flight and of placement.
             stats: Counters to add to.
         """
         self._feed, self._plan, self._rank = feed, plan, rank
         self._plan_key, self._shared_plan = plan_key, ray.put(plan)
         self._selection = feed.load_selection()
-        self._shard, self._pool = helpers.start(feed), helpers.pool
-        self._helpers, self._options, self._key = helpers, options, decoding_key
+        self._shard = helpers.start(feed)
+        self._replaced = helpers.replaced
+        self._helpers, self._options = helpers, options
+        self._sends = itertools.count()
         self._stats = stats
         self._inflight: deque[_Piece] = deque()
         self.coverage = Coverage()
@@ -96,18 +106,18 @@ class Stream:
 
         Raises:
             BadRowError: A row cannot be decoded, and bad rows are not masked.
-            HelperError: A helper died again and again on the same rows.
+            HelperError: Work on the same rows was lost again and again.
             PlacementError: A replacement found no place.
         """
-        busy = 2 * max(1, len(self._pool) if self._pool else 1)  # one item in work and one waiting, for each decoder
-        item_bytes = min(_MAX_ITEM_BYTES, self._options.max_inflight_bytes / (busy + 1))
+        # One item in work and one waiting, for each decoder.
+        item_bytes = min(_MAX_ITEM_BYTES, self._options.max_inflight_bytes / (2 * self._helpers.decoders_wanted + 1))
         item_rows = max(1, int(item_bytes / max(self._row_bytes, 1)))
         items = self._plan.items(self._rank, epoch, position, item_rows)
         waiting = next(items, None)
         parts: list[pa.Table] = []
         try:
             while True:
-                while waiting is not None and self._may_send(waiting, busy, prefetch_batches):
+                while waiting is not None and self._may_send(waiting, prefetch_batches):
                     self._inflight.append(_Piece(item=waiting, nbytes=waiting.rows * self._row_bytes))
                     self._send(self._inflight[-1])
                     waiting = next(items, None)
@@ -129,27 +139,27 @@ class Stream:
                 self._take_back(piece)
             self._inflight.clear()
 
-    def _may_send(self, item: WorkItem, busy: int, prefetch_batches: int) -> bool:
+    def _may_send(self, item: WorkItem, prefetch_batches: int) -> bool:
         inflight_bytes = sum(piece.nbytes for piece in self._inflight)
         if self._inflight and inflight_bytes + item.rows * self._row_bytes > self._options.max_inflight_bytes:
             return False
         ahead = 0
         if self._inflight:
             ahead = -(-(item.position - self._inflight[0].item.position) // self._plan.global_batch_size)
-        return len(self._inflight) < busy or ahead <= prefetch_batches
+        return len(self._inflight) < 2 * self._helpers.decoders_running or ahead <= prefetch_batches
 
     def _send(self, piece: _Piece) -> None:
         """Hands a piece out, for the first time or again."""
         self._take_back(piece)
-        piece.shard = self._shard
-        reader = self._shard.knows(self._plan_key, self._shared_plan).handle
-        piece.plain, second, receipt = reader.read.remote(self._plan_key, piece.item)
-        piece.images, piece.receipts = second, [receipt]
-        if self._pool is not None and self._feed.decoding is not None:
-            piece.decoder = self._pool.least_busy(self._key, self._feed.decoding)
-            piece.decoder.outstanding += 1
-            piece.images, receipt = piece.decoder.handle.decode.remote(self._key, piece.item.epoch, second)
-            piece.receipts.append(receipt)
+        decoder = self._helpers.decoder(proven=piece.faults > 0)
+        reader = self._shard.knows(self._plan_key, self._shared_plan)
+        piece.plain, second, receipt = reader.handle.read.remote(self._plan_key, piece.item, decoder is None)
+        piece.images, piece.calls, piece.sent = second, [(reader, receipt)], next(self._sends)
+        if decoder is not None:
+            piece.decoder = decoder.knows(self._helpers.key, self._feed.decoding)
+            decoder.outstanding += 1
+            piece.images, receipt = decoder.handle.decode.remote(self._helpers.key, piece.item.epoch, second)
+            piece.calls.append((decoder, receipt))
 
     def _take_back(self, piece: _Piece) -> None:
         """Ends what a piece counts for at its decoder."""
@@ -165,18 +175,11 @@ class Stream:
                 receipts: list[Receipt] = ray.get(piece.receipts)
                 plain, images = ray.get([piece.plain, piece.images])
                 break
-            except RayActorError as error:
-                self._recover(piece, error.actor_id, error)
-            except ObjectLostError as error:
-                self._recover(piece, None, error)
-            except RayTaskError as error:
-                if piece.item.steps > 1:  # the steps before the one that fails are still to be delivered
-                    self._split(piece)
-                    continue
-                if isinstance(error.cause, Exception):
-                    raise error.cause from error
-                raise
+            except RayError as error:
+                self._redo(piece, error)
         self._take_back(self._inflight.popleft())
+        replaced, self._replaced = self._replaced, self._helpers.replaced
+        self._stats.helpers_replaced += self._replaced - replaced
         for receipt in receipts:
             self._stats.add(receipt)
         if piece.item.rows:
@@ -184,42 +187,65 @@ class Stream:
             self._row_bytes = max(self._row_bytes * 0.9, measured)
         return piece.item, self._merge(piece.item, plain, images)
 
-    def _split(self, piece: _Piece) -> None:
-        """Puts single steps in the place of the oldest piece, so that a fault concerns the rows of one step."""
-        self._take_back(self._inflight.popleft())
-        items = self._plan.single_steps(piece.item)
-        pieces = [_Piece(item=item, nbytes=piece.nbytes / len(items)) for item in items]
-        self._inflight.extendleft(reversed(pieces))
-        for single in pieces:
-            self._send(single)
+    def _redo(self, piece: _Piece, error: RayError) -> None:
+        """Has the oldest piece done again: elsewhere where a helper died, step by step where its rows are at fault.
 
-    def _recover(self, oldest: _Piece, actor_id: str | None, error: Exception) -> None:
-        """Replaces the dead helper and sends its unfinished pieces elsewhere; counts the death against the oldest."""
-        oldest.deaths += 1
-        if oldest.deaths > _MAX_DEATHS:
-            rows = self._plan.select(oldest.item.epoch, self._plan.item_positions(oldest.item))
+        Raises:
+            Exception: What a helper raised over the rows of one step.
+            HelperError: The faults of the machines do not end.
+            PlacementError: There is no place for other helpers.
+        """
+        helper = None
+        for caller, receipt in piece.calls:  # the first that failed; those behind it lacked its result
+            found = _error_of(receipt)
+            if found is not None:
+                helper, error = caller, found
+                break
+        if not is_machine_fault(error):
+            if piece.item.steps == 1:
+                raise as_raised(error) from error
+            self._split(piece)  # the steps before the one that fails are still to be delivered
+            return
+        logger.warning("work is done again after a fault of the machines (%s)", first_line(error))
+        lost = [piece]
+        if helper is not None and is_helper_gone(error):
+            # The helper may have been working on the first that it had left, and on no other.
+            lost = [other for other in self._inflight if helper in dict(other.calls) and not other.is_finished()]
+            lost.sort(key=lambda other: other.sent)
+            if helper is self._shard:
+                self._shard = self._helpers.new_shard(self._feed)
+            else:
+                self._helpers.lost_decoder(helper)
+            self._blame(lost[0], error)
+        else:
+            self._blame(piece, error)
+            time.sleep(_PAUSES_S[piece.faults - 1])
+        if lost[0].item.steps > 1:
+            self._split(lost.pop(0))
+        for other in lost:
+            self._send(other)
+
+    def _blame(self, piece: _Piece, error: RayError) -> None:
+        """Counts a fault of the machines against a piece."""
+        piece.faults += 1
+        if piece.faults > _MAX_FAULTS:
+            rows = self._plan.select(piece.item.epoch, self._plan.item_positions(piece.item))
             told = tell_rows(self._selection.offsets(rows), dataset_names(self._feed.uri))
             raise HelperError(
-                f"helper actors died {oldest.deaths} times over the same {len(rows)} rows, {told} "
-                f"({error}). The epoch stops here. Look for a row that crashes the decoder, or for too little memory "
-                "on the nodes of the helpers."
+                f"the work on the same {len(rows)} rows, {told}, was lost {piece.faults} times ({first_line(error)}). "
+                f"The epoch stops here. {advice(error)} Ray says: {error}"
             ) from error
-        replaced = False
-        if actor_id == self._shard.actor_id:
-            self._shard = self._helpers.new_shard(self._feed)
-            replaced = True
-        elif self._pool is not None and actor_id is not None:
-            replaced = self._pool.replace(actor_id, self._options.placement_timeout_s)
-        self._stats.helpers_replaced += replaced
-        logger.warning("work of a lost helper is done again (%s)", str(error).splitlines()[0])
-        lost = [piece for piece in self._inflight if piece is not oldest and piece.used(actor_id)]
-        if oldest.item.steps > 1:
-            self._split(oldest)
-        else:
-            self._send(oldest)
-        for piece in lost:
-            if not _is_finished(piece):
-                self._send(piece)
+
+    def _split(self, piece: _Piece) -> None:
+        """Puts single steps in the place of a piece, so that a fault concerns the rows of one step."""
+        self._take_back(piece)
+        items = self._plan.single_steps(piece.item)
+        singles = [_Piece(item=item, nbytes=piece.nbytes / len(items), faults=piece.faults) for item in items]
+        place = self._inflight.index(piece)
+        del self._inflight[place]
+        for offset, single in enumerate(singles):
+            self._inflight.insert(place + offset, single)
+            self._send(single)
 
     def _merge(self, item: WorkItem, plain: pa.Table, images: pa.Table) -> pa.Table:
         """Joins the columns in the feed's order, and says which rows are real."""
@@ -244,11 +270,12 @@ class Stream:
         return pa.table({name: columns[name] for name in (*self._feed.delivers, COMPONENT, ROW_OFFSET, VALID)})
 
 
-def _is_finished(piece: _Piece) -> bool:
-    """Whether all helpers of a piece have done their part; their results then outlive them."""
-    ready, pending = ray.wait(piece.receipts, num_returns=len(piece.receipts), timeout=0)
+def _error_of(receipt: Any) -> RayError | None:
+    """What a call failed with; None where it succeeded, or goes on."""
+    if not ray.wait([receipt], timeout=0)[0]:
+        return None
     try:
-        ray.get(ready)
-    except RayError:
-        return False
-    return not pending
+        ray.get(receipt)
+    except RayError as error:
+        return error
+    return None

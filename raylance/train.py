@@ -37,6 +37,7 @@ class DataConfig(ray.train.DataConfig):
         max_window_bytes: int = _DEFAULTS.max_window_bytes,
         max_inflight_bytes: int = _DEFAULTS.max_inflight_bytes,
         placement_timeout_s: float = _DEFAULTS.placement_timeout_s,
+        read_timeout_s: float = _DEFAULTS.read_timeout_s,
     ) -> None:
         """Makes a config.
 
@@ -48,6 +49,7 @@ class DataConfig(ray.train.DataConfig):
             max_window_bytes: Most bytes of raw rows that a rank's shard actor holds.
             max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank.
             placement_timeout_s: Seconds that helpers may take to find their place.
+            read_timeout_s: Seconds that a read is tried again when the storage fails, before that is an error.
 
         Raises:
             ConfigError: For a value that cannot be honoured.
@@ -62,6 +64,7 @@ class DataConfig(ray.train.DataConfig):
             max_window_bytes=max_window_bytes,
             max_inflight_bytes=max_inflight_bytes,
             placement_timeout_s=placement_timeout_s,
+            read_timeout_s=read_timeout_s,
         )
 
     def configure(

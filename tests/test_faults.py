@@ -1,0 +1,522 @@
+"""Owns the checks that faults of the machines cost time and never a row, and that what cannot be mended is said."""
+
+import gc
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray
+import ray.exceptions
+
+import raylance
+from tests.conftest import CPUS
+
+pytestmark = pytest.mark.usefixtures("ray_session")
+
+ONE_STEP = {"max_inflight_bytes": 400}  # so little in flight that items are single steps
+
+
+def ids_of(loader: raylance.RankLoader, batch: int, limit: int = 10**9, **options: Any) -> list[int]:
+    iterator = loader.iter_batches(global_batch_size=batch, **options)
+    return [row for _, found in zip(range(limit), iterator, strict=False) for row in found["id"].tolist()]
+
+
+@pytest.fixture
+def numbers(write_dataset: Callable[..., str]) -> str:
+    return write_dataset(pa.table({"id": np.arange(200)}))
+
+
+# ---- breaking off
+
+
+@pytest.fixture(scope="module")
+def chunks_uri(write_dataset: Callable[..., str]) -> str:
+    return write_dataset(pa.table({"id": np.arange(20_000), "text": ["x" * 500] * 20_000}))
+
+
+def chunked(uri: str) -> raylance.Dataset:
+    """40 chunks of 500 rows."""
+    return raylance.dataset(uri, order=raylance.Sequential(shard_rows=500, window_shards=1))
+
+
+def test_no_chunk_is_read_twice_after_breaking_off_in_its_middle(chunks_uri: str) -> None:
+    with chunked(chunks_uri).loader(max_inflight_bytes=100_000) as loader:
+        ids = ids_of(loader, 50, limit=4) + ids_of(loader, 50)
+        assert ids == list(range(20_000))
+        read = loader.stats()["read_bytes"]
+    once = 20_000 * 520
+    assert once <= read < 1.3 * once
+
+
+# ---- faults of the machines
+
+
+class RaisesOnce:
+    """A transform that raises Ray's errors, as helpers do when a machine fails, each once for a row."""
+
+    def __init__(self, marks: Path, errors: dict[int, Exception], always: bool = False) -> None:
+        self.marks, self.errors, self.always = marks, errors, always
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        for row in batch["id"].tolist():
+            mark = self.marks / str(row)
+            if row in self.errors and (self.always or not mark.exists()):
+                mark.touch()
+                raise self.errors[row]
+        return {"id": batch["id"]}
+
+
+MACHINE_FAULTS: list[Exception] = [
+    ray.exceptions.OutOfMemoryError("the monitor says so"),
+    ray.exceptions.NodeDiedError("the node is gone"),
+    ray.exceptions.ObjectStoreFullError("full"),
+    ray.exceptions.OutOfDiskError("full"),
+    ray.exceptions.OwnerDiedError("ff" * 28, b"", ""),
+    ray.exceptions.ObjectLostError("ff" * 28, b"", ""),
+    ray.exceptions.WorkerCrashedError(),
+    ray.exceptions.RayActorError(),
+    ray.exceptions.LocalRayletDiedError(),
+    ray.exceptions.RaySystemError("the raylet is gone"),
+]
+
+
+@pytest.mark.parametrize("decoders", [0, 1])
+def test_faults_of_the_machines_cost_no_row(numbers: str, tmp_path: Path, decoders: int) -> None:
+    errors = {5 + 20 * place: error for place, error in enumerate(MACHINE_FAULTS)}
+    transform = RaisesOnce(tmp_path, {})
+    dataset = raylance.dataset(numbers, transform=transform, order="sequential")
+    transform.errors = errors  # not while the dataset is opened, which tries the transform
+    with dataset.loader(num_decoders=decoders, **ONE_STEP) as loader:
+        assert ids_of(loader, 10) == list(range(200))
+        assert loader.stats()["helpers_replaced"] == 0, "what raised the error lives on"
+    assert len(list(tmp_path.iterdir())) == len(errors)
+
+
+@pytest.mark.parametrize(
+    ("error", "fix"),
+    [
+        (MACHINE_FAULTS[0], "lower max_window_bytes"),
+        (MACHINE_FAULTS[3], "more object_store_memory or disk"),
+        (MACHINE_FAULTS[4], "Nodes are lost faster"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_fault_that_does_not_end_is_an_error_with_rows_cause_and_fix(
+    numbers: str, tmp_path: Path, error: Exception, fix: str
+) -> None:
+    transform = RaisesOnce(tmp_path, {}, always=True)
+    dataset = raylance.dataset(numbers, transform=transform, order="sequential")
+    transform.errors = {43: error}
+    with dataset.loader(num_decoders=0) as loader:
+        ids = []
+        with pytest.raises(raylance.HelperError, match=rf"between 40 and 49 of .*{type(error).__name__}.*{fix}") as got:
+            for batch in loader.iter_batches(global_batch_size=10):
+                ids += batch["id"].tolist()
+        assert numbers in str(got.value)
+        assert ids == list(range(40))
+
+
+def in_a_cluster_of_its_own(script: str, *arguments: str, **environment: str) -> str:
+    ran = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=os.environ | environment,
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+FULL_STORE = """
+import sys, threading, time
+import numpy as np, ray, raylance
+ray.init(address="local", num_cpus=2, object_store_memory=90 << 20, include_dashboard=False, log_to_driver=False)
+dataset = raylance.dataset(sys.argv[1], order="sequential", remainder="ragged")
+rows, held = 0, []
+with dataset.loader(max_inflight_bytes=24 << 20) as loader:
+    for batch in loader.iter_batches(global_batch_size=8):
+        rows += len(batch["id"])
+        del batch
+        if not held:
+            try:
+                while True:
+                    held.append(ray.put(np.ones(4 << 20, np.uint8)))
+            except ray.exceptions.OutOfDiskError:
+                threading.Timer(4, held.clear).start()
+assert rows == 160, rows
+print("every row")
+"""
+
+
+@pytest.mark.slow
+def test_a_full_object_store_costs_time(write_dataset: Callable[..., str]) -> None:
+    """Ray's own OutOfDiskError: the store is full, and the disk counts as full from one per cent on."""
+    uri = write_dataset(pa.table({"id": np.arange(160), "big": [os.urandom(1 << 20)] * 160}))
+    assert "every row" in in_a_cluster_of_its_own(FULL_STORE, uri, RAY_local_fs_capacity_threshold="0.01")
+
+
+OUT_OF_MEMORY = """
+import os, sys, time
+import numpy as np, ray, raylance
+
+def hungry(batch):
+    if 75 in batch["id"] and not os.path.exists(MARK):
+        open(MARK, "w").close()
+        held = []
+        while True:
+            held.append(np.ones(64 << 20, np.uint8))
+            time.sleep(0.05)
+    return {"id": batch["id"]}
+
+MARK = sys.argv[2]
+memory = {line.split(":")[0]: int(line.split()[1]) << 10 for line in open("/proc/meminfo")}
+used = memory["MemTotal"] - memory["MemAvailable"]
+os.environ["RAY_memory_usage_threshold"] = str((used + (4 << 30)) / memory["MemTotal"])
+ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+dataset = raylance.dataset(sys.argv[1], order="sequential", transform=hungry)
+with dataset.loader(num_decoders=1, max_inflight_bytes=400) as loader:
+    ids = [row for batch in loader.iter_batches(global_batch_size=10) for row in batch["id"].tolist()]
+    assert ids == list(range(200))
+    assert os.path.exists(MARK) and loader.stats()["helpers_replaced"] >= 1, loader.stats()
+print("every row")
+"""
+
+
+@pytest.mark.slow
+def test_a_helper_ended_by_the_memory_monitor_costs_time(numbers: str, tmp_path: Path) -> None:
+    out = in_a_cluster_of_its_own(OUT_OF_MEMORY, numbers, str(tmp_path / "mark"), RAY_memory_monitor_refresh_ms="100")
+    assert "every row" in out
+
+
+# ---- decoders
+
+
+@pytest.fixture
+def occupied() -> Iterator[Callable[[int], None]]:
+    """Takes CPUs, at once or as soon as they are free."""
+
+    class Holder:
+        pass
+
+    holders: list[Any] = []
+
+    def take(cpus: int) -> None:
+        holders.extend(ray.remote(Holder).options(num_cpus=1).remote() for _ in range(cpus))
+
+    yield take
+    for holder in holders:
+        ray.kill(holder)
+
+
+def wait_for_free_cpus(cpus: int) -> None:
+    deadline = time.monotonic() + 60
+    while ray.available_resources().get("CPU", 0) != cpus and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ray.available_resources().get("CPU", 0) == cpus
+
+
+def with_pid(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"id": batch["id"], "pid": np.full(len(batch["id"]), os.getpid())}
+
+
+@pytest.mark.timeout(150)
+def test_one_healthy_decoder_goes_on_at_once(images_uri: str, occupied: Callable[[int], None]) -> None:
+    """Two of three decoders die, and others have their CPUs: waiting for a place would outlast the test."""
+    wait_for_free_cpus(CPUS)
+    dataset = raylance.dataset(images_uri, columns=["id"], transform=with_pid, order="sequential", remainder="ragged")
+    with dataset.loader(num_decoders=3, placement_timeout_s=1000, max_inflight_bytes=3000) as loader:
+        iterator = loader.iter_batches(global_batch_size=10)
+        batches = [next(iterator) for _ in range(20)]
+        pids = {int(batch["pid"][0]) for batch in batches}
+        assert len(pids) == 3
+        occupied(CPUS)
+        for pid in sorted(pids)[:2]:
+            os.kill(pid, signal.SIGKILL)
+        batches += iterator
+        assert sum(len(batch["id"]) for batch in batches) == len({*np.concatenate([b["id"] for b in batches])}) == 953
+        assert {int(batch["pid"][0]) for batch in batches[-20:]} == {max(pids)}
+        assert loader.stats()["helpers_replaced"] == 2
+
+
+def test_without_a_decoder_a_place_is_waited_for_until_the_deadline(
+    images_uri: str, occupied: Callable[[int], None]
+) -> None:
+    wait_for_free_cpus(CPUS)
+    dataset = raylance.dataset(images_uri, columns=["id"], transform=with_pid, order="sequential")
+    with dataset.loader(num_decoders=2, placement_timeout_s=15, **ONE_STEP) as loader:
+        iterator = loader.iter_batches(global_batch_size=10)
+        pids = {int(next(iterator)["pid"][0]) for _ in range(20)}
+        occupied(CPUS)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(raylance.PlacementError, match="1 of 1 decode actors.*found no place in 15 s"):
+            list(iterator)
+
+
+def test_auto_of_two_processes_at_once_takes_what_fits(images_uri: str, tmp_path: Path) -> None:
+    wait_for_free_cpus(CPUS)
+    dataset = raylance.dataset(images_uri, columns=["id"], transform=with_pid, remainder="ragged")
+
+    @ray.remote(num_cpus=0, max_retries=0)
+    def read(name: str) -> int:
+        with dataset.loader(placement_timeout_s=30) as loader:
+            (tmp_path / name).touch()
+            while len(list(tmp_path.iterdir())) < 2:
+                time.sleep(0.001)
+            ids = ids_of(loader, 10)
+            assert ids_of(loader, 10) != ids
+            # Both hold what they have until both are through.
+            (tmp_path / f"{name} is done").touch()
+            while len(list(tmp_path.iterdir())) < 4:
+                time.sleep(0.01)
+            return len(set(ids))
+
+    assert ray.get([read.remote("one"), read.remote("other")], timeout=120) == [953, 953]
+
+
+def test_auto_of_a_second_handle_shares_the_decoders_of_the_first(images_uri: str) -> None:
+    wait_for_free_cpus(CPUS)
+    arguments = {"columns": ["id"], "transform": with_pid, "remainder": "ragged"}
+    with (
+        raylance.dataset(images_uri, **arguments).loader() as train,
+        raylance.dataset(images_uri, **arguments).loader() as val,
+    ):
+        deadline = time.monotonic() + 60
+        shared = False
+        while not shared and time.monotonic() < deadline:  # until its decoders run, each shard actor decodes
+            ours, theirs = (
+                {int(batch["pid"][0]) for batch in loader.iter_batches(global_batch_size=10)} for loader in (train, val)
+            )
+            shared = bool(ours & theirs)
+        assert shared
+
+
+class Witness:
+    """A transform that leaves a file when its process lets go of it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return with_pid(batch)
+
+    def __del__(self) -> None:
+        if self.directory.exists():
+            (self.directory / str(os.getpid())).touch()
+
+
+@pytest.mark.parametrize("how", ["closed", "collected"])
+def test_decoders_forget_loaders_that_are(images_uri: str, tmp_path: Path, how: str) -> None:
+    arguments = {"columns": ["id"], "order": "sequential"}
+    with raylance.dataset(images_uri, transform=with_pid, **arguments).loader(num_decoders=1) as stays:
+        decoder = int(next(stays.iter_batches(global_batch_size=10))["pid"][0])
+        loader = raylance.dataset(images_uri, transform=Witness(tmp_path), **arguments).loader(num_decoders=1)
+        assert int(next(loader.iter_batches(global_batch_size=10))["pid"][0]) == decoder
+        assert not (tmp_path / str(decoder)).exists()
+        if how == "closed":
+            loader.close()
+        del loader
+        gc.collect()
+        deadline = time.monotonic() + 20
+        while not (tmp_path / str(decoder)).exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert (tmp_path / str(decoder)).exists()
+        assert int(next(stays.iter_batches(global_batch_size=10))["pid"][0]) == decoder
+
+
+# ---- storage
+
+
+@pytest.fixture
+def two_files(write_dataset: Callable[..., str]) -> tuple[str, Path]:
+    """A dataset of two files, and the path of the second."""
+    first = write_dataset(pa.table({"id": np.arange(1000), "text": ["x" * 500] * 1000}))
+    before = set(Path(first, "data").iterdir())
+    lance.write_dataset(pa.table({"id": np.arange(1000, 2000), "text": ["x" * 500] * 1000}), first, mode="append")
+    (second,) = set(Path(first, "data").iterdir()) - before
+    return first, second
+
+
+def halves(uri: str) -> raylance.Dataset:
+    return raylance.dataset(uri, order=raylance.Sequential(shard_rows=100, window_shards=1))
+
+
+def test_storage_that_fails_for_a_while_costs_time(two_files: tuple[str, Path]) -> None:
+    uri, path = two_files
+    away = path.with_suffix(".away")
+    with halves(uri).loader() as loader:
+        back = threading.Timer(2, away.rename, [path])
+        ids = []
+        for batch in loader.iter_batches(global_batch_size=50):
+            if not ids:
+                path.rename(away)
+            ids += batch["id"].tolist()
+            if len(ids) == 900:  # the other file is being read now
+                back.start()
+        back.join()
+        assert ids == list(range(2000))
+
+
+def test_storage_that_fails_for_too_long_is_an_error_and_the_loader_can_go_on(two_files: tuple[str, Path]) -> None:
+    uri, path = two_files
+    away = path.with_suffix(".away")
+    with halves(uri).loader(read_timeout_s=1) as loader:
+        path.rename(away)
+        ids = []
+        with pytest.raises(
+            raylance.DatasetError, match=r"rows 1000 to 1\d+ of .*version 2, cannot be read.*tried \d+ times"
+        ) as caught:
+            for batch in loader.iter_batches(global_batch_size=50):
+                ids += batch["id"].tolist()
+        assert uri in str(caught.value)
+        assert ids == list(range(1000)), "what could be read was delivered"
+        away.rename(path)
+        assert ids_of(loader, 50) == list(range(1000, 2000))
+
+
+@pytest.mark.timeout(120)
+def test_a_version_that_is_gone_is_not_waited_for(two_files: tuple[str, Path]) -> None:
+    uri, _ = two_files
+    with halves(uri).loader(read_timeout_s=1000) as loader:
+        iterator = loader.iter_batches(global_batch_size=50)
+        next(iterator)
+        lance.write_dataset(pa.table({"id": [1]}), uri, mode="overwrite")
+        lance.dataset(uri).cleanup_old_versions(timedelta(0), delete_unverified=True)
+        with pytest.raises(raylance.DatasetError, match="cannot be read.*has no version 2.*tag what you train on"):
+            list(iterator)
+
+
+@pytest.mark.timeout(120)
+def test_a_damaged_file_is_not_waited_for(two_files: tuple[str, Path]) -> None:
+    uri, path = two_files
+    dataset = halves(uri)
+    with path.open("r+b") as file:
+        file.write(os.urandom(path.stat().st_size - 2000))
+    with dataset.loader(read_timeout_s=1000) as loader:
+        ids = []
+        with pytest.raises(raylance.RaylanceError, match="corrupt"):
+            for batch in loader.iter_batches(global_batch_size=50):
+                ids += batch["id"].tolist()
+        assert ids == list(range(1000))
+
+
+# ---- handles and sessions
+
+
+@pytest.fixture(scope="module")
+def every_other(write_dataset: Callable[..., str]) -> str:
+    """A dataset of which a filter selects so many single rows that the selection travels through the object store."""
+    return write_dataset(pa.table({"id": np.arange(400_000)}))
+
+
+def test_a_handle_outlives_the_worker_that_returned_it(every_other: str) -> None:
+    @ray.remote(num_cpus=0)
+    class Opener:
+        def open(self, uri: str) -> raylance.Dataset:
+            return raylance.dataset(uri, filter="id % 2 = 1", remainder="ragged")
+
+    opener = Opener.remote()
+    dataset = ray.get(opener.open.remote(every_other))
+    ray.kill(opener)
+    time.sleep(1)
+    with dataset.loader() as loader:
+        assert sorted(ids_of(loader, 20_000)) == list(range(1, 400_000, 2))
+
+
+SESSIONS = """
+import pickle, sys
+import numpy as np, ray, raylance
+from ray.cluster_utils import Cluster
+
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+def join():
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+def ids_of(loader):
+    return np.sort(np.concatenate([batch["id"] for batch in loader.iter_batches(global_batch_size=20_000)]))
+
+wanted = np.arange(1, 400_000, 2)
+join()
+dataset = raylance.dataset(sys.argv[1], filter="id % 2 = 1", remainder="ragged")
+pickled = pickle.dumps(dataset)
+assert len(pickled) < 20_000, len(pickled)
+with dataset.loader() as loader:
+    assert (ids_of(loader) == wanted).all()
+    ray.shutdown()
+    assert pickle.loads(pickled).head(2)["id"].tolist() == [1, 3], "without Ray"
+    join()
+    assert (ids_of(loader) == wanted).all(), "a loader whose helpers went with the first session"
+    for handle in (dataset, pickle.loads(pickled), pickle.loads(pickle.dumps(dataset))):
+        with handle.loader() as another:
+            assert (ids_of(another) == wanted).all()
+print("all sessions")
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+def test_handles_and_loaders_outlive_a_ray_session(every_other: str) -> None:
+    assert "all sessions" in in_a_cluster_of_its_own(SESSIONS, every_other)
+
+
+def test_a_selection_that_cannot_be_built_again_is_refused(every_other: str, write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(pa.table({"id": np.arange(400_000)}))
+
+    @ray.remote(num_cpus=0)
+    class Opener:
+        def open(self, uri: str) -> raylance.Dataset:
+            return raylance.dataset(uri, filter="id % 2 = 1")
+
+    opener = Opener.remote()
+    dataset = ray.get(opener.open.remote(uri))
+    ray.kill(opener)
+    shutil.rmtree(uri)
+    lance.write_dataset(pa.table({"id": np.arange(300_000)}), uri)
+    time.sleep(1)
+    with dataset.loader() as loader, pytest.raises(raylance.DatasetError, match="was written anew"):
+        ids_of(loader, 20_000)
+
+
+# ---- errors of user code
+
+
+class OddError(Exception):
+    """Pickles, and cannot be unpickled."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{what} at {where}")
+
+
+def odd(batch: dict[str, Any]) -> dict[str, Any]:
+    if 43 in batch["id"]:
+        raise OddError("row 43", "something odd")
+    return {"id": batch["id"]}
+
+
+@pytest.mark.parametrize("decoders", [0, 1])
+def test_an_error_that_cannot_travel_hides_no_good_row(write_dataset: Callable[..., str], decoders: int) -> None:
+    with pytest.raises(TypeError):
+        pickle.loads(pickle.dumps(OddError("row 43", "something odd")))
+    uri = write_dataset(pa.table({"id": np.arange(400)}))
+    dataset = raylance.dataset(uri, transform=odd, order="sequential")
+    with dataset.loader(num_decoders=decoders) as loader:
+        ids = []
+        with pytest.raises(raylance.HelperError, match="OddError: something odd at row 43") as caught:
+            for batch in loader.iter_batches(global_batch_size=10):
+                ids += batch["id"].tolist()
+        assert ids == list(range(40))
+        assert loader.state_dict()["position"] == 40
+        assert "raise OddError" in str(caught.value), "the traceback of where it was raised"
