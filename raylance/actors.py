@@ -4,10 +4,10 @@ Their calls are idempotent: the plan and the item say everything, so a call can 
 dies. What they return is owned by the worker that called.
 """
 
+import math
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pyarrow as pa
 import ray
 import torch
@@ -15,30 +15,24 @@ import torch
 from raylance.columns import DRAW, ROW_OFFSET
 from raylance.decoding import Decoding
 from raylance.metrics import Receipt
-from raylance.permutation import Int64Array
-from raylance.plan import Chunk, Plan, WorkItem
-from raylance.spec import Feed, RowReader
-
-Loaded = tuple[Int64Array, pa.Table]
-ChunkKey = tuple[str, int, Chunk]
+from raylance.plan import Plan, WorkItem
+from raylance.readahead import ReadAhead, TooLargeError
+from raylance.spec import Feed
 
 
 class ShardActor:
-    """Reads one rank's chunks, the next one while the current one drains, and gathers its items from them."""
+    """Reads one rank's rows ahead, and gathers its items from them."""
 
-    def __init__(self, feed: Feed, decode_threads: int) -> None:
+    def __init__(self, feed: Feed, decode_threads: int, max_window_bytes: int) -> None:
         """Opens nothing yet.
 
         Args:
             feed: What to serve.
             decode_threads: Threads to decode images in here, or 0 to leave them encoded for decode actors.
+            max_window_bytes: Bytes of raw rows to hold at the most.
         """
         self._feed = feed
-        self._selection = feed.load_selection()
-        self._reader: RowReader | None = None  # opened by the first read, whose errors reach the worker as they are
-        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
-        self._chunks: dict[ChunkKey, Future[Loaded]] = {}
-        self._cold: ChunkKey | None = None
+        self._ahead = ReadAhead(feed, max_window_bytes)
         self._plans: dict[str, Plan] = {}
         self._threads = ThreadPoolExecutor(decode_threads) if decode_threads and feed.decoding else None
         torch.set_num_threads(1)
@@ -54,74 +48,44 @@ class ShardActor:
         self._plans[key] = plan
 
     @ray.method(num_returns=3)
-    def read(self, key: str, item: WorkItem) -> tuple[pa.Table, pa.Table, Receipt]:
+    def read(self, key: str, item: WorkItem, allowed_bytes: float = math.inf) -> tuple[pa.Table, pa.Table, Receipt]:
         """Reads an item.
 
         Args:
             key: The plan of the epoch.
             item: Which rows.
+            allowed_bytes: Bytes that its raw rows may have; where they have more, none are returned, and the receipt
+                says how many they have.
 
         Returns:
             The columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
             `_valid`, or the encoded ones and `_rowoffset` when decode actors follow; and what it took.
         """
-        begin = time.perf_counter()
-        table = self._gather(key, item)
-        waited_s = time.perf_counter() - begin
-        decoding = self._feed.decoding
+        begin, plan, decoding = time.perf_counter(), self._plans[key], self._feed.decoding
+        try:
+            table = self._ahead.gather(key, plan, item, allowed_bytes)
+        except TooLargeError as large:
+            nothing = self._ahead.nothing()
+            encoded = (
+                nothing if decoding is None or decoding.transform else nothing.select([*decoding.columns, ROW_OFFSET])
+            )
+            return nothing, nothing, Receipt(too_large_bytes=large.nbytes, held_bytes=self._ahead.peak_bytes)
+        receipt = Receipt(nbytes=table.nbytes, raw_bytes=table.nbytes, held_bytes=self._ahead.peak_bytes)
+        receipt.read_s = time.perf_counter() - begin
         if decoding is None:
-            return table, table.select([]), Receipt(nbytes=table.nbytes, read_s=waited_s)
+            return table, table.select([]), receipt
         if decoding.transform is None:
             encoded, plain = table.select([*decoding.columns, ROW_OFFSET]), table.drop_columns(decoding.columns)
         else:
             encoded, plain = table, table.select([ROW_OFFSET])
-        plan = self._plans[key]
         if plan.order.repeats:
             encoded = encoded.append_column(DRAW, pa.array(plan.item_positions(item)))
         if self._threads is None:
-            return plain, encoded, Receipt(nbytes=table.nbytes, read_s=waited_s)
-        decoded, receipt = decoding.apply(encoded, item.epoch, self._threads)
-        receipt.read_s = waited_s
-        receipt.nbytes += plain.nbytes
+            return plain, encoded, receipt
+        decoded, done = decoding.apply(encoded, item.epoch, self._threads)
+        receipt.decode_s, receipt.masked_rows = done.decode_s, done.masked_rows
+        receipt.nbytes = plain.nbytes + done.nbytes
         return plain, decoded, receipt
-
-    def _gather(self, plan_key: str, item: WorkItem) -> pa.Table:
-        """The rows of an item in the order of delivery, from its chunk where that is there."""
-        plan = self._plans[plan_key]
-        key = (plan_key, item.rank, item.chunk)
-        if key not in self._chunks:
-            self._cold = key
-        chunk = self._chunk(key)
-        # The epoch behind this one most likely comes next: its first chunk is then there when it begins.
-        following = plan.next_chunk(item.chunk) or plan.chunk_at(item.epoch + 1, 0)
-        if following is not None:
-            self._chunk((plan_key, item.rank, following))
-        if key == self._cold and not chunk.done():
-            # Nobody read this chunk ahead. Its first items are read by themselves, so that a start, or a resume, waits
-            # for a batch and not for a window.
-            places, table = self._read(plan.select(item.epoch, plan.item_positions(item)))
-        else:
-            places, table = chunk.result()
-            places = places[plan.chunk_slice(item)]
-        return table.take(pa.array(places))
-
-    def _chunk(self, key: ChunkKey) -> "Future[Loaded]":
-        """The chunk, being read if it is not there yet; keeps two chunks, the one in use and the next."""
-        if key not in self._chunks:
-            while len(self._chunks) > 1:
-                self._chunks.pop(next(iter(self._chunks))).cancel()
-            plan_key, rank, chunk = key
-            self._chunks[key] = self._ahead.submit(self._load, self._plans[plan_key], rank, chunk)
-        return self._chunks[key]
-
-    def _load(self, plan: Plan, rank: int, chunk: Chunk) -> Loaded:
-        return self._read(plan.chunk_rows(chunk, rank))
-
-    def _read(self, rows: Int64Array) -> Loaded:
-        """Reads selected rows in storage order; tells where each lies in the table, in the order asked for."""
-        stored, places = np.unique(rows, return_inverse=True)
-        self._reader = self._reader or self._feed.open_reader()
-        return places, self._reader.read(self._selection.offsets(stored))
 
 
 class DecodeActor:

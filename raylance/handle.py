@@ -20,7 +20,7 @@ from raylance.order import Order
 from raylance.packing import PackFeed, PackTokens, count_tokens
 from raylance.permutation import Int64Array
 from raylance.plan import REMAINDERS, Plan, Remainder
-from raylance.reader import READ_MODES, Reader, ReadMode, is_blob
+from raylance.reader import READ_MODES, Reader, ReadMode, is_blob, stored_row_bytes
 from raylance.selection import Selection, pin, select
 from raylance.spec import Feed, Options, Selected, Spec, TableFeed, make_plan
 from raylance.split import Split
@@ -115,6 +115,7 @@ def dataset(
         row_bytes=max(1.0, probe.nbytes / probe.num_rows),
         decoding=decoding,
         read=read,
+        stored_bytes=stored_row_bytes(opened, names),
     )
     rows: Selected = selection
     if pack is not None:

@@ -266,6 +266,11 @@ class MixFeed:
         """Bytes of a row as it is read, of the widest component."""
         return max(part.row_bytes for part in self.parts)
 
+    @property
+    def read_bytes(self) -> float:
+        """The best guess of the same."""
+        return max(part.read_bytes for part in self.parts)
+
     def load_selection(self) -> Selected:
         """The components' selections as one."""
         return MixSelection(tuple(part.load_selection() for part in self.parts))

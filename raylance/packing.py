@@ -204,6 +204,11 @@ class PackFeed:
         return 16.0 * self.pack.length
 
     @property
+    def read_bytes(self) -> float:
+        """The same."""
+        return self.row_bytes
+
+    @property
     def decoding(self) -> Decoding | None:
         """Nothing is decoded."""
         return None

@@ -69,7 +69,7 @@ def auto_decoders(world_size: int, decoder_cpus: float) -> int:
     return min(int(free / max(decoder_cpus, 1e-9) / world_size), _MAX_AUTO_DECODERS)
 
 
-def place_shard_actor(feed: Feed, decode_threads: int, timeout_s: float) -> Helper:
+def place_shard_actor(feed: Feed, decode_threads: int, max_window_bytes: int, timeout_s: float) -> Helper:
     """Places a shard actor, on this worker's node where that is possible. It takes no CPU from Ray's count.
 
     Raises:
@@ -77,7 +77,7 @@ def place_shard_actor(feed: Feed, decode_threads: int, timeout_s: float) -> Help
     """
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
     remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **_NO_RESTARTS)
-    return _place([lambda: remote.remote(feed, decode_threads)], "shard actor", 0, timeout_s)[0]
+    return _place([lambda: remote.remote(feed, decode_threads, max_window_bytes)], "shard actor", 0, timeout_s)[0]
 
 
 def _place(starts: list[Callable[[], Any]], what: str, cpus: float, timeout_s: float) -> list[Helper]:
@@ -229,8 +229,9 @@ class Helpers:
 
     def new_shard(self, feed: Feed) -> Helper:
         """Places a shard actor, the first one or one for a dead one."""
-        threads = self._options.decode_threads if self.pool is None else 0
-        self.shard = place_shard_actor(feed, threads, self._options.placement_timeout_s)
+        options = self._options
+        threads = options.decode_threads if self.pool is None else 0
+        self.shard = place_shard_actor(feed, threads, options.max_window_bytes, options.placement_timeout_s)
         return self.shard
 
     def close(self) -> None:

@@ -75,7 +75,12 @@ class Feed(Protocol):
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of a row as it is read, about."""
+        """Bytes of a row as it is read, of a few rows; "auto" orders are settled from it."""
+        ...
+
+    @property
+    def read_bytes(self) -> float:
+        """Bytes of a row as it is read, the best guess: rows are read so many at a time until more is known."""
         ...
 
     @property
@@ -109,9 +114,10 @@ class TableFeed:
         selection: The selected rows, or a reference to them in the object store.
         columns: Columns to read.
         delivers: Columns of the batches.
-        row_bytes: Bytes of a row of these columns as it is read, about.
+        row_bytes: Bytes of a row of these columns as it is read, of a few rows; "auto" orders are settled from it.
         decoding: What to do with image columns, and the transform.
         read: How rows are read; see `raylance.reader.Reader`.
+        stored_bytes: Bytes of a row as it is stored, the mean of all rows; 0 where it is not known.
     """
 
     source: Source
@@ -121,6 +127,12 @@ class TableFeed:
     row_bytes: float
     decoding: Decoding | None
     read: ReadMode = "auto"
+    stored_bytes: float = 0.0
+
+    @property
+    def read_bytes(self) -> float:
+        """See `Feed.read_bytes`."""
+        return max(self.row_bytes, self.stored_bytes)
 
     @property
     def uri(self) -> str:

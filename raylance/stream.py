@@ -8,8 +8,9 @@ reference that Ray resolves when the shard actor has read it.
 
 import dataclasses
 import logging
+import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,14 +30,19 @@ logger = logging.getLogger(__name__)
 
 _MAX_DEATHS = 3
 _MAX_ITEM_BYTES = 32 << 20
+# Raw rows count for more than they are thought to have, and may have that much: what is in flight stays within its
+# limit, and few items have to be cut although sizes vary.
+_MARGIN = 1.5
+_CUT_FROM = 2  # times the bytes that items should have: less is left as it is
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class _Piece:
-    """An item in flight and where it is."""
+    """An item in flight and where it is; without receipts, it waits until there is room for it."""
 
     item: WorkItem
     nbytes: float
+    allowed_bytes: float
     deaths: int = 0
     shard: Helper | None = None
     decoder: Helper | None = None
@@ -84,7 +90,10 @@ class Stream:
         self._stats = stats
         self._inflight: deque[_Piece] = deque()
         self.coverage = Coverage()
-        self._row_bytes = feed.row_bytes + (feed.decoding.row_bytes if feed.decoding else 0)
+        # In the object store for each row, and raw; of the larger ones, as far as they were seen lately.
+        self._row_bytes = feed.read_bytes + (feed.decoding.row_bytes if feed.decoding else 0)
+        self._raw_bytes = feed.read_bytes
+        self._item_bytes = float(_MAX_ITEM_BYTES)
 
     def tables(self, epoch: int, position: int, prefetch_batches: int) -> Iterator[pa.Table]:
         """Yields the rank's rows of each step: the feed's columns, `_component`, `_rowoffset` and `_valid`.
@@ -100,15 +109,15 @@ class Stream:
             PlacementError: A replacement found no place.
         """
         busy = 2 * max(1, len(self._pool) if self._pool else 1)  # one item in work and one waiting, for each decoder
-        item_bytes = min(_MAX_ITEM_BYTES, self._options.max_inflight_bytes / (busy + 1))
-        item_rows = max(1, int(item_bytes / max(self._row_bytes, 1)))
-        items = self._plan.items(self._rank, epoch, position, item_rows)
+        self._item_bytes = min(_MAX_ITEM_BYTES, self._options.max_inflight_bytes / (busy + 1))
+        item_rows = max(1, int(self._item_bytes / max(self._worth(1), 1)))
+        items = self._sized(self._plan.items(self._rank, epoch, position, item_rows))
         waiting = next(items, None)
         parts: list[pa.Table] = []
         try:
             while True:
                 while waiting is not None and self._may_send(waiting, busy, prefetch_batches):
-                    self._inflight.append(_Piece(item=waiting, nbytes=waiting.rows * self._row_bytes))
+                    self._inflight.append(self._piece(waiting))
                     self._send(self._inflight[-1])
                     waiting = next(items, None)
                 if not self._inflight:
@@ -129,9 +138,31 @@ class Stream:
                 self._take_back(piece)
             self._inflight.clear()
 
+    def _worth(self, rows: int) -> float:
+        """Bytes that rows count for while they are in flight."""
+        return rows * (self._row_bytes + (_MARGIN - 1) * self._raw_bytes)
+
+    def _piece(self, item: WorkItem, allowed_bytes: float = 0) -> _Piece:
+        """An item and what it may have, by what rows have had so far, or as much as it is known to have."""
+        thought = item.rows * self._raw_bytes * _MARGIN
+        extra = max(0.0, allowed_bytes - thought)
+        return _Piece(item=item, nbytes=self._worth(item.rows) + extra, allowed_bytes=thought + extra)
+
+    def _sized(self, items: Iterable[WorkItem]) -> Iterator[WorkItem]:
+        """Cuts items whose rows have turned out larger than they were thought to be."""
+        for item in items:
+            parts = self._worth(item.rows) / self._item_bytes
+            if parts > _CUT_FROM and item.rows > 1:
+                yield from self._sized(self._plan.cut(item, max(2, math.ceil(parts))))
+            else:
+                yield item
+
+    def _has_room(self, nbytes: float) -> bool:
+        sent = [piece.nbytes for piece in self._inflight if piece.receipts]
+        return not sent or sum(sent) + nbytes <= self._options.max_inflight_bytes
+
     def _may_send(self, item: WorkItem, busy: int, prefetch_batches: int) -> bool:
-        inflight_bytes = sum(piece.nbytes for piece in self._inflight)
-        if self._inflight and inflight_bytes + item.rows * self._row_bytes > self._options.max_inflight_bytes:
+        if not all(piece.receipts for piece in self._inflight) or not self._has_room(self._worth(item.rows)):
             return False
         ahead = 0
         if self._inflight:
@@ -143,7 +174,8 @@ class Stream:
         self._take_back(piece)
         piece.shard = self._shard
         reader = self._shard.knows(self._plan_key, self._shared_plan).handle
-        piece.plain, second, receipt = reader.read.remote(self._plan_key, piece.item)
+        allowed = max(1, int(piece.allowed_bytes))
+        piece.plain, second, receipt = reader.read.remote(self._plan_key, piece.item, allowed)
         piece.images, piece.receipts = second, [receipt]
         if self._pool is not None and self._feed.decoding is not None:
             piece.decoder = self._pool.least_busy(self._key, self._feed.decoding)
@@ -161,8 +193,15 @@ class Stream:
         """Waits for the oldest piece, and has it done again until it is done."""
         while True:
             piece = self._inflight[0]
+            for unsent in [piece for piece in self._inflight if not piece.receipts]:
+                if unsent is not piece and not self._has_room(unsent.nbytes):
+                    break
+                self._send(unsent)
             try:
                 receipts: list[Receipt] = ray.get(piece.receipts)
+                if receipts[0].too_large_bytes:
+                    self._cut(piece, receipts[0].too_large_bytes)
+                    continue
                 plain, images = ray.get([piece.plain, piece.images])
                 break
             except RayActorError as error:
@@ -182,16 +221,28 @@ class Stream:
         if piece.item.rows:
             measured = sum(receipt.nbytes for receipt in receipts) / piece.item.rows
             self._row_bytes = max(self._row_bytes * 0.9, measured)
+            self._raw_bytes = max(self._raw_bytes * 0.9, receipts[0].raw_bytes / piece.item.rows)
         return piece.item, self._merge(piece.item, plain, images)
 
     def _split(self, piece: _Piece) -> None:
         """Puts single steps in the place of the oldest piece, so that a fault concerns the rows of one step."""
         self._take_back(self._inflight.popleft())
         items = self._plan.single_steps(piece.item)
-        pieces = [_Piece(item=item, nbytes=piece.nbytes / len(items)) for item in items]
+        pieces = [self._piece(item, piece.allowed_bytes / len(items)) for item in items]
         self._inflight.extendleft(reversed(pieces))
         for single in pieces:
             self._send(single)
+
+    def _cut(self, piece: _Piece, raw_bytes: int) -> None:
+        """Puts smaller items in the place of the oldest piece, whose rows have more bytes than it was to have."""
+        self._take_back(self._inflight.popleft())
+        rows = piece.item.rows
+        larger = max(0.0, raw_bytes / rows - self._raw_bytes)
+        self._raw_bytes, self._row_bytes = self._raw_bytes + larger, self._row_bytes + larger
+        items = (
+            [piece.item] if rows == 1 else self._plan.cut(piece.item, max(2, math.ceil(raw_bytes / self._item_bytes)))
+        )
+        self._inflight.extendleft(reversed([self._piece(item, raw_bytes * item.rows / rows) for item in items]))
 
     def _recover(self, oldest: _Piece, actor_id: str | None, error: Exception) -> None:
         """Replaces the dead helper and sends its unfinished pieces elsewhere; counts the death against the oldest."""

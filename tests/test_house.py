@@ -21,6 +21,7 @@ LAYERS = [
     {"lanes", "sampling", "plan", "selection", "reader", "images", "collate"},
     {"catalog", "decoding", "quality"},
     {"spec"},
+    {"readahead"},
     {"actors", "mixing", "packing", "summary"},
     {"pool"},
     {"stream"},
