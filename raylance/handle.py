@@ -193,7 +193,8 @@ class Dataset(RankLoader):
             A summary whose repr tells rows, shards, lanes, steps, the rows dropped or repeated, and bytes of a window.
         """
         plan = make_plan(self._feed, self._spec, self._options, global_batch_size, world_size, self._spec.remainder)
-        return summarise(plan, self._feed.row_bytes, self._reads(plan))
+        feed, limit = self._feed, self._options.max_window_bytes
+        return summarise(plan, feed.read_bytes, self._reads(plan), limit, feed.measure)
 
     def _reads(self, plan: Plan) -> str:
         """How the first chunk of rank 0 is read, and why."""

@@ -271,6 +271,11 @@ class MixFeed:
         """The best guess of the same."""
         return max(part.read_bytes for part in self.parts)
 
+    @property
+    def measure(self) -> str:
+        """How it is known."""
+        return f"{max(self.parts, key=lambda part: part.read_bytes).measure} of the widest component"
+
     def load_selection(self) -> Selected:
         """The components' selections as one."""
         return MixSelection(tuple(part.load_selection() for part in self.parts))

@@ -21,6 +21,7 @@ from raylance.spec import Feed, RowReader
 
 _BLOCK_BYTES = 32 << 20  # to read at a time, at the most; large enough for Lance to read and decode in parallel
 _BLOCKS = 16  # of the limit: what a block may hold beyond its guess stays small beside it
+_RUN_BYTES = 8 << 10  # rows that lie together and have so much are copied as they are, smaller ones are taken by index
 
 Track = tuple[str, int, int, int]  # plan, rank, epoch, and the first position modulo the global batch
 
@@ -47,7 +48,7 @@ class Portion:
             chunk_end: Line behind the last row of the chunk.
         """
         self.track, self.chunk, self.begin, self.chunk_end = track, chunk, begin, chunk_end
-        self.is_cold = self.is_whole = self.is_dropped = False
+        self.is_held, self.is_cold, self.is_whole, self.is_dropped = True, False, False, False
         self.filling: Future[None] | None = None
         self.rows = np.empty(0, dtype=np.int64)  # selected rows in the order of delivery
         self.blocks: list[pa.Table] = []
@@ -101,16 +102,22 @@ class Portion:
                 self.add(block.take(pa.array(kept)))
 
     def parts(self, low: int, high: int) -> Iterator[tuple[pa.Table, Int64Array]]:
-        """Gives the rows of lines [low, high), block by block, each with their places among them."""
+        """Gives the rows of lines [low, high) in tables, each with the places of its rows among them."""
         places = self._places[low - self.begin : high - self.begin]
         ends = np.cumsum([block.num_rows for block in self.blocks])
         which = np.searchsorted(ends, places, side="right")
+        within = places - (ends - [block.num_rows for block in self.blocks])[which]
+        runs = np.flatnonzero((np.diff(which, prepend=-1) != 0) | (np.diff(within, prepend=-2) != 1))
+        if len(places) * self.nbytes >= len(self.rows) * len(runs) * _RUN_BYTES:
+            lengths = np.diff(runs, append=len(places))
+            found = zip(which[runs], within[runs], lengths, strict=True)
+            yield pa.concat_tables(self.blocks[b].slice(at, rows) for b, at, rows in found), np.arange(len(places))
+            return
         order = np.argsort(which, kind="stable")
         bounds = np.searchsorted(which[order], np.arange(len(self.blocks) + 1))
-        for block, end, first, last in zip(self.blocks, ends, bounds[:-1], bounds[1:], strict=True):
+        for block, first, last in zip(self.blocks, bounds[:-1], bounds[1:], strict=True):
             if first < last:
-                mine = order[first:last]
-                yield block.take(pa.array(places[mine] - (end - block.num_rows))), mine
+                yield block.take(pa.array(within[order[first:last]])), order[first:last]
 
 
 class ReadAhead:
@@ -152,7 +159,7 @@ class ReadAhead:
         stop = at + item.rows
         tables, places, nbytes = [], [], 0
         while at < stop:
-            portion = self._portion(plan, track, item, at, stop)
+            portion = self._portion(plan, track, item, at, allowed_bytes)
             high = min(stop, portion.end)
             for table, mine in portion.parts(at, high):
                 nbytes += table.nbytes
@@ -164,25 +171,27 @@ class ReadAhead:
                 raise TooLargeError(nbytes * item.rows // (at - begin))
         if not tables:
             return self.nothing()
-        if len(tables) == 1 and np.array_equal(places[0], np.arange(item.rows)):
-            return tables[0]
+        table, order = pa.concat_tables(tables).combine_chunks(), np.concatenate(places)
+        if np.array_equal(order, np.arange(item.rows)):
+            return table
         inverse = np.empty(item.rows, dtype=np.int64)
-        inverse[np.concatenate(places)] = np.arange(item.rows)
-        return pa.concat_tables(tables).combine_chunks().take(pa.array(inverse))
+        inverse[order] = np.arange(item.rows)
+        return table.take(pa.array(inverse))
 
     def nothing(self) -> pa.Table:
         """A table of no row, with all columns."""
         return self._read(np.empty(0, dtype=np.int64))
 
-    def _portion(self, plan: Plan, track: Track, item: WorkItem, at: int, stop: int) -> Portion:
+    def _portion(self, plan: Plan, track: Track, item: WorkItem, at: int, allowed_bytes: float) -> Portion:
         """A portion that is whole and has line `at`; what follows it is then being read."""
         used, following = self._used, self._next
+        stop = plan.line(item.position, item.rank) + item.low + item.rows
         if following is not None and following.has(track, at) and not (used is not None and used.has(track, at)):
             self._used, self._next = used, following = following, None
         if used is None or not used.has(track, at):
             if used is not None and used.track == track and at < used.begin and self._alone != (track, at):
                 # Work of a lost helper that is done again: what is held now is still wanted.
-                return self._by_itself(plan, track, item, at, stop)
+                return self._by_itself(plan, track, item, at, allowed_bytes)
             for portion in (used, following):
                 if portion is not None:
                     portion.is_dropped = True
@@ -193,14 +202,14 @@ class ReadAhead:
         if used.is_cold and not used.filling.done() and (stop - at) * self._row_bytes < self._limit / 8:
             # Nobody read these rows ahead. The first items are read by themselves, so that a start, or a resume, waits
             # for a batch and not for a window.
-            return self._by_itself(plan, track, item, at, stop)
+            return self._by_itself(plan, track, item, at, allowed_bytes)
         wait([used.filling])
         if not used.is_whole:  # there was no room for all of it before, or an error that may be over
             self._fill(plan, used, None)
         if self._next is None:
             self._next = self._start_next(plan, used)
         # It may have been cut before this line; then the next one begins there.
-        return used if used.has(track, at) else self._portion(plan, track, item, at, stop)
+        return used if used.has(track, at) else self._portion(plan, track, item, at, allowed_bytes)
 
     def _portion_at(self, plan: Plan, track: Track, chunk: Chunk, begin: int) -> Portion:
         return Portion(track, chunk, begin, plan.line(chunk.position, track[1]) + plan.chunk_size(chunk, track[1]))
@@ -221,23 +230,26 @@ class ReadAhead:
         following.filling = self._thread.submit(self._fill, plan, following, self._limit - used.nbytes)
         return following
 
-    def _by_itself(self, plan: Plan, track: Track, item: WorkItem, at: int, stop: int) -> Portion:
+    def _by_itself(self, plan: Plan, track: Track, item: WorkItem, at: int, allowed_bytes: float) -> Portion:
         """Rows of an item that belong to no portion that is there; what is there stays."""
+        stop = plan.line(item.position, item.rank) + item.low + item.rows
         alone = Portion(track, item.chunk, at, stop)
+        alone.is_held = False  # it is on its way out, and counts as in flight
         alone.open(plan.select(item.epoch, plan.item_positions(item))[at - stop :])
-        self._fill(plan, alone, None)
+        self._fill(plan, alone, None, allowed_bytes)
         self._alone = (track, alone.end)
         return alone
 
-    def _fill(self, plan: Plan, portion: Portion, room: int | None) -> None:
-        """Reads the rest of a portion: all of it, fewer rows than planned where they are larger than thought, or with
-        `room` as much as has that many bytes.
+    def _fill(self, plan: Plan, portion: Portion, room: int | None, most_bytes: float = math.inf) -> None:
+        """Reads the rest of a portion: fewer rows than planned where all together have more bytes than the limit, or
+        than `most_bytes`; with `room`, for now only as much as has that many bytes.
         """
         if not len(portion.rows):
             first = portion.begin - plan.line(portion.chunk.position, portion.track[1])
             rows = plan.chunk_rows(portion.chunk, portion.track[1])[first:]
             portion.open(rows[: portion_rows(len(rows), self._row_bytes, self._limit)])
-        pace = Pace(target_bytes=self._block_bytes, row_bytes=self._row_bytes)
+        least = self._feed.read_bytes
+        pace = Pace(self._block_bytes, max(self._row_bytes, least), least_bytes=least)
         while portion.unread_rows and not portion.is_dropped:
             wanted = portion.unread(pace.rows())
             if room is not None and portion.nbytes + len(wanted) * pace.row_bytes > room:
@@ -245,22 +257,21 @@ class ReadAhead:
             block = self._read(wanted)
             pace.saw(block.num_rows, block.nbytes)
             portion.add(block)
-            others = {self._used, self._next} - {portion, None}
-            self.peak_bytes = max(self.peak_bytes, portion.nbytes + sum(other.nbytes for other in others if other))
+            held = {portion, self._used, self._next} if portion.is_held else {self._used, self._next}
+            self.peak_bytes = max(self.peak_bytes, sum(other.nbytes for other in held if other is not None))
             if room is not None and portion.nbytes > room:
                 portion.drop_last()
                 return
-            while portion.nbytes > self._limit:
-                self._cut(portion)
+            while portion.nbytes > min(self._limit, most_bytes) and len(portion.rows) > 1:
+                portion.halve()
+            if portion.nbytes > self._limit:
+                self._refuse(portion)
         portion.is_whole = not portion.unread_rows
-        if portion.is_whole and portion in (self._used, self._next) and len(portion.rows):
+        if portion.is_whole and portion.is_held:
             # Up at once, down slowly: too small a portion costs some speed, too large a one is read in vain.
             self._row_bytes = max(self._row_bytes / 2, portion.nbytes / len(portion.rows))
 
-    def _cut(self, portion: Portion) -> None:
-        if len(portion.rows) > 1:
-            portion.halve()
-            return
+    def _refuse(self, portion: Portion) -> None:
         offset = int(self._selection.offsets(portion.rows)[0]) & ((1 << COMPONENT_SHIFT) - 1)
         nbytes = portion.nbytes
         portion.drop_last()  # or it would count as read

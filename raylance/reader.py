@@ -22,7 +22,7 @@ _GAP_BYTES = 64 << 10  # gaps up to this size are read through
 _BATCH_BYTES = 4 << 20  # Lance decodes the batches of a range in parallel, into memory that it can reuse
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
+@dataclasses.dataclass(slots=True)
 class Pace:
     """How many rows to read at a time, by the bytes of those before: a heavy tail shows only when it is read.
 
@@ -30,11 +30,14 @@ class Pace:
         target_bytes: Bytes to read at a time.
         row_bytes: Bytes of a row, about; of the heavier ones, as far as they were seen lately.
         limit_rows: Rows to read at a time at the most; doubles, so that a bad guess is found out early.
+        least_bytes: Bytes that a row counts for at the least: where the mean is known, a run of small rows only means
+            that the large ones are still to come.
     """
 
     target_bytes: float
     row_bytes: float
     limit_rows: int = 0
+    least_bytes: float = 1.0
 
     def __post_init__(self) -> None:
         self.limit_rows = self.limit_rows or int(self.target_bytes / max(self.row_bytes, 1) / 4) + 1
@@ -45,7 +48,7 @@ class Pace:
 
     def saw(self, rows: int, nbytes: int) -> None:
         """Learns from rows that were read."""
-        self.row_bytes = max(self.row_bytes * 0.75, nbytes / max(rows, 1))
+        self.row_bytes = max(self.least_bytes, self.row_bytes * 0.75, nbytes / max(rows, 1))
         self.limit_rows = min(self.limit_rows * 2, 1 << 40)
 
 

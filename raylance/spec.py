@@ -84,6 +84,11 @@ class Feed(Protocol):
         ...
 
     @property
+    def measure(self) -> str:
+        """How `read_bytes` is known, in words."""
+        ...
+
+    @property
     def decoding(self) -> Decoding | None:
         """What to do with image columns, and the transform; None where there is neither."""
         ...
@@ -133,6 +138,11 @@ class TableFeed:
     def read_bytes(self) -> float:
         """See `Feed.read_bytes`."""
         return max(self.row_bytes, self.stored_bytes)
+
+    @property
+    def measure(self) -> str:
+        """See `Feed.measure`."""
+        return "the mean of all as they are stored" if self.stored_bytes > self.row_bytes else "the mean of a few rows"
 
     @property
     def uri(self) -> str:

@@ -4,7 +4,10 @@ to have, nor by the size of a step.
 
 import contextlib
 import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import ray
 
 import raylance
 
@@ -98,3 +102,86 @@ def test_a_tail_that_no_sample_hits(write_dataset: Callable[..., str], floor: in
     assert rows == list(range(1600))
     assert peak - floor < 6 * limit, "the tail has 320 MiB, and a window of rows of 4 KiB all of it"
     assert stats["held_bytes"] <= limit + 2 * 8 * MIB
+
+
+def test_large_rows_all_in_one_place(write_dataset: Callable[..., str], floor: int) -> None:
+    """Neither what is held nor what is in flight goes by what rows before them had."""
+    sizes = [8 * MIB if 800 <= row < 840 else 4096 for row in range(1600)]
+    uri = write_dataset(*[table(sizes[low : low + 400]) for low in range(0, 1600, 400)])
+    dataset = raylance.dataset(uri, order="sequential", remainder="ragged")
+    limit, inflight = 32 * MIB, 8 * MIB
+    with Watch() as watch, dataset.loader(max_window_bytes=limit, max_inflight_bytes=inflight) as loader:
+        used, rows = 0, []
+        for step, batch in enumerate(
+            loader.iter_batches(global_batch_size=4, with_row_offset=True, prefetch_batches=99)
+        ):
+            rows += batch["_rowoffset"].tolist()
+            assert [len(data) for data in batch["data"]] == [sizes[row] for row in batch["_rowoffset"]]
+            del batch
+            until = time.monotonic() + (4 if step in (190, 202) else 0)
+            while time.monotonic() < until:
+                total, free = ray.cluster_resources(), ray.available_resources()
+                used = max(used, total["object_store_memory"] - free["object_store_memory"])
+                time.sleep(0.1)
+        stats = loader.stats()
+    print((watch.peak_bytes - floor) / MIB, stats.get("held_bytes", 0) / MIB, used / MIB)
+    assert rows == list(range(1600))
+    assert used <= inflight + (4 + 1) * 8 * MIB, "what is in flight, or one row that is larger, and the step being made"
+    assert watch.peak_bytes - floor < 10 * limit
+    assert stats["held_bytes"] <= 3 * limit, "and the block that finds them"
+
+
+def test_a_row_that_is_larger_than_all_that_may_be_held(write_dataset: Callable[..., str], floor: int) -> None:
+    uri = write_dataset(table([6 * MIB if row == 50 else 1000 for row in range(100)]))
+    dataset = raylance.dataset(uri, order="sequential")
+    with dataset.loader(max_window_bytes=4 * MIB) as loader:
+        rows = []
+        with pytest.raises(raylance.DatasetError, match=r"row at offset 50 .*6,29.* bytes by itself.*allows 4,194,304"):
+            for batch in loader.iter_batches(global_batch_size=10, with_row_offset=True):
+                rows += batch["_rowoffset"].tolist()
+        assert rows == list(range(50))
+        state = loader.state_dict()
+    with dataset.loader() as loader:
+        loader.load_state_dict(state)
+        rows = [
+            row
+            for batch in loader.iter_batches(global_batch_size=10, with_row_offset=True)
+            for row in batch["_rowoffset"]
+        ]
+        assert rows == list(range(50, 100)), "with more room, it goes on"
+
+
+def test_documents_are_counted_and_packed_by_their_bytes(write_dataset: Callable[..., str]) -> None:
+    """300 documents of a million tokens: opening held them all."""
+    script = """
+import sys, tracemalloc, resource, numpy as np, raylance
+def own(): return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) << 10
+uri = sys.argv[1]
+raylance.dataset(uri, filter="id < 2", pack=raylance.PackTokens("tokens", 4096)).head(1)
+before = own()
+handle = raylance.dataset(uri, pack=raylance.PackTokens("tokens", 4096), order="sequential")
+opened = own()
+batch = handle.head(128)
+print(len(handle), opened - before, own() - before)
+"""
+    tokens = pa.array(np.arange(MIB, dtype=np.int32))
+    column = pa.ListArray.from_arrays(np.arange(0, 101) * MIB, pa.concat_arrays([tokens] * 100))
+    uri = write_dataset(*[pa.table({"tokens": column, "id": np.arange(100) + part}) for part in (0, 100)])
+    done = subprocess.run([sys.executable, "-c", script, uri], capture_output=True, text=True, check=True)
+    sequences, opened, packed = map(int, done.stdout.split())
+    print(opened / MIB, packed / MIB)
+    assert sequences == 200 * MIB // 4096
+    assert opened < 200 * MIB, "the documents have 800 MiB"
+    assert packed < 250 * MIB
+
+
+@pytest.mark.slow
+def test_more_than_two_gibibytes_of_binary_held_together(write_dataset: Callable[..., str], floor: int) -> None:
+    """Offsets of `binary` count to 2 GiB."""
+    parts = [table([50 * MIB] * 12) for _ in range(4)]
+    uri = write_dataset(*parts)
+    del parts
+    dataset = raylance.dataset(uri, order=raylance.WindowShuffle(shard_rows=6, window_shards=1, lanes=8))
+    rows, _, stats = run(dataset.loader(max_window_bytes=6 << 30, max_inflight_bytes=256 * MIB), global_batch_size=8)
+    assert sorted(rows) == list(range(48))
+    assert stats["held_bytes"] > 2 << 30
