@@ -23,7 +23,7 @@ from raylance.reader import Pace
 from raylance.spec import Feed, RowReader, Selected
 
 _BLOCK_BYTES = 16 << 20  # of documents, to read at a time
-_FIRST_ROWS = 64  # of which nobody knows the size
+_FIRST_ROWS = 4  # of which nobody knows the size
 _COLUMNS = ("input_ids", "doc_ids", "first_row", "first_token")
 
 
