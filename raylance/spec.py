@@ -214,9 +214,12 @@ class Options:
             "auto" uses the CPUs that are free when the loaders are made, and 0 where none is.
         decoder_cpus: CPUs that a decode actor takes from Ray's count.
         decode_threads: Threads of a shard actor that decodes by itself.
-        max_window_bytes: Most bytes of raw rows that a rank's shard actor holds, the next window included; what an
-            order leaves to "auto" is settled from it.
-        max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank.
+        max_window_bytes: Most bytes of raw rows that a rank's shard actor holds, the next window included, by what was
+            read; what an order leaves to "auto" is settled from it. A window or a step that does not fit is read in
+            parts, in the same order; a row that is larger by itself is an error. The block that is just being read,
+            about a sixteenth of it and 32 MiB at the most, comes on top: more only where rows suddenly grow.
+        max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank, or one row that is larger. The
+            step that is being put together comes on top.
         placement_timeout_s: Seconds that helpers may take to find their place.
     """
 

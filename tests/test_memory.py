@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -182,12 +183,18 @@ print(len(handle), opened - before, own() - before)
 
 
 @pytest.mark.slow
-def test_more_than_two_gibibytes_of_binary_held_together(write_dataset: Callable[..., str], floor: int) -> None:
+@pytest.mark.usefixtures("ray_session")
+def test_more_than_two_gibibytes_of_binary_held_together(tmp_path: Path) -> None:
     """Offsets of `binary` count to 2 GiB."""
-    parts = [table([50 * MIB] * 12) for _ in range(4)]
-    uri = write_dataset(*parts)
-    del parts
-    dataset = raylance.dataset(uri, order=raylance.WindowShuffle(shard_rows=6, window_shards=1, lanes=8))
-    rows, _, stats = run(dataset.loader(max_window_bytes=6 << 30, max_inflight_bytes=256 * MIB), global_batch_size=8)
-    assert sorted(rows) == list(range(48))
+    uri = str(tmp_path / "data.lance")
+    for part in range(4):
+        lance.write_dataset(table([50 * MIB] * 11), uri, mode="append" if part else "create")
+    dataset = raylance.dataset(uri, order=raylance.WindowShuffle(shard_rows=11, window_shards=1, lanes=4))
+    with dataset.loader(max_window_bytes=4500 * MIB, max_inflight_bytes=256 * MIB) as loader:
+        rows = []
+        for batch in loader.iter_batches(global_batch_size=4, with_row_offset=True):
+            rows += batch["_rowoffset"].tolist()
+            del batch
+        stats = loader.stats()
+    assert sorted(rows) == list(range(44))
     assert stats["held_bytes"] > 2 << 30
