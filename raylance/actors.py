@@ -4,51 +4,37 @@ Their calls are idempotent: the plan and the item say everything, so a call can 
 dies. What they return is owned by the worker that called.
 """
 
-import logging
-import threading
+import math
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pyarrow as pa
 import ray
 import torch
 
 from raylance.columns import DRAW, ROW_OFFSET
 from raylance.decoding import Decoding
-from raylance.faults import errors_travel, first_line
+from raylance.faults import errors_travel
 from raylance.metrics import Receipt
-from raylance.permutation import Int64Array
-from raylance.plan import Chunk, Plan, WorkItem
-from raylance.spec import Feed, RowReader
-
-logger = logging.getLogger(__name__)
-
-Loaded = tuple[Int64Array, pa.Table]
-ChunkKey = tuple[str, int, Chunk]
+from raylance.plan import Plan, WorkItem
+from raylance.readahead import ReadAhead, TooLargeError
+from raylance.spec import Feed, Options
 
 
 class ShardActor:
-    """Reads one rank's chunks, the next one while the current one drains, and gathers its items from them."""
+    """Reads one rank's rows ahead, and gathers its items from them."""
 
-    def __init__(self, feed: Feed, decode_threads: int, read_timeout_s: float) -> None:
+    def __init__(self, feed: Feed, options: Options) -> None:
         """Opens nothing yet.
 
         Args:
             feed: What to serve.
-            decode_threads: Threads to decode images in here, where no decode actor does.
-            read_timeout_s: Seconds that a read is tried again when the storage fails.
+            options: Bytes to hold, threads to decode in where no decode actor does, and how long to retry reads.
         """
         self._feed = feed
-        self._selection = feed.load_selection()
-        self._read_timeout_s = read_timeout_s
-        self._read_bytes, self._counting = 0, threading.Lock()
-        self._reader: RowReader | None = None  # opened by the first read, whose errors reach the worker as they are
-        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
-        self._chunks: dict[ChunkKey, Future[Loaded]] = {}
-        self._cold: ChunkKey | None = None
+        self._ahead = ReadAhead(feed, options.max_window_bytes, options.read_timeout_s)
         self._plans: dict[str, Plan] = {}
-        self._threads = ThreadPoolExecutor(decode_threads) if feed.decoding else None
+        self._threads = ThreadPoolExecutor(options.decode_threads) if feed.decoding else None
         torch.set_num_threads(1)
 
     def actor_id(self) -> str:
@@ -62,93 +48,53 @@ class ShardActor:
         self._plans[key] = plan
 
     @ray.method(num_returns=3)
-    def read(self, key: str, item: WorkItem, decodes: bool) -> tuple[pa.Table, pa.Table, Receipt]:
+    def read(
+        self, key: str, item: WorkItem, decodes: bool, allowed_bytes: float = math.inf
+    ) -> tuple[pa.Table, pa.Table, Receipt]:
         """Reads an item.
 
         Args:
             key: The plan of the epoch.
             item: Which rows.
             decodes: Whether to decode them here, in threads; otherwise a decode actor follows.
+            allowed_bytes: Bytes that its raw rows may have; where they have more, none are returned, and the receipt
+                says how many they have.
 
         Returns:
             The columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
             `_valid`, or the encoded ones and `_rowoffset` when a decode actor follows; and what it took.
         """
         with errors_travel():
-            return self._read_item(key, item, decodes)
+            return self._read_item(key, item, decodes, allowed_bytes)
 
-    def _read_item(self, key: str, item: WorkItem, decodes: bool) -> tuple[pa.Table, pa.Table, Receipt]:
-        begin = time.perf_counter()
-        table = self._gather(key, item)
-        took = Receipt(nbytes=table.nbytes, read_s=time.perf_counter() - begin, read_bytes=self._read_bytes_since())
-        decoding = self._feed.decoding
+    def _read_item(
+        self, key: str, item: WorkItem, decodes: bool, allowed_bytes: float
+    ) -> tuple[pa.Table, pa.Table, Receipt]:
+        begin, plan, decoding = time.perf_counter(), self._plans[key], self._feed.decoding
+        receipt = Receipt()
+        try:
+            table = self._ahead.gather(key, plan, item, allowed_bytes)
+        except TooLargeError as large:
+            table, receipt.too_large_bytes = self._ahead.nothing(), large.nbytes
+        receipt.nbytes = receipt.raw_bytes = table.nbytes
+        receipt.read_s, receipt.held_bytes = time.perf_counter() - begin, self._ahead.peak_bytes
+        receipt.read_bytes = self._ahead.read_bytes_since()
         if decoding is None:
-            return table, table.select([]), took
+            return table, table.select([]), receipt
         if decoding.transform is None:
             encoded, plain = table.select([*decoding.columns, ROW_OFFSET]), table.drop_columns(decoding.columns)
         else:
             encoded, plain = table, table.select([ROW_OFFSET])
-        plan = self._plans[key]
+        if receipt.too_large_bytes:
+            return plain, encoded, receipt
         if plan.order.repeats:
             encoded = encoded.append_column(DRAW, pa.array(plan.item_positions(item)))
         if not decodes:
-            return plain, encoded, took
-        decoded, receipt = decoding.apply(encoded, item.epoch, self._threads)
-        receipt.read_s, receipt.read_bytes = took.read_s, took.read_bytes
-        receipt.nbytes += plain.nbytes
+            return plain, encoded, receipt
+        decoded, done = decoding.apply(encoded, item.epoch, self._threads)
+        receipt.decode_s, receipt.masked_rows = done.decode_s, done.masked_rows
+        receipt.nbytes = plain.nbytes + done.nbytes
         return plain, decoded, receipt
-
-    def _read_bytes_since(self) -> int:
-        with self._counting:
-            since, self._read_bytes = self._read_bytes, 0
-        return since
-
-    def _gather(self, plan_key: str, item: WorkItem) -> pa.Table:
-        """The rows of an item in the order of delivery, from its chunk where that is there."""
-        plan = self._plans[plan_key]
-        key = (plan_key, item.rank, item.chunk)
-        # The epoch behind this one most likely comes next: its first chunk is then there when it begins.
-        following = plan.next_chunk(item.chunk) or plan.chunk_at(item.epoch + 1, 0)
-        ahead = None if following is None else (plan_key, item.rank, following)
-        for stale in self._chunks.keys() - {key, ahead}:
-            self._chunks.pop(stale).cancel()
-        if key not in self._chunks:
-            self._cold = key
-        chunk = self._chunk(key)
-        if ahead is not None:
-            self._chunk(ahead)
-        # Where nobody read this chunk ahead, its first items are read by themselves, so that a start, or a resume,
-        # waits for a batch and not for a window.
-        if key != self._cold or chunk.done():
-            try:
-                places, table = chunk.result()
-                return table.take(pa.array(places[plan.chunk_slice(item)]))
-            except Exception as error:
-                # The fault may lie in other rows of the chunk, or be over: this item is read by itself, and whoever
-                # asks for the chunk next has it read again.
-                logger.warning("a chunk could not be read (%s); its rows are read an item at a time", first_line(error))
-                del self._chunks[key]
-        places, table = self._read(plan.select(item.epoch, plan.item_positions(item)))
-        return table.take(pa.array(places))
-
-    def _chunk(self, key: ChunkKey) -> "Future[Loaded]":
-        """The chunk, being read if it is not there yet."""
-        if key not in self._chunks:
-            plan_key, rank, chunk = key
-            self._chunks[key] = self._ahead.submit(self._load, self._plans[plan_key], rank, chunk)
-        return self._chunks[key]
-
-    def _load(self, plan: Plan, rank: int, chunk: Chunk) -> Loaded:
-        return self._read(plan.chunk_rows(chunk, rank))
-
-    def _read(self, rows: Int64Array) -> Loaded:
-        """Reads selected rows in storage order; tells where each lies in the table, in the order asked for."""
-        stored, places = np.unique(rows, return_inverse=True)
-        self._reader = self._reader or self._feed.open_reader(self._read_timeout_s)
-        table = self._reader.read(self._selection.offsets(stored))
-        with self._counting:
-            self._read_bytes += table.nbytes
-        return places, table
 
 
 class DecodeActor:

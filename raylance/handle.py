@@ -170,7 +170,8 @@ class Dataset(TrainData):
         size = check_integer("plan(): global_batch_size", global_batch_size, 1)
         world_size = check_integer("plan(): world_size", world_size, 1)
         plan = make_plan(self._feed, self._spec, self._options, size, world_size, self._spec.remainder)
-        return summarise(plan, self._feed.row_bytes, self._reads(plan))
+        feed, limit = self._feed, self._options.max_window_bytes
+        return summarise(plan, feed.likely_row_bytes, self._reads(plan), limit, feed.measure)
 
     def _reads(self, plan: Plan) -> str:
         """How the first chunk of rank 0 is read, and why."""

@@ -21,6 +21,9 @@ class Receipt:
         read_s: Seconds that the call waited for data from storage.
         decode_s: Seconds of decoding, of all threads together as the wall clock of the call.
         masked_rows: Rows that could not be decoded and were masked.
+        raw_bytes: Bytes of the raw rows.
+        held_bytes: Most bytes of raw rows that the shard actor has held.
+        too_large_bytes: Bytes, about, of rows that were not sent because they have more than allowed; else 0.
     """
 
     nbytes: int = 0
@@ -28,6 +31,9 @@ class Receipt:
     read_s: float = 0.0
     decode_s: float = 0.0
     masked_rows: int = 0
+    raw_bytes: int = 0
+    held_bytes: int = 0
+    too_large_bytes: int = 0
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -50,6 +56,7 @@ class Stats:
         collate_s: Seconds spent in this process on turning tables into batches.
         user_s: Seconds between handing out a batch and being asked for the next one.
         helpers_replaced: Helper actors that died and were replaced.
+        held_bytes: Most bytes of raw rows that the shard actor held at one time, the block being read included.
         epoch_certificate: What the last iteration that reached the end of an epoch proved, or None; see `certificate`.
     """
 
@@ -65,6 +72,7 @@ class Stats:
     collate_s: float = 0.0
     user_s: float = 0.0
     helpers_replaced: int = 0
+    held_bytes: int = 0
     epoch_certificate: dict[str, Any] | None = None
 
     @contextmanager
@@ -82,6 +90,7 @@ class Stats:
         self.read_s += receipt.read_s
         self.decode_s += receipt.decode_s
         self.masked_rows += receipt.masked_rows
+        self.held_bytes = max(self.held_bytes, receipt.held_bytes)
 
     def as_dict(self) -> dict[str, Any]:
         """The counters by name."""

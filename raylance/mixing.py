@@ -7,19 +7,14 @@ keeps the quotas in every stretch of B positions, and the position within the co
 
 import dataclasses
 import functools
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import pyarrow as pa
 
-from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
-from raylance.decoding import Decoding
 from raylance.errors import ConfigError
 from raylance.order import Facts, Order
 from raylance.permutation import Int64Array
-from raylance.spec import Feed, RowReader, Selected
 
 _SHORT_PATTERN = 1000
 _LONGEST_PATTERN = 1_000_000  # eight megabytes, and a fraction of a second once a process
@@ -219,124 +214,3 @@ class MixOrder(Order):
         stretch, place = np.divmod(positions, len(pattern))
         which = pattern[place]
         return which, stretch * np.array(self._quotas, dtype=np.int64)[which] + rank[place]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class MixSelection:
-    """The components' selections behind one another; an offset carries its component in the high bits.
-
-    Attributes:
-        parts: Their selections.
-    """
-
-    parts: tuple[Selected, ...]
-
-    @property
-    def rows(self) -> int:
-        """Rows of all components."""
-        return sum(part.rows for part in self.parts)
-
-    @property
-    def fingerprint(self) -> str:
-        """Hash of the components' fingerprints."""
-        return hashlib.blake2b("".join(part.fingerprint for part in self.parts).encode(), digest_size=16).hexdigest()
-
-    def offsets(self, selected: Int64Array) -> Int64Array:
-        """Selected rows to component << 48 | row offset."""
-        ends = np.cumsum([part.rows for part in self.parts])
-        which = np.searchsorted(ends, selected, side="right")
-        out = np.empty(np.shape(selected), dtype=np.int64)
-        for index, part in enumerate(self.parts):
-            mine = which == index
-            out[mine] = (index << COMPONENT_SHIFT) | part.offsets(selected[mine] - (ends[index] - part.rows))
-        return out
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _MixReader:
-    readers: tuple[RowReader, ...]
-
-    def read(self, offsets: Int64Array) -> pa.Table:
-        which = offsets >> COMPONENT_SHIFT
-        tables = []
-        for index, reader in enumerate(self.readers):
-            mine = offsets[which == index]
-            if len(mine) or not len(offsets):
-                tables.append(reader.read(mine & OFFSET_MASK))
-        table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
-        return table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets))
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class MixFeed:
-    """What a shard actor of a mixture serves; see `raylance.spec.Feed`.
-
-    Attributes:
-        names: Names of the components.
-        parts: Their feeds.
-        decoding: What to do with image columns, the same for all.
-    """
-
-    names: tuple[str, ...]
-    parts: tuple[Feed, ...]
-    decoding: Decoding | None
-
-    @property
-    def uri(self) -> Any:
-        """URIs by component."""
-        return {name: part.uri for name, part in zip(self.names, self.parts, strict=True)}
-
-    @property
-    def branch(self) -> Any:
-        """Branches by component."""
-        return {name: part.branch for name, part in zip(self.names, self.parts, strict=True)}
-
-    @property
-    def version(self) -> Any:
-        """Versions by component."""
-        return {name: part.version for name, part in zip(self.names, self.parts, strict=True)}
-
-    @property
-    def identity(self) -> Any:
-        """Hashes of the files by component."""
-        return {name: part.identity for name, part in zip(self.names, self.parts, strict=True)}
-
-    @property
-    def list_lengths(self) -> Mapping[str, int | None]:
-        """Lengths in which the components agree; see `raylance.spec.Feed`."""
-        first, *others = [part.list_lengths for part in self.parts]
-        return {
-            name: length if all(other.get(name) == length for other in others) else None
-            for name, length in first.items()
-        }
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """Columns to read."""
-        return self.parts[0].columns
-
-    @property
-    def delivers(self) -> Sequence[str]:
-        """Columns of the batches."""
-        return self.parts[0].delivers
-
-    @property
-    def row_bytes(self) -> float:
-        """Bytes of a row as it is read, of the widest component."""
-        return max(part.row_bytes for part in self.parts)
-
-    def load_selection(self) -> Selected:
-        """The components' selections as one."""
-        return MixSelection(tuple(part.load_selection() for part in self.parts))
-
-    def open_reader(self, retry_s: float = 0.0) -> RowReader:
-        """Opens the components."""
-        return _MixReader(tuple(part.open_reader(retry_s) for part in self.parts))
-
-    def shared(self) -> "MixFeed":
-        """The same, with large selections in the object store."""
-        return dataclasses.replace(self, parts=tuple(part.shared() for part in self.parts))
-
-    def local(self) -> "MixFeed":
-        """The same without the object store."""
-        return dataclasses.replace(self, parts=tuple(part.local() for part in self.parts))

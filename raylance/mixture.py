@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.handle import Dataset
-from raylance.mixing import Component, MixFeed, MixOrder, quotas
+from raylance.mixfeed import MixFeed
+from raylance.mixing import Component, MixOrder, quotas
 from raylance.plan import REMAINDERS, Remainder
 from raylance.spec import Options, Spec
 

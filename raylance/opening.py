@@ -21,7 +21,7 @@ from raylance.order import Order
 from raylance.packing import PackFeed, PackTokens, count_tokens
 from raylance.permutation import Int64Array
 from raylance.plan import REMAINDERS, Remainder
-from raylance.reader import READ_MODES, Reader, ReadMode, is_blob
+from raylance.reader import READ_MODES, Reader, ReadMode, is_blob, stored_row_bytes
 from raylance.selection import Selection, Version, pin, select
 from raylance.sharing import SharedSelection
 from raylance.spec import Feed, Options, Selected, Spec, TableFeed
@@ -128,6 +128,7 @@ def dataset(
         row_bytes=max(1.0, probe.nbytes / probe.num_rows),
         decoding=decoding,
         read=read,
+        stored_bytes=stored_row_bytes(opened, names),
         list_lengths=collate.list_lengths(made),
     )
     rows: Selected = selection

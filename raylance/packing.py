@@ -19,8 +19,11 @@ from raylance.columns import ROW_OFFSET
 from raylance.decoding import Decoding
 from raylance.errors import ConfigError, DatasetError
 from raylance.permutation import Int64Array
+from raylance.reader import Pace
 from raylance.spec import Feed, RowReader, Selected
 
+_BLOCK_BYTES = 16 << 20  # of documents, to read at a time
+_FIRST_ROWS = 4  # of which nobody knows the size
 _COLUMNS = ("input_ids", "doc_ids", "first_row", "first_token")
 
 
@@ -79,22 +82,24 @@ class Documents:
         return selected
 
 
-def count_tokens(reader: RowReader, documents: Selected, pack: PackTokens, batch_rows: int = 1 << 16) -> Documents:
-    """Reads the lengths of all selected documents, once.
+def count_tokens(reader: RowReader, documents: Selected, pack: PackTokens) -> Documents:
+    """Reads the lengths of all selected documents, once, so many at a time as make some mebibytes.
 
     Args:
         reader: Reads the column of tokens.
         documents: The selected rows.
         pack: How they are packed.
-        batch_rows: Rows to read at a time.
 
     Raises:
         DatasetError: If the column holds no lists of integers, a null, or no token at all.
     """
     lengths = [np.empty(0, dtype=np.int64)]
-    for start in range(0, documents.rows, batch_rows):
-        rows = np.arange(start, min(start + batch_rows, documents.rows), dtype=np.int64)
+    pace, start = Pace(target_bytes=_BLOCK_BYTES, row_bytes=1, limit_rows=_FIRST_ROWS), 0
+    while start < documents.rows:
+        rows = np.arange(start, min(start + pace.rows(), documents.rows), dtype=np.int64)
         column = reader.read(documents.offsets(rows))[pack.column]
+        start += len(rows)
+        pace.saw(len(rows), column.nbytes)
         kind = column.type
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_integer(kind.value_type):
             raise DatasetError(
@@ -135,20 +140,28 @@ class _PackReader:
         last = np.searchsorted(ends, end, side="left")  # the document that holds the sequence's last token
         needed = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)] or [first]))
         rows = self.documents.offsets(needed.astype(np.int64))
-        found = self.reader.read(rows)[self.pack.column].combine_chunks()
-        tokens = {int(doc): found[place].values.to_numpy() for place, doc in enumerate(needed)}
         input_ids = np.full((len(offsets), length), self.pack.pad_id, dtype=np.int64)
         doc_ids = np.full((len(offsets), length), -1, dtype=np.int64)
+        opens, closes = np.where(needed > 0, ends[needed - 1], 0), ends[needed]
+        # A document is read whole, however little of it a sequence needs; so only a few at a time.
+        filled = np.cumsum(8 * (closes - opens)) // _BLOCK_BYTES
+        for group in np.split(np.arange(len(needed)), np.flatnonzero(np.diff(filled)) + 1) if len(needed) else []:
+            found = self.reader.read(rows[group])[self.pack.column].combine_chunks()
+            for place, here in enumerate(group):
+                text, opening = found[place].values.to_numpy(), int(opens[here])
+                lowest, highest = (
+                    np.searchsorted(last, needed[here]),
+                    np.searchsorted(first, needed[here], side="right"),
+                )
+                for row in range(lowest, highest):
+                    start, low = int(begin[row]), max(int(begin[row]), opening)
+                    high = min(int(end[row]), int(closes[here]))
+                    behind = min(high, opening + len(text))
+                    input_ids[row, low - start : behind - start] = text[low - opening : behind - opening]
+                    if behind < high and self.pack.eos_id is not None:
+                        input_ids[row, behind - start] = self.pack.eos_id
+                    doc_ids[row, low - start : high - start] = rows[here]
         row_of = dict(zip(needed.tolist(), rows.tolist(), strict=True))
-        for row, (start, stop) in enumerate(zip(begin.tolist(), end.tolist(), strict=True)):
-            for document in range(int(first[row]), int(last[row]) + 1):
-                opens = int(ends[document - 1]) if document else 0
-                text = tokens[document]
-                if self.pack.eos_id is not None:
-                    text = np.append(text, self.pack.eos_id)
-                low, high = max(start, opens), min(stop, int(ends[document]))
-                input_ids[row, low - start : high - start] = text[low - opens : high - opens]
-                doc_ids[row, low - start : high - start] = row_of[document]
         opens_at = np.where(first > 0, ends[first - 1], 0) if len(offsets) else begin
         columns = {
             "input_ids": _fixed(input_ids),
@@ -217,6 +230,16 @@ class PackFeed:
     def row_bytes(self) -> float:
         """Bytes of a sequence: two numbers of 8 bytes a token."""
         return 16.0 * self.pack.length
+
+    @property
+    def likely_row_bytes(self) -> float:
+        """The same."""
+        return self.row_bytes
+
+    @property
+    def measure(self) -> str:
+        """How it is known."""
+        return "of 16 bytes a token"
 
     @property
     def decoding(self) -> Decoding | None:

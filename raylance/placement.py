@@ -84,7 +84,7 @@ def place_shard_actor(feed: Feed, options: Options) -> Helper:
     remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **NO_RESTARTS)
     late = time.monotonic() + options.placement_timeout_s
     while True:
-        handle = remote.remote(feed, options.decode_threads, options.read_timeout_s)
+        handle = remote.remote(feed, options)
         helper = Helper(handle=handle, late=late).ask()
         if not ray.wait([helper.pulse], timeout=max(0.0, late - time.monotonic()))[0]:
             helper.kill()

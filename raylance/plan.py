@@ -5,6 +5,7 @@ all use this one planner. Intervals are half-open throughout.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Literal
 
@@ -16,6 +17,7 @@ from raylance.permutation import Int64Array
 
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
+_WHOLE = 0.75  # of the limit: a window somewhat larger than was thought is not worth cutting
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +179,32 @@ class Plan:
         begin = (item.position - item.chunk.position) // self.global_batch_size * (high - low) + item.low
         return slice(begin, begin + item.rows)
 
+    def line(self, position: int, rank: int) -> int:
+        """Number of the first row of a rank's slice of a step, among the slices of all steps a whole batch apart."""
+        return position // self.global_batch_size * self._slice_rows(rank)
+
+    def _slice_rows(self, rank: int) -> int:
+        size = self.global_batch_size
+        return (rank + 1) * size // self.world_size - rank * size // self.world_size
+
+    def chunk_size(self, chunk: Chunk, rank: int) -> int:
+        """Rows of a rank's slices of all steps of a chunk."""
+        low, high = self.rank_slice(chunk.position + (chunk.steps - 1) * self.global_batch_size, rank)
+        return (chunk.steps - 1) * self._slice_rows(rank) + high - low
+
+    def cut(self, item: WorkItem, parts: int) -> list[WorkItem]:
+        """The same rows in the same order, as up to `parts` items of whole steps, or of parts of the one step."""
+        if item.steps > 1:
+            ends = [part * item.steps // parts for part in range(parts + 1)]
+            size = self.global_batch_size
+            return [
+                dataclasses.replace(item, position=item.position + low * size, steps=high - low)
+                for low, high in itertools.pairwise(ends)
+                if low < high
+            ]
+        ends = [item.low + part * item.rows // parts for part in range(parts + 1)]
+        return [dataclasses.replace(item, low=low, high=high) for low, high in itertools.pairwise(ends) if low < high]
+
     def chunk_at(self, epoch: int, position: int) -> Chunk | None:
         """The chunk that begins with the step at a position, or None at the end of the epoch."""
         steps = self.steps(position)
@@ -234,3 +262,19 @@ def no_step_left(plan: Plan, epoch: int, position: int) -> str:
         f"global batch of {plan.global_batch_size} (remainder={plan.remainder!r}). This pass is empty; the next one is "
         f"epoch {epoch + 1}."
     )
+
+
+def portion_rows(rows: int, row_bytes: float, limit_bytes: int) -> int:
+    """Rows to read and hold together, of `rows` that would be best read at once.
+
+    All of them where that leaves some room for what comes next, else equal parts of which two have room together.
+
+    Args:
+        rows: Rows of a chunk.
+        row_bytes: Bytes of one of them, about.
+        limit_bytes: Bytes of two portions, the one in use and the next.
+    """
+    nbytes = rows * row_bytes
+    if nbytes <= _WHOLE * limit_bytes:
+        return rows
+    return max(1, rows // -(-int(nbytes) // max(1, limit_bytes // 2)))

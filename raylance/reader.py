@@ -29,6 +29,49 @@ logger = logging.getLogger(__name__)
 _BATCH_BYTES = 4 << 20  # Lance decodes the batches of a range in parallel, into memory that it can reuse
 
 
+@dataclasses.dataclass(slots=True)
+class Pace:
+    """How many rows to read at a time, by the bytes of those before: a heavy tail shows only when it is read.
+
+    Attributes:
+        target_bytes: Bytes to read at a time.
+        row_bytes: Bytes of a row, about; of the heavier ones, as far as they were seen lately.
+        limit_rows: Rows to read at a time at the most; doubles, so that a bad guess is found out early.
+        least_bytes: Bytes that a row counts for at the least: where the mean is known, a run of small rows only means
+            that the large ones are still to come.
+    """
+
+    target_bytes: float
+    row_bytes: float
+    limit_rows: int = 0
+    least_bytes: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.limit_rows = self.limit_rows or int(self.target_bytes / max(self.row_bytes, 1) / 4) + 1
+
+    def rows(self) -> int:
+        """Rows to read next, at least one."""
+        return max(1, min(self.limit_rows, int(self.target_bytes / max(self.row_bytes, 1))))
+
+    def saw(self, rows: int, nbytes: int) -> None:
+        """Learns from rows that were read."""
+        self.row_bytes = max(self.least_bytes, self.row_bytes * 0.75, nbytes / max(rows, 1))
+        self.limit_rows = min(self.limit_rows * 2, 1 << 40)
+
+
+def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> float:
+    """Bytes of a row of these columns as stored, the mean of all rows: it knows of a tail that no sample hits."""
+    fields = [field for field in dataset.lance_schema.fields() if field.name() in columns]
+    wanted = set()
+    while fields:
+        field = fields.pop()
+        wanted.add(field.id())
+        fields += field.children()
+    stored = sum(int(field.bytes_on_disk) for field in dataset.stats.data_stats().fields if field.id in wanted)
+    rows = sum(int(fragment.physical_rows) for fragment in dataset.get_fragments())
+    return stored / max(1, rows)
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Reader:
     """Reads rows of a pinned dataset.

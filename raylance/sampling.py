@@ -200,13 +200,10 @@ class ClassBalanced(_Sampled):
         drawable = np.flatnonzero(self.weights > 0)
         keys = subkeys(derive_key(seed, epoch, "classes"), blocks)
         together = max(1, _MAX_NUMBERS // len(self.weights))
-        parts = [
-            drawable[
-                _first(uniform(keys[low : low + together], len(self.weights)), self.weights, self.classes_per_batch)
-            ]
-            for low in range(0, len(keys), together)
-        ]
-        chosen = np.concatenate(parts)  # (blocks, classes_per_batch)
+        chosen = np.empty((len(blocks), self.classes_per_batch), dtype=np.int64)
+        for low in range(0, len(keys), together):
+            numbers = uniform(keys[low : low + together], len(self.weights))  # (blocks together, classes)
+            chosen[low : low + together] = drawable[_first(numbers, self.weights, self.classes_per_batch)]
         return np.asarray(chosen[where, place % self.classes_per_batch])
 
 

@@ -87,7 +87,17 @@ class Feed(Protocol):
 
     @property
     def row_bytes(self) -> float:
-        """Bytes of a row as it is read, about."""
+        """Bytes of a row as it is read, of a few rows; "auto" orders are settled from it."""
+        ...
+
+    @property
+    def likely_row_bytes(self) -> float:
+        """Bytes of a row as it is read, the best guess: rows are read so many at a time until more is known."""
+        ...
+
+    @property
+    def measure(self) -> str:
+        """How `likely_row_bytes` is known, in words."""
         ...
 
     @property
@@ -121,10 +131,11 @@ class TableFeed:
         selection: The selected rows, or what gets them to other processes.
         columns: Columns to read.
         delivers: Columns of the batches.
-        row_bytes: Bytes of a row of these columns as it is read, about.
+        row_bytes: Bytes of a row of these columns as it is read, of a few rows; "auto" orders are settled from it.
         decoding: What to do with image columns, and the transform.
         read: How rows are read; see `raylance.reader.Reader`.
         list_lengths: See `Feed.list_lengths`.
+        stored_bytes: Bytes of a row as it is stored, the mean of all rows; 0 where it is not known.
     """
 
     source: Source
@@ -135,6 +146,17 @@ class TableFeed:
     decoding: Decoding | None
     read: ReadMode = "auto"
     list_lengths: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+    stored_bytes: float = 0.0
+
+    @property
+    def likely_row_bytes(self) -> float:
+        """See `Feed.likely_row_bytes`."""
+        return max(self.row_bytes, self.stored_bytes)
+
+    @property
+    def measure(self) -> str:
+        """See `Feed.measure`."""
+        return "the mean of all as they are stored" if self.stored_bytes > self.row_bytes else "the mean of a few rows"
 
     @property
     def uri(self) -> str:
@@ -217,9 +239,12 @@ class Options:
             decodes.
         decoder_cpus: CPUs that a decode actor takes from Ray's count.
         decode_threads: Threads of a shard actor that decodes by itself.
-        max_window_bytes: Most bytes of raw rows that a rank's shard actor holds, the next window included; what an
-            order leaves to "auto" is settled from it.
-        max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank.
+        max_window_bytes: Most bytes of raw rows that a rank's shard actor holds, the next window included, by what was
+            read; what an order leaves to "auto" is settled from it. A window or a step that does not fit is read in
+            parts, in the same order; a row that is larger by itself is an error. The block that is just being read,
+            about a sixteenth of it and 32 MiB at the most, comes on top: more only where rows suddenly grow.
+        max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank, or one row that is larger. The
+            step that is being put together comes on top.
         placement_timeout_s: Seconds that helpers may take to find their place.
         read_timeout_s: Seconds that a read is tried again when the storage fails, before that is an error.
         auto_decoders: What "auto" asks for, where it was settled for all ranks at once; None for the free CPUs' share.

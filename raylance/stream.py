@@ -9,9 +9,10 @@ reference that Ray resolves when the shard actor has read it.
 import dataclasses
 import itertools
 import logging
+import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -34,14 +35,19 @@ logger = logging.getLogger(__name__)
 _MAX_FAULTS = 3  # of the machines, that one item may see
 _PAUSES_S = (0.2, 1.0, 5.0)  # before work is done again where nothing died: a store that is full takes time to drain
 _MAX_ITEM_BYTES = 32 << 20
+# Raw rows count for more than they are thought to have, and may have that much: what is in flight stays within its
+# limit, and few items have to be cut although sizes vary.
+_MARGIN = 1.5
+_CUT_FROM = 2  # times the bytes that items should have: less is left as it is
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class _Piece:
-    """An item in flight and where it is."""
+    """An item in flight and where it is; without calls, it waits until there is room for it."""
 
     item: WorkItem
     nbytes: float
+    allowed_bytes: float
     faults: int = 0
     sent: int = 0  # counts up over all pieces: helpers work in this order
     decoder: Helper | None = None
@@ -94,7 +100,10 @@ class Stream:
         self._stats = stats
         self._inflight: deque[_Piece] = deque()
         self.coverage = Coverage()
-        self._row_bytes = feed.row_bytes + (feed.decoding.row_bytes if feed.decoding else 0)
+        # In the object store for each row, and raw; of the larger ones, as far as they were seen lately.
+        self._row_bytes = feed.likely_row_bytes + (feed.decoding.row_bytes if feed.decoding else 0)
+        self._raw_bytes = feed.likely_row_bytes
+        self._item_bytes = float(_MAX_ITEM_BYTES)
 
     def tables(self, epoch: int, position: int, prefetch_batches: int) -> Iterator[pa.Table]:
         """Yields the rank's rows of each step: the feed's columns, `_component`, `_rowoffset` and `_valid`.
@@ -110,15 +119,16 @@ class Stream:
             PlacementError: A replacement found no place.
         """
         # One item in work and one waiting, for each decoder.
-        item_bytes = min(_MAX_ITEM_BYTES, self._options.max_inflight_bytes / (2 * self._helpers.decoders_wanted + 1))
-        item_rows = max(1, int(item_bytes / max(self._row_bytes, 1)))
-        items = self._plan.items(self._rank, epoch, position, item_rows)
+        parts_in_flight = 2 * self._helpers.decoders_wanted + 1
+        self._item_bytes = min(_MAX_ITEM_BYTES, self._options.max_inflight_bytes / parts_in_flight)
+        item_rows = max(1, int(self._item_bytes / max(self._worth(1), 1)))
+        items = self._sized(self._plan.items(self._rank, epoch, position, item_rows))
         waiting = next(items, None)
         parts: list[pa.Table] = []
         try:
             while True:
                 while waiting is not None and self._may_send(waiting, prefetch_batches):
-                    self._inflight.append(_Piece(item=waiting, nbytes=waiting.rows * self._row_bytes))
+                    self._inflight.append(self._piece(waiting))
                     self._send(self._inflight[-1])
                     waiting = next(items, None)
                 if not self._inflight:
@@ -139,9 +149,32 @@ class Stream:
                 self._take_back(piece)
             self._inflight.clear()
 
+    def _worth(self, rows: int) -> float:
+        """Bytes that rows count for while they are in flight."""
+        return rows * (self._row_bytes + (_MARGIN - 1) * self._raw_bytes)
+
+    def _piece(self, item: WorkItem, allowed_bytes: float = 0, faults: int = 0) -> _Piece:
+        """An item and what it may have, by what rows have had so far, or as much as it is known to have."""
+        thought = item.rows * self._raw_bytes * _MARGIN
+        extra = max(0.0, allowed_bytes - thought)
+        nbytes = self._worth(item.rows) + extra
+        return _Piece(item=item, nbytes=nbytes, allowed_bytes=thought + extra, faults=faults)
+
+    def _sized(self, items: Iterable[WorkItem]) -> Iterator[WorkItem]:
+        """Cuts items whose rows have turned out larger than they were thought to be."""
+        for item in items:
+            parts = self._worth(item.rows) / self._item_bytes
+            if parts > _CUT_FROM and item.rows > 1:
+                yield from self._sized(self._plan.cut(item, max(2, math.ceil(parts))))
+            else:
+                yield item
+
+    def _has_room(self, nbytes: float) -> bool:
+        sent = [piece.nbytes for piece in self._inflight if piece.calls]
+        return not sent or sum(sent) + nbytes <= self._options.max_inflight_bytes
+
     def _may_send(self, item: WorkItem, prefetch_batches: int) -> bool:
-        inflight_bytes = sum(piece.nbytes for piece in self._inflight)
-        if self._inflight and inflight_bytes + item.rows * self._row_bytes > self._options.max_inflight_bytes:
+        if not all(piece.calls for piece in self._inflight) or not self._has_room(self._worth(item.rows)):
             return False
         ahead = 0
         if self._inflight:
@@ -153,7 +186,8 @@ class Stream:
         self._take_back(piece)
         decoder = self._helpers.decoder(proven=piece.faults > 0)
         reader = self._shard.knows(self._plan_key, self._shared_plan)
-        piece.plain, second, receipt = reader.handle.read.remote(self._plan_key, piece.item, decoder is None)
+        read, allowed = reader.handle.read, max(1, int(piece.allowed_bytes))
+        piece.plain, second, receipt = read.remote(self._plan_key, piece.item, decoder is None, allowed)
         piece.images, piece.calls, piece.sent = second, [(reader, receipt)], next(self._sends)
         if decoder is not None:
             piece.decoder = decoder.knows(self._helpers.key, self._feed.decoding)
@@ -171,8 +205,15 @@ class Stream:
         """Waits for the oldest piece, and has it done again until it is done."""
         while True:
             piece = self._inflight[0]
+            for unsent in [other for other in self._inflight if not other.calls]:
+                if unsent is not piece and not self._has_room(unsent.nbytes):
+                    break
+                self._send(unsent)
             try:
                 receipts: list[Receipt] = ray.get(piece.receipts)
+                if receipts[0].too_large_bytes:
+                    self._cut(piece, receipts[0].too_large_bytes)
+                    continue
                 plain, images = ray.get([piece.plain, piece.images])
                 break
             except RayError as error:
@@ -185,6 +226,7 @@ class Stream:
         if piece.item.rows:
             measured = sum(receipt.nbytes for receipt in receipts) / piece.item.rows
             self._row_bytes = max(self._row_bytes * 0.9, measured)
+            self._raw_bytes = max(self._raw_bytes * 0.9, receipts[0].raw_bytes / piece.item.rows)
         return piece.item, self._merge(piece.item, plain, images)
 
     def _redo(self, piece: _Piece, error: RayError) -> None:
@@ -240,12 +282,23 @@ class Stream:
         """Puts single steps in the place of a piece, so that a fault concerns the rows of one step."""
         self._take_back(piece)
         items = self._plan.single_steps(piece.item)
-        singles = [_Piece(item=item, nbytes=piece.nbytes / len(items), faults=piece.faults) for item in items]
+        singles = [self._piece(item, piece.allowed_bytes / len(items), piece.faults) for item in items]
         place = self._inflight.index(piece)
         del self._inflight[place]
         for offset, single in enumerate(singles):
             self._inflight.insert(place + offset, single)
             self._send(single)
+
+    def _cut(self, piece: _Piece, raw_bytes: int) -> None:
+        """Puts smaller items in the place of the oldest piece, whose rows have more bytes than it was to have."""
+        self._take_back(self._inflight.popleft())
+        rows, items = piece.item.rows, [piece.item]
+        larger = max(0.0, raw_bytes / rows - self._raw_bytes)
+        self._raw_bytes, self._row_bytes = self._raw_bytes + larger, self._row_bytes + larger
+        if rows > 1:
+            items = self._plan.cut(piece.item, max(2, math.ceil(raw_bytes / self._item_bytes)))
+        smaller = [self._piece(item, raw_bytes * item.rows / rows, piece.faults) for item in items]
+        self._inflight.extendleft(reversed(smaller))
 
     def _merge(self, item: WorkItem, plain: pa.Table, images: pa.Table) -> pa.Table:
         """Joins the columns in the feed's order, and says which rows are real."""

@@ -18,11 +18,12 @@ ROOT = PACKAGE.parent
 LAYERS = [
     {"errors", "permutation", "columns"},
     {"arguments", "order", "state", "metrics", "split", "worker"},
-    {"lanes", "sampling", "plan", "selection", "reader", "images", "collate"},
+    {"lanes", "mixing", "sampling", "plan", "selection", "reader", "images", "collate"},
     {"catalog", "decoding", "quality"},
     {"sharing"},
     {"spec", "faults"},
-    {"actors", "mixing", "packing", "summary", "resume"},
+    {"readahead"},
+    {"actors", "mixfeed", "packing", "summary", "resume"},
     {"placement", "batches"},
     {"pool"},
     {"stream"},
@@ -54,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "train": {"ray", "torch"},
     "torch_data": {"torch"},
 }
-PURE = {"catalog", "lanes", "order", "permutation", "plan", "quality", "summary"}
+PURE = {"catalog", "lanes", "mixing", "order", "permutation", "plan", "quality", "summary"}
 
 
 def imported(path: Path) -> set[str]:

@@ -187,5 +187,18 @@ def test_summary_says_what_is_dropped_and_repeated() -> None:
     padded = summarise(make_plan(order, 1003, 20, 2, "pad"), row_bytes=1000, reads="range")
     assert (padded.steps, padded.rows_dropped, padded.rows_repeated) == (51, 0, 17)
     assert padded.window_bytes == 4 * 20 // 2 * 1000
+    assert padded.held_bytes == 2 * padded.window_bytes, "the one in use and the next"
     for text in ("1,003 rows", "101 shards", "4 lanes", "50 steps", "3 rows dropped", "MiB a window"):
         assert text in repr(dropped)
+
+
+def test_summary_says_what_is_held_where_a_step_is_larger_than_the_limit() -> None:
+    """The window has 32 rows, and a step 256: what is read together is neither."""
+    plan = make_plan(WindowShuffle(shard_rows=1, window_shards=1, lanes=32), 2000, 256, 1, "drop")
+    limit = 32 << 20
+    told = summarise(plan, 1 << 20, "take", limit, "the mean of a few rows")
+    assert limit // 4 < told.window_bytes <= limit // 2
+    assert limit // 2 < told.held_bytes <= limit
+    assert "MiB held (1,048,576 bytes a row, the mean of a few rows)" in repr(told)
+    roomy = summarise(plan, 1 << 20, "take", 1 << 30, "the mean of a few rows")
+    assert (roomy.window_bytes, roomy.held_bytes) == (256 << 20, 512 << 20), "a step is read at once where it fits"

@@ -1,0 +1,200 @@
+"""Owns the promise that memory is bounded by configuration: by the bytes that were read, not by what rows were guessed
+to have, nor by the size of a step.
+"""
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray
+from ray._private.internal_api import memory_summary
+
+import raylance
+
+MIB = 1 << 20
+
+
+def table(sizes: list[int]) -> pa.Table:
+    """One row of so many bytes each, none like another."""
+    rng = np.random.default_rng(len(sizes))
+    values = pa.array([rng.bytes(size) for size in sizes], pa.binary())
+    return pa.table({"id": np.arange(len(sizes)), "data": values})
+
+
+def parent(pid: str) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
+
+
+def shard_actor() -> Path | None:
+    """The process of the one shard actor of this process's Ray, if it has begun."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if b"ShardActor" in (process / "cmdline").read_bytes() and parent(parent(process.name)) == str(os.getpid()):
+                return process
+    return None
+
+
+def in_object_store() -> int:
+    """Bytes of Ray's object store in use."""
+    told = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+    found = re.search(r"Plasma memory usage (\d+) MiB", told)
+    assert found is not None
+    return int(found[1]) * MIB
+
+
+class Watch:
+    """Looks every few milliseconds how much memory of its own, the object store left out, the shard actor has."""
+
+    def __enter__(self) -> "Watch":
+        self.peak_bytes, self._stop = 0, threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        process = None
+        while not self._stop.wait(0.005):
+            process = process or shard_actor()
+            if process is not None:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                    status = (process / "status").read_text()
+                    self.peak_bytes = max(self.peak_bytes, int(status.split("RssAnon:")[1].split()[0]) << 10)
+
+
+def run(loader: raylance.RankLoader, **batches: Any) -> tuple[list[int], int, dict[str, Any]]:
+    """An epoch: its row offsets, the peak of the shard actor, and the counters."""
+    with Watch() as watch, loader:
+        found = [batch["_rowoffset"].tolist() for batch in loader.iter_batches(with_row_offset=True, **batches)]
+        return [row for rows in found for row in rows], watch.peak_bytes, loader.stats()
+
+
+@pytest.fixture(scope="module")
+def floor(ray_session: None, write_dataset: Callable[..., str]) -> int:
+    """What a shard actor has resident that holds next to nothing."""
+    uri = write_dataset(table([64] * 64))
+    return run(raylance.dataset(uri).loader(), global_batch_size=8)[1]
+
+
+def test_a_step_larger_than_the_limit_is_read_in_parts(write_dataset: Callable[..., str], floor: int) -> None:
+    uri = write_dataset(table([MIB // 2] * 600))
+    limit = 16 * MIB
+    dataset = raylance.dataset(uri, seed=1, remainder="ragged")
+    loader = dataset.loader(max_window_bytes=limit, max_inflight_bytes=8 * MIB)
+    rows, peak, stats = run(loader, global_batch_size=256)
+    print((peak - floor) / MIB, stats.get("held_bytes", 0) / MIB)
+    assert sorted(rows) == list(range(600))
+    assert peak - floor < 4 * limit, "a step has 128 MiB"
+    assert stats["held_bytes"] <= limit * 9 / 8
+
+
+def test_a_tail_that_no_sample_hits(write_dataset: Callable[..., str], floor: int) -> None:
+    sizes = [8 * MIB if row % 40 == 7 else 4096 for row in range(1600)]
+    uri = write_dataset(*[table(sizes[low : low + 400]) for low in range(0, 1600, 400)])
+    limit = 32 * MIB
+    dataset = raylance.dataset(uri, order="sequential", remainder="ragged")
+    loader = dataset.loader(max_window_bytes=limit, max_inflight_bytes=16 * MIB)
+    rows, peak, stats = run(loader, global_batch_size=64)
+    print((peak - floor) / MIB, stats.get("held_bytes", 0) / MIB)
+    assert rows == list(range(1600))
+    assert peak - floor < 6 * limit, "the tail has 320 MiB, and a window of rows of 4 KiB all of it"
+    assert stats["held_bytes"] <= limit + 2 * 8 * MIB
+
+
+def test_large_rows_all_in_one_place(write_dataset: Callable[..., str], floor: int) -> None:
+    """Neither what is held nor what is in flight goes by what rows before them had."""
+    sizes = [8 * MIB if 800 <= row < 840 else 4096 for row in range(1600)]
+    uri = write_dataset(*[table(sizes[low : low + 400]) for low in range(0, 1600, 400)])
+    dataset = raylance.dataset(uri, order="sequential", remainder="ragged")
+    limit, inflight = 32 * MIB, 8 * MIB
+    with Watch() as watch, dataset.loader(max_window_bytes=limit, max_inflight_bytes=inflight) as loader:
+        used, rows = 0, []
+        for batch in loader.iter_batches(global_batch_size=4, with_row_offset=True, prefetch_batches=99):
+            rows += batch["_rowoffset"].tolist()
+            assert [len(data) for data in batch["data"]] == [sizes[row] for row in batch["_rowoffset"]]
+            del batch
+            if 780 <= rows[-1] < 840:
+                time.sleep(0.3)  # for what is on its way to arrive
+                used = max(used, in_object_store())
+        stats = loader.stats()
+    print((watch.peak_bytes - floor) / MIB, stats.get("held_bytes", 0) / MIB, used / MIB)
+    assert rows == list(range(1600))
+    assert used <= inflight + (4 + 1) * 8 * MIB, "what is in flight, or one row that is larger, and the step being made"
+    assert watch.peak_bytes - floor < 10 * limit
+    assert stats["held_bytes"] <= 3 * limit, "and the block that finds them"
+
+
+def test_a_row_that_is_larger_than_all_that_may_be_held(write_dataset: Callable[..., str], floor: int) -> None:
+    uri = write_dataset(table([6 * MIB if row == 50 else 1000 for row in range(100)]))
+    dataset = raylance.dataset(uri, order="sequential")
+    with dataset.loader(max_window_bytes=4 * MIB) as loader:
+        rows = []
+        with pytest.raises(raylance.DatasetError, match=r"row at offset 50 .*6,29.* bytes by itself.*allows 4,194,304"):
+            for batch in loader.iter_batches(global_batch_size=10, with_row_offset=True):
+                rows += batch["_rowoffset"].tolist()
+        assert rows == list(range(50))
+        state = loader.state_dict()
+    with dataset.loader() as loader:
+        loader.load_state_dict(state)
+        rows = [
+            row
+            for batch in loader.iter_batches(global_batch_size=10, with_row_offset=True)
+            for row in batch["_rowoffset"]
+        ]
+        assert rows == list(range(50, 100)), "with more room, it goes on"
+
+
+def test_documents_are_counted_and_packed_by_their_bytes(write_dataset: Callable[..., str]) -> None:
+    """300 documents of a million tokens: opening held them all."""
+    script = """
+import sys, tracemalloc, resource, numpy as np, raylance
+def own(): return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) << 10
+uri = sys.argv[1]
+raylance.dataset(uri, filter="id < 2", pack=raylance.PackTokens("tokens", 4096)).head(1)
+before = own()
+handle = raylance.dataset(uri, pack=raylance.PackTokens("tokens", 4096), order="sequential")
+opened = own()
+batch = handle.head(128)
+print(len(handle), opened - before, own() - before)
+"""
+    tokens = pa.array(np.arange(MIB, dtype=np.int32))
+    column = pa.ListArray.from_arrays(np.arange(0, 101) * MIB, pa.concat_arrays([tokens] * 100))
+    uri = write_dataset(*[pa.table({"tokens": column, "id": np.arange(100) + part}) for part in (0, 100)])
+    done = subprocess.run([sys.executable, "-c", script, uri], capture_output=True, text=True, check=True)
+    sequences, opened, packed = map(int, done.stdout.split())
+    print(opened / MIB, packed / MIB)
+    assert sequences == 200 * MIB // 4096
+    assert opened < 200 * MIB, "the documents have 800 MiB"
+    assert packed < 250 * MIB
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_more_than_two_gibibytes_of_binary_held_together(tmp_path: Path) -> None:
+    """Offsets of `binary` count to 2 GiB."""
+    uri = str(tmp_path / "data.lance")
+    for part in range(4):
+        lance.write_dataset(table([50 * MIB] * 11), uri, mode="append" if part else "create")
+    dataset = raylance.dataset(uri, order=raylance.WindowShuffle(shard_rows=11, window_shards=1, lanes=4))
+    with dataset.loader(max_window_bytes=4500 * MIB, max_inflight_bytes=256 * MIB) as loader:
+        rows = []
+        for batch in loader.iter_batches(global_batch_size=4, with_row_offset=True):
+            rows += batch["_rowoffset"].tolist()
+            del batch
+        stats = loader.stats()
+    assert sorted(rows) == list(range(44))
+    assert stats["held_bytes"] > 2 << 30
