@@ -237,10 +237,10 @@ def small(write_dataset: Callable[..., str]) -> str:
     [
         (["--data", "nowhere.lance"], "no Lance dataset can be opened at"),
         (["--train-filter", "split ="], "filter='split ='"),
-        (["--val-filter", "label > 7"], "label > 7"),
+        (["--val-filter", "label > 7", "--image-size", "8"], "label > 7"),
         (["--version", "7"], "has no version 7"),
         (["--image-column", "photo"], "no column 'photo'"),
-        (["--label-column", "split"], "--label-column split is string"),
+        (["--label-column", "split", "--image-size", "8"], "--label-column split is string"),
         (["--image-column", "size"], "not binary"),
         (["--model", "no_such_model", "--image-size", "8"], "--model no_such_model"),
         (["--image-size", "1"], "images of 1x1"),
