@@ -200,16 +200,24 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
     crops = (raylance.RandomResizedCrop(), raylance.CenterCrop()) if args.augment == "crop" else (None, None)
 
     def rows(where: str, version: Any, crop: Any, hflip: float, **options: Any) -> raylance.Dataset:
-        return raylance.dataset(
-            locate(args.data),
-            version=version,
-            columns=[args.image_column, args.label_column],
-            filter=where or None,
-            decode=raylance.Image(args.image_column, size=args.image_size, augment=crop, hflip=hflip),
-            seed=args.seed,
-            on_bad_row=args.on_bad_row,
-            **options,
-        )
+        try:
+            opened = raylance.dataset(
+                locate(args.data),
+                version=version,
+                columns=[args.image_column, args.label_column],
+                filter=where or None,
+                decode=raylance.Image(args.image_column, size=args.image_size, augment=crop, hflip=hflip),
+                seed=args.seed,
+                on_bad_row=args.on_bad_row,
+                **options,
+            )
+            if args.image_size is None:
+                opened.head(64)
+        except (raylance.BadRowError, raylance.ConfigError) as error:
+            if args.image_size is not None:
+                raise
+            raise raylance.DatasetError(f"{error} If images differ in size, give --image-size.") from error
+        return opened
 
     version = int(args.version) if args.version and args.version.isdigit() else args.version
     train = rows(args.train_filter, version, crops[0], 0.0 if args.augment == "none" else 0.5, order=args.order)
@@ -227,11 +235,6 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
         raise raylance.DatasetError(
             f"--label-column {args.label_column} is {kind}, but a classifier learns integers from 0 up; {fix}"
         )
-    if args.image_size is None:
-        try:
-            train.head(64)
-        except raylance.BadRowError as error:
-            raise raylance.DatasetError(f"{error} If images differ in size, give --image-size.") from error
     return train, val
 
 

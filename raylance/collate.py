@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 import torch.utils.dlpack
 
@@ -110,8 +111,12 @@ def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists) -> npt.NDArr
             return _padded(name, column, padding, lists.lengths.get(name))
         if not pa.types.is_primitive(kind.value_type):
             return _objects(column.to_pylist())
-        _refuse_nulls(name, column.combine_chunks().flatten())
-        return _objects([_writable(value.values) if value.is_valid else None for value in column])
+        joined = column.combine_chunks().flatten()
+        _refuse_nulls(name, joined)
+        values, lengths = _writable(joined), pc.list_value_length(column).fill_null(0).to_numpy()
+        ends, valid = lengths.cumsum(), column.is_valid().to_pylist()
+        rows = zip((ends - lengths).tolist(), ends.tolist(), valid, strict=True)
+        return _objects([values[start:end] if given else None for start, end, given in rows])
     shape, axes, leaf = _layout(kind)
     if leaf is None:
         return _objects(column.to_pylist())
