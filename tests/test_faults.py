@@ -148,15 +148,17 @@ ray.init(address="local", num_cpus=2, object_store_memory=90 << 20, include_dash
 dataset = raylance.dataset(sys.argv[1], order="sequential", remainder="ragged")
 rows, held = 0, []
 with dataset.loader(max_inflight_bytes=24 << 20) as loader:
-    for batch in loader.iter_batches(global_batch_size=8):
-        rows += len(batch["id"])
-        del batch
-        if not held:
+    for batch in loader.iter_batches(global_batch_size=8, batch_format="pyarrow"):
+        rows += batch.num_rows
+        if rows == 8:
             try:
                 while True:
                     held.append(ray.put(np.ones(4 << 20, np.uint8)))
             except ray.exceptions.OutOfDiskError:
                 threading.Timer(4, held.clear).start()
+        if held:
+            held.append(batch)  # a view of the store: what the loader frees is not free
+        del batch
 assert rows == 160, rows
 print("every row")
 """
