@@ -38,6 +38,7 @@ _MAX_ITEM_BYTES = 32 << 20
 # Raw rows count for more than they are thought to have, and may have that much: what is in flight stays within its
 # limit, and few items have to be cut although sizes vary.
 _MARGIN = 1.5
+_LEAST_BYTES = 64 << 10  # any item may have: below it, sizes say nothing
 _CUT_FROM = 2  # times the bytes that items should have: less is left as it is
 
 
@@ -155,7 +156,7 @@ class Stream:
 
     def _piece(self, item: WorkItem, allowed_bytes: float = 0, faults: int = 0) -> _Piece:
         """An item and what it may have, by what rows have had so far, or as much as it is known to have."""
-        thought = item.rows * self._raw_bytes * _MARGIN
+        thought = max(_LEAST_BYTES, item.rows * self._raw_bytes * _MARGIN)
         extra = max(0.0, allowed_bytes - thought)
         nbytes = self._worth(item.rows) + extra
         return _Piece(item=item, nbytes=nbytes, allowed_bytes=thought + extra, faults=faults)
