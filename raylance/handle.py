@@ -20,7 +20,7 @@ from raylance.permutation import Int64Array
 from raylance.plan import Plan
 from raylance.pool import Helpers
 from raylance.seats import TrainData
-from raylance.spec import Feed, Options, Spec, TableFeed, make_plan
+from raylance.spec import Feed, Options, RowReader, Spec, TableFeed, make_plan
 from raylance.summary import PlanSummary, summarise
 
 _LARGEST_TRIAL = 1 << 21  # rows to plan for telling how they are read
@@ -37,6 +37,7 @@ class Dataset(TrainData):
         """Starts nothing; `raylance.dataset` and `raylance.mix` make handles."""
         super().__init__(feed, spec, options)
         self._idle: Helpers | None = None  # of the last pass, for the next one
+        self._reader: RowReader | None = None
         self._pid = os.getpid()
 
     def __len__(self) -> int:
@@ -146,7 +147,8 @@ class Dataset(TrainData):
         feed = self._feed
         stored, places = np.unique(offsets, return_inverse=True)
         try:
-            table = feed.open_reader().read(stored).take(pa.array(places))
+            self._reader = self._reader or feed.open_reader()
+            table = self._reader.read(stored).take(pa.array(places))
         except (IndexError, OverflowError, DatasetError) as error:
             raise DatasetError(f"{feed.uri!r}, version {feed.version}, cannot give these rows: {error}") from error
         if feed.decoding is not None:
@@ -285,7 +287,7 @@ class Dataset(TrainData):
 
     def __getstate__(self) -> dict[str, Any]:
         self.share()
-        return self.__dict__ | {"_idle": None, "_run": None}
+        return self.__dict__ | {"_idle": None, "_reader": None, "_run": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
