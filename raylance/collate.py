@@ -204,8 +204,8 @@ def list_lengths(table: pa.Table) -> dict[str, int | None]:
     for name in table.column_names:
         kind = table.schema.field(name).type
         if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_primitive(kind.value_type):
-            lengths = {None if value is None else len(value) for value in table[name].to_pylist()}
-            found[name] = lengths.pop() or None if len(lengths) == 1 else None
+            lengths = pc.unique(pc.list_value_length(table[name])).to_pylist()  # None for a null
+            found[name] = lengths[0] or None if len(lengths) == 1 else None
     return found
 
 

@@ -131,6 +131,7 @@ def dataset(
         stored_bytes=stored_row_bytes(opened, names),
         list_lengths=collate.list_lengths(made),
     )
+    del probe, made  # of large rows they are large, and what follows reads more
     rows: Selected = selection
     if pack is not None:
         rows = count_tokens(feed.open_reader(), selection, pack)

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -74,3 +75,14 @@ def write_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str
         return uri
 
     return write
+
+
+def in_object_store() -> int:
+    """Bytes of Ray's object store in use, of the node that holds this process."""
+    import ray
+    from ray._private.internal_api import memory_summary  # Ray has no public way to ask
+
+    told = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+    found = re.search(r"Plasma memory usage (\d+) MiB", told)
+    assert found is not None
+    return int(found[1]) << 20

@@ -218,7 +218,7 @@ def transformed(batch: dict[str, np.ndarray]) -> dict[str, Any]:
     return made
 
 
-@pytest.mark.parametrize("decoders", [0, 1])
+@pytest.mark.parametrize("decoders", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.usefixtures("ray_session")
 def test_what_a_consumer_changes_in_place_comes_back_in_no_other_batch(
     write_dataset: Callable[..., str], decoders: int

@@ -254,6 +254,7 @@ def test_one_healthy_decoder_goes_on_at_once(images_uri: str, occupied: Callable
         assert loader.stats()["helpers_replaced"] == 2
 
 
+@pytest.mark.slow
 def test_without_a_decoder_a_place_is_waited_for_until_the_deadline(
     images_uri: str, occupied: Callable[[int], None]
 ) -> None:

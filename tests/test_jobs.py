@@ -258,6 +258,7 @@ def test_a_job_that_cannot_start_fails_with_the_message(head, digits):
     assert "Traceback" not in ran.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_says_how_to_go_on_and_then_where_it_does(head, make_run):
     made = make_run("stopped")
     command = [JOBS / "train_images.py", *made.options, "--epochs", 50]
@@ -296,7 +297,12 @@ def test_a_cluster_that_may_grow_is_waited_for_until_the_run_is_stopped(head, ma
     ("options", "numbers", "fix"),
     [
         (["--num-workers", 1000], r"needs 1000 CPUs, .* has \d+;", "fewer --num-workers or --num-decoders, or set"),
-        (["--use-gpu"], r"needs 2 GPUs, .* has 0;", "or no --use-gpu, or set RAY_ADDRESS"),
+        pytest.param(
+            ["--use-gpu"],
+            r"needs 2 GPUs, .* has 0;",
+            "or no --use-gpu, or set RAY_ADDRESS",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_ray_of_its_own_that_is_too_small_is_refused_at_once(digits, tmp_path, options, numbers, fix):

@@ -4,7 +4,6 @@ to have, nor by the size of a step.
 
 import contextlib
 import os
-import re
 import subprocess
 import sys
 import threading
@@ -17,10 +16,9 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-import ray
-from ray._private.internal_api import memory_summary
 
 import raylance
+from tests.conftest import in_object_store
 
 MIB = 1 << 20
 
@@ -43,14 +41,6 @@ def shard_actor() -> Path | None:
             if b"ShardActor" in (process / "cmdline").read_bytes() and parent(parent(process.name)) == str(os.getpid()):
                 return process
     return None
-
-
-def in_object_store() -> int:
-    """Bytes of Ray's object store in use."""
-    told = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
-    found = re.search(r"Plasma memory usage (\d+) MiB", told)
-    assert found is not None
-    return int(found[1]) * MIB
 
 
 class Watch:
@@ -96,7 +86,6 @@ def test_a_step_larger_than_the_limit_is_read_in_parts(write_dataset: Callable[.
     dataset = raylance.dataset(uri, seed=1, remainder="ragged")
     loader = dataset.loader(max_window_bytes=limit, max_inflight_bytes=8 * MIB)
     rows, peak, stats = run(loader, global_batch_size=256)
-    print((peak - floor) / MIB, stats.get("held_bytes", 0) / MIB)
     assert sorted(rows) == list(range(600))
     assert peak - floor < 4 * limit, "a step has 128 MiB"
     assert stats["held_bytes"] <= limit * 9 / 8
@@ -109,7 +98,6 @@ def test_a_tail_that_no_sample_hits(write_dataset: Callable[..., str], floor: in
     dataset = raylance.dataset(uri, order="sequential", remainder="ragged")
     loader = dataset.loader(max_window_bytes=limit, max_inflight_bytes=16 * MIB)
     rows, peak, stats = run(loader, global_batch_size=64)
-    print((peak - floor) / MIB, stats.get("held_bytes", 0) / MIB)
     assert rows == list(range(1600))
     assert peak - floor < 6 * limit, "the tail has 320 MiB, and a window of rows of 4 KiB all of it"
     assert stats["held_bytes"] <= limit + 2 * 8 * MIB
@@ -122,18 +110,21 @@ def test_large_rows_all_in_one_place(write_dataset: Callable[..., str], floor: i
     dataset = raylance.dataset(uri, order="sequential", remainder="ragged")
     limit, inflight = 32 * MIB, 8 * MIB
     with Watch() as watch, dataset.loader(max_window_bytes=limit, max_inflight_bytes=inflight) as loader:
-        used, rows = 0, []
+        rows: list[int] = []
+        # What is in flight, or one row that is larger, and the step being made.
+        most = inflight + (4 + 1) * 8 * MIB
         for batch in loader.iter_batches(global_batch_size=4, with_row_offset=True, prefetch_batches=99):
             rows += batch["_rowoffset"].tolist()
             assert [len(data) for data in batch["data"]] == [sizes[row] for row in batch["_rowoffset"]]
             del batch
             if 780 <= rows[-1] < 840:
                 time.sleep(0.3)  # for what is on its way to arrive
-                used = max(used, in_object_store())
+                deadline = time.monotonic() + 10  # Ray frees what was let go about once a second
+                while (used := in_object_store()) > most and time.monotonic() < deadline:
+                    time.sleep(0.1)
+                assert used <= most
         stats = loader.stats()
-    print((watch.peak_bytes - floor) / MIB, stats.get("held_bytes", 0) / MIB, used / MIB)
     assert rows == list(range(1600))
-    assert used <= inflight + (4 + 1) * 8 * MIB, "what is in flight, or one row that is larger, and the step being made"
     assert watch.peak_bytes - floor < 10 * limit
     assert stats["held_bytes"] <= 3 * limit, "and the block that finds them"
 
@@ -176,7 +167,6 @@ print(len(handle), opened - before, own() - before)
     uri = write_dataset(*[pa.table({"tokens": column, "id": np.arange(100) + part}) for part in (0, 100)])
     done = subprocess.run([sys.executable, "-c", script, uri], capture_output=True, text=True, check=True)
     sequences, opened, packed = map(int, done.stdout.split())
-    print(opened / MIB, packed / MIB)
     assert sequences == 200 * MIB // 4096
     assert opened < 200 * MIB, "the documents have 800 MiB"
     assert packed < 250 * MIB

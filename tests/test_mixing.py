@@ -164,10 +164,10 @@ def test_a_mixture_streams_and_resumes(parts: dict[str, Any]) -> None:
 
 
 def test_a_checkpoint_of_another_mixture_is_refused(parts: dict[str, Any]) -> None:
-    state = raylance.mix(parts).state_dict()
+    state = raylance.mix(parts).loader().state_dict()
     other = raylance.mix({"large": (parts["large"][0], 0.5), "small": (parts["small"][0], 0.5)})
     with pytest.raises(raylance.StateError, match="order.components.large.quota: saved 3, now 1"):
-        other.load_state_dict(state)
+        other.loader().load_state_dict(state)
 
 
 def test_bad_mixtures(parts: dict[str, Any], write_dataset: Callable[..., str]) -> None:
@@ -245,6 +245,7 @@ def test_a_bad_row_of_a_mixture_is_named_with_its_dataset(write_dataset: Callabl
         mixed.head(80)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_a_crash_loop_in_a_mixture_names_the_datasets_own_rows(write_dataset: Callable[..., str]) -> None:
     mixed, uri = with_one(write_dataset, b"deadly")

