@@ -91,6 +91,10 @@ class ShardActor:
             encoded = encoded.append_column(DRAW, pa.array(plan.item_positions(item)))
         if not decodes:
             return plain, encoded, receipt
+        if decoding.transform is not None:
+            # A transform may change what it is given in place, and these may be the very rows that are held here.
+            # Arrow copies only where there is more than one chunk.
+            encoded = pa.concat_tables([encoded, encoded.slice(0, 0)]).combine_chunks()
         decoded, done = decoding.apply(encoded, item.epoch, self._threads)
         receipt.decode_s, receipt.masked_rows = done.decode_s, done.masked_rows
         receipt.nbytes = plain.nbytes + done.nbytes

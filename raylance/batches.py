@@ -106,7 +106,7 @@ class Batches:
         self._current = self._start() if self._current is None else self._current
         try:
             return next(self._current)
-        except StopIteration:
+        except BaseException:  # an error ends a pass too; a pass that has ended would look like an epoch that has
             self._current = None
             raise
 

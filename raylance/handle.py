@@ -1,6 +1,8 @@
 """Owns the handle of an opened dataset, a value: it tells, peeks and makes loaders; never holds a position."""
 
+import contextlib
 import dataclasses
+import operator
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, Self
@@ -16,6 +18,7 @@ from raylance.batches import Batches
 from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
 from raylance.errors import ConfigError, DatasetError
 from raylance.loader import RankLoader
+from raylance.packing import PackFeed
 from raylance.permutation import Int64Array
 from raylance.plan import Plan
 from raylance.pool import Helpers
@@ -37,6 +40,7 @@ class Dataset(TrainData):
         """Starts nothing; `raylance.dataset` and `raylance.mix` make handles."""
         super().__init__(feed, spec, options)
         self._idle: Helpers | None = None  # of the last pass, for the next one
+        self._passes: set[RankLoader] = set()  # that go on
         self._reader: RowReader | None = None
         self._pid = os.getpid()
 
@@ -94,6 +98,8 @@ class Dataset(TrainData):
             raise ConfigError(f"take({offsets!r}): give row offsets, a list of integers.")
         names = list(self._feed.version) if isinstance(self._feed.version, dict) else []
         place = names.index(component) if component in names else component
+        with contextlib.suppress(TypeError):
+            place = operator.index(place)  # type: ignore[arg-type]
         if names and not (isinstance(place, int) and 0 <= place < len(names)):
             raise ConfigError(
                 f"take(component={component!r}): each dataset of a mixture counts its own rows, so say which one is "
@@ -102,7 +108,7 @@ class Dataset(TrainData):
         if not names and component is not None:
             raise ConfigError(f"take(component={component!r}): this is no mixture; leave component= out.")
         high = (place or 0) << COMPONENT_SHIFT if isinstance(place, int) else 0
-        return collate.to_numpy(self._read(wanted.astype(np.int64) | high), self._lists())
+        return _to_numpy(self._read(wanted.astype(np.int64) | high))
 
     def __getitem__(self, index: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
         """Reads selected rows by their place in storage order, from 0; needs no Ray.
@@ -116,7 +122,7 @@ class Dataset(TrainData):
         Raises:
             IndexError: For an integer outside of the selection.
         """
-        asked = np.arange(len(self))[index] if isinstance(index, slice) else np.asarray(index)
+        asked = np.arange(*index.indices(len(self))) if isinstance(index, slice) else np.asarray(index)
         rows = np.atleast_1d(asked)
         if rows.ndim > 1 or (rows.size and rows.dtype.kind not in "iu"):
             raise ConfigError(f"dataset[{index!r}]: give an integer, a slice, or a list of integers.")
@@ -124,7 +130,7 @@ class Dataset(TrainData):
         if outside.size:
             raise IndexError(f"row {outside[0]} lies outside of {len(self)} selected rows")
         rows = rows.astype(np.int64) % len(self)
-        batch = collate.to_numpy(self._read(self._feed.load_selection().offsets(rows)), self._lists())
+        batch = _to_numpy(self._read(self._feed.load_selection().offsets(rows)))
         return batch if asked.ndim else {name: values[0] for name, values in batch.items()}
 
     def to_pandas(self, rows: int = 1000) -> pd.DataFrame:
@@ -138,13 +144,14 @@ class Dataset(TrainData):
         """
         return pd.DataFrame({k: v if v.ndim == 1 else list(v) for k, v in self.head(rows).items()})
 
-    def _lists(self) -> collate.Lists:
-        return collate.Lists(lengths={k: v for k, v in self._feed.list_lengths.items() if v is not None})
-
     def _read(self, offsets: Int64Array, *, mask_bad_rows: bool | None = None) -> pa.Table:
         """Rows in the order asked for, decoded as in epoch 0, with `_rowoffset`."""
         worker.check_place(self._pid, None)
         feed = self._feed
+        if isinstance(feed, PackFeed) and len(offsets) and not 0 <= offsets.min() <= offsets.max() < len(self):
+            raise DatasetError(
+                f"sequences are numbered from 0 to {len(self) - 1}: {offsets.tolist()[:5]} are not there."
+            )
         stored, places = np.unique(offsets, return_inverse=True)
         try:
             self._reader = self._reader or feed.open_reader()
@@ -199,7 +206,7 @@ class Dataset(TrainData):
         """Makes a loader outside of Ray Train, at the start of epoch 0.
 
         Args:
-            rank: The rank it serves; None for 0, of a world of 1.
+            rank: The rank it serves; None for 0 of a world of 1.
             world_size: Ranks that share the epoch.
             **options: Fields of `raylance.Options`, such as `num_decoders=2`.
 
@@ -207,8 +214,13 @@ class Dataset(TrainData):
             ConfigError: For a rank outside the world, or an unknown or impossible option; for no rank in a worker of
                 Ray Train that is not alone.
         """
-        if rank is None and world_size is None:
+        if rank is None:
             self._refuse_in_larger_world()
+            if world_size not in (None, 1):
+                raise ConfigError(
+                    f"loader(world_size={world_size!r}) without rank=: every process would be rank 0, and the rows of "
+                    "the others would never come. Say which rank this is."
+                )
         refuse = {name: value for name, value in options.items() if name not in _OPTIONS}
         refuse_unknown("loader()", refuse, ("rank", "world_size", *_OPTIONS))
         rank, world_size = check_integer("rank", rank or 0, 0), check_integer("world_size", world_size or 1, 1)
@@ -231,7 +243,11 @@ class Dataset(TrainData):
         return self._whole("iter_batches", epoch, arguments)
 
     def _whole(self, method: str, epoch: int, arguments: dict[str, Any]) -> Batches:
-        if worker.local_run() is not None:
+        if worker.local_run(self) is not None:
+            if epoch:
+                raise ConfigError(
+                    f"epoch={epoch!r}: this is the loader of a run, which has an epoch: set_epoch() moves it."
+                )
             bound: Batches = getattr(self.run_loader(), method)(**arguments)
             return bound
         self._refuse_in_larger_world()
@@ -244,11 +260,15 @@ class Dataset(TrainData):
             helpers = self._take_helpers()
             loader = RankLoader(self._feed, self._spec, self._options, helpers=helpers)
             loader.set_epoch(epoch)
+            self._passes.add(loader)
             try:
                 yield from getattr(loader, method)(**arguments)
             finally:
-                self.close()  # another pass may have ended meanwhile
-                self._idle = helpers
+                if loader in self._passes:  # else close() ended it
+                    self._passes.remove(loader)
+                    if self._idle is not None:  # another pass ended meanwhile
+                        self._idle.close()
+                    self._idle = helpers
 
         return Batches(whole_epoch, checked.__len__, f"{method}() of {self!r}, epoch {epoch}", None)
 
@@ -272,10 +292,10 @@ class Dataset(TrainData):
         self._feed = self._feed.shared()
 
     def close(self) -> None:
-        """Ends the helpers of passes, so that their CPUs are free for others; another pass starts new ones."""
-        if self._idle is not None:
-            self._idle.close()
-            self._idle = None
+        """Ends passes and their helpers, so that their CPUs are free for others; another pass starts new ones."""
+        for going_on in (*self._passes, *filter(None, [self._idle])):
+            going_on.close()
+        self._passes, self._idle = set(), None
         if self._run is not None:
             self._run[1].close()
 
@@ -287,7 +307,7 @@ class Dataset(TrainData):
 
     def __getstate__(self) -> dict[str, Any]:
         self.share()
-        return self.__dict__ | {"_idle": None, "_reader": None, "_run": None}
+        return self.__dict__ | {"_idle": None, "_passes": set(), "_reader": None, "_run": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -305,6 +325,12 @@ class Dataset(TrainData):
             "a handle under torch's DataLoader would give every rank all rows, in another order than the plan's. Use "
             "raylance.torch_data.MapDataset(handle) with its RowSampler, or IterableDataset(handle)."
         )
+
+
+def _to_numpy(table: pa.Table) -> collate.NumpyBatch:
+    """As `iter_batches` gives it, but lists are one array wherever those of this table are all of one length."""
+    lengths = {name: length for name, length in collate.list_lengths(table).items() if length is not None}
+    return collate.to_numpy(table, collate.Lists(lengths=lengths))
 
 
 _OPTIONS = tuple(field.name for field in dataclasses.fields(Options))

@@ -254,11 +254,12 @@ class Helpers:
         options = self._options
         if options.num_decoders != "auto":
             return options.num_decoders
-        if options.auto_decoders is not None:
-            return options.auto_decoders
         pool = DecoderPool.here(options.decoder_cpus)
         ours = 0 if pool is None else len(pool)
-        return max(ours, auto_decoders(self._world_size, options.decoder_cpus, ours))
+        fitting = options.auto_decoders
+        if fitting is None:
+            fitting = auto_decoders(self._world_size, options.decoder_cpus, ours)
+        return max(ours, fitting)
 
     def new_shard(self, feed: Feed) -> Helper:
         """Places a shard actor, the first one or one for a dead one."""

@@ -136,8 +136,9 @@ class Reader:
                     "When the storage is back, go on from the last checkpoint, or iterate again; read_timeout_s sets "
                     "how long to wait for it."
                 )
+            rows = f"rows {offsets[0]} to {offsets[-1]}" if len(offsets) else "columns"
             raise DatasetError(
-                f"rows {offsets[0]} to {offsets[-1]} of {self.dataset.uri!r}, version {self.dataset.version}, cannot "
+                f"{rows} of {self.dataset.uri!r}, version {self.dataset.version}, cannot "
                 f"be read ({error}). {tried} If the version was cleaned up: tag what you train on."
             ) from error
         if table.num_rows != len(offsets):

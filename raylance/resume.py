@@ -1,12 +1,15 @@
 """Owns what a loader writes into a checkpoint, and how it takes one over; never touches files or tensors."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 from raylance.errors import StateError
 from raylance.spec import Feed, Spec
 from raylance.state import State, check_state, describe, pack_shards, parse_state
+
+logger = logging.getLogger(__name__)
 
 
 def make_state(
@@ -72,9 +75,20 @@ def load_state(state: Mapping[str, Any], current: State, spec: Spec) -> tuple[Sp
             f"the state is damaged: position {saved.position} of an epoch of {rows}. Use an earlier checkpoint."
         )
     ended = saved.position == rows
+    left = rows - saved.position
     # Format 1 moved on to the next epoch only when it was asked for a batch behind the last one.
-    if state["format"] == 1 and spec.remainder == "drop" and saved.global_batch_size:
-        ended = saved.position > 0 and rows - saved.position < saved.global_batch_size
+    if state["format"] == 1 and spec.remainder == "drop" and saved.position and left < (saved.global_batch_size or 0):
+        ended = True
+        if left:
+            logger.warning(
+                "the checkpoint of an earlier raylance stands %d rows before the end of epoch %d, fewer than its "
+                'global batch of %d, and remainder="drop" leaves them out: the run goes on with epoch %d. If it read '
+                'them, as with drop_last=False, build the dataset with remainder="ragged".',
+                left,
+                saved.epoch,
+                saved.global_batch_size,
+                saved.epoch + 1,
+            )
     if ended:
         saved = dataclasses.replace(saved, epoch=saved.epoch + 1, position=0)
     return dataclasses.replace(spec, order=order), saved

@@ -82,20 +82,30 @@ class TrainData:
         Raises:
             ConfigError: Outside of local mode: a handle has no position.
         """
-        context = worker.local_run()
-        if context is None:
+        run = worker.local_run(self)
+        if run is None:
             raise ConfigError(
                 "a handle is a value, which has no position: iterating on it begins at the beginning each time. "
                 "Position, epoch and state belong to loaders: ray.train.get_dataset_shard(name) in a training function "
                 "of Ray Train, handle.loader() elsewhere."
             )
-        if self._run is None or self._run[0] is not context:
-            self._run = (context, self.iterator())
+        if self._run is None or self._run[0] is not run:
+            self._run = (run, self.iterator())
         return self._run[1]
 
     @property
+    def rank(self) -> int:
+        """In local mode as `RankLoader.rank`; refused elsewhere, as the following."""
+        return self.run_loader().rank
+
+    @property
+    def world_size(self) -> int:
+        """In local mode as `RankLoader.world_size`."""
+        return self.run_loader().world_size
+
+    @property
     def epoch(self) -> int:
-        """In local mode as `RankLoader.epoch`; refused elsewhere, as the following."""
+        """In local mode as `RankLoader.epoch`."""
         return self.run_loader().epoch
 
     def set_epoch(self, epoch: int) -> None:

@@ -1,5 +1,6 @@
 """Owns what is read: the pinned dataset version and the row offsets that a filter leaves; never reads column data."""
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -18,7 +19,6 @@ Version = int | str | tuple[str | None, int | None]
 
 _SCAN_ROWS = 1 << 16
 _MAIN = "main"  # what Lance calls the trunk in references
-_BRANCHES = "tree"  # the folder in which a dataset keeps its branches
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,23 +74,31 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: M
     if "://" not in uri:  # workers and later runs may stand in another directory
         uri = os.path.abspath(uri)
     dataset = _open(uri, version, storage_options)
+    identity = _identity(dataset)
     return Source(
         uri=uri,
         version=dataset.version,
-        branch=_branch(dataset, uri, version),
-        identity=_identity(dataset),
+        branch=_branch(dataset, uri, version, identity, storage_options),
+        identity=identity,
         storage_options=storage_options,
     )
 
 
-def _branch(dataset: lance.LanceDataset, uri: str, version: Version | None) -> str | None:
-    """The branch that a tag or a reference means, unless it is what the URI opens by itself."""
+def _branch(
+    dataset: lance.LanceDataset,
+    uri: str,
+    version: Version | None,
+    identity: str,
+    storage_options: Mapping[str, str] | None,
+) -> str | None:
+    """The branch that a tag or a reference means, unless it is what the URI and the number open by themselves."""
     if not isinstance(version, str | tuple):
         return None
+    with contextlib.suppress(DatasetError):  # the URI has no such number
+        if _identity(_open(uri, dataset.version, storage_options)) == identity:
+            return None
     branch = version[0] if isinstance(version, tuple) else dataset.tags.list()[version]["branch"]
-    if branch in (None, _MAIN):
-        return _MAIN if f"/{_BRANCHES}/" in uri else None
-    return str(branch)
+    return str(branch or _MAIN)
 
 
 def _check_version(version: object) -> None:

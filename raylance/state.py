@@ -12,7 +12,7 @@ import logging
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -99,7 +99,7 @@ def parse_state(saved: Mapping[str, Any]) -> State:
         StateError: If the format is newer or the fields are not a state's.
     """
     found = saved.get("format") if isinstance(saved, Mapping) else None
-    if not isinstance(found, int):
+    if not _is_count(found, 1):
         raise StateError(f"this is no raylance state: its format number is {found!r}. Pass what state_dict() returned.")
     if found > FORMAT:
         raise StateError(
@@ -120,6 +120,8 @@ def parse_state(saved: Mapping[str, Any]) -> State:
             f"the state is damaged: epoch {state.epoch}, position {state.position} of {state.rows} rows, seed "
             f"{state.seed}. Use an earlier checkpoint."
         )
+    if not (state.global_batch_size is None or _is_count(state.global_batch_size, 1)):
+        raise StateError(f"the state is damaged: global batch {state.global_batch_size!r}. Use an earlier checkpoint.")
     if not isinstance(state.order, Mapping):
         raise StateError(f"the state is damaged: its order is {state.order!r}. Use an earlier checkpoint.")
     return state
@@ -182,7 +184,7 @@ def _differences(name: str, saved: Any, current: Any) -> list[Difference]:
     return [] if settled else [(name, saved, current)]
 
 
-def _is_count(value: Any, least: int) -> bool:
+def _is_count(value: Any, least: int) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

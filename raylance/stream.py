@@ -213,6 +213,7 @@ class Stream:
             try:
                 receipts: list[Receipt] = ray.get(piece.receipts)
                 if receipts[0].too_large_bytes:
+                    self._stats.add(receipts[0])
                     self._cut(piece, receipts[0].too_large_bytes)
                     continue
                 plain, images = ray.get([piece.plain, piece.images])

@@ -102,8 +102,6 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __init__(self, handle: "Dataset", *, with_row_offset: bool = False) -> None:
         """Takes what `raylance.dataset` returned; `with_row_offset` adds `_rowoffset` to each row."""
         self._rows, self._with_row_offset, self.epoch = _Rows(handle), with_row_offset, 0
-        lengths = {name: length for name, length in self._rows.feed.list_lengths.items() if length is not None}
-        self._lists = collate.Lists(lengths=lengths)
 
     def __len__(self) -> int:
         """Selected rows."""
@@ -131,7 +129,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         told: Told = (self.epoch, np.ones(len(indices), dtype=np.bool_), None)
         table = self._rows.read(np.array(indices, dtype=np.int64) % len(self))
         table = self._rows.decode(table, getattr(indices, "told", told), self._with_row_offset)
-        batch = collate.to_torch(table, lists=self._lists, dtypes={}, images=self._rows.images)
+        batch = collate.to_torch(table, dtypes={}, images=self._rows.images)
         columns = {k: v.numpy() if isinstance(v, torch.Tensor) and v.ndim == 1 else v for k, v in batch.items()}
         return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
 

@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -16,6 +17,9 @@ from raylance.errors import ConfigError
 
 Place = tuple[int, int]
 DistInfo = Literal["torch", "jax", "ray"] | Place | Callable[[], Place] | None
+_CONTEXT = "ray.train.v2._internal.execution.context"
+_TRAIN_FN_UTILS = "ray.train.v2._internal.execution.train_fn_utils"
+_LOCAL_MODE = "ray.train.v2._internal.execution.local_mode"
 _LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
@@ -45,18 +49,28 @@ def train_place() -> tuple[int, int] | None:
     return context.get_world_rank(), context.get_world_size()
 
 
-def local_run() -> object | None:
-    """The run whose training function this process calls itself, Ray Train's local mode (`num_workers=0`), or None.
+def local_run(dataset: object) -> object | None:
+    """The run of Ray Train's local mode (`num_workers=0`) that is going on in this thread and handed a dataset out.
 
-    Ray keeps it until the next `fit()`. Each run has another.
+    Local mode calls the training function where `fit()` was called, and `get_dataset_shard` gives what was passed to
+    the trainer. Ray has no public way to ask whether it is running; without this one, a handle stays a value there.
+
+    Args:
+        dataset: What may have been handed out.
+
+    Returns:
+        The run, another object for each; None where there is none, or where the dataset is not one of the run's.
     """
-    if train_place() is None:
+    if train_place() is None or not any(
+        frame.f_globals.get("__name__", "").startswith(_LOCAL_MODE) for frame, _ in traceback.walk_stack(None)
+    ):
         return None
-    ray = importlib.import_module("ray")
-    if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:
+    try:
+        run: object = importlib.import_module(_TRAIN_FN_UTILS).get_train_fn_utils()
+        datasets = vars(run).get("_dataset_shards") or {}
+    except (ImportError, AttributeError, RuntimeError):
         return None
-    context: object = ray.train.get_context()
-    return context
+    return run if any(dataset is found for found in datasets.values()) else None
 
 
 def train_datasets() -> frozenset[str] | None:
@@ -67,10 +81,20 @@ def train_datasets() -> frozenset[str] | None:
     if train_place() is None:
         return None
     try:
-        internal = importlib.import_module("ray.train.v2._internal.execution.context")
+        internal = importlib.import_module(_CONTEXT)
         return frozenset(internal.get_train_context().dataset_shard_provider._dataset_names)
     except (ImportError, AttributeError, RuntimeError):
         return None
+
+
+def _named_by_ray() -> tuple[str, ...]:
+    """What Ray's own DataConfig was told to split; () for all, and where Ray does not tell."""
+    try:
+        config = importlib.import_module(_CONTEXT).get_train_context().train_run_context.dataset_config
+        named = config._datasets_to_split
+    except (ImportError, AttributeError, RuntimeError):
+        return ()
+    return () if named == "all" else tuple(named)
 
 
 def default_device() -> torch.device:
@@ -98,13 +122,13 @@ def check_place(pid: int, seat: Seat | None) -> None:
             "nor Lance works: the loader would hang. Its helpers decode in parallel already: iterate over it without a "
             "DataLoader; or use raylance.torch_data with one."
         )
-    if seat is None or seat.split or not seat.datasets_to_split:
+    if seat is None or seat.split:
         return
-    names = train_datasets()
-    missing = sorted(set(seat.datasets_to_split) - names) if names is not None else []
+    named, names = seat.datasets_to_split or _named_by_ray(), train_datasets()
+    missing = sorted(set(named) - names) if names is not None else []
     if missing:
         raise ConfigError(
-            f"datasets_to_split={list(seat.datasets_to_split)} names {', '.join(map(repr, missing))}, which is no "
+            f"datasets_to_split={list(named)} names {', '.join(map(repr, missing))}, which is no "
             f"dataset of this run, and so every rank sees all rows of {seat.name!r}. The run has "
             f"{', '.join(map(repr, sorted(names or ())))}: name those that the ranks shall share."
         )

@@ -15,6 +15,7 @@ import torch
 import torch.utils.data
 
 import raylance
+from raylance.torch_data import MapDataset
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -141,6 +142,40 @@ def test_two_passes_over_a_handle_at_once(uri: str) -> None:
         ]
 
 
+def test_a_handle_gives_its_cpus_back_whatever_passes_go_on(uri: str) -> None:
+    dataset = open_ids(uri, transform=twice)
+    with dataset:
+        batches = [dataset.iter_batches(batch_size=10) for _ in range(2)]
+        for found in batches:
+            next(found)
+        pools = [loader._helpers.pool for loader in dataset._passes]
+        assert len(pools) == 2
+    assert all(pool is not None and not len(pool) for pool in pools)
+    for found in batches:
+        with pytest.raises(raylance.RaylanceError, match="superseded"):
+            next(found)
+    assert dataset._idle is None
+
+
+def twice(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"id": batch["id"] * 2}
+
+
+def fails_at_50(batch: dict[str, Any]) -> dict[str, Any]:
+    if 50 in batch["id"]:
+        raise ValueError("row 50")
+    return batch
+
+
+def test_an_error_is_no_end_of_an_epoch(uri: str) -> None:
+    with open_ids(uri, transform=fails_at_50, order="sequential").loader(num_decoders=0) as loader:
+        batches = loader.batches(global_batch_size=10)
+        assert [int(next(batches)["id"][0]) for _ in range(5)] == [0, 10, 20, 30, 40]
+        for _ in range(2):
+            with pytest.raises(ValueError, match="row 50"):
+                next(batches)
+
+
 def test_a_handle_gives_rows_by_offset_and_by_place(images_uri: str, write_dataset: Callable[..., str]) -> None:
     handle = raylance.dataset(images_uri, filter="label = 3", decode=raylance.Image("image", size=(8, 6)))
     with handle.loader() as loader:
@@ -159,13 +194,18 @@ def test_a_handle_gives_rows_by_offset_and_by_place(images_uri: str, write_datas
         handle[5000]
     with pytest.raises(raylance.DatasetError, match="cannot give these rows"):
         handle.take([10**6])
+    packed = raylance.dataset(write_dataset(pa.table({"t": [[1, 2, 3]] * 4})), pack=raylance.PackTokens("t", 4))
+    assert packed.take([2, 0])["input_ids"].tolist() == [[3, 1, 2, 3], [1, 2, 3, 1]]
+    for sequence in (3, -1):
+        with pytest.raises(raylance.DatasetError, match="numbered from 0 to 2"):
+            packed.take([sequence])
     with pytest.raises(raylance.ConfigError, match="give row offsets"):
         handle.take(["a"])
     other = write_dataset(pa.table({"id": pa.array(np.arange(5) + 100), "label": np.zeros(5, np.int64)}))
     parts = {"a": (raylance.dataset(images_uri, columns=["id"]), 1), "b": (raylance.dataset(other, columns=["id"]), 1)}
     mixture = raylance.mix(parts)
     assert mixture.take([4, 0], component="b")["id"].tolist() == [104, 100]
-    assert mixture.take([4], component=0)["id"].tolist() == [4]
+    assert mixture.take([4], component=np.int64(0))["id"].tolist() == [4]
     with pytest.raises(raylance.ConfigError, match="each dataset of a mixture counts its own rows.*'a', 'b'"):
         mixture.take([4])
 
@@ -189,6 +229,10 @@ def test_a_list_of_another_length_than_those_looked_at_is_an_error(write_dataset
     with raylance.dataset(uri, order="sequential") as handle:
         with pytest.raises(raylance.DatasetError, match="a list of 3 numbers.*all have 2.*pad_lists={'pair': 0}"):
             list(handle.iter_torch_batches(batch_size=10))
+        # Where rows are looked at, there is no pad_lists, and lists stay lists.
+        assert [len(pair) for pair in handle[45:55]["pair"]] == [2] * 5 + [3] + [2] * 4
+        assert handle.head(3)["pair"].tolist() == [[1, 2]] * 3
+        assert [len(MapDataset(handle)[row]["pair"]) for row in (49, 50)] == [2, 3]
         shapes = [batch["pair"].shape for batch in handle.iter_torch_batches(batch_size=10, pad_lists={"pair": 0})]
         assert shapes.count((10, 3)) == 1
 
@@ -247,6 +291,7 @@ def test_misuse_names_what_to_do(uri: str) -> None:
         (lambda: list(handle), r"iterate over handle.iter_torch_batches"),
         (lambda: list(torch.utils.data.DataLoader(loader)), "raylance.torch_data.MapDataset"),
         (lambda: list(torch.utils.data.DataLoader(handle)), "raylance.torch_data.MapDataset"),
+        (lambda: handle.loader(world_size=4), r"loader\(world_size=4\) without rank=: every process would be rank 0"),
         (lambda: handle["id"], "give an integer, a slice"),
         (lambda: pickle.dumps(loader.batches(batch_size=4)), "raylance.torch_data"),
         (lambda: handle.iter_batches(batch_size=4, batch_format="polars"), "must be one of 'numpy'"),
@@ -264,7 +309,7 @@ def test_ranks_without_a_row_are_refused(uri: str, remainder: str) -> None:
         handle.loader(rank=0, world_size=4).iter_batches(global_batch_size=3)
     with pytest.raises(raylance.ConfigError, match="3 rows on 4 ranks"):
         handle.plan(global_batch_size=3, world_size=4)
-    assert len(open_ids(uri, remainder="ragged").loader(world_size=4).iter_batches(global_batch_size=3)) == 35
+    assert len(open_ids(uri, remainder="ragged").loader(rank=0, world_size=4).iter_batches(global_batch_size=3)) == 35
 
 
 class _Wrapped(torch.utils.data.IterableDataset[Any]):

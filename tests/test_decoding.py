@@ -1,6 +1,7 @@
 """Owns the checks of transforms, blob columns and per-row randomness, through the real loader."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import lance
@@ -13,6 +14,22 @@ import raylance
 from raylance.decoding import Decoding
 from raylance.torch_data import IterableDataset
 from tests.conftest import make_images
+
+
+def add_one(batch: dict[str, Any]) -> dict[str, Any]:
+    batch["x"] += 1
+    return {"x": batch["x"]}
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_transform_that_works_in_place_changes_nothing_that_is_read_again(write_dataset: Callable[..., str]) -> None:
+    """What was prefetched when a pass broke off is transformed once more, from what the shard actor holds."""
+    uri = write_dataset(pa.table({"x": np.zeros(4000, np.float32)}))
+    dataset = raylance.dataset(uri, order="sequential", transform=add_one)
+    with dataset.loader(num_decoders=0) as loader:
+        for _ in range(3):
+            for _, batch in zip(range(3), loader.iter_batches(global_batch_size=100), strict=False):
+                assert (batch["x"] == 1).all()
 
 
 def noisy(batch: dict[str, np.ndarray]) -> dict[str, Any]:

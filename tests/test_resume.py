@@ -55,6 +55,16 @@ def test_a_tag_into_a_branch_reads_the_branch(write_dataset: Callable[..., str])
         raylance.dataset(uri, version=("none", None))
 
 
+def test_a_tag_on_the_trunk_is_its_number(tmp_path: Path) -> None:
+    """Also below a folder that is called as Lance calls the one of its branches."""
+    uri = tmp_path / "tree" / "a.lance"
+    lance.write_dataset(numbers(0, 10), uri)
+    lance.dataset(uri).tags.create("first", 1)
+    state = position_of(raylance.dataset(uri, version="first"))
+    raylance.dataset(uri, version=1).loader().load_state_dict(state)
+    raylance.dataset(uri, version=("main", 1)).loader().load_state_dict(state)
+
+
 def test_the_main_branch_by_a_branchs_uri(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(numbers(0, 10))
     main = lance.dataset(uri)
@@ -149,6 +159,19 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next(images_uri: str) -> None:
         assert [batch["id"].tolist() for batch in loader.iter_batches(global_batch_size=50)] == wanted
     with pytest.raises(raylance.StateError, match="position 960 of an epoch of 953"):
         handle.loader().load_state_dict(state | {"position": 960})
+
+
+def test_rows_that_an_old_state_leaves_out_are_told(images_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    """0.1.0 could stand before a smaller last step, by drop_last=False, which its state does not say."""
+    handle = raylance.dataset(images_uri, columns=["id"])
+    state = {name: value for name, value in handle.loader().state_dict().items() if name not in NEW_FIELDS}
+    loader = handle.loader()
+    loader.load_state_dict(state | {"format": 1, "position": 900, "global_batch_size": 100})
+    assert loader.epoch == 1
+    assert "53 rows before the end of epoch 0" in caplog.text
+    for damage in ({"format": 0}, {"format": True}, {"global_batch_size": "8"}):
+        with pytest.raises(raylance.StateError, match="no raylance state|damaged: global batch '8'"):
+            loader.load_state_dict(state | {"format": 1} | damage)
 
 
 NEW_FIELDS = ("branch", "identity", "columns", "decode", "transform")

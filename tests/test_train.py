@@ -285,13 +285,14 @@ def test_without_a_data_config_and_with_common_mistakes(images_uri: str, tmp_pat
         raylance.restore(loaders["train"], result.checkpoint)
 
 
-def test_datasets_to_split_that_names_no_dataset(images_uri: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [raylance.DataConfig, pytest.param(ray.train.DataConfig, marks=pytest.mark.slow)])
+def test_datasets_to_split_that_names_no_dataset(images_uri: str, tmp_path: Path, kind: type) -> None:
     trainer = TorchTrainer(
         refused_fn,
         scaling_config=ray.train.ScalingConfig(num_workers=2),
         run_config=ray.train.RunConfig(storage_path=str(tmp_path)),
         datasets={"train": open_train(images_uri)},
-        dataset_config=raylance.DataConfig(datasets_to_split=["trian"]),
+        dataset_config=kind(datasets_to_split=["trian"]),
     )
     with pytest.raises(ray.train.TrainingFailedError, match="'trian', which is no dataset of this run"):
         trainer.fit()
@@ -301,6 +302,9 @@ def test_datasets_to_split_that_names_no_dataset(images_uri: str, tmp_path: Path
 
 def local_fn(config: dict[str, Any]) -> None:
     loader = ray.train.get_dataset_shard("train")
+    assert (loader.rank, loader.world_size) == (0, 1)
+    other = config["other"]
+    assert len({next(iter(other.iter_batches(batch_size=10)))["id"].tobytes() for _ in range(2)}) == 1, "a value"
     assert raylance.restore(loader) is None
     seen = []
     for epoch in range(loader.epoch, 2):
@@ -312,15 +316,17 @@ def local_fn(config: dict[str, Any]) -> None:
 
 def test_local_mode_hands_over_a_working_loader(images_uri: str, tmp_path: Path) -> None:
     """num_workers=0 runs the function in this process, with the handle itself, which stands for the run's loader."""
-    out = tmp_path / "seen.json"
+    out, handle = tmp_path / "seen.json", open_train(images_uri)
     trainer = TorchTrainer(
         local_fn,
-        train_loop_config={"out": str(out)},
+        train_loop_config={"out": str(out), "other": open_train(images_uri, seed=1)},
         scaling_config=ray.train.ScalingConfig(num_workers=0),
         run_config=ray.train.RunConfig(storage_path=str(tmp_path)),
-        datasets={"train": open_train(images_uri)},
+        datasets={"train": handle},
     )
     trainer.fit()
+    looks = [next(iter(handle.iter_batches(batch_size=10)))["id"].tolist() for _ in range(2)]
+    assert looks[0] == looks[1], "the run is over, and the handle a value again"
     first, second = json.loads(out.read_text())
     assert len(np.unique(first)) == len(np.unique(second)) == 953
     assert first != second, "epochs move on"
