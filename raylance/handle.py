@@ -293,8 +293,10 @@ class Dataset(TrainData):
 
     def close(self) -> None:
         """Ends passes and their helpers, so that their CPUs are free for others; another pass starts new ones."""
-        for going_on in (*self._passes, *filter(None, [self._idle])):
-            going_on.close()
+        for loader in self._passes:
+            loader.close()
+        if self._idle is not None:
+            self._idle.close()
         self._passes, self._idle = set(), None
         if self._run is not None:
             self._run[1].close()
