@@ -109,8 +109,8 @@ def test_faults_of_the_machines_cost_no_row(numbers: str, tmp_path: Path, decode
     ("error", "fix"),
     [
         (MACHINE_FAULTS[0], "lower max_window_bytes"),
-        (MACHINE_FAULTS[3], "more object_store_memory or disk"),
-        (MACHINE_FAULTS[4], "Nodes are lost faster"),
+        pytest.param(MACHINE_FAULTS[3], "more object_store_memory or disk", marks=pytest.mark.slow),
+        pytest.param(MACHINE_FAULTS[4], "Nodes are lost faster", marks=pytest.mark.slow),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -322,7 +322,7 @@ class Witness:
             (self.directory / str(os.getpid())).touch()
 
 
-@pytest.mark.parametrize("how", ["closed", "collected"])
+@pytest.mark.parametrize("how", ["closed", pytest.param("collected", marks=pytest.mark.slow)])
 def test_decoders_forget_loaders_that_are(images_uri: str, tmp_path: Path, how: str) -> None:
     arguments = {"columns": ["id"], "order": "sequential"}
     with raylance.dataset(images_uri, transform=with_pid, **arguments).loader(num_decoders=1) as stays:
@@ -471,6 +471,7 @@ cluster.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_handles_and_loaders_outlive_a_ray_session(every_other: str) -> None:
     assert "all sessions" in in_a_cluster_of_its_own(SESSIONS, every_other)
 

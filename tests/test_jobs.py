@@ -212,6 +212,7 @@ def test_a_submitted_job_trains_and_leaves_checkpoints(trained):
     assert not any(name.startswith("module.") for name in weights)
 
 
+@pytest.mark.slow
 def test_the_same_command_says_that_the_run_is_finished(head, trained):
     made, first = trained
     before = made.checkpoints()

@@ -143,6 +143,7 @@ def refused_fn(config: dict[str, Any]) -> None:
     raylance.restore(ray.train.get_dataset_shard("train"))
 
 
+@pytest.mark.slow
 def test_resume_on_other_world_sizes(images_uri: str, tmp_path: Path, undisturbed: Steps) -> None:
     """Two ranks stop at step 7, one goes on to step 13, three to the end: each from the last checkpoint before."""
     kept: list[dict[str, Any]] = []
@@ -191,7 +192,7 @@ def whole_fn(config: dict[str, Any]) -> None:
     Path(config["out"], f"rank-{rank}.json").write_text(json.dumps(out))
 
 
-@pytest.mark.parametrize(("cpus", "decoders"), [(CPUS / 2, 0), (1, 1)])
+@pytest.mark.parametrize(("cpus", "decoders"), [(CPUS / 2, 0), pytest.param(1, 1, marks=pytest.mark.slow)])
 def test_defaults_find_a_place_and_unsplit_datasets_are_seen_whole(
     images_uri: str, tmp_path: Path, cpus: float, decoders: int
 ) -> None:
