@@ -120,6 +120,8 @@ def dataset(
         made = made.drop_columns([VALID])
         if transform is not None:
             decoding = dataclasses.replace(decoding, transformed=made.schema)
+    # Asking for stored bytes costs a read for each fragment, and tells nothing new where all rows are of one size.
+    varies = any(collate.row_bytes(opened.schema.field(name).type) is None for name in names)
     feed: Feed = TableFeed(
         source=source,
         selection=SharedSelection(source, filter, split, selection),
@@ -128,7 +130,7 @@ def dataset(
         row_bytes=max(1.0, probe.nbytes / probe.num_rows),
         decoding=decoding,
         read=read,
-        stored_bytes=stored_row_bytes(opened, names),
+        stored_bytes=stored_row_bytes(opened, names) if varies else 0.0,
         list_lengths=collate.list_lengths(made),
     )
     del probe, made  # of large rows they are large, and what follows reads more

@@ -167,18 +167,6 @@ class Plan:
             parts.append(self.positions(position, *self.rank_slice(position, rank)))
         return self.select(chunk.epoch, np.concatenate(parts))
 
-    def single_steps(self, item: WorkItem) -> list[WorkItem]:
-        """The same rows in the same order, as one item for each step."""
-        size = self.global_batch_size
-        return [dataclasses.replace(item, position=item.position + step * size, steps=1) for step in range(item.steps)]
-
-    def chunk_slice(self, item: WorkItem) -> slice:
-        """Where the rows of an item lie in those of its chunk, as `chunk_rows` gives them."""
-        # Only the last step of an epoch is smaller, and nothing follows it.
-        low, high = self.rank_slice(item.chunk.position, item.rank)
-        begin = (item.position - item.chunk.position) // self.global_batch_size * (high - low) + item.low
-        return slice(begin, begin + item.rows)
-
     def line(self, position: int, rank: int) -> int:
         """Number of the first row of a rank's slice of a step, among the slices of all steps a whole batch apart."""
         return position // self.global_batch_size * self._slice_rows(rank)
@@ -194,16 +182,15 @@ class Plan:
 
     def cut(self, item: WorkItem, parts: int) -> list[WorkItem]:
         """The same rows in the same order, as up to `parts` items of whole steps, or of parts of the one step."""
-        if item.steps > 1:
-            ends = [part * item.steps // parts for part in range(parts + 1)]
-            size = self.global_batch_size
-            return [
-                dataclasses.replace(item, position=item.position + low * size, steps=high - low)
-                for low, high in itertools.pairwise(ends)
-                if low < high
-            ]
-        ends = [item.low + part * item.rows // parts for part in range(parts + 1)]
-        return [dataclasses.replace(item, low=low, high=high) for low, high in itertools.pairwise(ends) if low < high]
+        whole = item.steps if item.steps > 1 else item.rows
+        parts = max(1, min(parts, whole))
+        bounds = list(itertools.pairwise(part * whole // parts for part in range(parts + 1)))
+        if item.steps == 1:
+            return [dataclasses.replace(item, low=item.low + low, high=item.low + high) for low, high in bounds]
+        size = self.global_batch_size
+        return [
+            dataclasses.replace(item, position=item.position + low * size, steps=high - low) for low, high in bounds
+        ]
 
     def chunk_at(self, epoch: int, position: int) -> Chunk | None:
         """The chunk that begins with the step at a position, or None at the end of the epoch."""

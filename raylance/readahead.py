@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import COMPONENT_SHIFT
+from raylance.columns import OFFSET_MASK
 from raylance.errors import DatasetError
 from raylance.faults import first_line
 from raylance.permutation import Int64Array
@@ -292,7 +292,7 @@ class ReadAhead:
             self._row_bytes = max(self._row_bytes / 2, portion.nbytes / len(portion.rows))
 
     def _refuse(self, portion: Portion) -> None:
-        offset = int(self._selection.offsets(portion.rows)[0]) & ((1 << COMPONENT_SHIFT) - 1)
+        offset = int(self._selection.offsets(portion.rows)[0]) & OFFSET_MASK
         nbytes = portion.nbytes
         portion.drop_last()  # or it would count as read
         raise DatasetError(

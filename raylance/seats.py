@@ -14,22 +14,21 @@ from raylance.pool import auto_decoders, cpus_by_node
 from raylance.spec import Feed, Options, Spec
 
 
-def options_of(options: Options, rank: int, world_size: int, node_ids: Sequence[str] | None) -> Options:
-    """A rank's options, with what depends on the cluster settled.
+def options_of_ranks(options: Options, world_size: int, node_ids: Sequence[str] | None) -> list[Options]:
+    """The options of each rank, with what depends on the cluster settled; the cluster is asked once.
 
     Args:
         options: The options of the run.
-        rank: The rank.
         world_size: Ranks of the run.
         node_ids: Nodes of the ranks, by rank, where they are known.
     """
     if options.num_decoders == "auto":  # anew each time: a restarted run may find other CPUs free
         options = dataclasses.replace(options, auto_decoders=auto_decoders(world_size, options.decoder_cpus))
     if not node_ids:
-        return options
-    ranks_here = Counter(node_ids)[node_ids[rank]]
-    cpus = cpus_by_node().get(node_ids[rank], 1)
-    return dataclasses.replace(options, decode_threads=max(1, int(cpus / ranks_here)))
+        return [options] * world_size
+    ranks, cpus = Counter(node_ids), cpus_by_node()
+    threads = [max(1, int(cpus.get(node, 1) / ranks[node])) for node in node_ids]
+    return [dataclasses.replace(options, decode_threads=count) for count in threads]
 
 
 class TrainData:
@@ -66,7 +65,8 @@ class TrainData:
             locality_hints: Nodes of the ranks, by rank.
         """
         seat = worker.Seat(name=self.name, split=True)
-        return [self.seated(rank, n, options_of(self._options, rank, n, locality_hints), seat) for rank in range(n)]
+        options = options_of_ranks(self._options, n, locality_hints)
+        return [self.seated(rank, n, options[rank], seat) for rank in range(n)]
 
     def iterator(self) -> RankLoader:
         """A loader that sees the dataset whole."""

@@ -283,7 +283,7 @@ class Stream:
     def _split(self, piece: _Piece) -> None:
         """Puts single steps in the place of a piece, so that a fault concerns the rows of one step."""
         self._take_back(piece)
-        items = self._plan.single_steps(piece.item)
+        items = self._plan.cut(piece.item, piece.item.steps)
         singles = [self._piece(item, piece.allowed_bytes / len(items), piece.faults) for item in items]
         place = self._inflight.index(piece)
         del self._inflight[place]

@@ -15,7 +15,7 @@ from raylance.errors import ConfigError, StateError
 from raylance.handle import Dataset
 from raylance.loader import RankLoader, loaders_of_train
 from raylance.order import Auto
-from raylance.seats import TrainData, options_of
+from raylance.seats import TrainData, options_of_ranks
 from raylance.spec import Options
 from raylance.state import FORMAT, read_state, write_state
 
@@ -81,13 +81,13 @@ class DataConfig(ray.train.DataConfig):
         output: list[dict[str, Any]] = [{} for _ in range(world_size)]
         if theirs:
             output = super().configure(theirs, world_size, worker_handles, worker_node_ids, **kwargs)
+        options = options_of_ranks(self._options, world_size, worker_node_ids) if ours else []
         named = None if self._split == "all" else tuple(self._split)
         for name, data in ours.items():
             seat = worker.Seat(name=name, split=named is None or name in named, datasets_to_split=named)
             for rank in range(world_size):
-                options = options_of(self._options, rank, world_size, worker_node_ids)
                 place = (rank, world_size) if seat.split else (0, 1)
-                output[rank][name] = data.seated(*place, options, seat)
+                output[rank][name] = data.seated(*place, options[rank], seat)
         return output
 
 

@@ -1,6 +1,5 @@
 """Owns what raylance asks of the process it runs in: Ray Train, torch's DataLoader; never starts either."""
 
-import contextlib
 import dataclasses
 import importlib
 import os
@@ -157,8 +156,7 @@ def find_place(dist_info: DistInfo = None) -> Place:
             place = context.get_world_rank(), context.get_world_size()
         if place == (0, 1) and dist_info in (None, "jax") and not ready:
             told = {name: int(os.environ.get(name) or 1) for name in _LAUNCHERS}
-            with contextlib.suppress(ConfigError):  # no worker of Ray Train
-                told["Ray Train"] = find_place("ray")[1] if "ray.train" in sys.modules else 1
+            told["Ray Train"] = (train_place() or place)[1]
             if max(told.values()) > 1:
                 raise ValueError(f"there are more processes, but none of them knows of the others here: {told}")
         rank, world_size = place

@@ -36,10 +36,11 @@ def rank_batches(plan: Plan, rank: int, epoch: int, position: int, item_rows: in
     for item in plan.items(rank, epoch, position, item_rows):
         rows = plan.select(epoch, plan.item_positions(item))
         assert len(rows) == item.rows
-        read = plan.chunk_rows(item.chunk, rank)[plan.chunk_slice(item)]
+        begin = plan.line(item.position, rank) + item.low - plan.line(item.chunk.position, rank)
+        read = plan.chunk_rows(item.chunk, rank)[begin : begin + item.rows]
         np.testing.assert_array_equal(read, rows, "an item's rows are not where its chunk has them")
         size = item.high - item.low
-        singles = [plan.select(epoch, plan.item_positions(single)) for single in plan.single_steps(item)]
+        singles = [plan.select(epoch, plan.item_positions(single)) for single in plan.cut(item, item.steps)]
         np.testing.assert_array_equal(np.concatenate(singles), rows)
         for step in range(item.steps):
             at = item.position + step * plan.global_batch_size
