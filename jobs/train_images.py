@@ -43,7 +43,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import raylance
-from raylance.permutation import derive_key
+from raylance.orders.permutation import derive_key
 
 WARM_UP = 0.05  # of the run, as a fraction
 PATIENCE = 30  # attempts, a minute each, to find a place for the workers

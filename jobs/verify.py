@@ -27,12 +27,12 @@ import numpy as np
 import pyarrow as pa
 
 import raylance
-from raylance.catalog import ORDERS
 from raylance.errors import BadRowError, CoverageError, HelperError
-from raylance.plan import REMAINDERS, Plan
-from raylance.quality import shuffle_quality
-from raylance.selection import Selection, pin, select
-from raylance.state import State, parse_state
+from raylance.orders.registry import ORDERS
+from raylance.planning.plan import REMAINDERS, Plan
+from raylance.planning.quality import shuffle_quality
+from raylance.planning.state import State, parse_state
+from raylance.source.selection import Selection, pin, select
 
 BLOCK = 1 << 20
 FROM_STATE = {"version": None, "filter": None, "seed": 0, "epoch": 0, "global_batch_size": None, "world_size": 1}

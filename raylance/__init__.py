@@ -4,7 +4,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raylance.batches import Batches
+    from raylance._dataset.handle import Dataset
+    from raylance._dataset.mixing import mix
+    from raylance._dataset.opening import dataset
+    from raylance.batches.batches import Batches
+    from raylance.decode.images import CenterCrop, Image, RandomResizedCrop
     from raylance.errors import (
         BadRowError,
         ConfigError,
@@ -15,25 +19,21 @@ if TYPE_CHECKING:
         RaylanceError,
         StateError,
     )
-    from raylance.handle import Dataset
-    from raylance.images import CenterCrop, Image, RandomResizedCrop
-    from raylance.lanes import Sequential, ShardShuffle, WindowShuffle
     from raylance.loader import RankLoader
-    from raylance.mixture import mix
-    from raylance.opening import dataset
-    from raylance.order import RowShuffle
-    from raylance.packing import PackTokens
-    from raylance.permutation import row_rng
-    from raylance.sampling import ClassBalanced, Weighted
-    from raylance.spec import Options
-    from raylance.split import FractionSplit, RangeSplit, ValueSplit
+    from raylance.orders.order import RowShuffle
+    from raylance.orders.permutation import row_rng
+    from raylance.orders.sampling import ClassBalanced, Weighted
+    from raylance.orders.shuffles import Sequential, ShardShuffle, WindowShuffle
+    from raylance.settings import Options
+    from raylance.source.packing import PackTokens
+    from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
     from raylance.train import DataConfig, report, restore
 
 __version__ = "0.2.0"
 
 _MODULES = {
-    "handle": ("Dataset",),
-    "opening": ("dataset",),  # not dataset.py: the module would take the place of the function
+    "_dataset.handle": ("Dataset",),
+    "_dataset.opening": ("dataset",),
     "errors": (
         "BadRowError",
         "ConfigError",
@@ -44,17 +44,17 @@ _MODULES = {
         "RaylanceError",
         "StateError",
     ),
-    "images": ("CenterCrop", "Image", "RandomResizedCrop"),
-    "batches": ("Batches",),
+    "decode.images": ("CenterCrop", "Image", "RandomResizedCrop"),
+    "batches.batches": ("Batches",),
     "loader": ("RankLoader",),
-    "lanes": ("Sequential", "ShardShuffle", "WindowShuffle"),
-    "mixture": ("mix",),
-    "order": ("RowShuffle",),
-    "packing": ("PackTokens",),
-    "permutation": ("row_rng",),
-    "sampling": ("ClassBalanced", "Weighted"),
-    "spec": ("Options",),
-    "split": ("FractionSplit", "RangeSplit", "ValueSplit"),
+    "orders.shuffles": ("Sequential", "ShardShuffle", "WindowShuffle"),
+    "_dataset.mixing": ("mix",),
+    "orders.order": ("RowShuffle",),
+    "source.packing": ("PackTokens",),
+    "orders.permutation": ("row_rng",),
+    "orders.sampling": ("ClassBalanced", "Weighted"),
+    "settings": ("Options",),
+    "source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
     "train": ("DataConfig", "report", "restore"),
 }
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}

@@ -14,19 +14,22 @@ from typing import Any, NoReturn, Self
 
 import torch
 
-from raylance import collate, worker
+from raylance import process
 from raylance.arguments import check_integer, refuse_unknown
-from raylance.batches import Batches, BatchFormat, Bound, bind, host_converter, torch_converter
+from raylance.batches.batches import Batches, BatchFormat, Bound, bind, host_converter, torch_converter
+from raylance.batches.convert import Dtypes
+from raylance.batches.device import torch_device
+from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.errors import ConfigError, RaylanceError
-from raylance.lanes import Sequential
-from raylance.metrics import Stats
-from raylance.passing import make_batches
-from raylance.plan import Plan, Remainder, no_step_left
-from raylance.pool import Helpers
-from raylance.resume import load_state, make_state
-from raylance.spec import Feed, Options, Spec, check_batch_size, make_plan
-from raylance.state import State
-from raylance.stream import Stream
+from raylance.orders.shuffles import Sequential
+from raylance.planning.plan import Plan, Remainder, no_step_left
+from raylance.planning.resume import load_state, make_state
+from raylance.planning.state import State
+from raylance.runtime.passing import make_batches
+from raylance.runtime.pool import Helpers
+from raylance.runtime.stream import Stream
+from raylance.settings import Feed, Options, Spec, check_batch_size, make_plan
+from raylance.telemetry import Stats
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +58,7 @@ class RankLoader:
         rank: int = 0,
         world_size: int = 1,
         *,
-        seat: worker.Seat | None = None,
+        seat: process.Seat | None = None,
         helpers: Helpers | None = None,
     ) -> None:
         """Makes a loader; nothing is started before the first iteration.
@@ -99,8 +102,8 @@ class RankLoader:
         return shared and (self._position > 0 or (self._epoch > 0 and not isinstance(self._spec.order, Sequential)))
 
     def check_place(self) -> None:
-        """Checks that batches can be delivered in this process; see `raylance.worker.check_place`."""
-        worker.check_place(self._pid, self.seat)
+        """Checks that batches can be delivered in this process; see `raylance.process.check_place`."""
+        process.check_place(self._pid, self.seat)
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch, also of the current one.
@@ -138,13 +141,13 @@ class RankLoader:
         global_batch_size: int | None = None,
         batch_size: int | None = None,
         prefetch_batches: int = 2,
-        dtypes: collate.Dtypes = None,
+        dtypes: Dtypes = None,
         device: str | torch.device = "auto",
-        collate_fn: Callable[[collate.NumpyBatch], Any] | None = None,
+        collate_fn: Callable[[NumpyBatch], Any] | None = None,
         drop_last: bool | None = None,
         pin_memory: bool = False,
         with_row_offset: bool = False,
-        pad_lists: collate.Paddings | None = None,
+        pad_lists: Paddings | None = None,
         **unknown: Any,
     ) -> Batches:
         """Iterates over the rest of the epoch in torch batches; iterated again, over the next epoch.
@@ -180,7 +183,7 @@ class RankLoader:
             dataclasses.replace(
                 bound,
                 convert=torch_converter(self._feed, dtypes, collate_fn, pad_lists),
-                device=worker.default_device() if device == "auto" else collate.torch_device(device),
+                device=process.default_device() if device == "auto" else torch_device(device),
                 pin_memory=pin_memory,
             ),
             "torch",
@@ -195,7 +198,7 @@ class RankLoader:
         prefetch_batches: int = 2,
         drop_last: bool | None = None,
         with_row_offset: bool = False,
-        pad_lists: collate.Paddings | None = None,
+        pad_lists: Paddings | None = None,
         **unknown: Any,
     ) -> Batches:
         """Iterates over the rest of the epoch in NumPy, pyarrow or pandas batches; iterated again, over the next epoch.
@@ -231,7 +234,7 @@ class RankLoader:
         return self.iter_torch_batches(**arguments)
 
     def stats(self) -> dict[str, Any]:
-        """Timings and counters since the loader was made; `raylance.metrics.Stats` tells how to read each."""
+        """Timings and counters since the loader was made; `raylance.telemetry.Stats` tells how to read each."""
         return self._stats.as_dict()
 
     def state_dict(self) -> dict[str, Any]:
@@ -306,7 +309,9 @@ class RankLoader:
 
     def _batches(self, bound: Bound, kind: str) -> Batches:
         size = bound.global_batch_size
-        told = f"{kind} batches of {self._feed.uri!r}, global batch {size}, rank {self.rank} of {self.world_size}"
+        told = (
+            f"{kind} batches of {self._feed.source.uri!r}, global batch {size}, rank {self.rank} of {self.world_size}"
+        )
         return Batches(lambda: self._pass(bound), lambda: self._make_plan(size, bound.remainder).steps(), told, self)
 
     def _pass(self, bound: Bound) -> Iterator[Any]:

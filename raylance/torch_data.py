@@ -17,21 +17,23 @@ import pyarrow as pa
 import torch
 import torch.utils.data
 
-from raylance import collate
 from raylance.arguments import check_integer, refuse_unknown
-from raylance.batches import torch_converter
+from raylance.batches.batches import torch_converter
+from raylance.batches.convert import Dtypes, to_torch
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, VALID
+from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.errors import ConfigError, RaylanceError
-from raylance.mixing import MixOrder
-from raylance.permutation import BoolArray, Int64Array
-from raylance.plan import Plan, no_step_left
-from raylance.resume import load_state, make_state
-from raylance.spec import Feed, Options, RowReader, Spec, check_batch_size, make_plan
-from raylance.state import parse_state
-from raylance.worker import DistInfo, find_place
+from raylance.orders.mixture import MixOrder
+from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.planning.plan import Plan, no_step_left
+from raylance.planning.resume import load_state, make_state
+from raylance.planning.state import parse_state
+from raylance.process import DistInfo, find_place
+from raylance.settings import Options, Spec, check_batch_size, make_plan
+from raylance.source.rows import RowReader
 
 if TYPE_CHECKING:
-    from raylance.handle import Dataset
+    from raylance._dataset.handle import Dataset
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +50,10 @@ class _Rows:
     def __init__(self, handle: "Dataset") -> None:
         if not hasattr(handle, "_feed"):
             raise ConfigError(f"a {type(handle).__name__} is no handle: pass what raylance.dataset(…) returned.")
-        self.feed: Feed = handle._feed.local()  # workers have no Ray, in whose object store the selection may lie
+        # Workers have no Ray, in whose object store the selection may lie.
+        self.feed = dataclasses.replace(handle._feed, source=handle._feed.source.local())
         self.spec: Spec = handle._spec
-        self._selection = self.feed.load_selection()
+        self._selection = self.feed.source.load_selection()
         self.images = frozenset(self.feed.decoding.columns if self.feed.decoding else ())
         self.__setstate__({})
 
@@ -70,7 +73,7 @@ class _Rows:
                 "forked from a process that uses Lance, whose threads a fork does not copy: the first read would hang. "
                 'Start workers with multiprocessing_context="spawn" or "forkserver".'
             )
-        self._reader = self._reader or self.feed.open_reader()
+        self._reader = self._reader or self.feed.source.open_reader()
         stored, places = np.unique(rows, return_inverse=True)
         return self._reader.read(self._selection.offsets(stored)).take(pa.array(places))
 
@@ -129,7 +132,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         told: Told = (self.epoch, np.ones(len(indices), dtype=np.bool_), None)
         table = self._rows.read(np.array(indices, dtype=np.int64) % len(self))
         table = self._rows.decode(table, getattr(indices, "told", told), self._with_row_offset)
-        batch = collate.to_torch(table, dtypes={}, images=self._rows.images)
+        batch = to_torch(table, dtypes={}, images=self._rows.images)
         columns = {k: v.numpy() if isinstance(v, torch.Tensor) and v.ndim == 1 else v for k, v in batch.items()}
         return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
 
@@ -260,9 +263,9 @@ class IterableDataset(_Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         handle: "Dataset",
         *,
         with_row_offset: bool = False,
-        pad_lists: collate.Paddings | None = None,
-        dtypes: collate.Dtypes = None,
-        collate_fn: Callable[[collate.NumpyBatch], Any] | None = None,
+        pad_lists: Paddings | None = None,
+        dtypes: Dtypes = None,
+        collate_fn: Callable[[NumpyBatch], Any] | None = None,
         **steps: Any,
     ) -> None:
         """Takes what `RowSampler` takes; the other arguments are those of `RankLoader.iter_torch_batches`."""

@@ -9,15 +9,15 @@ from typing import Any, Literal
 import ray.train
 import torch
 
-from raylance import worker
-from raylance.batches import Batches
+from raylance import process
+from raylance._dataset.handle import Dataset
+from raylance._dataset.seats import TrainData, options_of_ranks
+from raylance.batches.batches import Batches
 from raylance.errors import ConfigError, StateError
-from raylance.handle import Dataset
 from raylance.loader import RankLoader, loaders_of_train
-from raylance.order import Auto
-from raylance.seats import TrainData, options_of_ranks
-from raylance.spec import Options
-from raylance.state import FORMAT, read_state, write_state
+from raylance.orders.order import Auto
+from raylance.planning.state import FORMAT, read_state, write_state
+from raylance.settings import Options
 
 Reported = RankLoader | Batches | TrainData  # the handle itself in local mode
 _STATE_FILE = "state.pt"
@@ -84,7 +84,7 @@ class DataConfig(ray.train.DataConfig):
         options = options_of_ranks(self._options, world_size, worker_node_ids) if ours else []
         named = None if self._split == "all" else tuple(self._split)
         for name, data in ours.items():
-            seat = worker.Seat(name=name, split=named is None or name in named, datasets_to_split=named)
+            seat = process.Seat(name=name, split=named is None or name in named, datasets_to_split=named)
             for rank in range(world_size):
                 place = (rank, world_size) if seat.split else (0, 1)
                 output[rank][name] = data.seated(*place, options[rank], seat)

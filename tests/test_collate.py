@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance.collate import Lists, move, on_device, one_ahead, to_numpy, to_torch, torch_device
+from raylance.batches.convert import to_torch
+from raylance.batches.device import move, on_device, one_ahead, torch_device
+from raylance.decode.arrays import Lists, to_numpy
 from raylance.errors import ConfigError, DatasetError
 from tests.conftest import make_images
 

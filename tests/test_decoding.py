@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import raylance
-from raylance.decoding import Decoding
+from raylance.decode.rows import Decoding
 from raylance.torch_data import IterableDataset
 from tests.conftest import make_images
 

@@ -40,7 +40,7 @@ def test_large_selections_are_put_once(write_dataset: Callable[..., str], ray_se
     dataset = raylance.dataset(uri, filter="id % 2 = 1", remainder="ragged", order="row")
     dataset.share()
     loader = dataset.loader(rank=1, world_size=2)
-    assert loader._feed.selection._ref is not None
+    assert loader._feed.source.selection._ref is not None
     assert len(ray.cloudpickle.dumps(dataset)) < 20_000
     with loader:
         ids = np.concatenate([batch["id"] for batch in loader.iter_batches(global_batch_size=20_000)])

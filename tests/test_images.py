@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance.decoding import Decoding
+from raylance.decode.images import CenterCrop, Image, RandomResizedCrop, image_size
+from raylance.decode.rows import Decoding
 from raylance.errors import BadRowError, ConfigError
-from raylance.images import CenterCrop, Image, RandomResizedCrop, image_size
 from tests.conftest import encode, make_images
 
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance.mixing import Component, MixOrder, quotas
-from raylance.order import RowShuffle
+from raylance.orders.mixture import Component, MixOrder, quotas
+from raylance.orders.order import RowShuffle
 from raylance.torch_data import IterableDataset
 from tests.test_order import mixtures
 from tests.test_plan import global_batches, make_plan

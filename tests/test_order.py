@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylance.catalog import ORDERS, make_order
 from raylance.errors import ConfigError
-from raylance.lanes import Sequential, ShardShuffle, WindowShuffle, auto_lanes
-from raylance.mixing import Component, MixOrder
-from raylance.order import Facts, Order, RowShuffle
-from raylance.permutation import Int64Array
-from raylance.sampling import ClassBalanced, Weighted
+from raylance.orders.mixture import Component, MixOrder
+from raylance.orders.order import Facts, Order, RowShuffle
+from raylance.orders.permutation import Int64Array
+from raylance.orders.registry import ORDERS, make_order
+from raylance.orders.sampling import ClassBalanced, Weighted
+from raylance.orders.shuffles import Sequential, ShardShuffle, WindowShuffle, auto_lanes
 
 SHUFFLES = tuple(ORDERS.values())
 KINDS = (*SHUFFLES, Weighted, ClassBalanced, MixOrder)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance.packing import Documents, PackTokens, _PackReader
+from raylance.source.packing import Documents, PackTokens, _PackReader
 
 EOS, PAD = 99, 0
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylance.permutation import derive_key, permute, subkeys, uniform, unpermute
+from raylance.orders.permutation import derive_key, permute, subkeys, uniform, unpermute
 
 keys = st.integers(0, 2**64 - 1)
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
-from raylance.lanes import WindowShuffle
-from raylance.order import Order, RowShuffle
-from raylance.plan import REMAINDERS, Plan, Remainder
-from raylance.summary import summarise
+from raylance.orders.order import Order, RowShuffle
+from raylance.orders.shuffles import WindowShuffle
+from raylance.planning.plan import REMAINDERS, Plan, Remainder
+from raylance.planning.summary import summarise
 from tests.test_order import cases
 
 Batches = list[list[int]]

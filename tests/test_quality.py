@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from raylance.errors import ConfigError
-from raylance.lanes import Sequential, ShardShuffle, WindowShuffle
-from raylance.order import Order, RowShuffle
-from raylance.plan import Plan, Remainder
-from raylance.quality import Measure, ShuffleQuality, shuffle_quality
+from raylance.orders.order import Order, RowShuffle
+from raylance.orders.shuffles import Sequential, ShardShuffle, WindowShuffle
+from raylance.planning.plan import Plan, Remainder
+from raylance.planning.quality import Measure, ShuffleQuality, shuffle_quality
 
 SEQUENTIAL = Sequential(shard_rows=100, window_shards=1, lanes=1)
 ROWS, BATCH = 60_000, 64

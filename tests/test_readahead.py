@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raylance.errors import DatasetError
-from raylance.lanes import Sequential, WindowShuffle
-from raylance.order import Order
-from raylance.plan import REMAINDERS, Remainder
-from raylance.readahead import ReadAhead, TooLargeError
+from raylance.orders.order import Order
+from raylance.orders.shuffles import Sequential, WindowShuffle
+from raylance.planning.plan import REMAINDERS, Remainder
+from raylance.source.readahead import ReadAhead, TooLargeError
 from tests.test_order import cases
 from tests.test_plan import make_plan
 

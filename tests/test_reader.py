@@ -10,7 +10,7 @@ import pytest
 
 import raylance
 from raylance.errors import DatasetError
-from raylance.reader import READ_MODES, Reader, ReadMode
+from raylance.source.reader import READ_MODES, Reader, ReadMode
 
 
 def table(first: int, rows: int) -> pa.Table:

@@ -16,7 +16,7 @@ import pytest
 import ray.train
 
 import raylance
-from raylance.state import read_state
+from raylance.planning.state import read_state
 
 DATA = Path(__file__).parent / "data"
 

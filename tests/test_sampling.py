@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.order import Facts, Order
-from raylance.sampling import ClassBalanced, Weighted
+from raylance.orders.order import Facts, Order
+from raylance.orders.sampling import ClassBalanced, Weighted
 from tests.test_order import Selected
 
 FACTS = Facts(rows=100, row_bytes=8, global_batch_size=20, max_window_bytes=1 << 20)

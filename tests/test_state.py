@@ -11,11 +11,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.errors import StateError
-from raylance.order import Order
-from raylance.resume import make_state
-from raylance.selection import Selection, Source
-from raylance.spec import Spec, TableFeed
-from raylance.state import FORMAT, State, check_state, pack_shards, parse_state, read_state, unpack_shards, write_state
+from raylance.orders.order import Order
+from raylance.planning.resume import make_state
+from raylance.planning.state import (
+    FORMAT,
+    State,
+    check_state,
+    pack_shards,
+    parse_state,
+    read_state,
+    unpack_shards,
+    write_state,
+)
+from raylance.settings import Feed, Spec
+from raylance.source.rows import TableRows
+from raylance.source.selection import Selection, Source
 from tests.test_order import cases
 
 STATE = State(
@@ -123,7 +133,8 @@ def test_states_of_every_order_round_trip_at_every_step(case: tuple[Order, int],
     order, n = case
     source = Source(uri="a.lance", version=1)
     selection = Selection.whole(n)
-    feed = TableFeed(source=source, selection=selection, columns=["id"], delivers=["id"], row_bytes=8.0, decoding=None)
+    rows = TableRows(pinned=source, selection=selection, columns=["id"], row_bytes=8.0)
+    feed = Feed(source=rows, delivers=["id"])
     spec = Spec(
         filter=None,
         split=None,

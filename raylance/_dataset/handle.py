@@ -1,0 +1,343 @@
+"""Owns the handle of an opened dataset, a value: it tells, peeks and makes loaders; never holds a position."""
+
+import contextlib
+import dataclasses
+import operator
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, Self
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from raylance import process
+from raylance._dataset.seats import TrainData
+from raylance.arguments import check_integer, refuse_unknown
+from raylance.batches.batches import Batches
+from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
+from raylance.decode.arrays import Lists, NumpyBatch, list_lengths, to_numpy
+from raylance.errors import ConfigError, DatasetError
+from raylance.loader import RankLoader
+from raylance.orders.permutation import Int64Array
+from raylance.planning.plan import Plan
+from raylance.planning.summary import PlanSummary, summarise
+from raylance.runtime.pool import Helpers
+from raylance.settings import Feed, Options, Spec, make_plan
+from raylance.source.packing import PackedRows
+from raylance.source.rows import RowReader, TableRows
+
+_LARGEST_TRIAL = 1 << 21  # rows to plan for telling how they are read
+
+
+class Dataset(TrainData):
+    """A pinned, filtered, ordered Lance dataset, or a mixture of several.
+
+    A value: it can be sent anywhere, and nothing that is done with it changes it. Iterating on it makes a pass over a
+    whole epoch as rank 0 of 1, the same each time, for use without a trainer.
+    """
+
+    def __init__(self, feed: Feed, spec: Spec, options: Options) -> None:
+        """Starts nothing; `raylance.dataset` and `raylance.mix` make handles."""
+        super().__init__(feed, spec, options)
+        self._idle: Helpers | None = None  # of the last pass, for the next one
+        self._passes: set[RankLoader] = set()  # that go on
+        self._reader: RowReader | None = None
+        self._pid = os.getpid()
+
+    def __len__(self) -> int:
+        """Selected rows."""
+        return self._spec.rows
+
+    def __repr__(self) -> str:
+        source = self._feed.source
+        return (
+            f"raylance.dataset({source.uri!r}, version={source.version}, filter={self._spec.filter!r}): "
+            f"{len(self):,} rows of {', '.join(source.columns)}"
+        )
+
+    @property
+    def version(self) -> Any:
+        """The pinned version; of a mixture, versions by component."""
+        return self._feed.source.version
+
+    @property
+    def schema(self) -> pa.Schema:
+        """What is delivered, with the dataset's metadata; decoded images are fixed-shape tensors of uint8 (H, W, 3)."""
+        source = self._feed.source
+        first = source.load_selection().offsets(np.arange(1))
+        fields = self._read(first, mask_bad_rows=True).drop_columns([ROW_OFFSET]).schema
+        kept = source.pinned.open().schema.metadata if isinstance(source, TableRows) else None
+        return fields.with_metadata(kept)
+
+    def head(self, rows: int = 5) -> NumpyBatch:
+        """Reads the first selected rows in storage order, in this process; needs no Ray.
+
+        Args:
+            rows: How many.
+
+        Returns:
+            By column what `iter_batches` gives, and `_rowoffset`. Images are those of epoch 0.
+        """
+        return self[: check_integer("head(): rows", rows, 0)]
+
+    def take(self, offsets: npt.ArrayLike, component: int | str | None = None) -> NumpyBatch:
+        """Reads rows by their row offsets in the dataset, as batches carry them under `_rowoffset`; needs no Ray.
+
+        Args:
+            offsets: Integers of shape (k,), in any order, duplicates included; the rows need not be selected.
+            component: Of a mixture, the dataset that they count in: its name, or its place as under `_component`.
+
+        Returns:
+            By column what `iter_batches` gives, k rows in the order asked for, and `_rowoffset`. Images are those of
+            epoch 0.
+
+        Raises:
+            ConfigError: For offsets that are no integers, or a component that is missing or unknown.
+            DatasetError: For an offset that the pinned version does not have.
+        """
+        wanted = np.atleast_1d(np.asarray(offsets))
+        if wanted.size and (wanted.ndim != 1 or wanted.dtype.kind not in "iu"):
+            raise ConfigError(f"take({offsets!r}): give row offsets, a list of integers.")
+        names = list(self._feed.source.version) if isinstance(self._feed.source.version, dict) else []
+        place = names.index(component) if component in names else component
+        with contextlib.suppress(TypeError):
+            place = operator.index(place)  # type: ignore[arg-type]
+        if names and not (isinstance(place, int) and 0 <= place < len(names)):
+            raise ConfigError(
+                f"take(component={component!r}): each dataset of a mixture counts its own rows, so say which one is "
+                f"meant: {', '.join(map(repr, names))}, or its number as under `_component`."
+            )
+        if not names and component is not None:
+            raise ConfigError(f"take(component={component!r}): this is no mixture; leave component= out.")
+        high = (place or 0) << COMPONENT_SHIFT if isinstance(place, int) else 0
+        return _to_numpy(self._read(wanted.astype(np.int64) | high))
+
+    def __getitem__(self, index: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
+        """Reads selected rows by their place in storage order, from 0; needs no Ray.
+
+        Args:
+            index: An integer for one row; a slice or integers of shape (k,) for several.
+
+        Returns:
+            As `take`; for an integer, the values of the row in place of arrays.
+
+        Raises:
+            IndexError: For an integer outside of the selection.
+        """
+        asked = np.arange(*index.indices(len(self))) if isinstance(index, slice) else np.asarray(index)
+        rows = np.atleast_1d(asked)
+        if rows.ndim > 1 or (rows.size and rows.dtype.kind not in "iu"):
+            raise ConfigError(f"dataset[{index!r}]: give an integer, a slice, or a list of integers.")
+        outside = rows[(rows < -len(self)) | (rows >= len(self))]
+        if outside.size:
+            raise IndexError(f"row {outside[0]} lies outside of {len(self)} selected rows")
+        rows = rows.astype(np.int64) % len(self)
+        batch = _to_numpy(self._read(self._feed.source.load_selection().offsets(rows)))
+        return batch if asked.ndim else {name: values[0] for name, values in batch.items()}
+
+    def to_pandas(self, rows: int = 1000) -> pd.DataFrame:
+        """Reads the first selected rows, in storage order, into a frame for a look; see `head`.
+
+        Args:
+            rows: How many at the most.
+
+        Returns:
+            One row each; tensors and lists as arrays in a column of objects.
+        """
+        return pd.DataFrame({k: v if v.ndim == 1 else list(v) for k, v in self.head(rows).items()})
+
+    def _read(self, offsets: Int64Array, *, mask_bad_rows: bool | None = None) -> pa.Table:
+        """Rows in the order asked for, decoded as in epoch 0, with `_rowoffset`."""
+        process.check_place(self._pid, None)
+        feed = self._feed
+        if isinstance(feed.source, PackedRows) and len(offsets) and not 0 <= offsets.min() <= offsets.max() < len(self):
+            raise DatasetError(
+                f"sequences are numbered from 0 to {len(self) - 1}: {offsets.tolist()[:5]} are not there."
+            )
+        stored, places = np.unique(offsets, return_inverse=True)
+        try:
+            self._reader = self._reader or feed.source.open_reader()
+            table = self._reader.read(stored).take(pa.array(places))
+        except (IndexError, OverflowError, DatasetError) as error:
+            raise DatasetError(
+                f"{feed.source.uri!r}, version {feed.source.version}, cannot give these rows: {error}"
+            ) from error
+        if feed.decoding is not None:
+            masks = self._spec.masks_bad_rows if mask_bad_rows is None else mask_bad_rows
+            table, _ = dataclasses.replace(feed.decoding, mask_bad_rows=masks, _buffers={}).apply(table, 0)
+        return table.select(feed.delivers).append_column(ROW_OFFSET, pa.array(offsets & OFFSET_MASK))
+
+    def plan(self, global_batch_size: int = 256, world_size: int = 1) -> PlanSummary:
+        """Plans an epoch without reading anything.
+
+        Args:
+            global_batch_size: Rows of one step over all ranks.
+            world_size: Ranks.
+
+        Returns:
+            A summary whose repr tells rows, shards, lanes, steps, the rows dropped or repeated, and bytes of a window.
+
+        Raises:
+            ConfigError: If there would be no step, or ranks without a row.
+        """
+        size = check_integer("plan(): global_batch_size", global_batch_size, 1)
+        world_size = check_integer("plan(): world_size", world_size, 1)
+        plan = make_plan(self._feed, self._spec, self._options, size, world_size, self._spec.remainder)
+        feed, limit = self._feed, self._options.max_window_bytes
+        return summarise(plan, feed.source.likely_row_bytes, self._reads(plan), limit, feed.source.measure)
+
+    def _reads(self, plan: Plan) -> str:
+        """How the first chunk of rank 0 is read, and why."""
+        source, chunk = self._feed.source, plan.chunk_at(0, 0)
+        if not isinstance(source, TableRows) or chunk is None:
+            return "by its parts' own choice"
+        if chunk.steps * plan.global_batch_size > _LARGEST_TRIAL * plan.world_size:
+            return f"{source.read}, decided a chunk at a time"
+        offsets = source.load_selection().offsets(np.unique(plan.chunk_rows(chunk, 0)))
+        if not len(offsets):
+            return "nothing"
+        dense = len(offsets) / (offsets[-1] + 1 - offsets[0])
+        how = source.open_reader().choose(offsets)
+        return f"{how} ({dense:.0%} of the rows between, {source.row_bytes:,.0f} bytes each)"
+
+    def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
+        """Steps of a whole epoch of one rank; see `RankLoader.steps_per_epoch`."""
+        loader = RankLoader(self._feed, self._spec, self._options)
+        return loader.steps_per_epoch(global_batch_size=global_batch_size, batch_size=batch_size)
+
+    def loader(self, *, rank: int | None = None, world_size: int | None = None, **options: Any) -> RankLoader:
+        """Makes a loader outside of Ray Train, at the start of epoch 0.
+
+        Args:
+            rank: The rank it serves; None for 0 of a world of 1.
+            world_size: Ranks that share the epoch.
+            **options: Fields of `raylance.Options`, such as `num_decoders=2`.
+
+        Raises:
+            ConfigError: For a rank outside the world, or an unknown or impossible option; for no rank in a worker of
+                Ray Train that is not alone.
+        """
+        if rank is None:
+            self._refuse_in_larger_world()
+            if world_size not in (None, 1):
+                raise ConfigError(
+                    f"loader(world_size={world_size!r}) without rank=: every process would be rank 0, and the rows of "
+                    "the others would never come. Say which rank this is."
+                )
+        refuse = {name: value for name, value in options.items() if name not in _OPTIONS}
+        refuse_unknown("loader()", refuse, ("rank", "world_size", *_OPTIONS))
+        rank, world_size = check_integer("rank", rank or 0, 0), check_integer("world_size", world_size or 1, 1)
+        return RankLoader(self._feed, self._spec, Options(**options), rank, world_size)
+
+    def iter_torch_batches(self, *, epoch: int = 0, **arguments: Any) -> Batches:
+        """Iterates over a whole epoch in torch batches, as rank 0 of 1; iterated again, over the same one.
+
+        Args:
+            epoch: The epoch.
+            **arguments: As `RankLoader.iter_torch_batches` takes them.
+
+        Raises:
+            ConfigError: In a worker of Ray Train that is not alone, and as `RankLoader.iter_torch_batches`.
+        """
+        return self._whole("iter_torch_batches", epoch, arguments)
+
+    def iter_batches(self, *, epoch: int = 0, **arguments: Any) -> Batches:
+        """Iterates over a whole epoch in other batches; see `iter_torch_batches` and `RankLoader.iter_batches`."""
+        return self._whole("iter_batches", epoch, arguments)
+
+    def _whole(self, method: str, epoch: int, arguments: dict[str, Any]) -> Batches:
+        if process.local_run(self) is not None:
+            if epoch:
+                raise ConfigError(
+                    f"epoch={epoch!r}: this is the loader of a run, which has an epoch: set_epoch() moves it."
+                )
+            bound: Batches = getattr(self.run_loader(), method)(**arguments)
+            return bound
+        self._refuse_in_larger_world()
+        epoch = check_integer("epoch", epoch, 0)
+        # What is wrong with the arguments is said now.
+        checked: Batches = getattr(RankLoader(self._feed, self._spec, self._options), method)(**arguments)
+
+        def whole_epoch() -> Iterator[Any]:
+            process.check_place(self._pid, None)
+            helpers = self._take_helpers()
+            loader = RankLoader(self._feed, self._spec, self._options, helpers=helpers)
+            loader.set_epoch(epoch)
+            self._passes.add(loader)
+            try:
+                yield from getattr(loader, method)(**arguments)
+            finally:
+                if loader in self._passes:  # else close() ended it
+                    self._passes.remove(loader)
+                    if self._idle is not None:  # another pass ended meanwhile
+                        self._idle.close()
+                    self._idle = helpers
+
+        return Batches(whole_epoch, checked.__len__, f"{method}() of {self!r}, epoch {epoch}", None)
+
+    def _take_helpers(self) -> Helpers:
+        helpers, self._idle = self._idle or Helpers(self._options, 1), None
+        return helpers
+
+    def _refuse_in_larger_world(self) -> None:
+        """In a worker of Ray Train, rank 0 of 1 would give all rows to every rank."""
+        _, world_size = process.train_place() or (0, 1)
+        if world_size > 1:
+            raise ConfigError(
+                f"this handle is used in one of {world_size} workers of Ray Train, each of which would get all of its "
+                f"{len(self):,} rows. Pass it as datasets={{'train': …}} to the trainer and take this rank's loader by "
+                "ray.train.get_dataset_shard('train'); where every rank shall see all rows, leave its name out of "
+                "datasets_to_split, or call handle.loader(rank=0, world_size=1)."
+            )
+
+    def share(self) -> None:
+        """Puts a large selection into the object store, so that all ranks read one copy of it."""
+        self._feed = dataclasses.replace(self._feed, source=self._feed.source.shared())
+
+    def close(self) -> None:
+        """Ends passes and their helpers, so that their CPUs are free for others; another pass starts new ones."""
+        for loader in self._passes:
+            loader.close()
+        if self._idle is not None:
+            self._idle.close()
+        self._passes, self._idle = set(), None
+        if self._run is not None:
+            self._run[1].close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.share()
+        return self.__dict__ | {"_idle": None, "_passes": set(), "_reader": None, "_run": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._pid = os.getpid()
+
+    def __iter__(self) -> NoReturn:
+        raise ConfigError(
+            "a handle is not iterated itself, because it does not know the batch size: iterate over "
+            "handle.iter_torch_batches(batch_size=…) or iter_batches(…)."
+        )
+
+    def __getitems__(self, indices: Any) -> NoReturn:
+        # torch's DataLoader asks for this before it takes rows one by one, in its own order and without any rank.
+        raise ConfigError(
+            "a handle under torch's DataLoader would give every rank all rows, in another order than the plan's. Use "
+            "raylance.torch_data.MapDataset(handle) with its RowSampler, or IterableDataset(handle)."
+        )
+
+
+def _to_numpy(table: pa.Table) -> NumpyBatch:
+    """As `iter_batches` gives it, but lists are one array wherever those of this table are all of one length."""
+    lengths = {name: length for name, length in list_lengths(table).items() if length is not None}
+    return to_numpy(table, Lists(lengths=lengths))
+
+
+_OPTIONS = tuple(field.name for field in dataclasses.fields(Options))

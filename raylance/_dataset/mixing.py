@@ -1,0 +1,104 @@
+"""Owns `mix()`, which makes one handle of several; never reads, and never starts an actor."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from raylance._dataset.handle import Dataset
+from raylance.columns import dataset_names
+from raylance.errors import ConfigError
+from raylance.orders.mixture import Component, MixOrder, quotas
+from raylance.planning.plan import REMAINDERS, Remainder
+from raylance.settings import Feed, Options, Spec
+from raylance.source.mixture import MixedRows
+
+
+def mix(
+    parts: Mapping[str, tuple[Dataset, float]],
+    *,
+    stop: str | int = "first_exhausted",
+    remainder: Remainder = "drop",
+) -> Dataset:
+    """Mixes datasets by weight, each in its own order.
+
+    Every stretch of up to 1,000 positions holds each dataset's exact quota, so every global batch is close to the
+    weights. Weights that no such stretch keeps are rounded to a thousandth; for one that is less than that, a stretch
+    has up to 1,000,000 positions. Batches carry the row offsets of their own dataset, and under `_component` its place
+    among the names, with `with_row_offset=True`.
+
+    Args:
+        parts: By name: the dataset, and its weight, a positive number.
+        stop: "first_exhausted" ends an epoch before any dataset would repeat a row; "all_exhausted" when every dataset
+            was seen whole, the shorter ones more than once; a number after so many rows.
+        remainder: What becomes of the rows behind the last whole step.
+
+    Returns:
+        A handle as `raylance.dataset` returns it. Its checkpoints say where each dataset stands.
+
+    Raises:
+        ConfigError: For no datasets, a weight that is not positive or too small to be kept, datasets of unlike columns
+            or decoding, or a `stop` that is none.
+    """
+    if not parts:
+        raise ConfigError("mix() got no dataset: give a dict of name to (dataset, weight).")
+    if remainder not in REMAINDERS:
+        raise ConfigError(f"remainder={remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
+    for name, (_, weight) in parts.items():
+        if not (weight > 0 and math.isfinite(weight)):
+            raise ConfigError(f"mix(): the weight of {name!r} is {weight!r}; give a positive number, or leave it out.")
+    datasets = {name: dataset for name, (dataset, _) in parts.items()}
+    first_name, first = next(iter(datasets.items()))
+    for name, dataset in datasets.items():
+        if not dataset.schema.equals(first.schema, check_metadata=False):
+            raise ConfigError(
+                f"mix(): {name!r} delivers {_fields(dataset)}, {first_name!r} delivers {_fields(first)}; a "
+                "batch needs one schema. Choose columns=, decode= and transform= so that they agree."
+            )
+        if dataset._spec.masks_bad_rows != first._spec.masks_bad_rows:
+            raise ConfigError(f"mix(): {name!r} and {first_name!r} have unlike on_bad_row=; use the same for all.")
+        if _decoding(dataset) != _decoding(first):
+            raise ConfigError(
+                f"mix(): {name!r} and {first_name!r} have unlike decode= or transform=; use the same for all."
+            )
+        if dataset._spec.order.repeats and isinstance(dataset._spec.order, MixOrder):
+            raise ConfigError(f"mix(): {name!r} is a mixture itself; mix all datasets in one call.")
+    components = tuple(
+        Component(
+            name=name,
+            order=dataset._spec.order,
+            seed=dataset._spec.seed,
+            rows=dataset._spec.rows,
+            quota=quota,
+        )
+        for (name, dataset), quota in zip(datasets.items(), quotas([w for _, w in parts.values()]), strict=True)
+    )
+    feeds, decoding = [dataset._feed for dataset in datasets.values()], first._feed.decoding
+    rows = MixedRows(names=tuple(datasets), parts=tuple(feed.source for feed in feeds))
+    if decoding is not None:
+        decoding = dataclasses.replace(decoding, datasets=dataset_names(rows.uri))
+    lengths = {
+        name: length if all(feed.list_lengths.get(name) == length for feed in feeds) else None
+        for name, length in first._feed.list_lengths.items()
+    }
+    feed = Feed(source=rows, delivers=first._feed.delivers, decoding=decoding, list_lengths=lengths)
+    selection = feed.source.load_selection()
+    spec = Spec(
+        filter={name: dataset._spec.filter for name, dataset in datasets.items()},
+        split={name: dataset._spec.split for name, dataset in datasets.items()},
+        rows=selection.rows,
+        fingerprint=selection.fingerprint,
+        order=MixOrder(components=components, stop=stop),
+        seed=first._spec.seed,
+        remainder=remainder,
+        masks_bad_rows=first._spec.masks_bad_rows,
+    )
+    return Dataset(feed, spec, Options())
+
+
+def _fields(dataset: Dataset) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in dataset.schema)
+
+
+def _decoding(dataset: Dataset) -> object:
+    decoding = dataset._feed.decoding
+    return None if decoding is None else (tuple(decoding.images), decoding.transform)

@@ -1,0 +1,223 @@
+"""Owns `dataset()`, where every input is checked before anything starts; never starts an actor by itself."""
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from raylance._dataset.handle import Dataset
+from raylance.arguments import check_integer, refuse_unknown
+from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
+from raylance.decode.arrays import list_lengths, row_bytes
+from raylance.decode.images import Image
+from raylance.decode.rows import Decoding, Transform, settle_size
+from raylance.errors import ConfigError, DatasetError
+from raylance.orders.order import Order
+from raylance.orders.permutation import Int64Array
+from raylance.orders.registry import make_order
+from raylance.planning.plan import REMAINDERS, Remainder
+from raylance.settings import Feed, Options, Spec
+from raylance.source.packing import PackedRows, PackTokens, count_tokens
+from raylance.source.reader import READ_MODES, Reader, ReadMode, is_blob, stored_row_bytes
+from raylance.source.rows import RowSource, Selected, TableRows
+from raylance.source.selection import Selection, Version, pin, select
+from raylance.source.sharing import SharedSelection
+from raylance.source.splits import Split
+
+_PROBE_ROWS = 16
+_ARGUMENTS = (
+    "version", "columns", "filter", "split", "decode", "transform", "pack", "order", "seed", "remainder", "on_bad_row",
+    "read", "storage_options",
+)  # fmt: skip
+
+
+def dataset(
+    uri: str | os.PathLike[str],
+    *,
+    version: Version | None = None,
+    columns: Sequence[str] | None = None,
+    filter: str | None = None,
+    split: Split | None = None,
+    decode: Image | Sequence[Image] | None = None,
+    transform: Transform | None = None,
+    pack: PackTokens | None = None,
+    order: str | Order = "window",
+    seed: int = 0,
+    remainder: Remainder = "drop",
+    on_bad_row: Literal["raise", "mask"] = "raise",
+    read: ReadMode = "auto",
+    storage_options: Mapping[str, str] | None = None,
+    **unknown: Any,
+) -> Dataset:
+    """Opens a Lance dataset for training: pins the version, builds the selection, checks every argument.
+
+    Args:
+        uri: Path or URI of the dataset, or of a branch of it, readable from every node.
+        version: Version number, tag, or reference (branch, number); None, also as a number, for the newest. Resolved
+            now and recorded in checkpoints.
+        columns: Columns to deliver; None for all.
+        filter: SQL expression that selects rows.
+        split: A part of them: `FractionSplit`, `RangeSplit` or `ValueSplit`.
+        decode: How image columns become pixels.
+        transform: A function run by the decode actors on dicts of arrays, after decoding; see `Decoding.transform`.
+        pack: Packs documents of tokens into sequences, which are then the rows; batches hold `input_ids` and `doc_ids`
+            (n, length), the row offset of each token's document, and `first_row`, `first_token` where it begins.
+        order: "window", "shard", "sequential" or "row", or an order with its parameters.
+        seed: The one seed of everything random: order, augmentation.
+        remainder: What becomes of the rows behind the last whole step: "drop", "pad" or "ragged".
+        on_bad_row: "raise" stops at a row that cannot be decoded; "mask" delivers zeros with `_valid` False.
+        read: "range" or "take" reads so; "auto" chooses for each chunk by the density of its rows and their size. The
+            plan tells which.
+        storage_options: Options of the object store.
+        **unknown: Refused, with what to write instead.
+
+    Returns:
+        A handle for `TorchTrainer(datasets=…)`, which can be iterated in place as rank 0 of 1.
+
+    Raises:
+        DatasetError: A missing dataset, version, tag or column; a filter that does not parse or selects nothing; a
+            column to decode that holds no images.
+        ConfigError: An argument that cannot be honoured.
+    """
+    if unknown:
+        refuse_unknown("raylance.dataset()", unknown, _ARGUMENTS)
+    if remainder not in REMAINDERS:
+        raise ConfigError(f"remainder={remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
+    if on_bad_row not in ("raise", "mask"):
+        raise ConfigError(f"on_bad_row={on_bad_row!r}: must be 'raise' or 'mask'.")
+    if read not in READ_MODES:
+        raise ConfigError(f"read={read!r}: must be one of {', '.join(map(repr, READ_MODES))}.")
+    seed = check_integer("seed", seed, None)
+    made_order = make_order(order)
+    if pack is not None:
+        if columns is not None or decode is not None or transform is not None:
+            raise ConfigError("pack= delivers the packed tokens alone: leave columns=, decode= and transform= out.")
+        columns = [pack.column]
+    images = [decode] if isinstance(decode, Image) else list(decode or ())
+    if not all(isinstance(image, Image) for image in images):
+        raise ConfigError(f"decode={decode!r}: give raylance.Image(column, size=…), or a list of them.")
+    if split is not None and not isinstance(split, Split):
+        raise ConfigError(f"split={split!r}: give a FractionSplit, a RangeSplit or a ValueSplit.")
+    source = pin(uri, version, storage_options)
+    opened = source.open()
+    names = _check_columns(opened, columns, images)
+    selection = select(source, filter, split)
+    probe = _probe(opened, names, selection)
+    decoding, made = None, probe.select(names)
+    if images or transform is not None:
+        settled = [settle_size(image, probe) for image in images]
+        decoding = Decoding(
+            images=settled,
+            seed=seed,
+            mask_bad_rows=on_bad_row == "mask",
+            transform=transform,
+            datasets=dataset_names(source.uri),
+        )
+        made, _ = dataclasses.replace(decoding, mask_bad_rows=True, _buffers={}).apply(probe, 0)
+        made = made.drop_columns([VALID])
+        if transform is not None:
+            decoding = dataclasses.replace(decoding, transformed=made.schema)
+    # Asking for stored bytes costs a read for each fragment, and tells nothing new where all rows are of one size.
+    varies = any(row_bytes(opened.schema.field(name).type) is None for name in names)
+    table = TableRows(
+        pinned=source,
+        selection=SharedSelection(source, filter, split, selection),
+        columns=names,
+        row_bytes=max(1.0, probe.nbytes / probe.num_rows),
+        read=read,
+        stored_bytes=stored_row_bytes(opened, names) if varies else 0.0,
+    )
+    feed = Feed(source=table, delivers=made.column_names, decoding=decoding, list_lengths=list_lengths(made))
+    del probe, made  # of large rows they are large, and what follows reads more
+    rows: Selected = selection
+    if pack is not None:
+        rows = count_tokens(table.open_reader(), selection, pack)
+        packed: RowSource = PackedRows(documents=table, table=rows, pack=pack)
+        feed = Feed(source=packed, delivers=packed.columns)
+    spec = Spec(
+        filter=filter,
+        split=None if split is None else repr(split),
+        rows=rows.rows,
+        fingerprint=rows.fingerprint,
+        order=made_order.bind(_Lookup(opened, rows)),
+        seed=seed,
+        remainder=remainder,
+        masks_bad_rows=on_bad_row == "mask",
+    )
+    return Dataset(feed, spec, Options())
+
+
+def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, images: Sequence[Image]) -> list[str]:
+    schema = opened.schema
+    if isinstance(columns, str):
+        raise ConfigError(f"columns={columns!r}: give a list of names, here [{columns!r}].")
+    names = list(schema.names if columns is None else columns)
+    decoded = [image.column for image in images]
+    missing = sorted({*names, *decoded} - set(schema.names))
+    if missing:
+        raise DatasetError(
+            f"{opened.uri!r} at version {opened.version} has no column {', '.join(map(repr, missing))}; nothing was "
+            f"started. Its columns are {', '.join(schema.names)}."
+        )
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"columns={names}: name at least one column, and each once.")
+    reserved = sorted(set(names) & {COMPONENT, DRAW, ROW_OFFSET, SEED, VALID})
+    if reserved:
+        raise ConfigError(
+            f"{opened.uri!r} has columns named {', '.join(reserved)}, the names of columns that raylance adds. "
+            "Leave them out of columns=, or rename them in the dataset."
+        )
+    for name in decoded:
+        if name not in names or decoded.count(name) > 1:
+            raise ConfigError(f"decode names {name!r}: it must be one of columns={names}, and be decoded once.")
+        kind = schema.field(name).type
+        if not (is_blob(schema.field(name)) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            raise DatasetError(
+                f"column {name!r} is {kind}, not binary, so it holds no encoded images; nothing was started. Decode a "
+                "binary column of JPEG, PNG or WebP, or leave decode= out."
+            )
+    return names
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Lookup:
+    """What orders look up in a selection; see `raylance.orders.order.Rows`."""
+
+    dataset: lance.LanceDataset
+    selection: Selected
+
+    @property
+    def count(self) -> int:
+        return self.selection.rows
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        if name not in self.dataset.schema.names:
+            raise DatasetError(
+                f"the order needs the column {name!r}, which {self.dataset.uri!r} does not have; nothing was started. "
+                f"Its columns are {', '.join(self.dataset.schema.names)}."
+            )
+        offsets = self._rows("a column").offsets(np.arange(self.count))
+        return Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name]
+
+    def fragment_ends(self) -> Int64Array:
+        ends = np.cumsum([fragment.count_rows() for fragment in self.dataset.get_fragments()], dtype=np.int64)
+        counted = np.unique(self._rows("fragments").count_before(ends))
+        return counted[counted > 0]
+
+    def _rows(self, what: str) -> Selection:
+        if not isinstance(self.selection, Selection):
+            raise ConfigError(
+                f"the order needs {what} of each row, but with pack= the rows are sequences of many documents. Use an "
+                "order that needs none: window, shard, sequential or row."
+            )
+        return self.selection
+
+
+def _probe(opened: lance.LanceDataset, columns: Sequence[str], selection: Selection) -> pa.Table:
+    """Reads a few rows, spread over the selection: the measure of row sizes, and of what decodes."""
+    rows = np.unique(np.linspace(0, selection.rows - 1, _PROBE_ROWS).astype(np.int64))
+    return Reader(dataset=opened, columns=columns, row_bytes=1).read(selection.offsets(rows))

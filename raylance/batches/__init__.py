@@ -1,0 +1,1 @@
+"""Owns what a consumer gets: tables put together, converted, on their device; never decides which rows."""

@@ -1,0 +1,267 @@
+"""Owns what the iterators return, and how tables become batches by their arguments; never holds a position itself."""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal, NoReturn, Protocol
+
+import pyarrow as pa
+import torch
+
+from raylance.arguments import check_integer
+from raylance.batches.convert import Dtypes, to_torch
+from raylance.columns import COMPONENT, ROW_OFFSET, VALID
+from raylance.decode.arrays import Lists, NumpyBatch, Paddings, to_numpy
+from raylance.errors import ConfigError
+from raylance.orders.mixture import MixOrder
+from raylance.planning.plan import Remainder
+from raylance.settings import Feed, Spec
+
+logger = logging.getLogger(__name__)
+
+BatchFormat = Literal["numpy", "pyarrow", "pandas"]
+Convert = Callable[[pa.Table], Any]
+_ADDED = (ROW_OFFSET, COMPONENT, VALID)
+
+
+class Positioned(Protocol):
+    """What has a position: a loader."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch is of."""
+        ...
+
+    def set_epoch(self, epoch: int) -> None:
+        """Goes to the start of an epoch."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The consumed position, JSON-able."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes to a saved position."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """Checked arguments of an iterator.
+
+    Attributes:
+        global_batch_size: Rows of one step over all ranks.
+        remainder: What becomes of the rows behind the last whole step.
+        prefetch_batches: Steps to keep in flight at the least.
+        hidden: Columns that are left out.
+        convert: Makes a batch of a table.
+        device: Where tensors go, or None for batches that are no tensors.
+        pin_memory: Whether tensors that stay on the CPU are put into pinned memory.
+    """
+
+    global_batch_size: int
+    remainder: Remainder
+    prefetch_batches: int
+    hidden: tuple[str, ...]
+    convert: Convert
+    device: torch.device | None = None
+    pin_memory: bool = False
+
+
+class Batches:
+    """The batches of one pass after another, with the arguments that the iterator was called with.
+
+    Each `for` makes one pass: of a loader, to the end of its epoch, in mid-epoch from the consumed position on; of a
+    handle, one whole epoch, the same each time. `len()` is the number of steps of a whole epoch. `next()` takes from a
+    pass of its own, and begins another one when that has ended.
+
+    `state_dict`, `load_state_dict`, `set_epoch` and `epoch` are the loader's, so that this object stands where a
+    framework expects a DataLoader with a state.
+    """
+
+    def __init__(
+        self, start: Callable[[], Iterator[Any]], steps: Callable[[], int], told: str, loader: Positioned | None
+    ) -> None:
+        """Starts nothing.
+
+        Args:
+            start: Begins a pass.
+            steps: Tells the steps of a whole epoch.
+            told: What it is, for the repr.
+            loader: Whose position moves, or None.
+        """
+        self._start, self._steps, self._told, self._loader = start, steps, told, loader
+        self._current: Iterator[Any] | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begins a pass; the position is read when its first batch is asked for."""
+        return self._start()
+
+    def __next__(self) -> Any:
+        """The next batch of a pass that `next()` alone takes from.
+
+        Raises:
+            StopIteration: At the end of the epoch; asked again, the next pass begins.
+        """
+        self._current = self._start() if self._current is None else self._current
+        try:
+            return next(self._current)
+        except BaseException:  # an error ends a pass too; a pass that has ended would look like an epoch that has
+            self._current = None
+            raise
+
+    def __len__(self) -> int:
+        """Steps of a whole epoch, the same on every rank; after a resume in mid-epoch, the first pass has fewer."""
+        return self._steps()
+
+    def __repr__(self) -> str:
+        return f"{self._told}: {len(self):,} steps an epoch, one epoch each time that it is iterated"
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise ConfigError(
+            "batches come in the order of the plan and have no index. Iterate over them; torch's DataLoader takes "
+            "raylance.torch_data.MapDataset or IterableDataset instead."
+        )
+
+    def __getstate__(self) -> NoReturn:
+        raise ConfigError(
+            "batches belong to the process that iterates over them: their helpers would hang in another. Send the "
+            "handle, and make a loader there; for torch's DataLoader with num_workers, use raylance.torch_data."
+        )
+
+    @property
+    def loader(self) -> Positioned:
+        """The loader whose batches these are.
+
+        Raises:
+            ConfigError: If they are a handle's, which has no position.
+        """
+        if self._loader is None:
+            raise ConfigError(
+                "these are a handle's batches, which begin at the beginning each time: there is no position to save or "
+                "to move. Make a loader: handle.loader().batches(…), or ray.train.get_dataset_shard(name) in training."
+            )
+        return self._loader
+
+    @property
+    def epoch(self) -> int:
+        """See `RankLoader.epoch`."""
+        return self.loader.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `RankLoader.set_epoch`."""
+        self.loader.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `RankLoader.state_dict`."""
+        return self.loader.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """See `RankLoader.load_state_dict`."""
+        self.loader.load_state_dict(state)
+
+
+def bind(
+    spec: Spec, global_batch_size: int, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool
+) -> Bound:
+    """Checks what all iterators take; `RankLoader.iter_torch_batches` tells the arguments.
+
+    Raises:
+        ConfigError: For a negative `prefetch_batches`.
+    """
+    remainder: Remainder = spec.remainder if drop_last is None else "drop" if drop_last else "ragged"
+    hidden = [] if with_row_offset else [ROW_OFFSET]
+    if not (isinstance(spec.order, MixOrder) and with_row_offset):
+        hidden.append(COMPONENT)
+    if remainder != "pad" and not spec.masks_bad_rows:
+        hidden.append(VALID)
+    return Bound(
+        global_batch_size=global_batch_size,
+        remainder=remainder,
+        prefetch_batches=check_integer("prefetch_batches", prefetch_batches, 0),
+        hidden=tuple(hidden),
+        convert=lambda table: table,
+    )
+
+
+def torch_converter(
+    feed: Feed,
+    dtypes: Dtypes,
+    collate_fn: Callable[[NumpyBatch], Any] | None,
+    pad_lists: Paddings | None,
+) -> Convert:
+    """A function from a table to what `iter_torch_batches` yields; its arguments are checked now.
+
+    Raises:
+        ConfigError: For a column that is not there or of another kind, or a dtype that is none of torch's.
+    """
+    lists = _lists(feed, pad_lists)
+    if collate_fn is not None:
+        if dtypes is not None:
+            raise ConfigError("dtypes= and collate_fn= exclude each other: collate_fn makes the batch, so cast there.")
+        return lambda table: collate_fn(to_numpy(table, lists))
+    by_column = _dtypes(feed, dtypes)
+    images = frozenset(feed.decoding.columns if feed.decoding else ())
+    return lambda table: to_torch(table, lists=lists, dtypes=by_column, images=images)
+
+
+def host_converter(feed: Feed, batch_format: str, pad_lists: Paddings | None) -> Convert:
+    """A function from a table to what `iter_batches` yields; its arguments are checked now.
+
+    Raises:
+        ConfigError: For an unknown format, or a column that is not there or holds no lists.
+    """
+    if batch_format == "numpy":
+        lists = _lists(feed, pad_lists)
+        return lambda table: to_numpy(table, lists)
+    if batch_format not in ("pyarrow", "pandas"):
+        raise ConfigError(f"batch_format={batch_format!r}: must be one of 'numpy', 'pyarrow', 'pandas'.")
+    if pad_lists:
+        raise ConfigError(f'batch_format={batch_format!r} has lists of its own: pad_lists= is for "numpy" and torch.')
+    return (lambda table: table) if batch_format == "pyarrow" else (lambda table: table.to_pandas())
+
+
+def _dtypes(feed: Feed, dtypes: Any) -> Mapping[str, torch.dtype]:
+    """Dtypes by column; one for all leaves out what raylance adds, since offsets must not be rounded."""
+    if dtypes is None:
+        return {}
+    by_column = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(feed.delivers, dtypes)
+    for name, dtype in by_column.items():
+        if name not in (*feed.delivers, *_ADDED):
+            raise ConfigError(f"dtypes names {name!r}, which no batch has; its columns are {', '.join(feed.delivers)}.")
+        if not isinstance(dtype, torch.dtype):
+            raise ConfigError(f"dtypes={dtypes!r}: {dtype!r} is no dtype of torch; write e.g. torch.float32.")
+    return dict(by_column)
+
+
+def _lists(feed: Feed, pad_lists: Any) -> Lists:
+    paddings = dict(pad_lists or {})
+    for name, value in paddings.items():
+        if name not in feed.delivers:
+            raise ConfigError(
+                f"pad_lists names {name!r}, which no batch has; its columns are {', '.join(feed.delivers)}."
+            )
+        if name not in feed.list_lengths:
+            raise ConfigError(f"pad_lists names {name!r}, which holds no lists of numbers: leave it out.")
+        if value is not None and (isinstance(value, bool | str) or not hasattr(value, "__float__")):
+            raise ConfigError(
+                f"pad_lists={paddings!r}: pad {name!r} with a number, or None to leave lists as they are."
+            )
+    ragged = [name for name, length in feed.list_lengths.items() if length is None and name not in paddings]
+    if ragged:
+        _warn_of_ragged(str(feed.source.uri), tuple(ragged))
+    fixed = {name: length for name, length in feed.list_lengths.items() if length is not None}
+    return Lists(paddings=paddings, lengths={k: v for k, v in fixed.items() if k not in paddings})
+
+
+@functools.cache
+def _warn_of_ragged(uri: str, names: tuple[str, ...]) -> None:
+    """Warns once a process: every pass comes by here."""
+    logger.warning(
+        "%s of %s: lists of different lengths, which come as Python lists. For tensors, pad them: pad_lists=%s; None "
+        "in place of the number keeps them as they are.",
+        ", ".join(names),
+        uri,
+        dict.fromkeys(names, 0),
+    )

@@ -1,0 +1,1 @@
+"""Owns what an epoch's order is: position to selected row; NumPy alone, never reads data, knows no ranks."""

@@ -1,0 +1,216 @@
+"""Owns mixtures: several datasets dealt into one order by fixed quotas; never changes a component's own order.
+
+A mixture is an order over the components' selections laid behind one another, so everything else (steps, ranks, resume,
+lost helpers) is as with one dataset. Position p belongs to the component that a fixed pattern names for p mod B, which
+keeps the quotas in every stretch of B positions, and the position within the component follows by arithmetic.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from raylance.errors import ConfigError
+from raylance.orders.order import Facts, Order
+from raylance.orders.permutation import Int64Array
+
+_SHORT_PATTERN = 1000
+_LONGEST_PATTERN = 1_000_000  # eight megabytes, and a fraction of a second once a process
+_NEAR = 0.01
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Component:
+    """One dataset of a mixture.
+
+    Attributes:
+        name: Its name.
+        order: Its own order.
+        seed: The seed of its order.
+        rows: Rows of its selection.
+        quota: Its positions in each stretch of the pattern.
+    """
+
+    name: str
+    order: Order
+    seed: int
+    rows: int
+    quota: int
+
+
+def quotas(weights: Sequence[float]) -> list[int]:
+    """Whole positions of each component in a stretch.
+
+    Exact where the weights allow it within 1,000 positions, else to a thousandth; a longer stretch where a weight is
+    less than that: exact where 1,000,000 positions allow it, else within 1 % of each weight.
+
+    Args:
+        weights: Positive numbers; their sum does not matter.
+
+    Raises:
+        ConfigError: If no stretch of 1,000,000 positions keeps the weights.
+    """
+    shares = np.asarray(weights, dtype=np.float64)
+    if not np.isfinite(sum(weights)):
+        shares = shares / max(weights)
+    shares = shares / sum(shares.tolist())
+    for size in range(len(weights), _SHORT_PATTERN + 1):
+        if np.allclose(shares * size, np.rint(shares * size), rtol=0, atol=1e-9) and np.rint(shares * size).min() >= 1:
+            return [int(quota) for quota in np.rint(shares * size)]
+    if shares.min() * _SHORT_PATTERN > 1 - 1e-9:
+        return [int(quota) for quota in np.rint(shares * _SHORT_PATTERN)]
+    near = 0
+    together = max(1, (1 << 20) // len(weights))
+    for low in range(_SHORT_PATTERN + 1, _LONGEST_PATTERN + 1, together):
+        sizes = np.arange(low, min(low + together, _LONGEST_PATTERN + 1))
+        wanted = shares[:, None] * sizes  # (components, sizes)
+        off = np.where(wanted < 0.5, np.inf, np.abs(np.rint(wanted) - wanted))  # a quota is at least 1
+        exact = np.flatnonzero((off <= 1e-9).all(axis=0))
+        if len(exact):
+            return [int(quota) for quota in np.rint(wanted[:, exact[0]])]
+        close = np.flatnonzero((off <= _NEAR * wanted).all(axis=0))
+        near = near or (int(sizes[close[0]]) if len(close) else 0)
+    if not near:
+        raise ConfigError(
+            f"mix(): the weights {list(weights)} give the rarest dataset {shares.min():.3g} of all rows, and no "
+            f"stretch of {_LONGEST_PATTERN:,} positions comes within {_NEAR:.0%} of all weights. Raise it to at least "
+            f"{1 / _LONGEST_PATTERN:g} of their sum, make the small ones multiples of one another, or leave it out."
+        )
+    return [int(quota) for quota in np.rint(shares * near)]
+
+
+@functools.lru_cache(maxsize=16)
+def _deal(quotas: tuple[int, ...]) -> tuple[Int64Array, Int64Array]:
+    """A stretch, as evenly spread as the quotas allow: the component of each position, and how manieth of it it is."""
+    due = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in quotas])
+    owner = np.repeat(np.arange(len(quotas), dtype=np.int64), quotas)
+    pattern = owner[np.lexsort((owner, due))]
+    rank = np.empty_like(pattern)
+    rank[np.argsort(pattern, kind="stable")] = np.concatenate([np.arange(quota) for quota in quotas])
+    pattern.flags.writeable = rank.flags.writeable = False
+    return pattern, rank
+
+
+@functools.lru_cache(maxsize=64)
+def _epoch_rows(quotas: tuple[int, ...], rows: tuple[int, ...], stop: str) -> int:
+    pattern, ends = _deal(quotas)[0], []
+    for index, (quota, count) in enumerate(zip(quotas, rows, strict=True)):
+        places = np.flatnonzero(pattern == index)  # of this component, in a stretch
+        # The position that would take row `count` again, or the one behind the last row.
+        stretch, place = divmod(count if stop == "first_exhausted" else count - 1, quota)
+        ends.append(stretch * len(pattern) + int(places[place]) + (stop == "all_exhausted"))
+    return min(ends) if stop == "first_exhausted" else max(ends)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixOrder(Order):
+    """Deals positions to components; a component that ends begins its next epoch, in another order.
+
+    Attributes:
+        components: The datasets.
+        stop: "first_exhausted" ends the epoch before a row of any component comes again, "all_exhausted" when the last
+            component has been seen whole, a number after so many rows.
+        chunk_positions: Positions to read together; "auto" is the longest window of a component, within the limit.
+    """
+
+    name: ClassVar[str] = "mix"
+    repeats: ClassVar[bool] = True
+    components: tuple[Component, ...]
+    stop: str | int
+    chunk_positions: int | str = "auto"
+
+    def __post_init__(self) -> None:
+        words = ("first_exhausted", "all_exhausted")
+        if self.stop not in words and (not isinstance(self.stop, int) or isinstance(self.stop, bool) or self.stop < 1):
+            raise ConfigError(f'stop={self.stop!r}: must be "first_exhausted", "all_exhausted" or a number of rows.')
+
+    @property
+    def is_resolved(self) -> bool:
+        """See `Order.is_resolved`; the components are settled together with it."""
+        return self.chunk_positions != "auto"
+
+    def params(self) -> dict[str, Any]:
+        """See `Order.params`; components by name, with their quotas and their own orders."""
+        components = {
+            part.name: {"quota": part.quota, "rows": part.rows, "seed": part.seed, "order": part.order.params()}
+            for part in self.components
+        }
+        return {"name": self.name, "stop": self.stop, "chunk_positions": self.chunk_positions, "components": components}
+
+    def adopt(self, params: Any) -> Self:
+        """See `Order.adopt`."""
+        parts = tuple(
+            dataclasses.replace(part, order=part.order.adopt(params["components"][part.name]["order"]))
+            for part in self.components
+        )
+        chunk = params["chunk_positions"] if self.chunk_positions == "auto" else self.chunk_positions
+        return dataclasses.replace(self, components=parts, chunk_positions=chunk)
+
+    def resolve(self, facts: Facts) -> Self:
+        """See `Order.resolve`; each component gets its share of the memory."""
+        size = sum(self._quotas)
+        parts, windows = [], [1]
+        for part in self.components:
+            share = dataclasses.replace(
+                facts, rows=part.rows, max_window_bytes=max(1, facts.max_window_bytes * part.quota // size)
+            )
+            order = part.order.resolve(share)
+            parts.append(dataclasses.replace(part, order=order))
+            windows.append((order.read_positions(part.rows) or 1) * size // part.quota)
+        limit = int(facts.max_window_bytes / 2 / max(facts.row_bytes, 1))
+        chunk = max(1, min(max(windows), limit)) if self.chunk_positions == "auto" else self.chunk_positions
+        return dataclasses.replace(self, components=tuple(parts), chunk_positions=chunk)
+
+    def read_positions(self, n: int) -> int | None:
+        """See `Order.read_positions`."""
+        return self._int("chunk_positions")
+
+    def epoch_rows(self, n: int) -> int:
+        """Positions of an epoch, as `stop` says."""
+        if isinstance(self.stop, int):
+            return self.stop
+        return _epoch_rows(self._quotas, tuple(part.rows for part in self.components), self.stop)
+
+    def rows(self, positions: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
+        """See `Order.rows`; rows count through the components, one behind the other."""
+        which, within = self._places(positions)
+        length = self.epoch_rows(n)
+        out = np.empty(len(positions), dtype=np.int64)
+        base = 0
+        for index, part in enumerate(self.components):
+            mine = np.flatnonzero(which == index)
+            wraps = -(-(length + 1) // part.rows)
+            turn, place = np.divmod(within[mine], part.rows)
+            for number in np.unique(turn):
+                now = turn == number
+                part_epoch = epoch * wraps + int(number)
+                out[mine[now]] = base + part.order.rows(place[now], part.rows, part.seed, part_epoch)
+            base += part.rows
+        return out
+
+    def standings(self, position: int) -> dict[str, dict[str, int]]:
+        """Where each component stands: rows consumed in this epoch of the mixture, and of these, of its own epoch."""
+        pattern, _ = _deal(self._quotas)
+        stretch, rest = divmod(position, len(pattern))
+        counts = np.bincount(pattern[:rest], minlength=len(self.components))
+        taken = {
+            part.name: stretch * part.quota + int(count) for part, count in zip(self.components, counts, strict=True)
+        }
+        sizes = {part.name: part.rows for part in self.components}
+        return {
+            name: {"rows": rows, "passes": rows // sizes[name], "position": rows % sizes[name]}
+            for name, rows in taken.items()
+        }
+
+    @property
+    def _quotas(self) -> tuple[int, ...]:
+        return tuple(part.quota for part in self.components)
+
+    def _places(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Component of each position, and the position within the component, which counts on over its epochs."""
+        pattern, rank = _deal(self._quotas)
+        stretch, place = np.divmod(positions, len(pattern))
+        which = pattern[place]
+        return which, stretch * np.array(self._quotas, dtype=np.int64)[which] + rank[place]

@@ -1,0 +1,266 @@
+"""Owns the orders that draw rows with replacement, by weight or by class; never reads data and keeps no generator.
+
+The row at a position is a pure function of (seed, epoch, position): a keyed number looked up in a table. So sampling is
+as seekable as a shuffle, and the same for every world size. The tables are looked up once, when the dataset is opened;
+checkpoints hold their fingerprint.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raylance.errors import ConfigError
+from raylance.orders.order import Facts, Order, Rows, check_count
+from raylance.orders.permutation import Int64Array, derive_key, subkeys, uniform
+
+Float64Array = npt.NDArray[np.float64]
+
+_MAX_NUMBERS = 1 << 18  # that are drawn together: what fits a cache, whatever the number of classes and of blocks
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Sampled(Order):
+    """What both share: the number of draws, and tables that only `bind` fills."""
+
+    repeats: ClassVar[bool] = True
+    rows_per_epoch: int | str = "auto"
+    fingerprint: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_count(self, "shard_rows", "auto")
+        check_count(self, "rows_per_epoch", "auto")
+
+    def epoch_rows(self, n: int) -> int:
+        """Draws of an epoch."""
+        return self._int("rows_per_epoch")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Weighted(_Sampled):
+    """Draws rows with probability proportional to their weight, as PyTorch's `WeightedRandomSampler` does.
+
+    Attributes:
+        weights: Name of a column of weights, or one weight for each selected row, float, shape (n,).
+        rows_per_epoch: Draws of an epoch; "auto" is n.
+    """
+
+    name: ClassVar[str] = "weighted"
+    weights: str | Float64Array = dataclasses.field(compare=False)
+    cumulative: Float64Array | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def bind(self, rows: Rows) -> Self:
+        """Adds up the weights.
+
+        Raises:
+            ConfigError: If they are not n finite numbers of which none is negative and one is positive.
+        """
+        if isinstance(self.weights, str):
+            what, weights = f"column {self.weights!r}", _numbers(rows.column(self.weights), self.weights)
+        else:
+            what, weights = "the array", np.asarray(self.weights, dtype=np.float64)
+        if weights.shape != (rows.count,):
+            raise ConfigError(f"Weighted: {what} has shape {weights.shape}; the selection has {rows.count} rows.")
+        bad = np.flatnonzero(~np.isfinite(weights) | (weights < 0))
+        if len(bad):
+            raise ConfigError(
+                f"Weighted: {what} has the weight {weights[bad[0]]} at selected row {bad[0]} ({len(bad)} such rows), "
+                "which is no probability. Weights must be finite and not negative; a row of weight 0 is never drawn."
+            )
+        cumulative = np.cumsum(_finite_sum(weights))
+        if not cumulative[-1] > 0:
+            raise ConfigError(f"Weighted: all weights of {what} are 0, so no row could be drawn. Give some a weight.")
+        count = rows.count if self.rows_per_epoch == "auto" else self.rows_per_epoch
+        return dataclasses.replace(self, cumulative=cumulative, rows_per_epoch=count, fingerprint=_digest(cumulative))
+
+    def resolve(self, facts: Facts) -> Self:
+        """See `Order.resolve`."""
+        return dataclasses.replace(self, shard_rows=1) if self.shard_rows == "auto" else self
+
+    def rows(self, positions: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
+        """See `Order.rows`."""
+        assert self.cumulative is not None, "bind() comes first"
+        numbers = uniform(subkeys(derive_key(seed, epoch, "weighted"), positions), 1)[:, 0]
+        return _draw(self.cumulative, numbers)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassBalanced(_Sampled):
+    """Draws a class first, then a row of it: every class as often as its weight says, however rare it is.
+
+    Attributes:
+        column: Column of class labels, integers or strings.
+        classes_per_batch: Distinct classes of each block of `batch_rows` draws, which come equally often in it. None
+            draws the class of each row by itself.
+        batch_rows: Draws of a block; "auto" is the global batch of the first iteration.
+        class_weights: Weight by class label; None weighs all alike, and a class left out is never drawn.
+        rows_per_epoch: Draws of an epoch; "auto" is n.
+    """
+
+    name: ClassVar[str] = "class_balanced"
+    column: str
+    classes_per_batch: int | None = None
+    batch_rows: int | str = "auto"
+    class_weights: Mapping[Any, float] | None = dataclasses.field(default=None, compare=False)
+    members: Int64Array | None = dataclasses.field(default=None, compare=False, repr=False)
+    member_ends: Int64Array | None = dataclasses.field(default=None, compare=False, repr=False)
+    weights: Float64Array | None = dataclasses.field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_count(self, "batch_rows", "auto")
+        if self.classes_per_batch is not None:
+            check_count(self, "classes_per_batch")
+
+    def bind(self, rows: Rows) -> Self:
+        """Sorts the rows by class.
+
+        Raises:
+            ConfigError: For nulls, for weights of classes that have no row, for weights that are no weights, or when
+                there are fewer classes than `classes_per_batch`.
+        """
+        labels = rows.column(self.column)
+        if labels.null_count:
+            raise ConfigError(
+                f"ClassBalanced: column {self.column!r} has {labels.null_count} nulls, which belong to no class. Leave "
+                f"them out: filter={f'`{self.column}` IS NOT NULL'!r}."
+            )
+        encoded = labels.combine_chunks().dictionary_encode()
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.unify_dictionaries().combine_chunks()
+        classes, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
+        weights = np.ones(len(classes))
+        if self.class_weights is not None:
+            empty = list(self.class_weights.keys() - set(classes))
+            if empty:
+                raise ConfigError(
+                    f"ClassBalanced: class_weights names {_some(empty)}, of which the selection has no row; the "
+                    f"classes of {self.column!r} are {_some(classes)}. Leave them out, or check the filter."
+                )
+            weights = np.array([float(self.class_weights.get(label, 0)) for label in classes])
+            wrong = {
+                label: weight
+                for label, weight in zip(classes, weights.tolist(), strict=True)
+                if not 0 <= weight < np.inf
+            }
+            if wrong or not weights.any():
+                raise ConfigError(
+                    f"ClassBalanced: class_weights gives {_some(wrong) if wrong else 'all classes the weight 0'}: "
+                    "weights must be finite, not negative, and one of them positive."
+                )
+            weights = _finite_sum(weights)
+        drawable = int((weights > 0).sum())
+        if self.classes_per_batch is not None and self.classes_per_batch > drawable:
+            raise ConfigError(
+                f"ClassBalanced(classes_per_batch={self.classes_per_batch}): only {drawable} classes of "
+                f"{self.column!r} can be drawn. Ask for at most as many."
+            )
+        # By label and not by first appearance: the same classes give the same draws whatever the storage order.
+        by_label = np.argsort(np.argsort(np.array([str(label) for label in classes])))
+        codes, weights = by_label[codes], weights[np.argsort(by_label)]
+        members = np.argsort(codes, kind="stable").astype(np.int64)
+        ends = np.cumsum(np.bincount(codes, minlength=len(classes)), dtype=np.int64)
+        return dataclasses.replace(
+            self,
+            members=members,
+            member_ends=ends,
+            weights=weights,
+            rows_per_epoch=rows.count if self.rows_per_epoch == "auto" else self.rows_per_epoch,
+            fingerprint=_digest(members, ends, weights),
+        )
+
+    def resolve(self, facts: Facts) -> Self:
+        """See `Order.resolve`."""
+        return dataclasses.replace(
+            self,
+            shard_rows=1 if self.shard_rows == "auto" else self.shard_rows,
+            batch_rows=facts.global_batch_size if self.batch_rows == "auto" else self.batch_rows,
+        )
+
+    def rows(self, positions: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
+        """See `Order.rows`."""
+        assert self.members is not None, "bind() comes first"
+        assert self.member_ends is not None
+        numbers = uniform(subkeys(derive_key(seed, epoch, "class_balanced"), positions), 2)  # (k, 2)
+        classes = self._classes(positions, numbers[:, 0], seed, epoch)
+        counts = np.diff(self.member_ends, prepend=0)[classes]
+        within = np.minimum((numbers[:, 1] * counts).astype(np.int64), counts - 1)
+        return np.asarray(self.members[self.member_ends[classes] - counts + within], dtype=np.int64)
+
+    def _classes(self, positions: Int64Array, numbers: Float64Array, seed: int, epoch: int) -> Int64Array:
+        assert self.weights is not None
+        if self.classes_per_batch is None:
+            return _draw(np.cumsum(self.weights), numbers)
+        block, place = np.divmod(positions, self._int("batch_rows"))
+        blocks, where = np.unique(block, return_inverse=True)
+        drawable = np.flatnonzero(self.weights > 0)
+        keys = subkeys(derive_key(seed, epoch, "classes"), blocks)
+        together = max(1, _MAX_NUMBERS // len(self.weights))
+        chosen = np.empty((len(blocks), self.classes_per_batch), dtype=np.int64)
+        for low in range(0, len(keys), together):
+            numbers = uniform(keys[low : low + together], len(self.weights))  # (blocks together, classes)
+            chosen[low : low + together] = drawable[_first(numbers, self.weights, self.classes_per_batch)]
+        return np.asarray(chosen[where, place % self.classes_per_batch])
+
+
+def _first(numbers: Float64Array, weights: Float64Array, count: int) -> Int64Array:
+    """A weighted sample without replacement for each row of numbers in [0, 1), in the order in which it is drawn.
+
+    The smallest of exponential numbers with the weights as rates are one (Efraimidis, Spirakis: "Weighted random
+    sampling with a reservoir", 2006).
+
+    Args:
+        numbers: float64, shape (samples, classes).
+        weights: float64, shape (classes,).
+        count: Classes of a sample; at most as many as have a weight.
+
+    Returns:
+        int64, shape (samples, count): places among the classes that have a weight.
+    """
+    drawable = weights > 0
+    times = -np.log1p(-numbers[:, drawable]) / weights[drawable]
+    # Only the first ones are put in order: all of them would cost most of the time where classes are many.
+    first = np.argpartition(times, count - 1, axis=1)[:, :count]
+    by_time = np.argsort(np.take_along_axis(times, first, axis=1), axis=1)
+    return np.take_along_axis(first, by_time, axis=1)
+
+
+def _draw(cumulative: Float64Array, numbers: Float64Array) -> Int64Array:
+    """Index of the interval of a cumulative table that each number in [0, 1) falls into; never one of weight 0."""
+    drawn = np.searchsorted(cumulative, numbers * cumulative[-1], side="right")
+    return np.asarray(np.minimum(drawn, np.searchsorted(cumulative, cumulative[-1])), dtype=np.int64)
+
+
+def _numbers(column: pa.ChunkedArray, name: str) -> Float64Array:
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+        raise ConfigError(f"Weighted: column {name!r} is {column.type}, not a number. Name a column of weights.")
+    if column.null_count:
+        raise ConfigError(
+            f"Weighted: column {name!r} has {column.null_count} nulls, which are no weights. Leave these rows out "
+            f"(filter={f'`{name}` IS NOT NULL'!r}), or give them a weight."
+        )
+    return np.asarray(column.to_numpy(), dtype=np.float64)
+
+
+def _finite_sum(weights: Float64Array) -> Float64Array:
+    """Weights in the same proportions, whose sum is a finite number."""
+    with np.errstate(over="ignore"):
+        fits = np.isfinite(np.cumsum(weights)[-1])
+    return weights if fits else weights / weights.max()
+
+
+def _some(things: Collection[Any], most: int = 20) -> str:
+    """The first of many things, for an error."""
+    more = f" and {len(things) - most:,} more" if len(things) > most else ""
+    return f"{sorted(things, key=str)[:most]}{more}"
+
+
+def _digest(*arrays: npt.NDArray[Any]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Owns what each rank gets in each step, and where a run stands; NumPy alone, never reads data."""

@@ -1,0 +1,267 @@
+"""Owns the steps of an epoch: which positions and rows each rank gets in each step; never reads data or talks to Ray.
+
+A run's whole position is (epoch, position): training consumes a prefix of the order. Loaders, actors, audits and tests
+all use this one planner. Intervals are half-open throughout.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+
+from raylance.errors import ConfigError
+from raylance.orders.order import Order
+from raylance.orders.permutation import Int64Array
+
+Remainder = Literal["drop", "pad", "ragged"]
+REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
+_WHOLE = 0.75  # of the limit: a window somewhat larger than was thought is not worth cutting
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Consecutive steps whose rows one rank reads together.
+
+    Attributes:
+        epoch: Epoch.
+        position: Position of its first step.
+        steps: Number of steps.
+    """
+
+    epoch: int
+    position: int
+    steps: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WorkItem:
+    """What travels as one object: rows [low, high) of one rank's slice, of each of `steps` consecutive steps.
+
+    Idempotent: from the plan and the item alone, any actor produces the same rows in the same order.
+
+    Attributes:
+        rank: Rank that the rows are for.
+        epoch: Epoch.
+        position: Position of the first step.
+        steps: Steps; more than one only when [low, high) is the whole slice.
+        low: First row of the rank's slice.
+        high: One past the last row of the rank's slice.
+        chunk: The chunk that the rows are read with.
+    """
+
+    rank: int
+    epoch: int
+    position: int
+    steps: int
+    low: int
+    high: int
+    chunk: Chunk
+
+    @property
+    def rows(self) -> int:
+        """Rows of the item."""
+        return (self.high - self.low) * self.steps
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The steps of every epoch, for all ranks.
+
+    Attributes:
+        order: A resolved order.
+        rows: Rows of the selection, n.
+        seed: Seed of the run.
+        global_batch_size: Rows of one step over all ranks, G.
+        world_size: Ranks, W.
+        remainder: What becomes of the last n mod G rows: "drop" leaves them out, "pad" fills the step with the epoch's
+            first rows, "ragged" makes a smaller last step, in which a rank may get no row.
+        chunk_positions: Positions read together. Steps that begin in the same unit of this size form a chunk.
+    """
+
+    order: Order
+    rows: int
+    seed: int
+    global_batch_size: int
+    world_size: int
+    remainder: Remainder
+    chunk_positions: int
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "global_batch_size", "world_size", "chunk_positions"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1.")
+        if self.remainder not in REMAINDERS:
+            raise ConfigError(f"remainder={self.remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
+        if self.remainder == "drop" and self.epoch_rows < self.global_batch_size:
+            raise ConfigError(
+                f"the selection has {self.epoch_rows} rows and the global batch {self.global_batch_size}: with "
+                'remainder="drop" an epoch would have no step at all. Use a smaller batch, or remainder="pad" or '
+                '"ragged".'
+            )
+
+    @property
+    def epoch_rows(self) -> int:
+        """Positions of an epoch; the rows of the selection, unless the order samples."""
+        return self.order.epoch_rows(self.rows)
+
+    def steps(self, position: int = 0) -> int:
+        """Steps from a position to the end of the epoch, the same number on every rank."""
+        left = self.epoch_rows - position
+        return left // self.global_batch_size if self.remainder == "drop" else -(-left // self.global_batch_size)
+
+    def step_size(self, position: int) -> int:
+        """Rows over all ranks, padding included, of the step at a position."""
+        left = self.epoch_rows - position
+        return min(left, self.global_batch_size) if self.remainder == "ragged" else self.global_batch_size
+
+    def after(self, position: int) -> int:
+        """Position after the step at a position."""
+        return min(position + self.global_batch_size, self.epoch_rows)
+
+    def rank_slice(self, position: int, rank: int) -> tuple[int, int]:
+        """The rank's half-open slice of the rows of the step at a position, in lane-major order."""
+        size = self.step_size(position)
+        return rank * size // self.world_size, (rank + 1) * size // self.world_size
+
+    def positions(self, position: int, low: int, high: int) -> Int64Array:
+        """Epoch positions of rows [low, high) of a step, arranged by (position mod lanes, position div lanes).
+
+        Args:
+            position: Position of the step.
+            low: First row of the arranged step.
+            high: One past the last.
+
+        Returns:
+            int64, shape (high - low,). Positions of padding lie at n and beyond.
+        """
+        lanes, size = self.order.lane_count, self.step_size(position)
+        first = position % lanes
+        offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # of each lane's first row in the step
+        count = np.maximum(0, -(-(size - offset) // lanes))
+        ends = np.cumsum(count)
+        wanted = np.arange(low, high, dtype=np.int64)
+        lane = np.searchsorted(ends, wanted, side="right")
+        within = wanted - (ends - count)[lane]
+        return np.asarray(position + offset[lane] + within * lanes, dtype=np.int64)
+
+    def item_positions(self, item: WorkItem) -> Int64Array:
+        """Epoch positions of the rows of an item, int64, shape (item.rows,), in the order they are delivered."""
+        low = self.rank_slice(item.position, item.rank)[0]
+        parts = [
+            self.positions(item.position + step * self.global_batch_size, low + item.low, low + item.high)
+            for step in range(item.steps)
+        ]
+        return np.concatenate(parts)
+
+    def select(self, epoch: int, positions: Int64Array) -> Int64Array:
+        """Selected rows at epoch positions; padding wraps round to the epoch's first rows."""
+        return self.order.rows(positions % self.epoch_rows, self.rows, self.seed, epoch)
+
+    def chunk_rows(self, chunk: Chunk, rank: int) -> Int64Array:
+        """Selected rows of a rank's slices of all steps of a chunk, int64, in the order they are delivered."""
+        parts = []
+        for step in range(chunk.steps):
+            position = chunk.position + step * self.global_batch_size
+            parts.append(self.positions(position, *self.rank_slice(position, rank)))
+        return self.select(chunk.epoch, np.concatenate(parts))
+
+    def line(self, position: int, rank: int) -> int:
+        """Number of the first row of a rank's slice of a step, among the slices of all steps a whole batch apart."""
+        return position // self.global_batch_size * self._slice_rows(rank)
+
+    def _slice_rows(self, rank: int) -> int:
+        size = self.global_batch_size
+        return (rank + 1) * size // self.world_size - rank * size // self.world_size
+
+    def chunk_size(self, chunk: Chunk, rank: int) -> int:
+        """Rows of a rank's slices of all steps of a chunk."""
+        low, high = self.rank_slice(chunk.position + (chunk.steps - 1) * self.global_batch_size, rank)
+        return (chunk.steps - 1) * self._slice_rows(rank) + high - low
+
+    def cut(self, item: WorkItem, parts: int) -> list[WorkItem]:
+        """The same rows in the same order, as up to `parts` items of whole steps, or of parts of the one step."""
+        whole = item.steps if item.steps > 1 else item.rows
+        parts = max(1, min(parts, whole))
+        bounds = list(itertools.pairwise(part * whole // parts for part in range(parts + 1)))
+        if item.steps == 1:
+            return [dataclasses.replace(item, low=item.low + low, high=item.low + high) for low, high in bounds]
+        size = self.global_batch_size
+        return [
+            dataclasses.replace(item, position=item.position + low * size, steps=high - low) for low, high in bounds
+        ]
+
+    def chunk_at(self, epoch: int, position: int) -> Chunk | None:
+        """The chunk that begins with the step at a position, or None at the end of the epoch."""
+        steps = self.steps(position)
+        if steps <= 0:
+            return None
+        unit_end = (position // self.chunk_positions + 1) * self.chunk_positions
+        within = -(-(unit_end - position) // self.global_batch_size)
+        return Chunk(epoch=epoch, position=position, steps=min(steps, within))
+
+    def next_chunk(self, chunk: Chunk) -> Chunk | None:
+        """The chunk behind this one, or None at the end of the epoch."""
+        return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.global_batch_size)
+
+    def items(self, rank: int, epoch: int, position: int, item_rows: int, max_steps: int = 64) -> Iterator[WorkItem]:
+        """Cuts a rank's stream into work items, in the order of delivery.
+
+        Args:
+            rank: The rank.
+            epoch: The epoch.
+            position: Where to begin.
+            item_rows: Rows to aim at in one item: larger slices are cut, smaller ones joined.
+            max_steps: Most steps to join.
+
+        Yields:
+            Items of whole slices of one or more steps, or of a part of one step's slice.
+        """
+        chunk = self.chunk_at(epoch, position)
+        while chunk is not None:
+            done = 0
+            while done < chunk.steps:
+                at = chunk.position + done * self.global_batch_size
+                low, high = self.rank_slice(at, rank)
+                parts = max(1, -(-(high - low) // max(item_rows, 1)))
+                # A smaller last step stands alone: joined slices are all of one size.
+                whole = min(chunk.steps - done, (self.epoch_rows - at) // self.global_batch_size)
+                joined = 1 if parts > 1 else max(1, min(whole, item_rows // max(high - low, 1), max_steps))
+                for part in range(parts):
+                    yield WorkItem(
+                        rank=rank,
+                        epoch=epoch,
+                        position=at,
+                        steps=joined,
+                        low=part * (high - low) // parts,
+                        high=(part + 1) * (high - low) // parts,
+                        chunk=chunk,
+                    )
+                done += joined
+            chunk = self.next_chunk(chunk)
+
+
+def no_step_left(plan: Plan, epoch: int, position: int) -> str:
+    """Says why a pass is empty: a position near the end of an epoch, where no whole step fits any more."""
+    return (
+        f"no step is left of epoch {epoch}: {position} of {plan.epoch_rows} rows were consumed, and the rest makes no "
+        f"global batch of {plan.global_batch_size} (remainder={plan.remainder!r}). This pass is empty; the next one is "
+        f"epoch {epoch + 1}."
+    )
+
+
+def portion_rows(rows: int, row_bytes: float, limit_bytes: int) -> int:
+    """Rows to read and hold together, of `rows` that would be best read at once.
+
+    All of them where that leaves some room for what comes next, else equal parts of which two have room together.
+
+    Args:
+        rows: Rows of a chunk.
+        row_bytes: Bytes of one of them, about.
+        limit_bytes: Bytes of two portions, the one in use and the next.
+    """
+    nbytes = rows * row_bytes
+    if nbytes <= _WHOLE * limit_bytes:
+        return rows
+    return max(1, rows // -(-int(nbytes) // max(1, limit_bytes // 2)))

@@ -1,0 +1,219 @@
+"""Owns the measures of how well an order shuffles, from a plan alone; never reads data, never chooses an order.
+
+Each measure stands beside that of the ideal, `RowShuffle` over the same rows and the same global batch: exact where a
+formula gives it, else measured in the same way. None depends on what the order calls a shard, so any two orders over
+the same rows compare.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raylance.errors import ConfigError
+from raylance.orders.order import RowShuffle
+from raylance.orders.permutation import Int64Array, derive_key, permute, subkeys, uniform
+from raylance.planning.plan import Plan
+
+Labels = npt.ArrayLike | None
+Floats = npt.NDArray[np.float64]
+Classes = tuple[str, Callable[[Int64Array], Int64Array], Floats]  # kind; selected rows to classes; share of each class
+
+_BLOCKS = (10, 100)  # pseudo-classes: few large ones, many small ones
+_CLOSE = 1000  # rows within a thousandth of the selection are close
+_PAIRED_ROWS = 1 << 14  # positions compared between two epochs
+_NOTHING = 1e-12  # what rounding leaves of a zero
+_TITLES = {
+    "distance": "neighbour distance, rows",
+    "nearest": "nearest row of the batch, rows",
+    "spread": "blocks touched by a batch",
+    "close_pairs": "close pairs in a batch, share",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A mean over the sampled steps.
+
+    Attributes:
+        value: Of the order; NaN where a step has too few rows to tell.
+        ideal: Of a row shuffle.
+    """
+
+    value: float
+    ideal: float
+
+    @property
+    def ratio(self) -> float:
+        """Value relative to the ideal; 1, a row shuffle's, also where both are nothing."""
+        if self.ideal <= _NOTHING:
+            return float("inf") if self.value > _NOTHING else 1.0
+        return self.value / self.ideal
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ShuffleQuality:
+    """How far an order is from a row shuffle. In all but `epoch_correlation`, a ratio of 1 is the ideal.
+
+    Attributes:
+        plan: The plan that was measured.
+        steps: Steps that were sampled in each epoch.
+        epochs: Epochs that were sampled, from 0.
+        distance: Rows of storage between consecutive rows of the epoch, mean. Ratio 0 is storage order; 1 means that a
+            row does not tell where the next one comes from.
+        nearest: Rows of storage from a row to the nearest other one of its global batch, mean. The ratio is the index
+            of Clark and Evans ("Distance to nearest neighbor …", Ecology 35, 1954): below 1 the batch is clumped.
+        spread: Of as many equal blocks of storage as the batch has rows, how many it touches. A ratio of 0.25 means
+            that a batch comes from a quarter of the places that a random one comes from.
+        close_pairs: Share of a batch's pairs of rows that are within a thousandth of the selection of each other. Ratio
+            3: near-duplicates stored together meet in one batch three times as often as by chance.
+        divergences: By kind of classes, the Jensen-Shannon divergence (Lin, 1991), in bits from 0 to 1, between the
+            classes of a global batch and of the selection, mean. A random batch has some too, so the ratio counts.
+            While small, it is the design effect of cluster sampling (Kish, 1965): G rows serve the classes as well as
+            G / ratio random ones. It is what slows SGD on shuffled blocks down (Xu et al., "Stochastic gradient
+            descent without full data shuffle", 2022). Without labels the classes are equal blocks of
+            storage, the worst case: a dataset sorted by class.
+        epoch_correlation: Rank correlation between the rows at the same positions of an epoch and the next: 0 is ideal,
+            1 the same order again. A shuffle of few shards scatters by about 1 / sqrt(shards).
+    """
+
+    plan: Plan
+    steps: int
+    epochs: int
+    distance: Measure
+    nearest: Measure
+    spread: Measure
+    close_pairs: Measure
+    divergences: dict[str, Measure]
+    epoch_correlation: float
+
+    @property
+    def class_divergence(self) -> float:
+        """The largest ratio of `divergences`: one number for the shuffle, about 1 at best."""
+        return max(measure.ratio for measure in self.divergences.values())
+
+    def __repr__(self) -> str:
+        plan, order = self.plan, self.plan.order
+        fields = ", ".join(f"{key}={value}" for key, value in order.params().items() if key != "name")
+        measures = {title: getattr(self, name) for name, title in _TITLES.items()}
+        measures |= {f"class divergence, {kind}, bits": measure for kind, measure in self.divergences.items()}
+        rows = [f"{name:38}{of.value:14,.5g}{of.ideal:14,.5g}{of.ratio:9.3g}" for name, of in measures.items()]
+        return "\n".join(
+            [
+                f"order {order.name} ({fields}), {plan.rows:,} rows, global batch {plan.global_batch_size:,}; "
+                f"{self.steps:,} of {_steps(plan):,} steps sampled in {self.epochs} epoch(s)",
+                f"{'':38}{'this order':>14}{'row shuffle':>14}{'ratio':>9}",
+                *rows,
+                f"{'correlation with the next epoch':38}{self.epoch_correlation:14.3f}{0:14}",
+            ]
+        )
+
+
+def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_steps: int = 256) -> ShuffleQuality:
+    """Measures how well the order of a plan shuffles, on steps spread over the epoch.
+
+    Costs O(global_batch_size) a sampled step, whatever the size of the dataset; with labels, also one pass over them.
+
+    Args:
+        plan: The plan; neither its ranks nor its remainder matter.
+        labels: The class of each selected row in storage order, sortable, shape (n,). None takes 10 and 100 equal
+            blocks of storage for classes. Orders that sample by class diverge on purpose.
+        epochs: Epochs to average over, from 0.
+        sample_steps: Most steps to sample in each epoch.
+
+    Raises:
+        ConfigError: If there is not one label for each selected row, or nothing to sample.
+    """
+    if epochs < 1 or sample_steps < 1:
+        raise ConfigError(f"epochs={epochs}, sample_steps={sample_steps}: both must be at least 1.")
+    n = plan.rows
+    classings = _block_classes(n) if labels is None else [_label_classes(labels, n)]
+    starts = _sample_starts(plan, sample_steps)
+    value = _observe(plan, epochs, starts, classings)
+    # Another seed, or a row shuffle would be compared with itself; in a short epoch more epochs, for less noise.
+    seed = derive_key(plan.seed, "quality", "ideal")
+    ideal_plan = dataclasses.replace(plan, order=RowShuffle(shard_rows=1), seed=seed, remainder="ragged")
+    ideal = _observe(ideal_plan, max(epochs, -(-sample_steps // len(starts))), starts, classings)
+    reach = max(1, n // _CLOSE)
+    ideal[0] = (n + 1) / 3  # mean distance of two different rows
+    ideal[3] = (2 * n - reach - 1) * reach / max(n * (n - 1), 1)
+    measures = [Measure(value=float(a), ideal=float(b)) for a, b in zip(value, ideal, strict=True)]
+    return ShuffleQuality(
+        plan=plan,
+        steps=len(starts),
+        epochs=epochs,
+        divergences=dict(zip([kind for kind, _, _ in classings], measures[len(_TITLES) :], strict=True)),
+        epoch_correlation=float(np.mean([_correlation(plan, epoch) for epoch in range(epochs)])),
+        **dict(zip(_TITLES, measures, strict=False)),
+    )
+
+
+def _label_classes(labels: npt.ArrayLike, n: int) -> Classes:
+    array: npt.NDArray[Any] = np.asarray(labels)
+    if array.shape != (n,):
+        raise ConfigError(f"labels of shape {array.shape}: give one for each of {n} selected rows, in storage order.")
+    _, codes, counts = np.unique(array, return_inverse=True, return_counts=True)
+    return f"{len(counts)} labels", lambda rows: codes[rows], counts / n
+
+
+def _block_classes(n: int) -> list[Classes]:
+    def blocks(count: int) -> Classes:
+        sizes = np.diff(-(-np.arange(count + 1) * n // count))
+        return f"{count} blocks", lambda rows: rows * count // n, sizes / n
+
+    return [blocks(count) for count in sorted({min(count, n) for count in _BLOCKS})]
+
+
+def _steps(plan: Plan) -> int:
+    return max(1, plan.epoch_rows // plan.global_batch_size)
+
+
+def _sample_starts(plan: Plan, sample_steps: int) -> list[int]:
+    """Positions of the sampled steps, one at random in each of equal parts of the epoch: no period can hide."""
+    count = min(sample_steps, _steps(plan))
+    edges = np.arange(count + 1) * _steps(plan) // count
+    draws = uniform(subkeys(derive_key(plan.seed, "quality", "steps"), np.arange(count)), 1)[:, 0]
+    steps = edges[:-1] + (draws * np.diff(edges)).astype(np.int64)
+    return [int(step) * plan.global_batch_size for step in steps]
+
+
+def _observe(plan: Plan, epochs: int, starts: list[int], classings: list[Classes]) -> Floats:
+    """Means of distance, nearest, spread, close pairs, and of the divergence for each kind of classes."""
+    steps = [_observe_step(plan, epoch, at, classings) for epoch in range(epochs) for at in starts]
+    return np.asarray(np.mean(steps, axis=0))
+
+
+def _observe_step(plan: Plan, epoch: int, start: int, classings: list[Classes]) -> list[float]:
+    stop = min(start + plan.global_batch_size, max(plan.epoch_rows, start + 1))
+    rows = plan.select(epoch, np.arange(start, stop, dtype=np.int64))
+    size, places = len(rows), min(plan.global_batch_size, plan.rows)
+    distance = nearest = close = float("nan")
+    ordered = np.sort(rows)
+    gaps = np.diff(ordered)
+    if size > 1:
+        distance = float(np.abs(np.diff(rows)).mean())
+        nearest = float(np.minimum(np.r_[gaps[0], gaps], np.r_[gaps, gaps[-1]]).mean())
+        within = np.searchsorted(ordered, ordered + max(1, plan.rows // _CLOSE), side="right") - np.arange(1, size + 1)
+        close = float(within.sum() / (size * (size - 1) / 2))
+    spread = float(len(np.unique(rows * places // plan.rows)))
+    return [distance, nearest, spread, close, *(_divergence(classes(rows), shares) for _, classes, shares in classings)]
+
+
+def _divergence(classes: Int64Array, shares: Floats) -> float:
+    """Jensen-Shannon divergence in bits; O(rows), since a class that the batch lacks adds its share and no more."""
+    found, counts = np.unique(classes, return_counts=True)
+    here, there = counts / len(classes), shares[found]
+    middle = (here + there) / 2
+    bits = here @ np.log2(here / middle) + there @ np.log2(there / middle) + (1 - there.sum())
+    return float(bits) / 2
+
+
+def _correlation(plan: Plan, epoch: int) -> float:
+    """Rank correlation of the rows at the same positions of two epochs: rows are their own ranks."""
+    count = min(plan.epoch_rows, _PAIRED_ROWS)
+    if count < 2:
+        return float("nan")
+    positions = permute(np.arange(count), plan.epoch_rows, derive_key(plan.seed, "quality", "pairs"))
+    return float(np.corrcoef(plan.select(epoch, positions), plan.select(epoch + 1, positions))[0, 1])

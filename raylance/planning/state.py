@@ -1,0 +1,263 @@
+"""Owns what a checkpoint says of a loader, and the check of a saved state against a loader; never touches tensors.
+
+JSON, the same on every rank, no pickle. A state is two integers, (epoch, position), and the facts that make them
+meaningful: which rows, in which order; and for information, what was made of the rows.
+"""
+
+import base64
+import dataclasses
+import functools
+import json
+import logging
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from raylance.errors import StateError
+from raylance.orders.permutation import BoolArray
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 2
+FILE_NAME = "raylance_state.json"
+_MAX_RANGES = 1024
+# Each of these must be equal, or the saved position would mean other rows.
+_MUST_MATCH = ("uri", "branch", "version", "identity", "filter", "split", "rows", "fingerprint", "seed")
+# These may change between runs, but rarely on purpose.
+_SHOULD_MATCH = ("columns", "decode", "transform")
+_SINCE_FORMAT_2 = ("branch", "identity", *_SHOULD_MATCH)
+
+
+class _Unknown:
+    """Stands for what an older raylance did not write; agrees with everything."""
+
+    def __repr__(self) -> str:
+        return "unknown"
+
+
+UNKNOWN = _Unknown()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """The consumed position of a loader and what it refers to.
+
+    Attributes:
+        uri: Dataset; like the next five by component in a mixture.
+        branch: Branch that the version is counted in, or None for what `uri` opens.
+        version: Pinned version.
+        identity: Hash of the version's files: another dataset written in its place has another.
+        filter: Filter, or None.
+        split: Split, as its repr, or None.
+        rows: Rows of the selection.
+        fingerprint: Hash of the selected row offsets.
+        seed: Seed of order and augmentation.
+        columns: Columns of the batches.
+        decode: What decodes images, as `describe` writes it.
+        transform: The transform, likewise, or None.
+        order: Parameters of the order; "auto" where nothing was iterated yet.
+        epoch: Epoch.
+        position: Rows of the epoch's order consumed by all ranks together.
+        completed_shards: IDs of shards wholly in the consumed prefix, as `pack_shards` writes them.
+        components: In a mixture, where each dataset stands, by name; for information.
+        global_batch_size: For information: the next run may use another.
+        world_size: For information: the next run may use another.
+    """
+
+    uri: Any
+    branch: Any
+    version: Any
+    identity: Any
+    filter: Any
+    split: Any
+    rows: int
+    fingerprint: str
+    seed: int
+    columns: Any
+    decode: Any
+    transform: Any
+    order: Mapping[str, Any]
+    epoch: int
+    position: int
+    completed_shards: Mapping[str, Any]
+    components: Mapping[str, Any]
+    global_batch_size: int | None
+    world_size: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """The state as JSON-able values."""
+        return {"format": FORMAT, **dataclasses.asdict(self)}
+
+
+def parse_state(saved: Mapping[str, Any]) -> State:
+    """Reads a state of this format, or of an older one; what that did not write is `UNKNOWN`.
+
+    Raises:
+        StateError: If the format is newer or the fields are not a state's.
+    """
+    found = saved.get("format") if isinstance(saved, Mapping) else None
+    if not _is_count(found, 1):
+        raise StateError(f"this is no raylance state: its format number is {found!r}. Pass what state_dict() returned.")
+    if found > FORMAT:
+        raise StateError(
+            f"the state has format {found}, this raylance reads up to {FORMAT}: it was written by a newer raylance. "
+            "Upgrade raylance, or start a new run."
+        )
+    fields = {field.name for field in dataclasses.fields(State)}
+    given = {key: value for key, value in saved.items() if key != "format"}
+    if found < 2:
+        given = dict.fromkeys(_SINCE_FORMAT_2, UNKNOWN) | given
+    if set(given) != fields:
+        missing, unknown = sorted(fields - set(given)), sorted(set(given) - fields)
+        raise StateError(f"the state is damaged: missing {missing}, unknown {unknown}. Use an earlier checkpoint.")
+    state = State(**given)
+    numbers = (state.epoch, state.position, state.rows, state.seed)
+    if not all(_is_count(number, 0) for number in numbers[:3]) or not isinstance(state.seed, int):
+        raise StateError(
+            f"the state is damaged: epoch {state.epoch}, position {state.position} of {state.rows} rows, seed "
+            f"{state.seed}. Use an earlier checkpoint."
+        )
+    if not (state.global_batch_size is None or _is_count(state.global_batch_size, 1)):
+        raise StateError(f"the state is damaged: global batch {state.global_batch_size!r}. Use an earlier checkpoint.")
+    if not isinstance(state.order, Mapping):
+        raise StateError(f"the state is damaged: its order is {state.order!r}. Use an earlier checkpoint.")
+    return state
+
+
+def check_state(saved: State, current: State) -> None:
+    """Refuses a saved state that means other rows than the loader's own.
+
+    Fields of the current order that are "auto" accept whatever number was saved: the saved values are reused. Other
+    columns or another decoding are allowed, and told in one warning.
+
+    Raises:
+        StateError: With every differing field, both values side by side.
+    """
+    differing = _compare(saved, current, (*_MUST_MATCH, "order"))
+    if differing:
+        raise StateError(
+            "the checkpoint belongs to other data or another order, so its position would mean other rows:\n"
+            f"{_table(differing)}\n"
+            "Build the dataset with the saved values (version=… pins the version), or start under a new run name."
+        )
+    unknown = [name for name in _SINCE_FORMAT_2 if getattr(saved, name) is UNKNOWN]
+    if unknown:
+        logger.warning(
+            "the checkpoint was written by an earlier raylance, which did not record %s: they are taken to be as they "
+            "are now.",
+            ", ".join(unknown),
+        )
+    differing = _compare(saved, current, _SHOULD_MATCH)
+    if differing:
+        logger.warning(
+            "the run goes on with the same rows, but they are made into batches otherwise than before the "
+            "checkpoint:\n%s\nIf that was not meant, build the dataset with the saved values.",
+            _table(differing),
+        )
+
+
+Difference = tuple[str, Any, Any]
+
+
+def _compare(saved: State, current: State, names: tuple[str, ...]) -> list[Difference]:
+    return [found for name in names for found in _differences(name, getattr(saved, name), getattr(current, name))]
+
+
+def _table(differing: list[Difference]) -> str:
+    return "\n".join(f"  {name}: saved {old!r}, now {new!r}" for name, old, new in differing)
+
+
+def _differences(name: str, saved: Any, current: Any) -> list[Difference]:
+    """Differing values by dotted name, dicts compared key by key; "auto" agrees with every number."""
+    if isinstance(saved, Mapping) and isinstance(current, Mapping):
+        # The components of a mixture are told apart by their place, so the order of their names counts.
+        if name == "order.components" and sorted(saved) == sorted(current) and list(saved) != list(current):
+            return [(name, list(saved), list(current))]
+        keys = sorted(set(saved) | set(current))
+        return [found for key in keys for found in _differences(f"{name}.{key}", saved.get(key), current.get(key))]
+    if UNKNOWN in (saved, current) or saved == current:
+        return []
+    settled = "auto" in (saved, current) and any(_is_count(value, 1) for value in (saved, current))
+    return [] if settled else [(name, saved, current)]
+
+
+def _is_count(value: Any, least: int) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def describe(value: Any) -> Any:
+    """A setting as JSON-able values that are the same in every process: functions by name, never by address."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr}
+        return {"class": type(value).__qualname__, **fields}
+    if isinstance(value, functools.partial):
+        return {"partial": describe(value.func), "args": describe(value.args), "keywords": describe(value.keywords)}
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    named = value if hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def write_state(state: Mapping[str, Any], directory: str | Path) -> None:
+    """Writes `raylance_state.json` into a checkpoint directory."""
+    Path(directory, FILE_NAME).write_text(json.dumps(state, indent=1) + "\n")
+
+
+def read_state(directory: str | Path) -> dict[str, Any]:
+    """Reads `raylance_state.json` from a checkpoint directory.
+
+    Raises:
+        StateError: If it is missing or truncated.
+    """
+    path = Path(directory, FILE_NAME)
+    try:
+        loaded = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise StateError(
+            f"the checkpoint has no {FILE_NAME}, so it does not say which rows were seen: it was not written by "
+            "raylance.report(). Report with raylance.report(metrics, loader, state=…), or start under a new run name."
+        ) from error
+    except ValueError as error:
+        raise StateError(f"{path} is truncated or damaged ({error}). Use an earlier checkpoint.") from error
+    if not isinstance(loaded, dict):
+        raise StateError(f"{path} holds a {type(loaded).__name__}, not a state. Use an earlier checkpoint.")
+    return loaded
+
+
+def pack_shards(done: BoolArray) -> dict[str, Any]:
+    """Packs the IDs of complete shards as half-open ranges, or as a compressed bitmap when there are many.
+
+    Args:
+        done: bool, indexed by shard ID.
+
+    Returns:
+        {"shards": n, "complete": k, "ranges": [[first, end], …]} or the same with "bitmap", base64 of zlib of bits,
+        the lowest ID in the highest bit.
+    """
+    edges = np.flatnonzero(np.diff(np.r_[False, done, False].astype(np.int8)))
+    packed: dict[str, Any] = {"shards": len(done), "complete": int(done.sum())}
+    if len(edges) <= 2 * _MAX_RANGES:
+        return packed | {"ranges": edges.reshape(-1, 2).tolist()}
+    return packed | {"bitmap": base64.b64encode(zlib.compress(np.packbits(done).tobytes())).decode()}
+
+
+def unpack_shards(packed: Mapping[str, Any]) -> BoolArray:
+    """Inverts `pack_shards`.
+
+    Returns:
+        bool, indexed by shard ID.
+    """
+    if "bitmap" in packed:
+        bits = np.frombuffer(zlib.decompress(base64.b64decode(packed["bitmap"])), dtype=np.uint8)
+        return np.unpackbits(bits, count=packed["shards"]).astype(np.bool_)
+    done = np.zeros(packed["shards"], dtype=np.bool_)
+    for first, end in packed["ranges"]:
+        done[first:end] = True
+    return done

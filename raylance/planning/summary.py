@@ -1,0 +1,85 @@
+"""Owns an epoch in numbers, as a notebook prints it; never plans one."""
+
+import dataclasses
+import sys
+
+from raylance.planning.plan import Plan, portion_rows
+from raylance.planning.quality import Labels, ShuffleQuality, shuffle_quality
+
+
+def summarise(
+    plan: Plan, row_bytes: float, reads: str, max_window_bytes: int = sys.maxsize, measure: str = "as given"
+) -> "PlanSummary":
+    """What an epoch of a plan is, in numbers.
+
+    Args:
+        plan: The plan.
+        row_bytes: Bytes of a row as it is read, about.
+        reads: How its first rows are read.
+        max_window_bytes: Bytes of raw rows that a rank may hold.
+        measure: How `row_bytes` is known.
+    """
+    chunk, last = plan.chunk_at(0, 0), plan.world_size - 1  # no rank has more rows than the last one
+    rows = plan.chunk_size(chunk, last) if chunk is not None else 0
+    window_bytes = int(portion_rows(rows, row_bytes, max_window_bytes) * row_bytes) if rows else 0
+    tail = plan.epoch_rows % plan.global_batch_size
+    return PlanSummary(
+        plan=plan,
+        steps=plan.steps(),
+        rows_dropped=tail if plan.remainder == "drop" else 0,
+        rows_repeated=plan.global_batch_size - tail if plan.remainder == "pad" and tail else 0,
+        shards=len(plan.order.completed_shards(0, plan.rows, plan.seed, 0)),
+        reads=reads,
+        window_bytes=window_bytes,
+        held_bytes=min(2 * window_bytes, max_window_bytes),
+        row_bytes=row_bytes,
+        measure=measure,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSummary:
+    """An epoch in numbers.
+
+    Attributes:
+        plan: The plan itself.
+        steps: Steps of every rank.
+        rows_dropped: Rows that no rank gets in an epoch.
+        rows_repeated: Rows of padding, which come twice.
+        shards: Shards of the selection.
+        reads: How rows are read, "range" or "take", and why.
+        window_bytes: Bytes of raw rows that one rank reads together, about.
+        held_bytes: Bytes of raw rows that one rank holds, what it uses and what it reads ahead, about; never more than
+            `max_window_bytes`, and a sixteenth of it for what is just being read.
+        row_bytes: Bytes of a row as it is read, about, from which both follow.
+        measure: How that is known.
+    """
+
+    plan: Plan
+    steps: int
+    rows_dropped: int
+    rows_repeated: int
+    shards: int
+    reads: str
+    window_bytes: int
+    held_bytes: int
+    row_bytes: float
+    measure: str
+
+    def shuffle_quality(self, labels: Labels = None, epochs: int = 1, sample_steps: int = 256) -> ShuffleQuality:
+        """Measures how far the order is from a row shuffle; see `raylance.planning.quality.shuffle_quality`."""
+        return shuffle_quality(self.plan, labels, epochs, sample_steps)
+
+    def __repr__(self) -> str:
+        plan, order = self.plan, self.plan.order
+        fields = ", ".join(f"{key}={value}" for key, value in order.params().items() if key != "name")
+        return "\n".join(
+            [
+                f"{plan.rows:,} rows in {self.shards:,} shards of {order.shard_rows}, order {order.name} ({fields})",
+                f"{order.lane_count} lanes, {plan.world_size} ranks, global batch {plan.global_batch_size:,}",
+                f"{self.steps:,} steps an epoch on every rank; {self.rows_dropped:,} rows dropped, "
+                f"{self.rows_repeated:,} repeated (remainder={plan.remainder!r})",
+                f"{self.window_bytes / 2**20:,.1f} MiB a window and rank, {self.held_bytes / 2**20:,.1f} MiB held "
+                f"({self.row_bytes:,.0f} bytes a row, {self.measure}); read by {self.reads}",
+            ]
+        )

@@ -1,0 +1,1 @@
+"""Owns who does the work of a rank, and when: the dispatcher decides, a runtime does; never knows orders."""

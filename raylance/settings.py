@@ -1,0 +1,168 @@
+"""Owns the settings of a loader: what is read, what is delivered in which order, and how the machine is used; starts
+nothing.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raylance.arguments import check_integer
+from raylance.decode.rows import Decoding
+from raylance.errors import ConfigError
+from raylance.orders.order import Auto, Facts, Order
+from raylance.planning.plan import Plan, Remainder
+from raylance.source.rows import RowSource
+
+_CHUNK_BYTES = 32 << 20  # of one rank, for orders that have no windows
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """What a loader reads and what it makes of it; picklable.
+
+    Attributes:
+        source: The rows.
+        delivers: Columns of the batches: those that are read, unless a transform changes them.
+        decoding: What to do with encoded columns, and the transform; None where there is neither.
+        list_lengths: Of delivered columns of lists of numbers: the length where all sampled rows have one, else None.
+    """
+
+    source: RowSource
+    delivers: Sequence[str]
+    decoding: Decoding | None = None
+    list_lengths: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What is delivered, and in which order: the part of a loader that a checkpoint must agree with.
+
+    Attributes:
+        filter: The filter that made the selection, or None; in a mixture, by component.
+        split: The split that made it, as its repr, or None; likewise.
+        rows: Rows of the selection.
+        fingerprint: Hash of the selection's row offsets.
+        order: The order, "auto" fields allowed.
+        seed: Seed of order and augmentation.
+        remainder: What becomes of the rows behind the last whole step.
+        masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
+    """
+
+    filter: Any
+    split: Any
+    rows: int
+    fingerprint: str
+    order: Order
+    seed: int
+    remainder: Remainder
+    masks_bad_rows: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a loader uses the machine. Nothing here changes what is delivered, but for `max_window_bytes`.
+
+    Attributes:
+        num_decoders: Decode actors of each rank, shared by its loaders. 0 decodes in threads of the shard actor.
+            "auto" takes those that find a place among the CPUs that are free, and until one runs, the shard actor
+            decodes.
+        decoder_cpus: CPUs that a decode actor takes from Ray's count.
+        decode_threads: Threads of a shard actor that decodes by itself.
+        max_window_bytes: Most bytes of raw rows that a rank's shard actor holds, the next window included, by what was
+            read; what an order leaves to "auto" is settled from it. A window or a step that does not fit is read in
+            parts, in the same order; a row that is larger by itself is an error. The block that is just being read,
+            about a sixteenth of it and 32 MiB at the most, comes on top: more only where rows suddenly grow.
+        max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank, or one row that is larger. The
+            step that is being put together comes on top.
+        placement_timeout_s: Seconds that helpers may take to find their place.
+        read_timeout_s: Seconds that a read is tried again when the storage fails, before that is an error.
+        auto_decoders: What "auto" asks for, where it was settled for all ranks at once; None for the free CPUs' share.
+    """
+
+    num_decoders: int | Auto = "auto"
+    decoder_cpus: float = 1.0
+    decode_threads: int = 1
+    max_window_bytes: int = 512 << 20
+    max_inflight_bytes: int = 256 << 20
+    placement_timeout_s: float = 120.0
+    read_timeout_s: float = 60.0
+    auto_decoders: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_decoders != "auto" and (not isinstance(self.num_decoders, int) or self.num_decoders < 0):
+            raise ConfigError(f'num_decoders={self.num_decoders!r}: must be "auto", 0 or a positive integer.')
+        for name in ("decode_threads", "max_window_bytes", "max_inflight_bytes", "placement_timeout_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must be positive.")
+        for name in ("decoder_cpus", "read_timeout_s"):
+            if not getattr(self, name) >= 0:
+                raise ConfigError(f"{name}={getattr(self, name)!r}: must not be negative.")
+
+
+def check_batch_size(global_batch_size: int | None, batch_size: int | None, world_size: int) -> int:
+    """Rows of one step over all ranks, from the one that is given.
+
+    Raises:
+        ConfigError: Unless exactly one is given, an integer of at least 1.
+    """
+    if (global_batch_size is None) == (batch_size is None):
+        raise ConfigError(
+            f"global_batch_size={global_batch_size}, batch_size={batch_size}: give exactly one of them; rows of a step "
+            "over all ranks, or of each rank."
+        )
+    if global_batch_size is not None:
+        return check_integer("global_batch_size", global_batch_size, 1)
+    return check_integer("batch_size", batch_size, 1) * world_size
+
+
+def make_plan(
+    feed: Feed, spec: Spec, options: Options, global_batch_size: int, world_size: int, remainder: Remainder
+) -> Plan:
+    """Makes the plan of an epoch; fields of the order at "auto" are settled for this batch and world size.
+
+    Args:
+        feed: What is read.
+        spec: What is delivered.
+        options: How the machine is used.
+        global_batch_size: Rows of one step over all ranks.
+        world_size: Ranks.
+        remainder: What becomes of the rows behind the last whole step.
+
+    Raises:
+        ConfigError: If there would be no step, or ranks without a row in any.
+    """
+    if global_batch_size < world_size and remainder != "ragged":
+        raise ConfigError(
+            f"a global batch of {global_batch_size} rows on {world_size} ranks: some ranks would have no row in any "
+            f"step, and their loss no value. Use global_batch_size={world_size} or more, or fewer ranks."
+        )
+    facts = Facts(
+        rows=spec.rows,
+        row_bytes=feed.source.row_bytes,
+        global_batch_size=global_batch_size,
+        max_window_bytes=options.max_window_bytes,
+    )
+    order = spec.order.resolve(facts)
+    chunk_positions = order.read_positions(spec.rows)
+    if chunk_positions is None:
+        chunk_positions = max(1, int(_CHUNK_BYTES / max(feed.source.row_bytes, 1))) * world_size
+    # Two chunks are held. An order that shuffles inside of them needs them whole; any other may read less at a time.
+    fitting = max(order.lane_count, int(options.max_window_bytes / 2 * world_size / max(feed.source.row_bytes, 1)))
+    if chunk_positions > fitting:
+        if order.needs_whole_windows:
+            needed = 2 * chunk_positions / world_size * feed.source.row_bytes
+            raise ConfigError(
+                f"{order} would hold {needed / 2**20:,.0f} MiB of raw rows on each of {world_size} ranks, "
+                f"max_window_bytes allows {options.max_window_bytes / 2**20:,.0f} MiB. Use smaller shard_rows, "
+                'window_shards or lanes (or "auto"), or raise max_window_bytes.'
+            )
+        chunk_positions = fitting
+    return Plan(
+        order=order,
+        rows=spec.rows,
+        seed=spec.seed,
+        global_batch_size=global_batch_size,
+        world_size=world_size,
+        remainder=remainder,
+        chunk_positions=chunk_positions,
+    )

@@ -1,0 +1,248 @@
+"""Owns the packing of token documents into sequences of one length; never tokenises, never reorders tokens.
+
+The selected documents, each followed by an end-of-sequence token, are one long string of tokens in storage order, and a
+sequence is a cut of it, found by a table of where documents end. So sequences are the rows of the epoch: any order
+shuffles them, every token comes exactly once, and a resume in the middle of a document is one at a sequence.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raylance.columns import ROW_OFFSET
+from raylance.errors import ConfigError, DatasetError
+from raylance.orders.permutation import Int64Array
+from raylance.source.reader import Pace
+from raylance.source.rows import RowReader, RowSource, Selected
+
+_BLOCK_BYTES = 16 << 20  # of documents, to read at a time
+_FIRST_ROWS = 4  # of which nobody knows the size
+_COLUMNS = ("input_ids", "doc_ids", "first_row", "first_token")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PackTokens:
+    """How documents become sequences.
+
+    Attributes:
+        column: Column of lists of integers, one document a row.
+        length: Tokens of a sequence.
+        eos_id: Token put behind each document, or None for none.
+        pad_id: Token that fills the last sequence of the epoch.
+    """
+
+    column: str
+    length: int
+    eos_id: int | None = None
+    pad_id: int = 0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 1:
+            raise ConfigError(f"PackTokens(length={self.length!r}): a sequence has at least 1 token.")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Documents:
+    """Where the documents of a selection end in their string of tokens.
+
+    Attributes:
+        ends: Tokens up to the end of each selected row, its end-of-sequence token included; int64, shape (documents,).
+        pack: How they are packed.
+    """
+
+    ends: Int64Array
+    pack: PackTokens
+
+    @property
+    def rows(self) -> int:
+        """Sequences."""
+        return -(-int(self.ends[-1]) // self.pack.length) if len(self.ends) else 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the ends and the settings."""
+        digest = hashlib.blake2b(np.ascontiguousarray(self.ends).tobytes(), digest_size=16)
+        digest.update(repr(self.pack).encode())
+        return digest.hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the table."""
+        return self.ends.nbytes
+
+    def offsets(self, selected: Int64Array) -> Int64Array:
+        """Sequences are addressed by their own numbers."""
+        return selected
+
+
+def count_tokens(reader: RowReader, documents: Selected, pack: PackTokens) -> Documents:
+    """Reads the lengths of all selected documents, once, so many at a time as make some mebibytes.
+
+    Args:
+        reader: Reads the column of tokens.
+        documents: The selected rows.
+        pack: How they are packed.
+
+    Raises:
+        DatasetError: If the column holds no lists of integers, a null, or no token at all.
+    """
+    lengths = [np.empty(0, dtype=np.int64)]
+    pace, start = Pace(target_bytes=_BLOCK_BYTES, row_bytes=1, limit_rows=_FIRST_ROWS), 0
+    while start < documents.rows:
+        rows = np.arange(start, min(start + pace.rows(), documents.rows), dtype=np.int64)
+        column = reader.read(documents.offsets(rows))[pack.column]
+        start += len(rows)
+        pace.saw(len(rows), column.nbytes)
+        kind = column.type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_integer(kind.value_type):
+            raise DatasetError(
+                f"PackTokens: column {pack.column!r} is {kind}, not lists of integers; nothing was started. Tokenise "
+                "first, and store one list of token ids a row."
+            )
+        if column.null_count:
+            raise DatasetError(
+                f"PackTokens: column {pack.column!r} has nulls, which are no documents; nothing was started. Leave "
+                f"them out: filter={f'`{pack.column}` IS NOT NULL'!r}."
+            )
+        if column.combine_chunks().flatten().null_count:
+            raise DatasetError(
+                f"PackTokens: a document of column {pack.column!r} holds a null, which is no token; nothing was "
+                "started. Write the dataset without null tokens."
+            )
+        lengths.append(pc.list_value_length(column).to_numpy().astype(np.int64))
+    ends = np.cumsum(np.concatenate(lengths) + (pack.eos_id is not None), dtype=np.int64)
+    if not len(ends) or ends[-1] == 0:
+        raise DatasetError(f"PackTokens: column {pack.column!r} holds no token, so there is no sequence to make.")
+    return Documents(ends=ends, pack=pack)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _PackReader:
+    """Reads sequences: their documents, which lie together, cut at the sequences' ends."""
+
+    reader: RowReader
+    documents: Selected
+    table: Documents
+    pack: PackTokens
+
+    def read(self, offsets: Int64Array) -> pa.Table:
+        length, ends = self.pack.length, self.table.ends
+        begin = offsets * length
+        end = np.minimum(begin + length, ends[-1]) if len(offsets) else begin
+        first = np.searchsorted(ends, begin, side="right")
+        last = np.searchsorted(ends, end, side="left")  # the document that holds the sequence's last token
+        needed = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)] or [first]))
+        rows = self.documents.offsets(needed.astype(np.int64))
+        input_ids = np.full((len(offsets), length), self.pack.pad_id, dtype=np.int64)
+        doc_ids = np.full((len(offsets), length), -1, dtype=np.int64)
+        opens, closes = np.where(needed > 0, ends[needed - 1], 0), ends[needed]
+        # A document is read whole, however little of it a sequence needs; so only a few at a time.
+        filled = np.cumsum(8 * (closes - opens)) // _BLOCK_BYTES
+        for group in np.split(np.arange(len(needed)), np.flatnonzero(np.diff(filled)) + 1) if len(needed) else []:
+            found = self.reader.read(rows[group])[self.pack.column].combine_chunks()
+            for place, here in enumerate(group):
+                text, opening = found[place].values.to_numpy(), int(opens[here])
+                lowest, highest = (
+                    np.searchsorted(last, needed[here]),
+                    np.searchsorted(first, needed[here], side="right"),
+                )
+                for row in range(lowest, highest):
+                    start, low = int(begin[row]), max(int(begin[row]), opening)
+                    high = min(int(end[row]), int(closes[here]))
+                    behind = min(high, opening + len(text))
+                    input_ids[row, low - start : behind - start] = text[low - opening : behind - opening]
+                    if behind < high and self.pack.eos_id is not None:
+                        input_ids[row, behind - start] = self.pack.eos_id
+                    doc_ids[row, low - start : high - start] = rows[here]
+        row_of = dict(zip(needed.tolist(), rows.tolist(), strict=True))
+        opens_at = np.where(first > 0, ends[first - 1], 0) if len(offsets) else begin
+        columns = {
+            "input_ids": _fixed(input_ids),
+            "doc_ids": _fixed(doc_ids),
+            "first_row": pa.array([row_of[int(document)] for document in first], pa.int64()),
+            "first_token": pa.array(begin - opens_at, pa.int64()),
+            ROW_OFFSET: pa.array(offsets, pa.int64()),
+        }
+        return pa.table(columns)
+
+
+def _fixed(array: npt.NDArray[np.int64]) -> pa.Array:
+    return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class PackedRows:
+    """What a shard actor serves when documents are packed; see `RowSource`.
+
+    Attributes:
+        documents: The feed of the documents.
+        table: Where they end.
+        pack: How they are packed.
+    """
+
+    documents: RowSource
+    table: Documents
+    pack: PackTokens
+
+    @property
+    def uri(self) -> Any:
+        """URI of the dataset."""
+        return self.documents.uri
+
+    @property
+    def branch(self) -> Any:
+        """Its branch."""
+        return self.documents.branch
+
+    @property
+    def version(self) -> Any:
+        """Its version."""
+        return self.documents.version
+
+    @property
+    def identity(self) -> Any:
+        """Hash of its files."""
+        return self.documents.identity
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """Columns of the sequences."""
+        return _COLUMNS
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes of a sequence: two numbers of 8 bytes a token."""
+        return 16.0 * self.pack.length
+
+    @property
+    def likely_row_bytes(self) -> float:
+        """The same."""
+        return self.row_bytes
+
+    @property
+    def measure(self) -> str:
+        """How it is known."""
+        return "of 16 bytes a token"
+
+    def load_selection(self) -> Selected:
+        """The sequences."""
+        return self.table
+
+    def open_reader(self, retry_s: float = 0.0) -> RowReader:
+        """Opens the documents."""
+        documents, reader = self.documents.load_selection(), self.documents.open_reader(retry_s)
+        return _PackReader(reader=reader, documents=documents, table=self.table, pack=self.pack)
+
+    def shared(self) -> "PackedRows":
+        """The same, with a large selection in the object store."""
+        return dataclasses.replace(self, documents=self.documents.shared())
+
+    def local(self) -> "PackedRows":
+        """The same without the object store."""
+        return dataclasses.replace(self, documents=self.documents.local())

@@ -1,0 +1,136 @@
+"""Owns the division of a selection into parts, such as training and validation; never filters by anything else.
+
+A part is a pure function of the row's key (or its offset) and a seed, so it is the same in every process, and stays the
+same when rows are appended.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from raylance.errors import ConfigError, DatasetError
+from raylance.orders.permutation import BoolArray, Int64Array, derive_key, subkeys, uniform
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FractionSplit:
+    """A random part of the rows: each row's place in [0, 1) is a hash of its key, and parts are intervals of it.
+
+    Attributes:
+        fractions: Size of each part by name, adding up to 1; the order of the names matters.
+        part: The part that is selected.
+        by: Column whose value is hashed, integers, strings or bytes: rows of one value stay together, and the split
+            survives deletions and rewrites. Rows without a value are refused: as one key they would all fall into one
+            part. None hashes the row offset, which is stable only while rows are appended.
+        seed: Another seed, another split; deliberately not the seed of the order.
+    """
+
+    fractions: Mapping[str, float]
+    part: str
+    by: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        sizes = list(self.fractions.values())
+        if not sizes or min(sizes) < 0 or abs(sum(sizes) - 1) > 1e-9:
+            raise ConfigError(
+                f"FractionSplit(fractions={dict(self.fractions)}): they add up to {sum(sizes):g}; they must not be "
+                "negative and must add up to 1, or some rows would belong to no part."
+            )
+        if self.part not in self.fractions:
+            raise ConfigError(
+                f"FractionSplit(part={self.part!r}): the parts are {', '.join(map(repr, self.fractions))}."
+            )
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that `keep` needs."""
+        return [] if self.by is None else [self.by]
+
+    def keep(self, offsets: Int64Array, values: Sequence[object] | None) -> BoolArray:
+        """Tells which rows belong to the part.
+
+        Args:
+            offsets: Row offsets, int64, shape (k,).
+            values: Values of the column `by`, k of them, where there is one.
+
+        Returns:
+            bool, shape (k,).
+
+        Raises:
+            DatasetError: For a value that is null.
+        """
+        nulls = sum(value is None for value in values or ())
+        if nulls:
+            raise DatasetError(
+                f"FractionSplit(by={self.by!r}): {nulls} of the rows with offsets between {offsets[0]} and "
+                f"{offsets[-1]} have no value there, and would all fall into one part; nothing was started. Leave them "
+                f"out (filter={f'`{self.by}` IS NOT NULL'!r}), split by another column, or give them a value."
+            )
+        ids = offsets if values is None else np.array([_hash(value) for value in values], dtype=np.int64)
+        place = uniform(subkeys(derive_key(self.seed, "split"), ids), 1)[:, 0]
+        names = list(self.fractions)
+        edges = np.cumsum([0.0, *self.fractions.values()])
+        edges[-1] = 1.0
+        index = names.index(self.part)
+        return np.asarray((place >= edges[index]) & (place < edges[index + 1]))
+
+
+@dataclasses.dataclass(frozen=True)
+class RangeSplit:
+    """The rows whose offsets lie in given ranges, as annbatch's masks have it.
+
+    Attributes:
+        ranges: Half-open ranges [start, stop) of row offsets.
+    """
+
+    ranges: Sequence[tuple[int, int]]
+
+    def __post_init__(self) -> None:
+        if not self.ranges or any(not 0 <= start < stop for start, stop in self.ranges):
+            raise ConfigError(f"RangeSplit({self.ranges}): give half-open ranges (start, stop) with 0 <= start < stop.")
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that `keep` needs: none."""
+        return []
+
+    def keep(self, offsets: Int64Array, values: Sequence[object] | None) -> BoolArray:
+        """See `FractionSplit.keep`."""
+        kept = np.zeros(len(offsets), dtype=np.bool_)
+        for start, stop in self.ranges:
+            kept |= (offsets >= start) & (offsets < stop)
+        return kept
+
+
+@dataclasses.dataclass(frozen=True)
+class ValueSplit:
+    """The rows that have a value in a column: the same as a filter, for datasets that store their split.
+
+    Attributes:
+        column: The column.
+        value: Its value, a string or an integer.
+    """
+
+    column: str
+    value: str | int
+
+    @property
+    def columns(self) -> list[str]:
+        """Columns that `keep` needs."""
+        return [self.column]
+
+    def keep(self, offsets: Int64Array, values: Sequence[object] | None) -> BoolArray:
+        """See `FractionSplit.keep`."""
+        return np.array([value == self.value for value in values or ()], dtype=np.bool_)
+
+
+Split = FractionSplit | RangeSplit | ValueSplit
+
+
+def _hash(value: object) -> int:
+    """A 63-bit hash of a key value that is the same in every process, as Python's own is not."""
+    data = b"b" + value if isinstance(value, bytes) else f"{type(value).__name__[0]}{value}".encode()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
