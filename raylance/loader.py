@@ -25,9 +25,8 @@ from raylance.orders.shuffles import Sequential
 from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.resume import load_state, make_state
 from raylance.planning.state import State
-from raylance.runtime.passing import make_batches
-from raylance.runtime.pool import Helpers
-from raylance.runtime.stream import Stream
+from raylance.runtime.feeder import Feeder, start_pass
+from raylance.runtime.runtime import Runtime, make_runtime
 from raylance.settings import Feed, Options, Spec, check_batch_size, make_plan
 from raylance.telemetry import Stats
 
@@ -59,7 +58,7 @@ class RankLoader:
         world_size: int = 1,
         *,
         seat: process.Seat | None = None,
-        helpers: Helpers | None = None,
+        runtime: Runtime | None = None,
     ) -> None:
         """Makes a loader; nothing is started before the first iteration.
 
@@ -70,7 +69,7 @@ class RankLoader:
             rank: This rank.
             world_size: Ranks that share the epoch.
             seat: How Ray Train hands it out, or None.
-            helpers: Helpers of an earlier loader of the same feed, or None for new ones.
+            runtime: Helpers of an earlier loader of the same feed, or None for new ones.
         """
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank={rank} lies outside a world of {world_size}: it must be in [0, {world_size}).")
@@ -81,7 +80,8 @@ class RankLoader:
         self._batch_size: int | None = None
         self._plan: Plan | None = None
         self._plan_key = ""
-        self._helpers = Helpers(options, world_size) if helpers is None else helpers
+        self._runtime = runtime
+        self._feeder: Feeder | None = None
         self._iteration = 0
         self._enter_process()
 
@@ -255,7 +255,21 @@ class RankLoader:
     def close(self) -> None:
         """Ends the helpers. The position stays; another iteration starts new ones."""
         self._iteration += 1
-        self._helpers.close()
+        self._end_pass()
+        if self._runtime is not None:
+            self._runtime.close()
+            self._runtime = None
+
+    def _end_pass(self) -> None:
+        if self._feeder is not None and not self._feeder.close():
+            self._runtime = None  # user code hangs in the feeder's thread, which still has it
+        self._feeder = None
+
+    def release(self) -> Runtime | None:
+        """Gives its helpers away, for another loader of the same feed."""
+        self._end_pass()
+        runtime, self._runtime = self._runtime, None
+        return runtime
 
     def __enter__(self) -> Self:
         return self
@@ -264,7 +278,7 @@ class RankLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._helpers.shard is not None:
+        if self._runtime is not None:
             raise RaylanceError(
                 "this loader has started helpers, which belong to this process, so it cannot be sent to another. Send "
                 "it before the first batch, or make one there; for torch's DataLoader, use raylance.torch_data."
@@ -329,26 +343,39 @@ class RankLoader:
             logger.warning("%s", no_step_left(plan, epoch, position))
             self._epoch, self._position = epoch + 1, 0
             return
-        stream = Stream(
-            feed=self._feed,
-            plan=plan,
-            plan_key=self._plan_key,
-            rank=self.rank,
-            helpers=self._helpers,
+        self._end_pass()  # of an iterator that was left alone: two cannot share the helpers
+        if self._runtime is not None and not self._runtime.is_usable:
+            self._runtime.close()
+            self._runtime = None
+        if self._runtime is None:
+            self._runtime = make_runtime(self._feed, self._options, self.world_size)
+        feeder = self._feeder = start_pass(
+            self._feed,
+            plan,
+            self._plan_key,
+            self.rank,
+            epoch=epoch,
+            position=position,
+            bound=bound,
             options=self._options,
+            runtime=self._runtime,
             stats=self._stats,
         )
-        batches = make_batches(stream, plan, self.rank, bound, self._stats, epoch, position)
-        for batch, after in batches:
-            if iteration != self._iteration:
-                break
-            is_last = plan.steps(after) <= 0
-            self._epoch, self._position = (epoch + 1, 0) if is_last else (epoch, after)
-            yield batch
-            if is_last:
-                return
-            if iteration != self._iteration:
-                break
+        try:
+            for batch, after in feeder:
+                if iteration != self._iteration:
+                    break
+                is_last = plan.steps(after) <= 0
+                self._epoch, self._position = (epoch + 1, 0) if is_last else (epoch, after)
+                yield batch
+                if is_last:
+                    return
+                if iteration != self._iteration:
+                    break
+        finally:
+            feeder.close()
+            if self._feeder is feeder:
+                self._feeder = None
         raise RaylanceError(
             "this iteration was superseded: the loader was iterated again, moved or closed meanwhile, and two "
             "iterations cannot share one position. Use one iteration at a time."

@@ -4,7 +4,7 @@ nothing.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from raylance.arguments import check_integer
 from raylance.decode.rows import Decoding
@@ -76,6 +76,8 @@ class Options:
             step that is being put together comes on top.
         placement_timeout_s: Seconds that helpers may take to find their place.
         read_timeout_s: Seconds that a read is tried again when the storage fails, before that is an error.
+        work_timeout_s: Seconds that a helper may take over one piece of work before it is taken for hung and replaced.
+        runtime: Who does the work: "ray" actors, or "threads" of this process. "auto" is Ray where one is running.
         auto_decoders: What "auto" asks for, where it was settled for all ranks at once; None for the free CPUs' share.
     """
 
@@ -86,12 +88,22 @@ class Options:
     max_inflight_bytes: int = 256 << 20
     placement_timeout_s: float = 120.0
     read_timeout_s: float = 60.0
+    work_timeout_s: float = 600.0
+    runtime: Literal["auto", "ray", "threads"] = "auto"
     auto_decoders: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_decoders != "auto" and (not isinstance(self.num_decoders, int) or self.num_decoders < 0):
             raise ConfigError(f'num_decoders={self.num_decoders!r}: must be "auto", 0 or a positive integer.')
-        for name in ("decode_threads", "max_window_bytes", "max_inflight_bytes", "placement_timeout_s"):
+        if self.runtime not in ("auto", "ray", "threads"):
+            raise ConfigError(f'runtime={self.runtime!r}: must be "auto", "ray" or "threads".')
+        for name in (
+            "decode_threads",
+            "max_window_bytes",
+            "max_inflight_bytes",
+            "placement_timeout_s",
+            "work_timeout_s",
+        ):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must be positive.")
         for name in ("decoder_cpus", "read_timeout_s"):

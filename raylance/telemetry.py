@@ -20,7 +20,6 @@ class Receipt:
         read_bytes: Bytes read from storage since the last receipt, reading ahead included.
         read_s: Seconds that the call waited for data from storage.
         decode_s: Seconds of decoding, of all threads together as the wall clock of the call.
-        masked_rows: Rows that could not be decoded and were masked.
         raw_bytes: Bytes of the raw rows.
         held_bytes: Most bytes of raw rows that the shard actor has held.
         too_large_bytes: Bytes, about, of rows that were not sent because they have more than allowed; else 0.
@@ -30,7 +29,6 @@ class Receipt:
     read_bytes: int = 0
     read_s: float = 0.0
     decode_s: float = 0.0
-    masked_rows: int = 0
     raw_bytes: int = 0
     held_bytes: int = 0
     too_large_bytes: int = 0
@@ -89,7 +87,6 @@ class Stats:
         self.read_bytes += receipt.read_bytes
         self.read_s += receipt.read_s
         self.decode_s += receipt.decode_s
-        self.masked_rows += receipt.masked_rows
         self.held_bytes = max(self.held_bytes, receipt.held_bytes)
 
     def as_dict(self) -> dict[str, Any]:

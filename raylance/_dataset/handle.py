@@ -23,7 +23,7 @@ from raylance.loader import RankLoader
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Plan
 from raylance.planning.summary import PlanSummary, summarise
-from raylance.runtime.pool import Helpers
+from raylance.runtime.runtime import Runtime
 from raylance.settings import Feed, Options, Spec, make_plan
 from raylance.source.packing import PackedRows
 from raylance.source.rows import RowReader, TableRows
@@ -41,7 +41,7 @@ class Dataset(TrainData):
     def __init__(self, feed: Feed, spec: Spec, options: Options) -> None:
         """Starts nothing; `raylance.dataset` and `raylance.mix` make handles."""
         super().__init__(feed, spec, options)
-        self._idle: Helpers | None = None  # of the last pass, for the next one
+        self._idle: Runtime | None = None  # of the last pass, for the next one
         self._passes: set[RankLoader] = set()  # that go on
         self._reader: RowReader | None = None
         self._pid = os.getpid()
@@ -262,8 +262,7 @@ class Dataset(TrainData):
 
         def whole_epoch() -> Iterator[Any]:
             process.check_place(self._pid, None)
-            helpers = self._take_helpers()
-            loader = RankLoader(self._feed, self._spec, self._options, helpers=helpers)
+            loader = RankLoader(self._feed, self._spec, self._options, runtime=self._take_idle())
             loader.set_epoch(epoch)
             self._passes.add(loader)
             try:
@@ -273,13 +272,13 @@ class Dataset(TrainData):
                     self._passes.remove(loader)
                     if self._idle is not None:  # another pass ended meanwhile
                         self._idle.close()
-                    self._idle = helpers
+                    self._idle = loader.release()
 
         return Batches(whole_epoch, checked.__len__, f"{method}() of {self!r}, epoch {epoch}", None)
 
-    def _take_helpers(self) -> Helpers:
-        helpers, self._idle = self._idle or Helpers(self._options, 1), None
-        return helpers
+    def _take_idle(self) -> Runtime | None:
+        runtime, self._idle = self._idle, None
+        return runtime
 
     def _refuse_in_larger_world(self) -> None:
         """In a worker of Ray Train, rank 0 of 1 would give all rows to every rank."""

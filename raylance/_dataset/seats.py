@@ -10,7 +10,7 @@ from raylance import process
 from raylance.batches.batches import Batches
 from raylance.errors import ConfigError
 from raylance.loader import RankLoader
-from raylance.runtime.pool import auto_decoders, cpus_by_node
+from raylance.runtime.cluster.pool import auto_decoders, cpus_by_node
 from raylance.settings import Feed, Options, Spec
 
 

@@ -1,14 +1,11 @@
 """Owns where the tensors of a batch lie: pinned memory, a device; never makes a batch."""
 
-import itertools
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from raylance.errors import ConfigError
-
-T = TypeVar("T")
 
 
 def torch_device(device: str | torch.device) -> torch.device:
@@ -39,59 +36,41 @@ def move(batch: Any, transfer: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return batch
 
 
-def on_device(batches: Iterator[tuple[Any, T]], device: torch.device, pin_memory: bool) -> Iterator[tuple[Any, T]]:
-    """Moves batches to a device; on CUDA through pinned memory, on a side stream, one batch ahead of the consumer.
+class Sender:
+    """Moves batches to a device; on CUDA through pinned memory, on a side stream.
 
-    Args:
-        batches: Batches, each with a tag that stays beside it.
-        device: Where to.
-        pin_memory: Whether batches that stay on the CPU are put into pinned memory, for the caller's own transfer.
-
-    Yields:
-        The batches in order, ready for the consumer's current stream.
+    `send` and `receive` are for two threads: the one that makes batches, and the consumer, whose current stream waits.
     """
-    if device.type != "cuda":
-        for batch, tag in batches:
-            yield move(batch, lambda t: t.pin_memory() if pin_memory else t.to(device)), tag
-        return
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    def send() -> Iterator[tuple[Any, T, torch.cuda.Event]]:
-        for batch, tag in batches:
-            with torch.cuda.stream(stream):
-                sent = move(batch, lambda t: t.pin_memory().to(device, non_blocking=True))
-                done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-                done.record(stream)
-            yield sent, tag, done
+    def __init__(self, device: torch.device, pin_memory: bool) -> None:
+        """Takes where to; `pin_memory` puts batches that stay on the CPU into pinned memory, for the caller's copy."""
+        self._device, self._pins = device, pin_memory
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
-    for sent, tag, done in one_ahead(send()):
-        yield _arrived(sent, tag, done)
+    def send(self, batch: Any) -> Any:
+        """Begins to move a batch; returns what `receive` takes."""
+        if self._stream is None:
+            return move(batch, lambda tensor: tensor.pin_memory() if self._pins else tensor.to(self._device))
+        with torch.cuda.stream(self._stream):
+            sent = move(batch, lambda tensor: tensor.pin_memory().to(self._device, non_blocking=True))
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            done.record(self._stream)
+        return sent, done
 
+    def receive(self, sent: Any) -> Any:
+        """The batch, ready for the caller's current stream."""
+        if self._stream is None:
+            return sent
+        batch, done = sent
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(done)
 
-def one_ahead(items: Iterator[T]) -> Iterator[T]:
-    """Takes the next item before it hands one out; an error of the next one waits until that is done."""
-    held = list(itertools.islice(items, 1))
-    while held:
-        following: list[T] = []
-        error: Exception | None = None
-        try:
-            following = list(itertools.islice(items, 1))
-        except Exception as raised:  # of whatever kind: the item before it is good
-            error = raised
-        yield held[0]
-        if error is not None:
-            raise error
-        held = following
+        def hold(tensor: torch.Tensor) -> torch.Tensor:
+            # The allocator must not give this memory to the side stream's next batch while the consumer still reads it.
+            if tensor.is_cuda:
+                tensor.record_stream(current)
+            return tensor
 
-
-def _arrived(batch: Any, tag: T, done: "torch.cuda.Event") -> tuple[Any, T]:
-    current = torch.cuda.current_stream()
-    current.wait_event(done)
-
-    def hold(tensor: torch.Tensor) -> torch.Tensor:
-        # The allocator must not give this memory to the side stream's next batch while the consumer still reads it.
-        if tensor.is_cuda:
-            tensor.record_stream(current)
-        return tensor
-
-    return move(batch, hold), tag
+        return move(batch, hold)

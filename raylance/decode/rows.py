@@ -101,7 +101,7 @@ class Decoding:
         hidden = [name for name in (ROW_OFFSET, DRAW) if name in table.column_names]
         done = table.drop_columns(hidden).append_column(VALID, pa.array(valid))
         seconds = time.perf_counter() - begin
-        return done, Receipt(nbytes=done.nbytes, decode_s=seconds, masked_rows=int((~valid).sum()))
+        return done, Receipt(nbytes=done.nbytes, decode_s=seconds)
 
     def _keys(self, offsets: Int64Array, draws: Int64Array | None, epoch: int, *purpose: str) -> UInt64Array:
         """One key for each row; where rows repeat, one for each draw, or all copies of a row would look the same."""

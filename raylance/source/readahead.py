@@ -18,7 +18,6 @@ from raylance.columns import OFFSET_MASK
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan, WorkItem, portion_rows
-from raylance.runtime.faults import first_line
 from raylance.source.reader import Pace
 from raylance.source.rows import RowReader, RowSource
 
@@ -185,6 +184,13 @@ class ReadAhead:
         inverse[order] = np.arange(item.rows)
         return table.take(pa.array(inverse))
 
+    def close(self) -> None:
+        """Ends the thread; what it reads now is the last."""
+        for portion in (self._used, self._next):
+            if portion is not None:
+                portion.is_dropped = True
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
     def read_bytes_since(self) -> int:
         """Bytes read from storage since this was asked last."""
         with self._counting:
@@ -223,7 +229,7 @@ class ReadAhead:
             except Exception as error:
                 # The fault may lie in other rows of the portion: those of this item are read by themselves, and whoever
                 # asks for the portion next has it read again.
-                logger.warning("rows could not be read together (%s); an item is read by itself", first_line(error))
+                logger.warning("rows could not be read together (%r); an item is read by itself", error)
                 used.is_dropped, self._used = True, None
                 return self._by_itself(plan, track, item, at, allowed_bytes)
         if self._next is None:

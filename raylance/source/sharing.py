@@ -3,12 +3,12 @@ that copy is gone; never decides which rows are selected.
 """
 
 import logging
-import sys
 from typing import TYPE_CHECKING, Any
 
 from raylance.errors import DatasetError
 from raylance.source.selection import Selection, Source, select
 from raylance.source.splits import Split
+from raylance.store import ray_session
 
 if TYPE_CHECKING:
     import ray
@@ -17,22 +17,6 @@ logger = logging.getLogger(__name__)
 
 _SHARED_BYTES = 1 << 20  # selections above this travel through the object store
 _FETCH_S = 120.0
-
-
-def ray_session() -> str:
-    """Names this process's connection to Ray, "" where there is none.
-
-    A notebook may end one and begin another, at the same address or as another job of the same cluster: actors and
-    objects of the one before are gone then.
-    """
-    if "ray" not in sys.modules:  # DataLoader workers take selections too, and have no Ray
-        return ""
-    import ray
-
-    if not ray.is_initialized():
-        return ""
-    context = ray.get_runtime_context()
-    return f"{context.get_session_name()}/{context.get_job_id()}"
 
 
 class SharedSelection:

@@ -1,27 +1,21 @@
-"""Owns the two helper actors, thin shells around reader and decoder; never decides what is read next, or by whom.
+"""Owns what a helper does with a command, wherever it runs; never decides what is read next, or by whom.
 
-Their calls are idempotent: the plan and the item say everything, so a call can be made again elsewhere when its actor
-dies. What they return is owned by the worker that called.
+All of it is idempotent: the plan and the item say everything, so work can be done again elsewhere when a helper dies.
 """
 
-import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
-import ray
-import torch
 
 from raylance.columns import DRAW, ROW_OFFSET
-from raylance.decode.rows import Decoding
 from raylance.planning.plan import Plan, WorkItem
-from raylance.runtime.faults import errors_travel
 from raylance.settings import Feed, Options
 from raylance.source.readahead import ReadAhead, TooLargeError
 from raylance.telemetry import Receipt
 
 
-class ShardActor:
+class RankReader:
     """Reads one rank's rows ahead, and gathers its items from them."""
 
     def __init__(self, feed: Feed, options: Options) -> None:
@@ -29,17 +23,12 @@ class ShardActor:
 
         Args:
             feed: What to serve.
-            options: Bytes to hold, threads to decode in where no decode actor does, and how long to retry reads.
+            options: Bytes to hold, threads to decode in where no decoder does, and how long to retry reads.
         """
         self._feed = feed
         self._ahead = ReadAhead(feed.source, options.max_window_bytes, options.read_timeout_s)
         self._plans: dict[str, Plan] = {}
         self._threads = ThreadPoolExecutor(options.decode_threads) if feed.decoding else None
-        torch.set_num_threads(1)
-
-    def actor_id(self) -> str:
-        """The ID of this actor, hex; answers once the actor is ready."""
-        return str(ray.get_runtime_context().get_actor_id())
 
     def install(self, key: str, plan: Plan) -> None:
         """Learns a plan, so that later calls only name it; forgets the one before the last."""
@@ -47,29 +36,21 @@ class ShardActor:
             self._plans.pop(next(iter(self._plans)))
         self._plans[key] = plan
 
-    @ray.method(num_returns=3)
-    def read(
-        self, key: str, item: WorkItem, decodes: bool, allowed_bytes: float = math.inf
-    ) -> tuple[pa.Table, pa.Table, Receipt]:
+    def read(self, key: str, item: WorkItem, decodes: bool, allowed_bytes: float) -> tuple[pa.Table, pa.Table, Receipt]:
         """Reads an item.
 
         Args:
             key: The plan of the epoch.
             item: Which rows.
-            decodes: Whether to decode them here, in threads; otherwise a decode actor follows.
+            decodes: Whether to decode them here, in threads; otherwise a decoder follows, where rows are decoded.
             allowed_bytes: Bytes that its raw rows may have; where they have more, none are returned, and the receipt
                 says how many they have.
 
         Returns:
             The columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
-            `_valid`, or the encoded ones and `_rowoffset` when a decode actor follows; and what it took.
+            `_valid`, or the encoded ones and `_rowoffset` where a decoder follows; and what it took. The decoded
+            columns share memory that the next call overwrites.
         """
-        with errors_travel():
-            return self._read_item(key, item, decodes, allowed_bytes)
-
-    def _read_item(
-        self, key: str, item: WorkItem, decodes: bool, allowed_bytes: float
-    ) -> tuple[pa.Table, pa.Table, Receipt]:
         begin, plan, decoding = time.perf_counter(), self._plans[key], self._feed.decoding
         receipt = Receipt()
         try:
@@ -92,36 +73,19 @@ class ShardActor:
         if not decodes:
             return plain, encoded, receipt
         if decoding.transform is not None:
-            # A transform may change what it is given in place, and these may be the very rows that are held here.
-            # Arrow copies only where there is more than one chunk.
-            encoded = pa.concat_tables([encoded, encoded.slice(0, 0)]).combine_chunks()
+            encoded = own_memory(encoded)  # a transform may change in place what it is given, and this may be held here
         decoded, done = decoding.apply(encoded, item.epoch, self._threads)
-        receipt.decode_s, receipt.masked_rows = done.decode_s, done.masked_rows
+        receipt.decode_s = done.decode_s
         receipt.nbytes = plain.nbytes + done.nbytes
         return plain, decoded, receipt
 
+    def close(self) -> None:
+        """Ends the threads."""
+        self._ahead.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
 
-class DecodeActor:
-    """Decodes image columns for any loader of the worker that owns it."""
 
-    def __init__(self) -> None:
-        torch.set_num_threads(1)  # parallel by actors: more threads would fight for the same cores
-        self._decodings: dict[str, Decoding] = {}
-
-    def actor_id(self) -> str:
-        """The ID of this actor, hex; answers once the actor is ready."""
-        return str(ray.get_runtime_context().get_actor_id())
-
-    def install(self, key: str, decoding: Decoding) -> None:
-        """Learns how to decode for one loader, so that later calls only name it."""
-        self._decodings[key] = decoding
-
-    def forget(self, key: str) -> None:
-        """Drops what `install` told, and the memory that was decoded into."""
-        self._decodings.pop(key, None)
-
-    @ray.method(num_returns=2)
-    def decode(self, key: str, epoch: int, encoded: pa.Table) -> tuple[pa.Table, Receipt]:
-        """Decodes an item; see `Decoding.apply`."""
-        with errors_travel():
-            return self._decodings[key].apply(encoded, epoch)
+def own_memory(table: pa.Table) -> pa.Table:
+    """A copy; Arrow makes one only where there is more than one chunk."""
+    return pa.concat_tables([table, table.slice(0, 0)]).combine_chunks()

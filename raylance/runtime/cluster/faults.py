@@ -24,6 +24,7 @@ from ray.exceptions import (
 )
 
 from raylance.errors import HelperError
+from raylance.runtime.messages import Fault
 
 _HELPER_GONE = (
     RayActorError,
@@ -81,7 +82,12 @@ def first_line(error: BaseException) -> str:
     return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
 
 
-def as_raised(error: Exception) -> BaseException:
+def fault_of(error: BaseException) -> Fault:
+    """A fault of the machines as the dispatcher takes it."""
+    return Fault(told=first_line(error), advice=advice(error), error=error)
+
+
+def as_raised(error: BaseException) -> BaseException:
     """The error to raise in the worker for one that is no fault of the machines."""
     cause = cause_of(error)
     if isinstance(cause, UnserializableException):  # it can be loaded in the helper, and not here

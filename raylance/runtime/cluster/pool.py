@@ -1,0 +1,90 @@
+"""Owns the decode actors of this process, shared by all its loaders, and what the cluster has room for; never knows
+what they work on.
+
+A loader holds actors, as many as it wants; those that another loader holds already are taken first, so that validation
+needs no second set. The last holder to let go of an actor ends it.
+"""
+
+import dataclasses
+import threading
+from typing import Any
+
+import ray
+
+from raylance.runtime.cluster.actors import DecodeActor
+from raylance.store import ray_session
+
+# A helper that dies takes nothing with it that the plan cannot tell again, so Ray's own restarts are not used: one
+# mechanism for a killed process, a lost node and an explicit ray.kill, with a deadline for the new place.
+NO_RESTARTS = {"max_restarts": 0, "max_task_retries": 0}
+_MAX_AUTO_DECODERS = 32
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class PooledActor:
+    """A decode actor.
+
+    Attributes:
+        handle: Its handle.
+        pulse: What resolves once it runs.
+        place: Ray session, and the CPUs that it takes.
+        holders: Keys of the loaders that hold it, with which they name their decoding to it.
+    """
+
+    handle: Any
+    pulse: Any
+    place: tuple[str, float]
+    holders: set[str] = dataclasses.field(default_factory=set)
+
+
+_actors: list[PooledActor] = []
+_lock = threading.RLock()  # reentrant: the garbage collector may let go of one in the middle of taking another
+
+
+def hold(holder: str, cpus: float) -> PooledActor:
+    """Gives a decode actor that this holder does not hold yet, a new one where there is none."""
+    place = (ray_session(), cpus)
+    with _lock:
+        _actors[:] = [actor for actor in _actors if actor.place[0] == place[0]]  # the others went with their session
+        for actor in _actors:
+            if actor.place == place and holder not in actor.holders:
+                break
+        else:
+            remote = ray.remote(DecodeActor).options(num_cpus=cpus, scheduling_strategy="DEFAULT", **NO_RESTARTS)
+            handle: Any = remote.remote()
+            actor = PooledActor(handle=handle, pulse=handle.actor_id.remote(), place=place)
+            _actors.append(actor)
+        actor.holders.add(holder)
+        return actor
+
+
+def let_go(holder: str, actor: PooledActor, *, is_dead: bool) -> None:
+    """Gives an actor back; a dead one nobody gets any more."""
+    with _lock:
+        actor.holders.discard(holder)
+        ends = is_dead or not actor.holders
+        if ends and actor in _actors:
+            _actors.remove(actor)
+        if actor.place[0] != ray_session():
+            return
+        if ends:
+            ray.kill(actor.handle)
+        else:
+            actor.handle.forget.remote(holder)
+
+
+def count_here(cpus: float) -> int:
+    """Decode actors that this process has."""
+    return sum(actor.place == (ray_session(), cpus) for actor in _actors)
+
+
+def auto_decoders(world_size: int, decoder_cpus: float, ours: int = 0) -> int:
+    """Decode actors for each rank that fit the CPUs that are free in the cluster now, or taken by `ours` already."""
+    free = float(ray.available_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
+    return min(int((free / max(decoder_cpus, 1e-9) + ours) / world_size), _MAX_AUTO_DECODERS)
+
+
+def cpus_by_node() -> dict[str, float]:
+    """CPUs of each node by its ID, as Ray counts them."""
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    return {node["NodeID"]: float(node["Resources"].get("CPU", 1)) for node in nodes}

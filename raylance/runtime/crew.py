@@ -1,0 +1,222 @@
+"""Owns which helpers a loader has, wants and waits for, as a state machine; never starts one, and has no clock."""
+
+import dataclasses
+import itertools
+import logging
+from collections.abc import Callable
+
+from raylance.errors import HelperError, PlacementError
+from raylance.runtime.messages import Ask, Command, Dismiss, Fault, Kind, Place
+
+logger = logging.getLogger(__name__)
+
+_QUEUED = 2  # calls at a decoder: one in work, and one that waits, so that it never does
+_PAUSE_S = 1.0  # before another helper is placed for one that died as it started
+
+
+@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
+class Helper:
+    """What is known of a helper.
+
+    Attributes:
+        kind: What it does.
+        place_at: When it is to be placed; None once that was asked for.
+        late: When it is given up, unless it runs by then.
+        running: Whether it runs.
+        is_proven: Whether it has answered since another one died.
+        heard: When it answered last.
+        calls: What it was given and has not answered, in order, with the time.
+    """
+
+    kind: Kind
+    place_at: float | None
+    late: float
+    running: bool = False
+    is_proven: bool = True
+    heard: float = 0.0
+    calls: dict[int, float] = dataclasses.field(default_factory=dict)
+
+    def silent_since(self) -> float | None:
+        """Since when it owes an answer."""
+        return max(self.heard, next(iter(self.calls.values()))) if self.calls else None
+
+
+class Crew:
+    """One reader and some decoders. It outlives passes, as helpers do."""
+
+    def __init__(
+        self,
+        *,
+        decoders: int,
+        insists: bool,
+        placement_timeout_s: float,
+        work_timeout_s: float,
+        explain: Callable[[int, int, Kind], str],
+    ) -> None:
+        """Wants helpers; `open` asks for them.
+
+        Args:
+            decoders: Decoders to have; 0 where the reader decodes.
+            insists: Whether nothing is delivered before all of them run, and none left is an error. Otherwise those
+                that find no place are done without, and where none runs, the reader decodes.
+            placement_timeout_s: Seconds that a helper may take to run.
+            work_timeout_s: Seconds that a helper may owe an answer before it is taken for hung.
+            explain: Says why helpers of a kind found no place: how many of how many.
+        """
+        self.decoders, self.insists = decoders, insists
+        self._placement_timeout_s, self._work_timeout_s, self._explain = placement_timeout_s, work_timeout_s, explain
+        self._helpers: dict[int, Helper] = {}
+        self._numbers, self._calls = itertools.count(), itertools.count()
+        self.is_complete = False
+        self.replaced = 0
+        self.failure: Exception | None = None
+
+    def open(self, now: float) -> None:
+        """Wants the helpers, if it has none yet."""
+        if not self._helpers and self.failure is None:
+            for kind in ("reader", *["decoder"] * self.decoders):
+                self._want("reader" if kind == "reader" else "decoder", now, now + self._placement_timeout_s)
+
+    def _want(self, kind: Kind, place_at: float, late: float) -> None:
+        self._helpers[next(self._numbers)] = Helper(kind=kind, place_at=place_at, late=late)
+
+    # What the dispatcher asks.
+
+    @property
+    def reader(self) -> int | None:
+        """The reader, if it runs."""
+        return next((n for n, helper in self._helpers.items() if helper.kind == "reader" and helper.running), None)
+
+    def decoder(self, *, proven: bool) -> int | None:
+        """The running decoder with the fewest calls and room for one, or None.
+
+        Args:
+            proven: Leave out those that have not answered since another one died: where several died at once, work
+                that is done again must not go to the next dead one.
+        """
+        able = [
+            number
+            for number, helper in self._helpers.items()
+            if helper.kind == "decoder" and helper.running and len(helper.calls) < _QUEUED
+            if helper.is_proven or not proven
+        ]
+        return min(able, key=lambda number: len(self._helpers[number].calls), default=None)
+
+    @property
+    def decoders_running(self) -> int:
+        """Decoders that run."""
+        return sum(helper.running for helper in self._helpers.values() if helper.kind == "decoder")
+
+    @property
+    def reader_decodes(self) -> bool:
+        """Whether the reader has to decode what is read now."""
+        return not self.decoders or (not self.insists and not self.decoders_running)
+
+    def deadline(self) -> float | None:
+        """When `tick` has something to do, unless something happens before."""
+        times = []
+        for helper in self._helpers.values():
+            since = helper.silent_since()
+            if helper.place_at is not None:
+                times.append(helper.place_at)
+            if not helper.running:
+                times.append(helper.late)
+            elif since is not None:
+                times.append(since + self._work_timeout_s)
+        return min(times, default=None)
+
+    # What happens.
+
+    def send(self, helper: int, now: float) -> int:
+        """Notes that a helper is given a call; returns the number of the call."""
+        call = next(self._calls)
+        self._helpers[helper].calls[call] = now
+        return call
+
+    def new_call(self) -> int:
+        """The number of a call that no helper answers."""
+        return next(self._calls)
+
+    def answered(self, call: int, now: float) -> None:
+        """Notes the answer to a call."""
+        for number, helper in self._helpers.items():
+            if helper.calls.pop(call, None) is not None:
+                self.heard(number, now)
+
+    def heard(self, helper: int, now: float) -> None:
+        """Notes a sign of life: of a helper that was placed, or that was asked."""
+        found = self._helpers.get(helper)
+        if found is not None:
+            found.running = found.is_proven = True
+            found.heard = now
+        decoders = [other.running for other in self._helpers.values() if other.kind == "decoder"]
+        if self.reader is not None and (not self.insists or (len(decoders) == self.decoders and all(decoders))):
+            self.is_complete = True
+
+    def not_placed(self, helper: int, fault: Fault, hopeless: bool, now: float) -> list[Command]:
+        """Has another one placed for a helper that died as it started, where there is hope and time."""
+        found = self._helpers.pop(helper, None)
+        if found is None:
+            return []
+        logger.warning("a %s died as it started: %s", found.kind, fault.told)
+        if not hopeless and now + _PAUSE_S < found.late:
+            self._want(found.kind, now + _PAUSE_S, found.late)
+        elif found.kind == "reader" or (self.insists and not (self.is_complete and self.decoders_running)):
+            self.failure = HelperError(
+                f"a {found.kind} could not start; what was delivered before is good, nothing follows. Its constructor "
+                f"or its process said: {fault.error or fault.told}"
+            )
+        return [Dismiss(helper)]
+
+    def lost(self, helper: int, now: float) -> tuple[list[int], list[Command]]:
+        """Has a helper replaced that ran and is gone.
+
+        Returns:
+            The calls that it has not answered, in the order in which it was given them: it was working on the first, if
+            on any. And what to do.
+        """
+        found = self._helpers.pop(helper, None)
+        if found is None:
+            return [], []
+        self.replaced += 1
+        self._want(found.kind, now, now + self._placement_timeout_s)
+        commands: list[Command] = [Dismiss(helper)]
+        for number, other in self._helpers.items():  # it seldom dies alone
+            if other.running:
+                other.is_proven = False
+                commands.append(Ask(number))
+        return list(found.calls), commands
+
+    def hung(self, now: float) -> list[tuple[int, Fault]]:
+        """Running helpers that have owed an answer for too long."""
+        found = []
+        for number, helper in self._helpers.items():
+            since = helper.silent_since()
+            if helper.running and since is not None and now >= since + self._work_timeout_s:
+                told = f"{helper.kind} {number} has not answered for {now - since:.0f} s, which work_timeout_s allows"
+                advice = "Look for what hangs in it (storage, a decoder, a transform), or raise work_timeout_s."
+                found.append((number, Fault(told=told, advice=advice)))
+        return found
+
+    def tick(self, now: float) -> list[Command]:
+        """Has helpers placed that are due, and gives those up that are late."""
+        commands: list[Command] = []
+        for number, helper in list(self._helpers.items()):
+            if helper.place_at is not None and now >= helper.place_at:
+                helper.place_at = None
+                commands.append(Place(number, helper.kind))
+            if not helper.running and now >= helper.late:
+                commands += self._give_up(number, helper)
+        return commands
+
+    def _give_up(self, number: int, helper: Helper) -> list[Command]:
+        """Goes on without a helper that found no place in time, where that is possible."""
+        del self._helpers[number]
+        left = sum(other.kind == helper.kind for other in self._helpers.values())
+        asked = self.decoders if helper.kind == "decoder" else 1
+        if helper.kind == "reader" or (self.insists and (not self.is_complete or not left)):
+            pending = asked - (self.decoders_running if helper.kind == "decoder" else 0)
+            self.failure = PlacementError(self._explain(pending, asked, helper.kind))
+        else:
+            logger.warning("a %s found no place in time; going on with %d", helper.kind, left)
+        return [Dismiss(number)]

@@ -1,0 +1,271 @@
+"""Owns the thread between helpers and consumer: it waits, compares, collates and copies to the device, so that the
+training thread takes finished batches; never decides which work is done where, never holds a loader's position.
+"""
+
+import atexit
+import dataclasses
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from raylance.batches.assembly import Assembly
+from raylance.batches.batches import Bound
+from raylance.batches.device import Sender
+from raylance.columns import dataset_names, tell_rows
+from raylance.errors import RaylanceError
+from raylance.planning.plan import Plan, WorkItem
+from raylance.runtime.dispatcher import Dispatcher
+from raylance.runtime.messages import Command, Deliver, Event, GiveUp, Taken
+from raylance.runtime.runtime import Runtime
+from raylance.runtime.sizes import Sizes
+from raylance.settings import Feed, Options
+from raylance.telemetry import Stats
+
+_LOOK_S = 5.0  # between looks whether the thread still lives
+_JOIN_S = 10.0  # that a closing consumer waits for user code in the thread to end
+
+_alive: "weakref.WeakSet[Feeder]" = weakref.WeakSet()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Finished:
+    """A batch to hand out, and what is counted when it is."""
+
+    batch: Any
+    after: int
+    rows: int
+    nbytes: int
+    masked_rows: int
+    certificate: dict[str, Any] | None
+
+
+class Feeder:
+    """The batches of one pass, made by a thread of its own, a few ahead of the consumer."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, runtime: Runtime, assembly: Assembly, bound: Bound, stats: Stats
+    ) -> None:
+        """Starts the thread.
+
+        Args:
+            dispatcher: Decides.
+            runtime: Does; nobody else may take its events until the feeder is closed.
+            assembly: Puts items together.
+            bound: Arguments of the iterator.
+            stats: Counters to add to.
+        """
+        self._dispatcher, self._runtime, self._assembly = dispatcher, runtime, assembly
+        self._bound, self._stats = bound, stats
+        self._sender = None if bound.device is None else Sender(bound.device, bound.pin_memory)
+        self._room = max(1, bound.prefetch_batches)
+        self._changed = threading.Condition()
+        self._finished: deque[_Finished] = deque()
+        self._taken: int | None = None
+        self._error: BaseException | None = None
+        self._has_ended = self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="raylance-feeder", daemon=True)
+        _alive.add(self)
+        self._thread.start()
+
+    # The consumer's side.
+
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
+        """Hands out batches with the position behind each, counting how long each is awaited and kept.
+
+        Raises:
+            Exception: What ended the pass, behind the last good batch.
+        """
+        stats, is_first = self._stats, True
+        while True:
+            begin = time.perf_counter()
+            found = self._take()
+            waited_s = time.perf_counter() - begin
+            stats.wait_s += waited_s
+            stats.first_batch_s += waited_s if is_first else 0
+            is_first = False
+            if found is None:
+                return
+            stats.batches += 1
+            stats.rows += found.rows
+            stats.nbytes += found.nbytes
+            stats.masked_rows += found.masked_rows
+            stats.epoch_certificate = found.certificate or stats.epoch_certificate
+            batch = found.batch if self._sender is None else self._sender.receive(found.batch)
+            begin = time.perf_counter()
+            yield batch, found.after
+            stats.user_s += time.perf_counter() - begin
+
+    def _take(self) -> _Finished | None:
+        with self._changed:
+            while not (self._finished or self._has_ended):
+                self._changed.wait(_LOOK_S)
+                if not self._thread.is_alive() and not self._has_ended:
+                    raise RaylanceError(
+                        "the thread that makes batches is not in this process: it was forked in the middle of a pass. "
+                        "Begin another pass here, or start processes by spawn."
+                    )
+            if self._finished:
+                found = self._finished.popleft()
+                self._taken = found.after
+                self._changed.notify_all()
+                self._runtime.post(None)
+                return found
+            error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return None
+
+    def close(self) -> bool:
+        """Ends the pass: what is on its way comes to nobody. Tells whether the thread has ended, as it does unless user
+        code hangs in it.
+        """
+        with self._changed:
+            self._is_closed = self._has_ended = True
+            self._finished.clear()
+            self._changed.notify_all()
+        self._runtime.post(None)
+        if self._thread is not threading.current_thread():  # the garbage collector runs anywhere
+            self._thread.join(_JOIN_S)
+        _alive.discard(self)
+        return not self._thread.is_alive()
+
+    # The thread's side.
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            error = self._pump()
+        except BaseException as raised:  # whatever it is, it is the consumer's to hear
+            error = raised
+        finally:
+            for command in self._dispatcher.close():
+                self._runtime.do(command)
+            with self._changed:
+                self._error, self._has_ended = error, True
+                self._changed.notify_all()
+
+    def _pump(self) -> BaseException | None:
+        """Carries events and commands to and fro until the pass is over; returns what ended it, if an error did."""
+        event: Event | None = None
+        while not self._is_closed:
+            error = self._do(self._dispatcher.handle(event, self._runtime.now()))
+            while self._assembly and self._has_room(error is not None or self._dispatcher.is_over):
+                self._finish()
+            if error is not None:
+                return error
+            if self._dispatcher.is_over and not self._assembly:
+                return None
+            event = self._next_event()
+        return None
+
+    def _do(self, commands: list[Command]) -> BaseException | None:
+        for command in commands:
+            if isinstance(command, Deliver):
+                self._assembly.add(command.item, command.plain, command.decoded)
+            elif isinstance(command, GiveUp):
+                return command.error
+            else:
+                self._runtime.do(command)
+        return None
+
+    def _next_event(self) -> Event | None:
+        with self._changed:
+            taken, self._taken = self._taken, None
+        if taken is not None:
+            return Taken(taken)
+        deadline = self._dispatcher.deadline()
+        return self._runtime.next_event(None if deadline is None else max(0.0, deadline - self._runtime.now()))
+
+    def _has_room(self, is_last: bool) -> bool:
+        """Whether one more batch may be made; at the end of a pass, waits for the consumer."""
+        with self._changed:
+            while is_last and len(self._finished) >= self._room and not self._is_closed:
+                self._changed.wait(_LOOK_S)
+            return len(self._finished) < self._room and not self._is_closed
+
+    def _finish(self) -> None:
+        step = self._assembly.next_step()
+        with self._stats.timed("collate_s"):
+            batch = self._bound.convert(step.table.drop_columns(self._bound.hidden))
+            if self._sender is not None:
+                batch = self._sender.send(batch)
+        finished = _Finished(
+            batch=batch,
+            after=step.after,
+            rows=step.table.num_rows,
+            nbytes=step.table.nbytes,
+            masked_rows=step.masked_rows,
+            certificate=step.certificate,
+        )
+        with self._changed:
+            if not self._is_closed:
+                self._finished.append(finished)
+                self._changed.notify_all()
+
+
+def start_pass(
+    feed: Feed,
+    plan: Plan,
+    plan_key: str,
+    rank: int,
+    *,
+    epoch: int,
+    position: int,
+    bound: Bound,
+    options: Options,
+    runtime: Runtime,
+    stats: Stats,
+) -> Feeder:
+    """Begins one rank's pass from a position to the end of its epoch.
+
+    Args:
+        feed: What is read and delivered.
+        plan: The plan of the epoch.
+        plan_key: Names it; the same for equal plans, so that what was read ahead is found.
+        rank: The rank.
+        epoch: Epoch.
+        position: Position of the first step.
+        bound: Arguments of the iterator.
+        options: Limits.
+        runtime: Who does the work.
+        stats: Counters to add to.
+    """
+    crew, decoding = runtime.crew, feed.decoding
+    raw_bytes = feed.source.likely_row_bytes
+    decoded_bytes = decoding.row_bytes if decoding else 0
+    limit = options.max_inflight_bytes
+    # One item in work and one waiting, for each decoder.
+    sizes = Sizes(
+        raw_bytes=raw_bytes, decoded_bytes=decoded_bytes, limit_bytes=limit, items=2 * max(1, crew.decoders) + 1
+    )
+    assembly = Assembly(feed, plan, rank, epoch, position)
+
+    def tell(item: WorkItem) -> str:
+        rows = plan.select(item.epoch, plan.item_positions(item))
+        return tell_rows(feed.source.load_selection().offsets(rows), dataset_names(feed.source.uri))
+
+    runtime.begin(plan, plan_key)
+    dispatcher = Dispatcher(
+        plan=plan,
+        rank=rank,
+        items=plan.items(rank, epoch, position, sizes.item_rows()),
+        position=position,
+        crew=crew,
+        sizes=sizes,
+        stats=stats,
+        decodes=decoding is not None,
+        prefetch_batches=bound.prefetch_batches,
+        work_timeout_s=options.work_timeout_s,
+        tell=tell,
+    )
+    return Feeder(dispatcher, runtime, assembly, bound, stats)
+
+
+@atexit.register
+def _close_all() -> None:
+    """Ends what is under way before the interpreter does: its threads must not outlive it, nor Ray."""
+    for feeder in list(_alive):
+        feeder.close()

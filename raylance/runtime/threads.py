@@ -1,0 +1,193 @@
+"""Owns the runtime that works by threads of this process, for use without Ray; never decides.
+
+The batches are those of the Ray runtime: only who does the work differs.
+"""
+
+import dataclasses
+import os
+import queue
+import time
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+
+from raylance.decode.rows import Decoding
+from raylance.planning.plan import Plan
+from raylance.runtime.crew import Crew
+from raylance.runtime.messages import (
+    Alive,
+    Ask,
+    Command,
+    Decode,
+    Dismiss,
+    Done,
+    Event,
+    Failed,
+    Fetch,
+    Fetched,
+    Forget,
+    Kind,
+    Place,
+    Placed,
+    Read,
+)
+from raylance.runtime.work import RankReader, own_memory
+from raylance.settings import Feed, Options
+from raylance.telemetry import Receipt
+
+_MAX_AUTO_DECODERS = 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Helper:
+    """A thread and what it works with."""
+
+    thread: ThreadPoolExecutor
+    reader: RankReader | None = None
+    decoding: Decoding | None = None
+
+    def end(self) -> None:
+        self.thread.shutdown(wait=False, cancel_futures=True)
+        if self.reader is not None:
+            self.reader.close()
+
+
+class ThreadRuntime:
+    """Does the work of one loader in threads; see `raylance.runtime.messages.Runtime`."""
+
+    def __init__(self, feed: Feed, options: Options) -> None:
+        """Starts nothing.
+
+        Args:
+            feed: What is read and decoded.
+            options: Decoding threads ("auto": one for each CPU of the process), and limits.
+        """
+        self._feed, self._options = feed, options
+        self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._helpers: dict[int, _Helper] = {}
+        self._results: dict[int, tuple[pa.Table, ...] | None] = {}  # of calls that somebody waits for
+        self._plan: tuple[str, Plan] | None = None
+        self.crew = self._new_crew()
+        self._end = weakref.finalize(self, _end_all, self._helpers)
+        self._end.atexit = False  # a feeder that still goes on is closed first
+
+    def _new_crew(self) -> Crew:
+        wanted = self._options.num_decoders
+        cpus = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 32)
+        return Crew(
+            decoders=0 if self._feed.decoding is None else cpus if wanted == "auto" else wanted,
+            insists=True,
+            placement_timeout_s=self._options.placement_timeout_s,
+            work_timeout_s=self._options.work_timeout_s,
+            explain=lambda pending, asked, kind: f"{pending} of {asked} {kind} threads did not start.",
+        )
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether helpers of an earlier pass can still work; threads can."""
+        return self.crew.failure is None
+
+    def begin(self, plan: Plan, plan_key: str) -> None:
+        """See `Runtime.begin`."""
+        self._plan = (plan_key, plan)
+
+    def now(self) -> float:
+        """See `Runtime.now`."""
+        return time.monotonic()
+
+    def post(self, event: Event | None) -> None:
+        """See `Runtime.post`."""
+        self._inbox.put(event)
+
+    def next_event(self, timeout_s: float | None) -> Event | None:
+        """See `Runtime.next_event`."""
+        try:
+            return self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def do(self, command: Command) -> None:
+        """See `Runtime.do`."""
+        match command:
+            case Place(helper, kind):
+                self._helpers[helper] = self._start(helper, kind)
+                self.post(Placed(helper))
+            case Read(call, helper):
+                plan = self._plan  # the next pass may have another one
+                self._submit(call, helper, lambda: self._read(command, plan))
+            case Decode(call, helper):
+                self._submit(call, helper, lambda: self._decode(command))
+            case Fetch(call, read, decode):
+                plain, decoded = self._of(read)
+                decoded = decoded if decode is None else self._of(decode)[0]
+                self.post(Fetched(call, plain, None if self._feed.decoding is None else decoded))
+            case Forget(calls):
+                for call in calls:
+                    self._results.pop(call, None)
+            case Ask(helper):
+                if helper in self._helpers:
+                    self._helpers[helper].thread.submit(self.post, Alive(helper))
+            case Dismiss(helper):
+                if helper in self._helpers:  # a thread that hangs is left alone
+                    self._helpers.pop(helper).end()
+
+    def _start(self, number: int, kind: Kind) -> _Helper:
+        thread = ThreadPoolExecutor(1, thread_name_prefix=f"raylance-{kind}-{number}")
+        if kind == "reader":
+            return _Helper(thread=thread, reader=RankReader(self._feed, self._options))
+        return _Helper(thread=thread, decoding=self._feed.decoding)
+
+    def _submit(self, call: int, helper: int, work: Callable[[], tuple[tuple[pa.Table, ...], Receipt]]) -> None:
+        inbox, results = self._inbox, self._results  # those of now: `close` makes others
+        results[call] = None
+
+        def run() -> None:
+            try:
+                tables, receipt = work()
+            except BaseException as error:  # a panic in Lance's Rust code is no Exception
+                inbox.put(Failed(call, error))
+                return
+            if call in results:  # else nobody waits for it any more
+                results[call] = tables
+            inbox.put(Done(call, receipt))
+
+        self._helpers[helper].thread.submit(run)
+
+    def _of(self, call: int) -> tuple[pa.Table, ...]:
+        tables = self._results[call]
+        if tables is None:
+            raise KeyError(f"call {call} has no result")
+        return tables
+
+    def _read(self, command: Read, plan: tuple[str, Plan] | None) -> tuple[tuple[pa.Table, ...], Receipt]:
+        reader = self._helpers[command.helper].reader
+        if plan is None or reader is None:
+            raise KeyError(f"helper {command.helper} reads nothing")
+        reader.install(*plan)
+        plain, second, receipt = reader.read(plan[0], command.item, command.decodes, command.allowed_bytes)
+        # The consumer may change what it gets in place, and rows may be views of those that are held here.
+        return (own_memory(plain), own_memory(second) if command.decodes else second), receipt
+
+    def _decode(self, command: Decode) -> tuple[tuple[pa.Table, ...], Receipt]:
+        decoding: Any = self._helpers[command.helper].decoding
+        encoded = self._of(command.source)[1]
+        if decoding.transform is not None:
+            encoded = own_memory(encoded)
+        decoded, receipt = dataclasses.replace(decoding, _buffers={}).apply(encoded, command.epoch)
+        return (decoded,), receipt
+
+    def close(self) -> None:
+        """See `Runtime.close`."""
+        _end_all(self._helpers)
+        # What helpers of before still say is about numbers that others will have.
+        self._inbox, self._results = queue.SimpleQueue(), {}
+        self.crew = self._new_crew()
+
+
+def _end_all(helpers: dict[int, _Helper]) -> None:
+    for helper in helpers.values():
+        helper.end()
+    helpers.clear()
