@@ -13,7 +13,7 @@ import ray
 import torch
 
 from raylance.columns import DRAW, ROW_OFFSET
-from raylance.decode.rows import Decoding
+from raylance.decode.rows import Decoding, OpenDecoding
 from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime.faults import errors_travel
 from raylance.settings import Feed, Options
@@ -34,6 +34,7 @@ class ShardActor:
         self._feed = feed
         self._ahead = ReadAhead(feed.source, options.max_window_bytes, options.read_timeout_s)
         self._plans: dict[str, Plan] = {}
+        self._decoding = feed.decoding.open() if feed.decoding else None
         self._threads = ThreadPoolExecutor(options.decode_threads) if feed.decoding else None
         torch.set_num_threads(1)
 
@@ -70,7 +71,8 @@ class ShardActor:
     def _read_item(
         self, key: str, item: WorkItem, decodes: bool, allowed_bytes: float
     ) -> tuple[pa.Table, pa.Table, Receipt]:
-        begin, plan, decoding = time.perf_counter(), self._plans[key], self._feed.decoding
+        begin, plan = time.perf_counter(), self._plans[key]
+        decoding, opened = self._feed.decoding, self._decoding
         receipt = Receipt()
         try:
             table = self._ahead.gather(key, plan, item, allowed_bytes)
@@ -79,7 +81,7 @@ class ShardActor:
         receipt.nbytes = receipt.raw_bytes = table.nbytes
         receipt.read_s, receipt.held_bytes = time.perf_counter() - begin, self._ahead.peak_bytes
         receipt.read_bytes = self._ahead.read_bytes_since()
-        if decoding is None:
+        if decoding is None or opened is None:
             return table, table.select([]), receipt
         if decoding.transform is None:
             encoded, plain = table.select([*decoding.columns, ROW_OFFSET]), table.drop_columns(decoding.columns)
@@ -95,18 +97,18 @@ class ShardActor:
             # A transform may change what it is given in place, and these may be the very rows that are held here.
             # Arrow copies only where there is more than one chunk.
             encoded = pa.concat_tables([encoded, encoded.slice(0, 0)]).combine_chunks()
-        decoded, done = decoding.apply(encoded, item.epoch, self._threads)
+        decoded, done = opened.apply(encoded, item.epoch, self._threads)
         receipt.decode_s, receipt.masked_rows = done.decode_s, done.masked_rows
         receipt.nbytes = plain.nbytes + done.nbytes
         return plain, decoded, receipt
 
 
 class DecodeActor:
-    """Decodes image columns for any loader of the worker that owns it."""
+    """Decodes columns for any loader of the worker that owns it."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)  # parallel by actors: more threads would fight for the same cores
-        self._decodings: dict[str, Decoding] = {}
+        self._decodings: dict[str, OpenDecoding] = {}
 
     def actor_id(self) -> str:
         """The ID of this actor, hex; answers once the actor is ready."""
@@ -114,7 +116,7 @@ class DecodeActor:
 
     def install(self, key: str, decoding: Decoding) -> None:
         """Learns how to decode for one loader, so that later calls only name it."""
-        self._decodings[key] = decoding
+        self._decodings[key] = decoding.open()
 
     def forget(self, key: str) -> None:
         """Drops what `install` told, and the memory that was decoded into."""
@@ -122,6 +124,6 @@ class DecodeActor:
 
     @ray.method(num_returns=2)
     def decode(self, key: str, epoch: int, encoded: pa.Table) -> tuple[pa.Table, Receipt]:
-        """Decodes an item; see `Decoding.apply`."""
+        """Decodes an item; see `OpenDecoding.apply`."""
         with errors_travel():
             return self._decodings[key].apply(encoded, epoch)
