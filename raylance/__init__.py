@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from raylance._dataset.mixing import mix
     from raylance._dataset.opening import dataset
     from raylance.batches.batches import Batches
+    from raylance.decode.decoder import Decoder
     from raylance.decode.images import CenterCrop, Image, RandomResizedCrop
     from raylance.errors import (
         BadRowError,
@@ -44,6 +45,7 @@ _MODULES = {
         "RaylanceError",
         "StateError",
     ),
+    "decode.decoder": ("Decoder",),
     "decode.images": ("CenterCrop", "Image", "RandomResizedCrop"),
     "batches.batches": ("Batches",),
     "loader": ("RankLoader",),
@@ -69,6 +71,7 @@ __all__ = [
     "DataConfig",
     "Dataset",
     "DatasetError",
+    "Decoder",
     "FractionSplit",
     "HelperError",
     "Image",

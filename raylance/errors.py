@@ -56,7 +56,7 @@ class BadRowError(RaylanceError):
         return (
             f"column {self.column!r} of row offset {self.row_offset}{where} cannot be decoded ({self.reason}); the "
             "epoch stops here so that no row is lost in silence. Repair the row, or set "
-            'on_bad_row="mask" to get a zero image with _valid False in its place.'
+            'on_bad_row="mask" to get zeros with _valid False in its place.'
         )
 
 

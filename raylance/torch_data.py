@@ -22,6 +22,7 @@ from raylance.batches.batches import torch_converter
 from raylance.batches.convert import Dtypes, to_torch
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, VALID
 from raylance.decode.arrays import NumpyBatch, Paddings
+from raylance.decode.rows import OpenDecoding
 from raylance.errors import ConfigError, RaylanceError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import BoolArray, Int64Array
@@ -54,17 +55,18 @@ class _Rows:
         self.feed = dataclasses.replace(handle._feed, source=handle._feed.source.local())
         self.spec: Spec = handle._spec
         self._selection = self.feed.source.load_selection()
-        self.images = frozenset(self.feed.decoding.columns if self.feed.decoding else ())
+        self.channels_last = self.feed.decoding.channels_last if self.feed.decoding else frozenset()
         self.__setstate__({})
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_reader": None}
+        return self.__dict__ | {"_reader": None, "_decoding": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         global _lance_pid
         _lance_pid = _lance_pid or os.getpid()  # None in a spawned process; in a forked one, its parent's
         self.__dict__.update(state)
         self._reader: RowReader | None = None
+        self._decoding: OpenDecoding | None = None
 
     def read(self, rows: Int64Array) -> pa.Table:
         """Reads selected rows, each from storage once; returns them in the order asked for, duplicates included."""
@@ -83,7 +85,8 @@ class _Rows:
         if self.feed.decoding is not None:
             # Output memory of its own: the batch may still wait in a queue when the next one is decoded.
             drawn = table if draws is None else table.append_column(DRAW, pa.array(draws))
-            table, _ = dataclasses.replace(self.feed.decoding, _buffers={}).apply(drawn, epoch)
+            self._decoding = self._decoding or self.feed.decoding.open()
+            table, _ = self._decoding.apply(drawn, epoch, own_memory=True)
             real = real & table[VALID].to_numpy()
         if with_row_offset:
             extra[ROW_OFFSET] = offsets & OFFSET_MASK
@@ -132,7 +135,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         told: Told = (self.epoch, np.ones(len(indices), dtype=np.bool_), None)
         table = self._rows.read(np.array(indices, dtype=np.int64) % len(self))
         table = self._rows.decode(table, getattr(indices, "told", told), self._with_row_offset)
-        batch = to_torch(table, dtypes={}, images=self._rows.images)
+        batch = to_torch(table, dtypes={}, channels_last=self._rows.channels_last)
         columns = {k: v.numpy() if isinstance(v, torch.Tensor) and v.ndim == 1 else v for k, v in batch.items()}
         return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
 

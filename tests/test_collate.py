@@ -70,7 +70,7 @@ def test_numpy(table: pa.Table) -> None:
 
 
 def test_torch() -> None:
-    batch = to_torch(TABLE, dtypes={"int": torch.float64}, images=frozenset({"image"}))
+    batch = to_torch(TABLE, dtypes={"int": torch.float64}, channels_last=frozenset({"image"}))
     assert batch["int"].dtype == torch.float64
     assert batch["half"].dtype == torch.float16
     assert batch["flag"].dtype == torch.bool
@@ -84,7 +84,7 @@ def test_torch() -> None:
     assert batch["maybe"][1] is None
     assert [tokens.tolist() for tokens in batch["tokens"]] == [[1, 2], [], [3]]
     assert (
-        to_torch(TABLE.select(["vector"]), dtypes={"vector": torch.float16}, images=frozenset())["vector"].dtype
+        to_torch(TABLE.select(["vector"]), dtypes={"vector": torch.float16}, channels_last=frozenset())["vector"].dtype
         == torch.float16
     )
 
@@ -95,7 +95,7 @@ def test_numbers_are_views() -> None:
         ("image", TENSORS.storage.values.buffers()[1].address),
     ):
         assert to_numpy(TABLE)[name].ctypes.data == address
-        batch = to_torch(TABLE.select([name]), dtypes={}, images=frozenset({"image"}))
+        batch = to_torch(TABLE.select([name]), dtypes={}, channels_last=frozenset({"image"}))
         assert batch[name].data_ptr() == address
 
 
@@ -123,7 +123,7 @@ def test_empty_tables_keep_shapes_and_dtypes() -> None:
 )
 def test_what_has_no_place_in_a_tensor_is_refused(column: pa.Array, message: str) -> None:
     with pytest.raises(DatasetError, match=message):
-        to_torch(pa.table({"c": column}), dtypes={}, images=frozenset())
+        to_torch(pa.table({"c": column}), dtypes={}, channels_last=frozenset())
 
 
 def test_dates_and_times_come_as_numpy() -> None:
@@ -161,7 +161,7 @@ def test_permuted_tensors_have_their_logical_axes(shape: list[int], data: st.Dat
     parts = [table.slice(start, stop - start) for start, stop in zip([0, *cuts], [*cuts, 5], strict=True)]
     table = pa.concat_tables(parts)
     np.testing.assert_array_equal(to_numpy(table)["t"], values)
-    batch = to_torch(table, dtypes={}, images=frozenset())
+    batch = to_torch(table, dtypes={}, channels_last=frozenset())
     np.testing.assert_array_equal(batch["t"].numpy(), values)
     empty = to_numpy(pa.Table.from_batches([], schema=table.schema))["t"]
     assert (empty.shape, empty.dtype) == ((0, *shape), np.int32)
@@ -209,7 +209,7 @@ def test_every_number_of_a_batch_may_be_changed_in_place() -> None:
         for name in ("int", "half", "flag", "vector", "matrix", "image", "when", "short"):
             assert not batch[name].astype(bool).any()
             assert batch[name].dtype == to_numpy(table)[name].dtype
-        ruin(to_torch(make().drop_columns(["when"]), dtypes={}, images=frozenset({"image"})))
+        ruin(to_torch(make().drop_columns(["when"]), dtypes={}, channels_last=frozenset({"image"})))
     np.testing.assert_array_equal(when.to_numpy().astype(int), [5, 6, 7])
 
 

@@ -238,8 +238,11 @@ def test_images_may_lie_in_a_blob_column(tmp_path: Any) -> None:
     uri = str(tmp_path / "images.lance")
     lance.write_dataset(table, uri, data_storage_version="2.2")
     dataset = raylance.dataset(uri, decode=raylance.Image("image"), order="sequential")
-    plain, _ = Decoding(images=[raylance.Image("image", size=(24, 32))], seed=0, mask_bad_rows=False).apply(
-        pa.table({"image": pa.array(images, pa.binary()), "_rowoffset": range(20)}), 0
+    image = raylance.Image("image", size=(24, 32))
+    plain, _ = (
+        Decoding(decoders=(image,), seed=0, mask_bad_rows=False)
+        .open()
+        .apply(pa.table({"image": pa.array(images, pa.binary()), "_rowoffset": range(20)}), 0)
     )
     with dataset.loader(num_decoders=0) as loader:
         batch = next(loader.iter_batches(global_batch_size=20))

@@ -25,8 +25,8 @@ from tests.conftest import encode, make_images
 
 def decode(values: list[bytes | None], image: Image, epoch: int = 0, offsets: list[int] | None = None, **more: object):
     table = pa.table({"image": pa.array(values, pa.binary()), "_rowoffset": offsets or list(range(len(values)))})
-    arguments = {"images": [image], "seed": 7, "mask_bad_rows": False} | more
-    decoded, receipt = Decoding(**arguments).apply(table, epoch)
+    arguments = {"decoders": (image,), "seed": 7, "mask_bad_rows": False} | more
+    decoded, receipt = Decoding(**arguments).open().apply(table, epoch)
     return decoded["image"].combine_chunks().to_numpy_ndarray(), decoded["_valid"].to_numpy(), receipt
 
 
@@ -135,7 +135,7 @@ def test_augmentation_depends_on_seed_epoch_and_row_alone() -> None:
         np.testing.assert_array_equal(alone[0], whole[row])
     with ThreadPoolExecutor(3) as threads:
         table = pa.table({"image": pa.array(values, pa.binary()), "_rowoffset": range(12)})
-        threaded, _ = Decoding(images=[AUGMENTED], seed=7, mask_bad_rows=False).apply(table, 0, threads)
+        threaded, _ = Decoding(decoders=(AUGMENTED,), seed=7, mask_bad_rows=False).open().apply(table, 0, threads)
     np.testing.assert_array_equal(threaded["image"].combine_chunks().to_numpy_ndarray(), whole)
     same = [values[0]] * 3
     rows = decode(same, AUGMENTED)[0]

@@ -64,7 +64,7 @@ class Dataset(TrainData):
 
     @property
     def schema(self) -> pa.Schema:
-        """What is delivered, with the dataset's metadata; decoded images are fixed-shape tensors of uint8 (H, W, 3)."""
+        """What is delivered, with the dataset's metadata; what is decoded, as `Decoder.arrow_type` says."""
         source = self._feed.source
         first = source.load_selection().offsets(np.arange(1))
         fields = self._read(first, mask_bad_rows=True).drop_columns([ROW_OFFSET]).schema
@@ -166,7 +166,7 @@ class Dataset(TrainData):
             ) from error
         if feed.decoding is not None:
             masks = self._spec.masks_bad_rows if mask_bad_rows is None else mask_bad_rows
-            table, _ = dataclasses.replace(feed.decoding, mask_bad_rows=masks, _buffers={}).apply(table, 0)
+            table, _ = dataclasses.replace(feed.decoding, mask_bad_rows=masks).open().apply(table, 0)
         return table.select(feed.delivers).append_column(ROW_OFFSET, pa.array(offsets & OFFSET_MASK))
 
     def plan(self, global_batch_size: int = 256, world_size: int = 1) -> PlanSummary:

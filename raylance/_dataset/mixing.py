@@ -101,4 +101,4 @@ def _fields(dataset: Dataset) -> str:
 
 def _decoding(dataset: Dataset) -> object:
     decoding = dataset._feed.decoding
-    return None if decoding is None else (tuple(decoding.images), decoding.transform)
+    return None if decoding is None else (decoding.decoders, decoding.transform)

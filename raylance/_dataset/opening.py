@@ -13,8 +13,8 @@ from raylance._dataset.handle import Dataset
 from raylance.arguments import check_integer, refuse_unknown
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
 from raylance.decode.arrays import list_lengths, row_bytes
-from raylance.decode.images import Image
-from raylance.decode.rows import Decoding, Transform, settle_size
+from raylance.decode.decoder import Decoder
+from raylance.decode.rows import Decoding, Transform, settle
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order
 from raylance.orders.permutation import Int64Array
@@ -42,7 +42,7 @@ def dataset(
     columns: Sequence[str] | None = None,
     filter: str | None = None,
     split: Split | None = None,
-    decode: Image | Sequence[Image] | None = None,
+    decode: Decoder | Sequence[Decoder] | None = None,
     transform: Transform | None = None,
     pack: PackTokens | None = None,
     order: str | Order = "window",
@@ -62,7 +62,7 @@ def dataset(
         columns: Columns to deliver; None for all.
         filter: SQL expression that selects rows.
         split: A part of them: `FractionSplit`, `RangeSplit` or `ValueSplit`.
-        decode: How image columns become pixels.
+        decode: What decodes columns: `raylance.Image`, or another `raylance.Decoder`; one, or a list of them.
         transform: A function run by the decode actors on dicts of arrays, after decoding; see `Decoding.transform`.
         pack: Packs documents of tokens into sequences, which are then the rows; batches hold `input_ids` and `doc_ids`
             (n, length), the row offset of each token's document, and `first_row`, `first_token` where it begins.
@@ -97,27 +97,29 @@ def dataset(
         if columns is not None or decode is not None or transform is not None:
             raise ConfigError("pack= delivers the packed tokens alone: leave columns=, decode= and transform= out.")
         columns = [pack.column]
-    images = [decode] if isinstance(decode, Image) else list(decode or ())
-    if not all(isinstance(image, Image) for image in images):
-        raise ConfigError(f"decode={decode!r}: give raylance.Image(column, size=…), or a list of them.")
+    decoders = tuple(decode) if isinstance(decode, list | tuple) else () if decode is None else (decode,)
+    if not all(isinstance(decoder, Decoder) for decoder in decoders):
+        raise ConfigError(
+            f"decode={decode!r}: give raylance.Image(column, size=…), an object of a subclass of raylance.Decoder, or "
+            "a list of them."
+        )
     if split is not None and not isinstance(split, Split):
         raise ConfigError(f"split={split!r}: give a FractionSplit, a RangeSplit or a ValueSplit.")
     source = pin(uri, version, storage_options)
     opened = source.open()
-    names = _check_columns(opened, columns, images)
+    names = _check_columns(opened, columns, decoders)
     selection = select(source, filter, split)
     probe = _probe(opened, names, selection)
     decoding, made = None, probe.select(names)
-    if images or transform is not None:
-        settled = [settle_size(image, probe) for image in images]
+    if decoders or transform is not None:
         decoding = Decoding(
-            images=settled,
+            decoders=tuple(settle(decoder, probe) for decoder in decoders),
             seed=seed,
             mask_bad_rows=on_bad_row == "mask",
             transform=transform,
             datasets=dataset_names(source.uri),
         )
-        made, _ = dataclasses.replace(decoding, mask_bad_rows=True, _buffers={}).apply(probe, 0)
+        made, _ = dataclasses.replace(decoding, mask_bad_rows=True).open().apply(probe, 0)
         made = made.drop_columns([VALID])
         if transform is not None:
             decoding = dataclasses.replace(decoding, transformed=made.schema)
@@ -151,12 +153,12 @@ def dataset(
     return Dataset(feed, spec, Options())
 
 
-def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, images: Sequence[Image]) -> list[str]:
+def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, decoders: Sequence[Decoder]) -> list[str]:
     schema = opened.schema
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r}: give a list of names, here [{columns!r}].")
     names = list(schema.names if columns is None else columns)
-    decoded = [image.column for image in images]
+    decoded = [decoder.column for decoder in decoders]
     missing = sorted({*names, *decoded} - set(schema.names))
     if missing:
         raise DatasetError(
@@ -171,14 +173,15 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, im
             f"{opened.uri!r} has columns named {', '.join(reserved)}, the names of columns that raylance adds. "
             "Leave them out of columns=, or rename them in the dataset."
         )
-    for name in decoded:
+    for decoder in decoders:
+        name = decoder.column
         if name not in names or decoded.count(name) > 1:
             raise ConfigError(f"decode names {name!r}: it must be one of columns={names}, and be decoded once.")
         kind = schema.field(name).type
         if not (is_blob(schema.field(name)) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
             raise DatasetError(
-                f"column {name!r} is {kind}, not binary, so it holds no encoded images; nothing was started. Decode a "
-                "binary column of JPEG, PNG or WebP, or leave decode= out."
+                f"column {name!r} is {kind}, not binary, so it holds no {decoder.content}; nothing was started. "
+                "Decode a binary column, or leave decode= out."
             )
     return names
 

@@ -202,8 +202,8 @@ def torch_converter(
             raise ConfigError("dtypes= and collate_fn= exclude each other: collate_fn makes the batch, so cast there.")
         return lambda table: collate_fn(to_numpy(table, lists))
     by_column = _dtypes(feed, dtypes)
-    images = frozenset(feed.decoding.columns if feed.decoding else ())
-    return lambda table: to_torch(table, lists=lists, dtypes=by_column, images=images)
+    channels_last = feed.decoding.channels_last if feed.decoding else frozenset()
+    return lambda table: to_torch(table, lists=lists, dtypes=by_column, channels_last=channels_last)
 
 
 def host_converter(feed: Feed, batch_format: str, pad_lists: Paddings | None) -> Convert:

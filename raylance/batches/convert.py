@@ -15,7 +15,7 @@ Dtypes = torch.dtype | Mapping[str, torch.dtype] | None
 
 
 def to_torch(
-    table: pa.Table, *, lists: Lists = AS_LISTS, dtypes: Mapping[str, torch.dtype], images: frozenset[str]
+    table: pa.Table, *, lists: Lists = AS_LISTS, dtypes: Mapping[str, torch.dtype], channels_last: frozenset[str]
 ) -> dict[str, Any]:
     """Turns a table of n rows into tensors.
 
@@ -23,7 +23,7 @@ def to_torch(
         table: The rows.
         lists: As for `to_numpy`.
         dtypes: dtypes by column; the others keep what is stored.
-        images: Columns of images: (n, H, W, C) becomes an (n, C, H, W) view in channels-last memory.
+        channels_last: Columns, such as images: (n, H, W, C) becomes an (n, C, H, W) view in channels-last memory.
 
     Returns:
         By column what `to_numpy` gives, as tensors; strings, bytes and unpadded lists as Python lists.
@@ -40,7 +40,7 @@ def to_torch(
             continue
         _refuse_dates(name, table[name].type, array)
         tensor = torch.utils.dlpack.from_dlpack(array)
-        if name in images and tensor.ndim == 4:
+        if name in channels_last and tensor.ndim == 4:
             tensor = tensor.permute(0, 3, 1, 2)
         batch[name] = tensor.to(dtypes[name]) if name in dtypes else tensor
     return batch

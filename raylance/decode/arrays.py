@@ -1,4 +1,5 @@
-"""Owns Arrow columns becoming NumPy arrays, for transforms and for batches; never decodes, never reorders.
+"""Owns Arrow columns becoming NumPy arrays, for transforms and for batches, and arrays becoming columns; never decodes,
+never reorders.
 
 Numbers come out as views of the received memory wherever the data lies in one piece.
 """
@@ -168,3 +169,18 @@ def row_bytes(kind: pa.DataType) -> int | None:
     """Bytes of one value of a dense column, or None where values vary in size."""
     shape, _, leaf = _layout(kind)
     return None if leaf is None else max(1, math.prod(shape) * leaf.bit_width // 8)
+
+
+def arrow_type(shape: tuple[int, ...], dtype: npt.DTypeLike) -> pa.DataType:
+    """Type of a column with an array of this shape and dtype in each row: numbers, or fixed-shape tensors."""
+    leaf = pa.from_numpy_dtype(np.dtype(dtype))
+    return pa.fixed_shape_tensor(leaf, shape) if shape else leaf
+
+
+def to_arrow(array: npt.NDArray[Any]) -> pa.Array:
+    """A column of n rows from an array of numbers (n, …), in its memory where Arrow has them so."""
+    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+    if array.ndim == 1:
+        return flat
+    lists = pa.FixedSizeListArray.from_arrays(flat, math.prod(array.shape[1:]))
+    return pa.ExtensionArray.from_storage(pa.fixed_shape_tensor(flat.type, array.shape[1:]), lists)

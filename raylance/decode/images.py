@@ -12,7 +12,7 @@ import dataclasses
 import io
 import math
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -22,15 +22,14 @@ import pyarrow as pa
 import torch
 import torch.utils.dlpack
 
+from raylance.decode.decoder import Decoder, Draws
 from raylance.errors import ConfigError
 
 Pixels = npt.NDArray[np.uint8]
-Draws = npt.NDArray[np.float64]
 Box = tuple[int, int, int, int]
 
 _EXIF_ORIENTATION = 0x0112
 _BOX_DRAWS = 40  # uniform numbers set aside for the box; the flip uses the next one
-DRAWS = _BOX_DRAWS + 1
 _CROP_ATTEMPTS = 10
 
 
@@ -112,7 +111,7 @@ class RandomResizedCrop:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Image:
+class Image(Decoder):
     """How an encoded column (JPEG, PNG, WebP, …) becomes uint8 (N, H, W, 3).
 
     Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and EXIF rotation is applied. Grey of 32 bits,
@@ -130,12 +129,16 @@ class Image:
         keeps_size: Whether `size` was taken from the images, so that another size is an error and not resized.
     """
 
-    column: str
     size: tuple[int, int] | int | None = None
     augment: Crop | None = None
     hflip: float = 0.0
     decode_fn: Callable[[bytes], Pixels] | None = None
     keeps_size: bool = dataclasses.field(default=False, repr=False)
+
+    dtype = np.dtype(np.uint8)
+    draws = _BOX_DRAWS + 1
+    channels_last = True
+    content = "images"
 
     def __post_init__(self) -> None:
         if self.size is not None:
@@ -152,10 +155,16 @@ class Image:
             raise ConfigError(f"Image({self.column!r}): size is not known yet.")
         return (self.size[0], self.size[1], 3)
 
-    @property
-    def arrow_type(self) -> pa.DataType:
-        """Arrow type of the decoded column."""
-        return pa.fixed_shape_tensor(pa.uint8(), self.shape)
+    def open(self) -> Self:
+        """Itself, since nothing is kept between rows."""
+        return self
+
+    def settle(self, encoded: bytes | memoryview) -> Self:
+        """Takes the size from an image where none is given."""
+        if self.size is not None:
+            return self
+        size = image_size(encoded) if self.decode_fn is None else self.decode_fn(bytes(encoded)).shape[:2]
+        return dataclasses.replace(self, size=(int(size[0]), int(size[1])), keeps_size=True)
 
     def decode_into(self, encoded: bytes | memoryview, draws: Draws, out: Pixels) -> None:
         """Decodes one image.

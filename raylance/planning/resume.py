@@ -39,7 +39,7 @@ def make_state(
         fingerprint=spec.fingerprint,
         seed=spec.seed,
         columns=list(feed.delivers),
-        decode=[describe(image) for image in feed.decoding.images] if feed.decoding else [],
+        decode=[describe(decoder) for decoder in feed.decoding.decoders] if feed.decoding else [],
         transform=describe(feed.decoding.transform) if feed.decoding else None,
         order=order.params(),
         epoch=epoch,

@@ -10,11 +10,10 @@ import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pyarrow as pa
 
-from raylance.decode.rows import Decoding
+from raylance.decode.rows import OpenDecoding
 from raylance.planning.plan import Plan
 from raylance.runtime.crew import Crew
 from raylance.runtime.messages import (
@@ -47,7 +46,7 @@ class _Helper:
 
     thread: ThreadPoolExecutor
     reader: RankReader | None = None
-    decoding: Decoding | None = None
+    decoding: OpenDecoding | None = None
 
     def end(self) -> None:
         self.thread.shutdown(wait=False, cancel_futures=True)
@@ -137,8 +136,8 @@ class ThreadRuntime:
     def _start(self, number: int, kind: Kind) -> _Helper:
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"raylance-{kind}-{number}")
         if kind == "reader":
-            return _Helper(thread=thread, reader=RankReader(self._feed, self._options))
-        return _Helper(thread=thread, decoding=self._feed.decoding)
+            return _Helper(thread=thread, reader=RankReader(self._feed, self._options, own_memory=True))
+        return _Helper(thread=thread, decoding=self._feed.decoding.open() if self._feed.decoding else None)
 
     def _submit(self, call: int, helper: int, work: Callable[[], tuple[tuple[pa.Table, ...], Receipt]]) -> None:
         inbox, results = self._inbox, self._results  # those of now: `close` makes others
@@ -168,15 +167,16 @@ class ThreadRuntime:
             raise KeyError(f"helper {command.helper} reads nothing")
         reader.install(*plan)
         plain, second, receipt = reader.read(plan[0], command.item, command.decodes, command.allowed_bytes)
-        # The consumer may change what it gets in place, and rows may be views of those that are held here.
-        return (own_memory(plain), own_memory(second) if command.decodes else second), receipt
+        return (plain, second), receipt
 
     def _decode(self, command: Decode) -> tuple[tuple[pa.Table, ...], Receipt]:
-        decoding: Any = self._helpers[command.helper].decoding
+        decoding, setting = self._helpers[command.helper].decoding, self._feed.decoding
+        if decoding is None or setting is None:
+            raise KeyError(f"helper {command.helper} decodes nothing")
         encoded = self._of(command.source)[1]
-        if decoding.transform is not None:
-            encoded = own_memory(encoded)
-        decoded, receipt = dataclasses.replace(decoding, _buffers={}).apply(encoded, command.epoch)
+        if setting.transform is not None:
+            encoded = own_memory(encoded)  # it may change them in place, and they may be held by the reader
+        decoded, receipt = decoding.apply(encoded, command.epoch, own_memory=True)
         return (decoded,), receipt
 
     def close(self) -> None:

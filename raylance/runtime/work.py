@@ -18,14 +18,17 @@ from raylance.telemetry import Receipt
 class RankReader:
     """Reads one rank's rows ahead, and gathers its items from them."""
 
-    def __init__(self, feed: Feed, options: Options) -> None:
+    def __init__(self, feed: Feed, options: Options, *, own_memory: bool = False) -> None:
         """Opens nothing yet.
 
         Args:
             feed: What to serve.
             options: Bytes to hold, threads to decode in where no decoder does, and how long to retry reads.
+            own_memory: Whether what is returned has memory of its own; otherwise it may be a view of what is held here,
+                and the next call may overwrite it: copy it (as sending it through Ray does) before then.
         """
-        self._feed = feed
+        self._decoding, self._own_memory = feed.decoding, own_memory
+        self._opened = feed.decoding.open() if feed.decoding else None
         self._ahead = ReadAhead(feed.source, options.max_window_bytes, options.read_timeout_s)
         self._plans: dict[str, Plan] = {}
         self._threads = ThreadPoolExecutor(options.decode_threads) if feed.decoding else None
@@ -48,10 +51,9 @@ class RankReader:
 
         Returns:
             The columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
-            `_valid`, or the encoded ones and `_rowoffset` where a decoder follows; and what it took. The decoded
-            columns share memory that the next call overwrites.
+            `_valid`, or the encoded ones and `_rowoffset` where a decoder follows; and what it took.
         """
-        begin, plan, decoding = time.perf_counter(), self._plans[key], self._feed.decoding
+        begin, plan, decoding = time.perf_counter(), self._plans[key], self._decoding
         receipt = Receipt()
         try:
             table = self._ahead.gather(key, plan, item, allowed_bytes)
@@ -60,8 +62,8 @@ class RankReader:
         receipt.nbytes = receipt.raw_bytes = table.nbytes
         receipt.read_s, receipt.held_bytes = time.perf_counter() - begin, self._ahead.peak_bytes
         receipt.read_bytes = self._ahead.read_bytes_since()
-        if decoding is None:
-            return table, table.select([]), receipt
+        if decoding is None or self._opened is None:
+            return self._own(table), table.select([]), receipt
         if decoding.transform is None:
             encoded, plain = table.select([*decoding.columns, ROW_OFFSET]), table.drop_columns(decoding.columns)
         else:
@@ -70,14 +72,18 @@ class RankReader:
             return plain, encoded, receipt
         if plan.order.repeats:
             encoded = encoded.append_column(DRAW, pa.array(plan.item_positions(item)))
+        plain = self._own(plain)
         if not decodes:
             return plain, encoded, receipt
         if decoding.transform is not None:
             encoded = own_memory(encoded)  # a transform may change in place what it is given, and this may be held here
-        decoded, done = decoding.apply(encoded, item.epoch, self._threads)
+        decoded, done = self._opened.apply(encoded, item.epoch, self._threads, own_memory=self._own_memory)
         receipt.decode_s = done.decode_s
         receipt.nbytes = plain.nbytes + done.nbytes
         return plain, decoded, receipt
+
+    def _own(self, table: pa.Table) -> pa.Table:
+        return own_memory(table) if self._own_memory else table
 
     def close(self) -> None:
         """Ends the threads."""

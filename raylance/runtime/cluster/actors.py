@@ -7,7 +7,7 @@ import pyarrow as pa
 import ray
 import torch
 
-from raylance.decode.rows import Decoding
+from raylance.decode.rows import Decoding, OpenDecoding
 from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime.cluster.faults import errors_travel
 from raylance.runtime.work import RankReader
@@ -50,11 +50,11 @@ class DecodeActor(_Actor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._decodings: dict[str, Decoding] = {}
+        self._decodings: dict[str, OpenDecoding] = {}
 
     def install(self, key: str, decoding: Decoding) -> None:
         """Learns how to decode for one loader, so that later calls only name it."""
-        self._decodings[key] = decoding
+        self._decodings[key] = decoding.open()
 
     def forget(self, key: str) -> None:
         """Drops what `install` told, and the memory that was decoded into."""
@@ -62,6 +62,6 @@ class DecodeActor(_Actor):
 
     @ray.method(num_returns=2)
     def decode(self, key: str, epoch: int, encoded: pa.Table) -> tuple[pa.Table, Receipt]:
-        """Decodes an item; see `Decoding.apply`."""
+        """Decodes an item; see `OpenDecoding.apply`."""
         with errors_travel():
             return self._decodings[key].apply(encoded, epoch)

@@ -1,0 +1,129 @@
+"""Owns what decodes a column: the setting that says what comes out, and the row decoder that it opens; never decodes
+itself, and never knows a table.
+"""
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raylance.arguments import check_integer
+from raylance.decode.arrays import arrow_type
+from raylance.errors import ConfigError
+
+Draws = npt.NDArray[np.float64]
+
+
+class RowDecoder(Protocol):
+    """Decodes rows, one after another; belongs to one thread, so that it may keep scratch memory between rows."""
+
+    def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
+        """Decodes one row.
+
+        What it writes depends on its arguments alone, never on what was decoded before.
+
+        Args:
+            encoded: The row's bytes, read-only, and only until this returns.
+            draws: Uniform numbers in [0, 1) of this seed, epoch and row, shape (decoder.draws,).
+            out: Where the row goes, of the decoder's shape and dtype. It holds garbage, all of which is to be written.
+
+        Raises:
+            ConfigError: For a good row that the settings have no place for, with `on_bad_row="mask"` too. The message
+                goes on after "column … of row offset …".
+            Exception: Any other for a bad row, which `on_bad_row` says what to do with.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Decoder(abc.ABC):
+    """How a column of bytes becomes arrays of one shape; `raylance.Image` is one, and others may be written.
+
+    A subclass is a frozen dataclass: a setting, which is compared, pickled, and written into checkpoints by its fields
+    (those of `repr=False` are not). `shape` and the following may be fields, properties or constants of the class.
+
+    Attributes:
+        column: Column that it reads, binary.
+        shape: Shape of what becomes of one row; () for a number.
+        dtype: Its NumPy dtype: numbers or bool.
+        draws: Uniform random numbers that decoding a row takes, keyed by seed, epoch and row; 0 by default.
+        channels_last: Whether the last of three axes is the channels', which torch batches have first; not by default.
+        content: What such a column holds, for errors.
+    """
+
+    column: str
+    if TYPE_CHECKING:
+        # Not at run time, where a dataclass would take these properties for the defaults of fields of their names.
+        @property
+        def shape(self) -> tuple[int, ...]:
+            """See above."""
+            ...
+
+        @property
+        def dtype(self) -> npt.DTypeLike:
+            """See above."""
+            ...
+
+        @property
+        def draws(self) -> int:
+            """See above."""
+            ...
+
+        @property
+        def channels_last(self) -> bool:
+            """See above."""
+            ...
+
+        @property
+        def content(self) -> str:
+            """See above."""
+            ...
+
+    else:
+        draws, channels_last, content = 0, False, "encoded data"
+
+    @abc.abstractmethod
+    def open(self) -> RowDecoder:
+        """Opens a row decoder for one thread. A decoder that keeps nothing between rows may return itself."""
+
+    def settle(self, encoded: memoryview) -> Self:
+        """Settles what the setting leaves open, from a sampled row; called when a dataset is opened.
+
+        Args:
+            encoded: The row's bytes.
+
+        Returns:
+            The decoder with `shape` and `dtype` known; by default the decoder as it is.
+
+        Raises:
+            Exception: Any, for a bad row: another one is asked then.
+        """
+        return self
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """Arrow type of the decoded column: a fixed-shape tensor, or numbers."""
+        return arrow_type(self.shape, self.dtype)
+
+
+def check_decoder_output(decoder: Decoder) -> None:
+    """Checks what a decoder says of itself.
+
+    Raises:
+        ConfigError: For a shape or dtype that no column can have, or a number of draws that is none.
+    """
+    name = f"{type(decoder).__name__}({decoder.column!r})"
+    shape, dtype = getattr(decoder, "shape", None), getattr(decoder, "dtype", None)
+    sides = shape if isinstance(shape, tuple) else (None,)
+    if not all(isinstance(side, int) and not isinstance(side, bool) and side >= 1 for side in sides):
+        raise ConfigError(f"{name}.shape={shape!r}: must be a tuple of integers of at least 1, () for a number.")
+    try:
+        found = None if dtype is None else np.dtype(dtype)  # which takes None for float64
+    except TypeError:
+        found = None
+    if found is None or found.kind not in "biuf" or found.itemsize > 8 or not found.isnative:
+        raise ConfigError(f"{name}.dtype={dtype!r}: must be a NumPy dtype of numbers or bool, in native byte order.")
+    check_integer(f"{name}.draws", decoder.draws, 0)
