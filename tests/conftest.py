@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.1"  # read by Ray Train when it is imported
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -75,6 +76,13 @@ def write_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str
         return uri
 
     return write
+
+
+def actors_of(loader: Any) -> tuple[Any, list[Any]]:
+    """Handles of a loader's shard actor, and of its decode actors."""
+    helpers = [] if loader._runtime is None else list(loader._runtime._helpers.values())
+    decoders = [helper.handle for helper in helpers if helper.pooled is not None]
+    return next((helper.handle for helper in helpers if helper.pooled is None), None), decoders
 
 
 def in_object_store() -> int:

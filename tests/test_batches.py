@@ -148,9 +148,9 @@ def test_a_handle_gives_its_cpus_back_whatever_passes_go_on(uri: str) -> None:
         batches = [dataset.iter_batches(batch_size=10) for _ in range(2)]
         for found in batches:
             next(found)
-        pools = [loader._helpers.pool for loader in dataset._passes]
-        assert len(pools) == 2
-    assert all(pool is not None and not len(pool) for pool in pools)
+        runtimes = [loader._runtime for loader in dataset._passes]
+        assert [len(runtime._helpers) > 1 for runtime in runtimes] == [True, True]
+    assert not any(runtime._helpers for runtime in runtimes)
     for found in batches:
         with pytest.raises(raylance.RaylanceError, match="superseded"):
             next(found)

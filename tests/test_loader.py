@@ -19,7 +19,7 @@ import torch
 import raylance
 from raylance.loader import RankLoader
 from raylance.telemetry import Coverage
-from tests.conftest import CPUS, encode, in_object_store
+from tests.conftest import CPUS, actors_of, encode, in_object_store
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -169,7 +169,7 @@ def test_two_iterations_at_once_are_refused(images_uri: str) -> None:
 
 def kill_process(helper: Any) -> None:
     """SIGKILLs the process of a helper."""
-    os.kill(ray.get(helper.handle.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    os.kill(ray.get(helper.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("kind", ["DecodeActor", "ShardActor"])
@@ -181,8 +181,8 @@ def test_a_killed_helper_costs_no_row(images_uri: str, undisturbed: list[dict[st
         for step, batch in enumerate(loader.iter_torch_batches(global_batch_size=36, with_row_offset=True)):
             batches.append({name: value.clone() for name, value in batch.items()})
             if step in (3, 9):
-                assert loader._helpers.pool is not None
-                kill_process(loader._helpers.shard if kind == "ShardActor" else loader._helpers.pool._helpers[0])
+                shard, decoders = actors_of(loader)
+                kill_process(shard if kind == "ShardActor" else decoders[0])
         assert_same(batches, undisturbed)
         assert loader.stats()["helpers_replaced"] == 2
 
@@ -194,8 +194,7 @@ def test_a_helper_ended_by_ray_kill_is_replaced(images_uri: str) -> None:
         for step, batch in enumerate(loader.iter_batches(global_batch_size=10)):
             ids += batch["id"].tolist()
             if step == 20:
-                assert loader._helpers.shard is not None
-                ray.kill(loader._helpers.shard.handle)
+                ray.kill(actors_of(loader)[0])
         assert len(ids) == len(set(ids)) == 953
 
 
@@ -294,8 +293,8 @@ def test_loaders_of_a_process_share_its_decoders(images_uri: str) -> None:
             train.iter_torch_batches(global_batch_size=36), val.iter_torch_batches(global_batch_size=36), strict=True
         ):
             assert torch.equal(ours["image"], theirs["image"])
-        assert train._helpers.pool is val._helpers.pool
-        assert len(train._helpers.pool) == 2
+        assert len(actors_of(train)[1]) == 2
+        assert actors_of(train)[1] == actors_of(val)[1]
 
 
 def test_what_is_in_flight_is_bounded_by_bytes(images_uri: str) -> None:
@@ -358,7 +357,7 @@ def test_bad_arguments_are_refused_before_any_actor_starts(
     loader = raylance.dataset(images_uri, columns=["id"]).loader()
     with pytest.raises(raylance.ConfigError, match=message):
         loader.iter_torch_batches(**arguments)
-    assert loader._helpers.shard is None
+    assert loader._runtime is None
 
 
 @pytest.mark.parametrize(
@@ -422,9 +421,8 @@ def test_all_idle_decoders_lost_at_once(images_uri: str, undisturbed: list[dict[
     with dataset.loader(num_decoders=CPUS) as loader:
         assert_same(batches_of(loader, 36), undisturbed)
         loader.set_epoch(0)
-        assert loader._helpers.pool is not None
-        for helper in loader._helpers.pool._helpers:
-            ray.kill(helper.handle)
+        for helper in actors_of(loader)[1]:
+            ray.kill(helper)
         assert_same(batches_of(loader, 36), undisturbed)
 
 

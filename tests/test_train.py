@@ -14,7 +14,7 @@ from ray.train.torch import TorchTrainer
 
 import raylance
 from raylance.train import _save
-from tests.conftest import CPUS
+from tests.conftest import CPUS, actors_of
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -187,7 +187,7 @@ def whole_fn(config: dict[str, Any]) -> None:
         out["train"] += batch["id"].tolist()
     for batch in val.iter_torch_batches(batch_size=64):
         out["val"] += batch["id"].tolist()
-    out["decoders"] = len(train._helpers.pool) if train._helpers.pool else 0
+    out["decoders"] = len(actors_of(train)[1])
     rank = ray.train.get_context().get_world_rank()
     Path(config["out"], f"rank-{rank}.json").write_text(json.dumps(out))
 

@@ -1,7 +1,5 @@
 """Owns how a dataset becomes the loaders of a Ray Train run, by any DataConfig or in local mode; never reads."""
 
-import dataclasses
-from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Self
@@ -10,25 +8,7 @@ from raylance import process
 from raylance.batches.batches import Batches
 from raylance.errors import ConfigError
 from raylance.loader import RankLoader
-from raylance.runtime.cluster.pool import auto_decoders, cpus_by_node
 from raylance.settings import Feed, Options, Spec
-
-
-def options_of_ranks(options: Options, world_size: int, node_ids: Sequence[str] | None) -> list[Options]:
-    """The options of each rank, with what depends on the cluster settled; the cluster is asked once.
-
-    Args:
-        options: The options of the run.
-        world_size: Ranks of the run.
-        node_ids: Nodes of the ranks, by rank, where they are known.
-    """
-    if options.num_decoders == "auto":  # anew each time: a restarted run may find other CPUs free
-        options = dataclasses.replace(options, auto_decoders=auto_decoders(world_size, options.decoder_cpus))
-    if not node_ids:
-        return [options] * world_size
-    ranks, cpus = Counter(node_ids), cpus_by_node()
-    threads = [max(1, int(cpus.get(node, 1) / ranks[node])) for node in node_ids]
-    return [dataclasses.replace(options, decode_threads=count) for count in threads]
 
 
 class TrainData:
@@ -64,6 +44,8 @@ class TrainData:
             equal: As Ray Data has it; no other than equal steps are made.
             locality_hints: Nodes of the ranks, by rank.
         """
+        from raylance.runtime.cluster.pool import options_of_ranks  # loads Ray
+
         seat = process.Seat(name=self.name, split=True)
         options = options_of_ranks(self._options, n, locality_hints)
         return [self.seated(rank, n, options[rank], seat) for rank in range(n)]

@@ -7,11 +7,14 @@ needs no second set. The last holder to let go of an actor ends it.
 
 import dataclasses
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import ray
 
 from raylance.runtime.cluster.actors import DecodeActor
+from raylance.settings import Options
 from raylance.store import ray_session
 
 # A helper that dies takes nothing with it that the plan cannot tell again, so Ray's own restarts are not used: one
@@ -84,7 +87,24 @@ def auto_decoders(world_size: int, decoder_cpus: float, ours: int = 0) -> int:
     return min(int((free / max(decoder_cpus, 1e-9) + ours) / world_size), _MAX_AUTO_DECODERS)
 
 
-def cpus_by_node() -> dict[str, float]:
+def _cpus_by_node() -> dict[str, float]:
     """CPUs of each node by its ID, as Ray counts them."""
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     return {node["NodeID"]: float(node["Resources"].get("CPU", 1)) for node in nodes}
+
+
+def options_of_ranks(options: Options, world_size: int, node_ids: Sequence[str] | None) -> list[Options]:
+    """The options of each rank, with what depends on the cluster settled; the cluster is asked once.
+
+    Args:
+        options: The options of the run.
+        world_size: Ranks of the run.
+        node_ids: Nodes of the ranks, by rank, where they are known.
+    """
+    if options.num_decoders == "auto":  # anew each time: a restarted run may find other CPUs free
+        options = dataclasses.replace(options, auto_decoders=auto_decoders(world_size, options.decoder_cpus))
+    if not node_ids:
+        return [options] * world_size
+    ranks, cpus = Counter(node_ids), _cpus_by_node()
+    threads = [max(1, int(cpus.get(node, 1) / ranks[node])) for node in node_ids]
+    return [dataclasses.replace(options, decode_threads=count) for count in threads]
