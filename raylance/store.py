@@ -1,6 +1,23 @@
-"""Owns values that are kept once a run in Ray's object store, where Ray runs; never makes them."""
+"""Owns large values of which one copy serves all processes of a run, in Ray's object store where Ray runs; never makes
+them, and never starts Ray.
+"""
 
+import logging
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import ray
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SHARED_BYTES = 1 << 20  # values above this travel through the object store
+_FETCH_S = 120.0
 
 
 def ray_session() -> str:
@@ -9,7 +26,7 @@ def ray_session() -> str:
     A notebook may end one and begin another, at the same address or as another job of the same cluster: actors and
     objects of the one before are gone then.
     """
-    if "ray" not in sys.modules:  # DataLoader workers take selections too, and have no Ray
+    if "ray" not in sys.modules:  # DataLoader workers take large values too, and have no Ray
         return ""
     import ray
 
@@ -17,3 +34,106 @@ def ray_session() -> str:
         return ""
     context = ray.get_runtime_context()
     return f"{context.get_session_name()}/{context.get_job_id()}"
+
+
+class Shared(Generic[T]):
+    """A value that is pickled as a reference to one copy and, where it has one, the recipe that makes it again.
+
+    The reference serves while the process that put the copy lives. After that (a task that returned a handle and ended,
+    a pickle that is loaded in another Ray session) the recipe is followed. Without a recipe the value itself is
+    pickled, unless `of_run` says that the process that has put it outlives whoever gets it.
+    """
+
+    def __init__(self, what: str, value: T, nbytes: int, make: Callable[[], T] | None = None) -> None:
+        """Takes a value.
+
+        Args:
+            what: What it is, for a warning.
+            value: The value, picklable; NumPy arrays in it are read without a copy.
+            nbytes: Its bytes; small ones are not worth a reference.
+            make: The recipe, picklable: makes an equal value, or raises.
+        """
+        self._what, self._nbytes, self._make = what, nbytes, make
+        self._value: T | None = value
+        self._fetched_in = ""  # the session whose object store `_value` lies in, "" where it is this process's own
+        self._ref: ray.ObjectRef[T] | None = None
+        self._ref_session = ""
+        self._is_of_run = False
+
+    def get(self) -> T:
+        """The value, fetched or made again where this process does not have it.
+
+        Raises:
+            RaylanceError: As the recipe does, where it had to be followed.
+        """
+        session = ray_session()
+        if self._fetched_in not in ("", session):
+            self._value, self._fetched_in = None, ""
+        if self._value is None and self._ref is not None and self._ref_session == session:
+            import ray
+
+            try:
+                self._value, self._fetched_in = ray.get(self._ref, timeout=_FETCH_S), session
+            except ray.exceptions.RayError as error:
+                if self._make is None:
+                    raise
+                logger.warning("the shared %s is lost (%s), and is made again", self._what, type(error).__name__)
+                self._ref = None
+        if self._value is None:
+            if self._make is None:
+                raise LookupError(f"the {self._what} went with the Ray session that it was put into: make it again.")
+            self._value = self._make()
+        return self._value
+
+    def share(self) -> None:
+        """Puts a large value into the object store of the Ray session there is, once."""
+        session = ray_session()
+        if session and self._ref_session != session and self._nbytes > _SHARED_BYTES:
+            import ray
+
+            self._ref, self._ref_session = ray.put(self.get()), session
+
+    def of_run(self) -> Self:
+        """The same, for processes that this one outlives: a large value is shared, and sent as a reference alone."""
+        self.share()
+        copy = object.__new__(type(self))
+        copy.__dict__.update(self.__dict__, _is_of_run=True)
+        return copy
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.share()
+        state = self.__dict__ | {"_fetched_in": ""}
+        is_here = self._ref is not None and self._ref_session == ray_session()
+        if is_here and (self._make is not None or self._is_of_run):
+            import ray
+
+            # As bytes of their own: a reference cannot be loaded without Ray, and then the recipe must still be. Ray
+            # counts it all the same where it carries this object itself.
+            return state | {"_value": None, "_ref": ray.cloudpickle.dumps(self._ref)}  # type: ignore[no-untyped-call]
+        return state | {"_value": self.get(), "_ref": None, "_ref_session": ""}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._ref is not None:
+            packed, self._ref = state["_ref"], None
+            if self._ref_session == ray_session():
+                import ray
+
+                self._ref = ray.cloudpickle.loads(packed)
+
+
+class SharedTables(Mapping[str, npt.NDArray[Any]]):
+    """Arrays by name, all of them one shared value."""
+
+    def __init__(self, shared: Shared[dict[str, npt.NDArray[Any]]]) -> None:
+        """Takes the value."""
+        self.shared = shared
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return self.shared.get()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.shared.get())
+
+    def __len__(self) -> int:
+        return len(self.shared.get())
