@@ -23,12 +23,13 @@ from ray.exceptions import RayError
 
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID, dataset_names, tell_rows
 from raylance.errors import CoverageError, HelperError
+from raylance.planning.coverage import Coverage
 from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime.faults import advice, as_raised, first_line, is_helper_gone, is_machine_fault
 from raylance.runtime.placement import Helper
 from raylance.runtime.pool import Helpers
 from raylance.settings import Feed, Options
-from raylance.telemetry import Coverage, Receipt, Stats
+from raylance.telemetry import Receipt, Stats
 
 logger = logging.getLogger(__name__)
 
