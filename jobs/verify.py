@@ -28,6 +28,7 @@ import pyarrow as pa
 
 import raylance
 from raylance.errors import BadRowError, CoverageError, HelperError
+from raylance.orders.order import Facts
 from raylance.orders.registry import ORDERS
 from raylance.planning.plan import REMAINDERS, Plan
 from raylance.planning.quality import shuffle_quality
@@ -246,13 +247,15 @@ def quality(plan: Plan, args: argparse.Namespace) -> dict[str, Any]:
     print(chosen)
     size = plan.global_batch_size
     others: dict[int, dict[int, float]] = {}
-    if isinstance(plan.order, raylance.WindowShuffle):
+    settings = plan.order.settings
+    if isinstance(settings, raylance.WindowShuffle):
+        facts = Facts(rows=plan.rows, seed=plan.seed, tables=plan.order.tables)
         lanes = sorted({plan.order.lane_count} | {2**k for k in range(7) if size % 2**k == 0 and 2**k <= plan.rows})
-        for window in sorted({int(plan.order.window_shards), 1, 4, 16, 64}):
-            orders = {of: dataclasses.replace(plan.order, window_shards=window, lanes=of) for of in lanes}
-            plans = {of: dataclasses.replace(plan, order=order) for of, order in orders.items()}
+        for window in sorted({int(settings.window_shards), 1, 4, 16, 64}):
+            orders = {of: dataclasses.replace(settings, window_shards=window, lanes=of) for of in lanes}
+            plans = {of: dataclasses.replace(plan, order=order.settle(facts)) for of, order in orders.items()}
             others[window] = {of: shuffle_quality(plans[of], labels, 1, 128).class_divergence for of in lanes}
-        print(f"\nclass divergence (1: a row shuffle) with shard_rows={plan.order.shard_rows}")
+        print(f"\nclass divergence (1: a row shuffle) with shard_rows={settings.shard_rows}")
         print(f"{'window_shards':>13}", *(f"{f'{of} lanes':>9}" for of in lanes))
         for window, ratios in others.items():
             print(f"{window:13}", *(f"{ratio:9.2f}" for ratio in ratios.values()))

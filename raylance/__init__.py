@@ -21,10 +21,10 @@ if TYPE_CHECKING:
         StateError,
     )
     from raylance.loader import RankLoader
-    from raylance.orders.order import RowShuffle
+    from raylance.orders.order import Order
     from raylance.orders.permutation import row_rng
     from raylance.orders.sampling import ClassBalanced, Weighted
-    from raylance.orders.shuffles import Sequential, ShardShuffle, WindowShuffle
+    from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
     from raylance.settings import Options
     from raylance.source.packing import PackTokens
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
@@ -49,9 +49,9 @@ _MODULES = {
     "decode.images": ("CenterCrop", "Image", "RandomResizedCrop"),
     "batches.batches": ("Batches",),
     "loader": ("RankLoader",),
-    "orders.shuffles": ("Sequential", "ShardShuffle", "WindowShuffle"),
+    "orders.shuffles": ("RowShuffle", "Sequential", "ShardShuffle", "WindowShuffle"),
     "_dataset.mixing": ("mix",),
-    "orders.order": ("RowShuffle",),
+    "orders.order": ("Order",),
     "source.packing": ("PackTokens",),
     "orders.permutation": ("row_rng",),
     "orders.sampling": ("ClassBalanced", "Weighted"),
@@ -76,6 +76,7 @@ __all__ = [
     "HelperError",
     "Image",
     "Options",
+    "Order",
     "PackTokens",
     "PlacementError",
     "RandomResizedCrop",

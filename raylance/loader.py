@@ -303,7 +303,7 @@ class RankLoader:
 
     def _state(self) -> State:
         return make_state(
-            self._feed,
+            self._feed.origin,
             self._spec,
             epoch=self._epoch,
             position=self._position,
@@ -335,7 +335,8 @@ class RankLoader:
         # The first iteration settles what was left to "auto", for good.
         if plan != self._plan:
             self._plan, self._plan_key = plan, uuid.uuid4().hex
-        self._batch_size, self._spec = plan.global_batch_size, dataclasses.replace(self._spec, order=plan.order)
+        self._batch_size = plan.global_batch_size
+        self._spec = dataclasses.replace(self._spec, order=plan.order.settings)
         epoch, position = self._epoch, self._position
         self._iteration += 1
         iteration = self._iteration

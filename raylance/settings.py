@@ -4,13 +4,16 @@ nothing.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from raylance.arguments import check_integer
 from raylance.decode.rows import Decoding
 from raylance.errors import ConfigError
-from raylance.orders.order import Auto, Facts, Order
+from raylance.orders.order import Auto
 from raylance.planning.plan import Plan, Remainder
+from raylance.planning.resume import Origin
+from raylance.planning.resume import Spec as Spec
+from raylance.planning.state import describe
 from raylance.source.rows import RowSource
 
 _CHUNK_BYTES = 32 << 20  # of one rank, for orders that have no windows
@@ -32,30 +35,18 @@ class Feed:
     decoding: Decoding | None = None
     list_lengths: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """What is delivered, and in which order: the part of a loader that a checkpoint must agree with.
-
-    Attributes:
-        filter: The filter that made the selection, or None; in a mixture, by component.
-        split: The split that made it, as its repr, or None; likewise.
-        rows: Rows of the selection.
-        fingerprint: Hash of the selection's row offsets.
-        order: The order, "auto" fields allowed.
-        seed: Seed of order and augmentation.
-        remainder: What becomes of the rows behind the last whole step.
-        masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
-    """
-
-    filter: Any
-    split: Any
-    rows: int
-    fingerprint: str
-    order: Order
-    seed: int
-    remainder: Remainder
-    masks_bad_rows: bool
+    @property
+    def origin(self) -> Origin:
+        """What a checkpoint says of it."""
+        return Origin(
+            uri=self.source.uri,
+            branch=self.source.branch,
+            version=self.source.version,
+            identity=self.source.identity,
+            columns=list(self.delivers),
+            decode=[describe(decoder) for decoder in self.decoding.decoders] if self.decoding else [],
+            transform=describe(self.decoding.transform) if self.decoding else None,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,14 +139,14 @@ def make_plan(
             f"a global batch of {global_batch_size} rows on {world_size} ranks: some ranks would have no row in any "
             f"step, and their loss no value. Use global_batch_size={world_size} or more, or fewer ranks."
         )
-    facts = Facts(
-        rows=spec.rows,
+    facts = dataclasses.replace(
+        spec.facts,
         row_bytes=feed.source.row_bytes,
         global_batch_size=global_batch_size,
         max_window_bytes=options.max_window_bytes,
     )
-    order = spec.order.resolve(facts)
-    chunk_positions = order.read_positions(spec.rows)
+    order = spec.order.settle(facts)
+    chunk_positions = order.read_positions
     if chunk_positions is None:
         chunk_positions = max(1, int(_CHUNK_BYTES / max(feed.source.row_bytes, 1))) * world_size
     # Two chunks are held. An order that shuffles inside of them needs them whole; any other may read less at a time.
@@ -164,15 +155,13 @@ def make_plan(
         if order.needs_whole_windows:
             needed = 2 * chunk_positions / world_size * feed.source.row_bytes
             raise ConfigError(
-                f"{order} would hold {needed / 2**20:,.0f} MiB of raw rows on each of {world_size} ranks, "
+                f"{order.settings} would hold {needed / 2**20:,.0f} MiB of raw rows on each of {world_size} ranks, "
                 f"max_window_bytes allows {options.max_window_bytes / 2**20:,.0f} MiB. Use smaller shard_rows, "
                 'window_shards or lanes (or "auto"), or raise max_window_bytes.'
             )
         chunk_positions = fitting
     return Plan(
         order=order,
-        rows=spec.rows,
-        seed=spec.seed,
         global_batch_size=global_batch_size,
         world_size=world_size,
         remainder=remainder,

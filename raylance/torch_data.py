@@ -198,7 +198,7 @@ class _Steps:
         """The consumed position and what it refers to: JSON-able, the same on every rank; see `state.State`."""
         world_size = find_place(self._dist_info)[1]
         return make_state(
-            self._rows.feed,
+            self._rows.feed.origin,
             self._spec,
             epoch=self.epoch,
             position=self._position,
@@ -224,7 +224,7 @@ class _Steps:
     def _begin(self) -> tuple[Plan, int]:
         """What an iteration needs; the first one settles what the order left to "auto", for good."""
         plan, rank = self._plan()
-        self._spec = dataclasses.replace(self._spec, order=plan.order)
+        self._spec = dataclasses.replace(self._spec, order=plan.order.settings)
         # Torch sends tensors to workers as shared memory, so those that outlive an epoch see what is written here.
         if self._writer != os.getpid():  # sent here by another process, to which the memory belongs
             self._start, self._writer = self._start.clone(), os.getpid()

@@ -110,7 +110,10 @@ def test_torch_data_loads_no_ray() -> None:
 
 def test_the_pure_core_loads_numpy_alone() -> None:
     script = (
-        "import sys, raylance.plan, raylance.catalog; "
+        "import sys, importlib, pkgutil, raylance.orders, raylance.planning\n"
+        "for package in (raylance.orders, raylance.planning):\n"
+        "    for module in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
+        "        importlib.import_module(module.name)\n"
         "assert not {'ray', 'torch', 'pyarrow', 'lance', 'PIL'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -119,7 +122,7 @@ def test_the_pure_core_loads_numpy_alone() -> None:
 def test_public_surface() -> None:
     names = """
         BadRowError Batches CenterCrop ClassBalanced ConfigError CoverageError DataConfig Dataset DatasetError
-        Decoder FractionSplit HelperError Image Options PackTokens PlacementError RandomResizedCrop RangeSplit
+        Decoder FractionSplit HelperError Image Options Order PackTokens PlacementError RandomResizedCrop RangeSplit
         RankLoader RaylanceError RowShuffle Sequential ShardShuffle StateError ValueSplit Weighted WindowShuffle dataset
         mix report restore row_rng
     """

@@ -18,7 +18,7 @@ import torch
 
 import raylance
 from raylance.loader import RankLoader
-from raylance.telemetry import Coverage
+from raylance.planning.coverage import Coverage
 from tests.conftest import CPUS, actors_of, encode, in_object_store
 
 pytestmark = pytest.mark.usefixtures("ray_session")

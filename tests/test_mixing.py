@@ -14,22 +14,23 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance.orders.mixture import Component, MixOrder, quotas
-from raylance.orders.order import RowShuffle
+from raylance.orders.order import Facts, Settled
+from raylance.orders.shuffles import RowShuffle
 from raylance.torch_data import IterableDataset
-from tests.test_order import mixtures
+from tests.test_order import every_row, mixtures
 from tests.test_plan import global_batches, make_plan
 
 
-def total(order: MixOrder) -> int:
-    return sum(part.rows for part in order.components)
+def parts_of(order: Settled) -> tuple[Component, ...]:
+    assert isinstance(order.settings, MixOrder)
+    return order.settings.components
 
 
 @given(order=mixtures(), epoch=st.integers(0, 3))
-def test_components_keep_their_own_order_and_repeat_only_as_stop_allows(order: MixOrder, epoch: int) -> None:
-    n, length = total(order), order.epoch_rows(total(order))
-    rows = order.rows(np.arange(length), n, 0, epoch)
+def test_components_keep_their_own_order_and_repeat_only_as_stop_allows(order: Settled, epoch: int) -> None:
+    rows, stop = order.epoch(epoch).rows(np.arange(order.epoch_rows)), order.params()["stop"]
     base, passes = 0, []
-    for part in order.components:
+    for part in parts_of(order):
         own = rows[(rows >= base) & (rows < base + part.rows)] - base
         for start in range(0, len(own), part.rows):
             turn = own[start : start + part.rows].tolist()
@@ -37,32 +38,30 @@ def test_components_keep_their_own_order_and_repeat_only_as_stop_allows(order: M
         whole = len(own) // part.rows
         passes.append(whole + (len(own) % part.rows > 0))
         base += part.rows
-    if order.stop == "first_exhausted":
+    if stop == "first_exhausted":
         assert max(passes) <= 1
-        more = order.rows(np.array([length]), n, 0, epoch)
+        more = order.epoch(epoch).rows(np.array([order.epoch_rows]))
         assert more[0] in rows, "one more position would repeat a row"
-    elif order.stop == "all_exhausted":
-        assert set(rows.tolist()) == set(range(n))
-        assert len(set(rows[:-1].tolist())) < n, "the epoch ends as soon as all were seen"
+    elif stop == "all_exhausted":
+        assert set(rows.tolist()) == set(range(order.rows))
+        assert len(set(rows[:-1].tolist())) < order.rows, "the epoch ends as soon as all were seen"
 
 
 @given(order=mixtures(), batch=st.integers(1, 30), worlds=st.lists(st.integers(1, 5), min_size=2, max_size=2))
-def test_same_global_batches_for_every_world_size(order: MixOrder, batch: int, worlds: list[int]) -> None:
-    n = total(order)
-    first, second = (global_batches(make_plan(order, n, batch, world, "ragged"), 1, 0) for world in worlds)
+def test_same_global_batches_for_every_world_size(order: Settled, batch: int, worlds: list[int]) -> None:
+    first, second = (global_batches(make_plan(order, batch, world), 1, 0) for world in worlds)
     assert first == second
     delivered = [row for rows in first for row in rows]
-    assert sorted(delivered) == sorted(order.rows(np.arange(order.epoch_rows(n)), n, 3, 1).tolist())
+    assert sorted(delivered) == sorted(every_row(order, 1))
 
 
 @given(order=mixtures(), data=st.data())
-def test_seeking_equals_replaying_and_standings_count(order: MixOrder, data: st.DataObject) -> None:
-    n, length = total(order), order.epoch_rows(total(order))
-    rows = order.rows(np.arange(length), n, 0, 2)
+def test_seeking_equals_replaying_and_standings_count(order: Settled, data: st.DataObject) -> None:
+    rows, length = np.array(every_row(order, 2)), order.epoch_rows
     position = data.draw(st.integers(0, length))
-    np.testing.assert_array_equal(order.rows(np.arange(position, length), n, 0, 2), rows[position:])
+    np.testing.assert_array_equal(order.epoch(2).rows(np.arange(position, length)), rows[position:])
     base = 0
-    for part in order.components:
+    for part in parts_of(order):
         standing = order.standings(position)[part.name]
         consumed = ((rows[:position] >= base) & (rows[:position] < base + part.rows)).sum()
         assert standing["rows"] == consumed == standing["passes"] * part.rows + standing["position"]
@@ -121,7 +120,7 @@ def test_every_stretch_keeps_the_quotas() -> None:
         for name, quota in (("a", 7), ("b", 3))
     )
     order = MixOrder(components=parts, stop="all_exhausted", chunk_positions=10)
-    from_b = order.rows(np.arange(500), 1400, 0, 0) >= 700
+    from_b = order.settle(Facts(rows=1400, seed=0)).epoch(0).rows(np.arange(500)) >= 700
     for start in range(490):
         assert 2 <= from_b[start : start + 10].sum() <= 4
 

@@ -3,41 +3,42 @@
 import dataclasses
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder
-from raylance.orders.order import Facts, Order, RowShuffle
-from raylance.orders.permutation import Int64Array
+from raylance.orders.order import Facts, Order, Settled
 from raylance.orders.registry import ORDERS, make_order
 from raylance.orders.sampling import ClassBalanced, Weighted
-from raylance.orders.shuffles import Sequential, ShardShuffle, WindowShuffle, auto_lanes
+from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle, auto_lanes
+from raylance.testing import SampleRows, check_order
 
 SHUFFLES = tuple(ORDERS.values())
 KINDS = (*SHUFFLES, Weighted, ClassBalanced, MixOrder)
 
 
-class Selected:
+def sample(n: int) -> SampleRows:
     """A selection of n rows in uneven fragments, with a weight and a class of each row."""
+    rows = np.arange(n)
+    classes = np.array([f"class {row * row % 5}" for row in rows])
+    return SampleRows(count=n, columns={"weight": rows % 7 + (n == 1), "class": classes})
 
-    def __init__(self, n: int) -> None:
-        self.count = n
-        self.weights = np.arange(n) % 7 + (n == 1)
-        self.classes = [f"class {row * row % 5}" for row in range(n)]
 
-    def column(self, name: str) -> pa.ChunkedArray:
-        return pa.chunked_array([{"weight": self.weights, "class": self.classes}[name]])
+def settle(order: Order, n: int, seed: int = 3, **facts: float) -> Settled:
+    """An order of n rows, looked up in the sample."""
+    bound, tables = order.bind(sample(n))
+    return bound.settle(Facts(rows=n, seed=seed, tables=tables, **facts))  # type: ignore[arg-type]
 
-    def fragment_ends(self) -> Int64Array:
-        ends = np.cumsum([1, 13, 2, 40, 7, 7, 90, 1, 250])
-        return np.append(ends[ends < self.count], self.count)
+
+def every_row(order: Settled, epoch: int = 0) -> list[int]:
+    """A whole epoch."""
+    return order.epoch(epoch).rows(np.arange(order.epoch_rows)).tolist()
 
 
 @st.composite
-def mixtures(draw: st.DrawFn) -> MixOrder:
+def mixtures(draw: st.DrawFn) -> Settled:
     """A settled mixture of one to four small datasets."""
     components = []
     for index in range(draw(st.integers(1, 4))):
@@ -45,16 +46,16 @@ def mixtures(draw: st.DrawFn) -> MixOrder:
         rows, quota = draw(st.integers(1, 60)), draw(st.integers(1, 7))
         components.append(Component(name=f"part {index}", order=order, seed=index, rows=rows, quota=quota))
     stop = draw(st.sampled_from(["first_exhausted", "all_exhausted", 150]))
-    return MixOrder(components=tuple(components), stop=stop, chunk_positions=draw(st.integers(1, 100)))
+    order = MixOrder(components=tuple(components), stop=stop, chunk_positions=draw(st.integers(1, 100)))
+    return order.settle(Facts(rows=sum(part.rows for part in components), seed=3))
 
 
 @st.composite
-def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> tuple[Order, int]:
-    """Any order, settled, and a number of selected rows."""
+def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> Settled:
+    """Any order, settled, of some selected rows."""
     kind, n = draw(st.sampled_from(kinds)), draw(st.integers(1, 400))
     if kind is MixOrder:
-        mixture = draw(mixtures())
-        return mixture, sum(part.rows for part in mixture.components)
+        return draw(mixtures())
     shard_rows = draw(st.integers(1, 40))
     if kind is RowShuffle:
         order: Order = RowShuffle(shard_rows=shard_rows)
@@ -68,74 +69,64 @@ def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> tuple[Orde
     else:
         sizes = {"window_shards": draw(st.integers(1, 5)), "lanes": draw(st.integers(1, 9))}
         order = kind(shard_rows=draw(st.sampled_from([shard_rows, "fragment"])), **sizes)
-    return order.bind(Selected(n)), n
+    return settle(order, n)
 
 
 @given(case=cases(), seed=st.integers(), epoch=st.integers(0, 9))
-def test_every_row_exactly_once_or_as_many_draws_as_asked(case: tuple[Order, int], seed: int, epoch: int) -> None:
-    order, n = case
-    rows = order.rows(np.arange(order.epoch_rows(n)), n, seed, epoch).tolist()
-    if order.repeats:
-        assert len(rows) == order.epoch_rows(n)
-        assert set(rows) <= set(range(n))
+def test_every_row_exactly_once_or_as_many_draws_as_asked(case: Settled, seed: int, epoch: int) -> None:
+    rows = every_row(dataclasses.replace(case, seed=seed), epoch)
+    if case.repeats:
+        assert len(rows) == case.epoch_rows
+        assert set(rows) <= set(range(case.rows))
     else:
-        assert sorted(rows) == list(range(n))
+        assert sorted(rows) == list(range(case.rows))
 
 
 @given(case=cases(), data=st.data())
-def test_seeking_equals_replaying(case: tuple[Order, int], data: st.DataObject) -> None:
-    order, n = case
-    replayed = order.rows(np.arange(order.epoch_rows(n)), n, 3, 1)
+def test_seeking_equals_replaying(case: Settled, data: st.DataObject) -> None:
+    replayed = np.array(every_row(case, 1))
     wanted = np.array(data.draw(st.lists(st.integers(0, len(replayed) - 1), min_size=1, max_size=30)))
-    np.testing.assert_array_equal(order.rows(wanted, n, 3, 1), replayed[wanted])
+    np.testing.assert_array_equal(case.epoch(1).rows(wanted), replayed[wanted])
 
 
 @given(case=cases(SHUFFLES), data=st.data())
-def test_completed_shards_are_those_whose_rows_are_all_consumed(case: tuple[Order, int], data: st.DataObject) -> None:
-    order, n = case
-    position = data.draw(st.integers(0, n))
-    consumed = set(order.rows(np.arange(n), n, 3, 1)[:position].tolist())
-    if order.shard_rows == "fragment":
-        ends = Selected(n).fragment_ends()
-    else:
-        size = int(order.shard_rows)
-        ends = np.array([min(low + size, n) for low in range(0, n, size)])
+def test_completed_shards_are_those_whose_rows_are_all_consumed(case: Settled, data: st.DataObject) -> None:
+    position, n = data.draw(st.integers(0, case.rows)), case.rows
+    consumed = set(every_row(case, 1)[:position])
+    ends = [min(low + case.shard_rows, n) for low in range(0, n, case.shard_rows)]
+    if case.settings.shard_rows == "fragment":
+        ends = sample(n).fragment_ends().tolist()
     wanted = [consumed.issuperset(range(low, end)) for low, end in zip([0, *ends[:-1]], ends, strict=True)]
-    assert order.completed_shards(position, n, 3, 1).tolist() == wanted
+    assert case.epoch(1).completed_shards(position).tolist() == wanted
 
 
 @given(case=cases(SHUFFLES))
-def test_saved_parameters_settle_what_is_auto(case: tuple[Order, int]) -> None:
-    order, _ = case
-    auto = dataclasses.replace(order, **{name: "auto" for name in order.params() if name != "name"})
-    assert auto.adopt(order.params()) == order
+def test_saved_parameters_settle_what_is_auto(case: Settled) -> None:
+    auto = dataclasses.replace(case.settings, **{name: "auto" for name in case.params() if name != "name"})
+    assert auto.adopt(case.params()) == case.settings
 
 
 @pytest.mark.parametrize("name", ["window", "shard", "row"])
 def test_epochs_and_seeds_differ(name: str) -> None:
-    facts = Facts(rows=500, row_bytes=100, global_batch_size=20, max_window_bytes=1 << 20)
-    order = make_order(name).resolve(facts)
-    seen = [tuple(order.rows(np.arange(500), 500, seed, epoch)) for seed, epoch in [(0, 0), (0, 1), (1, 0), (1, 1)]]
-    assert len(set(seen)) == 4
+    orders = [settle(make_order(name), 500, seed, row_bytes=100, global_batch_size=20) for seed in (0, 1)]
+    assert len({tuple(every_row(order, epoch)) for order in orders for epoch in (0, 1)}) == 4
 
 
 def test_sequential_is_storage_order() -> None:
-    order = Sequential(shard_rows=7, window_shards=2)
-    assert order.rows(np.arange(50), 50, 9, 9).tolist() == list(range(50))
+    assert every_row(settle(Sequential(shard_rows=7, window_shards=2), 50, 9), 9) == list(range(50))
 
 
 def test_shard_shuffle_keeps_rows_of_a_shard_together() -> None:
     order = ShardShuffle(shard_rows=10, lanes=1)
-    rows = order.rows(np.arange(95), 95, 0, 0)
-    assert sum(np.diff(rows) != 1) <= 9
+    assert sum(np.diff(every_row(settle(order, 95))) != 1) <= 9
 
 
 def test_window_shuffle_mixes_only_inside_its_windows() -> None:
-    order = WindowShuffle(shard_rows=10, window_shards=3, lanes=2)
-    unshuffled = ShardShuffle(shard_rows=10, window_shards=3, lanes=2)
+    order = settle(WindowShuffle(shard_rows=10, window_shards=3, lanes=2), 300).epoch(0)
+    unshuffled = settle(ShardShuffle(shard_rows=10, window_shards=3, lanes=2), 300).epoch(0)
     for lane in range(2):
         positions = np.arange(lane, 300, 2)
-        ours, base = order.rows(positions, 300, 0, 0), unshuffled.rows(positions, 300, 0, 0)
+        ours, base = order.rows(positions), unshuffled.rows(positions)
         for start in range(0, 150, 30):
             window = slice(start, start + 30)
             assert sorted(ours[window]) == sorted(base[window])
@@ -159,7 +150,7 @@ GOLDEN: list[tuple[Order, list[int]]] = [
 
 @pytest.mark.parametrize(("order", "wanted"), GOLDEN, ids=lambda value: getattr(value, "name", ""))
 def test_golden_orders(order: Order, wanted: list[int]) -> None:
-    assert order.rows(np.arange(19), 19, 0, 0).tolist() == wanted
+    assert every_row(settle(order, 19, seed=0)) == wanted
 
 
 def test_auto_lanes() -> None:
@@ -173,19 +164,21 @@ def test_auto_lanes() -> None:
     limit=st.integers(1 << 20, 1 << 30),
 )
 def test_auto_keeps_the_memory_limit(rows: int, row_bytes: float, batch: int, limit: int) -> None:
-    facts = Facts(rows=rows, row_bytes=row_bytes, global_batch_size=batch, max_window_bytes=limit)
-    order = WindowShuffle().resolve(facts)
-    assert batch % int(order.lanes) == 0
-    held = 2 * int(order.lanes) * int(order.shard_rows) * int(order.window_shards) * row_bytes
-    smallest = 2 * int(order.lanes) * row_bytes  # shards of one row: nothing smaller can be read
+    facts = Facts(rows=rows, seed=0, row_bytes=row_bytes, global_batch_size=batch, max_window_bytes=limit)
+    order = WindowShuffle().settle(facts)
+    assert batch % order.lane_count == 0
+    assert order.read_positions is not None
+    held = 2 * order.read_positions * row_bytes
+    smallest = 2 * order.lane_count * row_bytes  # shards of one row: nothing smaller can be read
     assert held <= max(limit, smallest)
-    assert order.resolve(facts) == order
+    assert order.settings.settle(facts) == order
 
 
 def test_explicit_values_are_kept() -> None:
-    facts = Facts(rows=10**6, row_bytes=100, global_batch_size=64, max_window_bytes=1 << 20)
     order = WindowShuffle(shard_rows=77, window_shards=3, lanes=5)
-    assert order.resolve(facts) == order
+    settled = order.settle(Facts(rows=10**6, seed=0, row_bytes=100, global_batch_size=64, max_window_bytes=1 << 20))
+    assert settled.settings == order
+    assert (settled.shard_rows, settled.lane_count, settled.read_positions) == (77, 5, 5 * 3 * 77)
 
 
 @pytest.mark.parametrize("bad", [{"shard_rows": 0}, {"lanes": -1}, {"window_shards": 1.5}, {"lanes": True}])
@@ -197,5 +190,21 @@ def test_bad_parameters(bad: dict[str, object]) -> None:
 def test_unknown_orders() -> None:
     with pytest.raises(ConfigError, match=r"'windwo' is unknown.*'window'"):
         make_order("windwo")
-    with pytest.raises(ConfigError, match="still 'auto'"):
-        WindowShuffle().rows(np.arange(3), 3, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        *(kind() for kind in SHUFFLES),
+        WindowShuffle(shard_rows="fragment"),
+        WindowShuffle(shard_rows=7, window_shards=3, lanes=5),
+        ShardShuffle(shard_rows="fragment", lanes=3),
+        Weighted(weights="weight"),
+        ClassBalanced(column="class"),
+        ClassBalanced(column="class", classes_per_batch=1, rows_per_epoch=77, class_weights={"class 0": 2}),
+    ],
+    ids=lambda order: f"{order.name} of {order.shard_rows}",
+)
+def test_the_check_for_orders_of_ones_own_finds_nothing_in_ours(order: Order) -> None:
+    columns = {"weight": np.arange(1, 361) % 7, "class": sample(360).columns["class"]}
+    check_order(order, columns=columns if order.repeats else None, other_process=False)

@@ -1,5 +1,7 @@
 """Owns the promises of the pure plan: exactly once, equal steps, the same global batches for every world size."""
 
+import dataclasses
+import itertools
 import time
 import tracemalloc
 
@@ -9,24 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
-from raylance.orders.order import Order, RowShuffle
-from raylance.orders.shuffles import WindowShuffle
+from raylance.orders.order import Facts, Settled
+from raylance.orders.shuffles import RowShuffle, WindowShuffle
 from raylance.planning.plan import REMAINDERS, Plan, Remainder
 from raylance.planning.summary import summarise
-from tests.test_order import cases
+from tests.test_order import cases, every_row, settle
 
 Batches = list[list[int]]
 
 
-def make_plan(order: Order, rows: int, batch: int, world: int, remainder: Remainder = "ragged", seed: int = 3) -> Plan:
+def make_plan(order: Settled, batch: int, world: int, remainder: Remainder = "ragged") -> Plan:
     return Plan(
         order=order,
-        rows=rows,
-        seed=seed,
         global_batch_size=batch,
         world_size=world,
         remainder=remainder,
-        chunk_positions=order.read_positions(rows) or 64,
+        chunk_positions=order.read_positions or 64,
     )
 
 
@@ -43,7 +43,7 @@ def rank_batches(plan: Plan, rank: int, epoch: int, position: int, item_rows: in
         singles = [plan.select(epoch, plan.item_positions(single)) for single in plan.cut(item, item.steps)]
         np.testing.assert_array_equal(np.concatenate(singles), rows)
         for step in range(item.steps):
-            at = item.position + step * plan.global_batch_size
+            at = item.position + step * plan.stride
             batches.setdefault(at, []).extend(rows[step * size : (step + 1) * size].tolist())
     return batches
 
@@ -57,7 +57,7 @@ def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -
 
 
 @given(
-    case=cases(),
+    order=cases(),
     batch=st.integers(1, 50),
     worlds=st.lists(st.integers(1, 9), min_size=2, max_size=3),
     item_rows=st.lists(st.integers(1, 100), min_size=3, max_size=3),
@@ -65,22 +65,21 @@ def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -
     data=st.data(),
 )
 def test_promises(
-    case: tuple[Order, int],
+    order: Settled,
     batch: int,
     worlds: list[int],
     item_rows: list[int],
     remainder: Remainder,
     data: st.DataObject,
 ) -> None:
-    order, n = case
-    positions = order.epoch_rows(n)
+    positions = order.epoch_rows
     if remainder == "drop":
         batch = min(batch, positions)
     position = data.draw(st.integers(0, positions))
-    replayed = order.rows(np.arange(positions), n, 3, 1).tolist()
+    replayed = every_row(order, 1)
     first: Batches | None = None
     for world, rows_per_item in zip(worlds, item_rows, strict=False):
-        plan = make_plan(order, n, batch, world, remainder)
+        plan = make_plan(order, batch, world, remainder)
         batches = global_batches(plan, 1, position, rows_per_item)
         first = batches if first is None else first
         assert batches == first, "the global batches depend on the world size"
@@ -98,31 +97,31 @@ def test_promises(
 
 
 @given(
-    case=cases(),
+    order=cases(),
     seed=st.integers(),
     epoch=st.integers(0, 5),
     runs=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 7), st.integers(0, 6)), min_size=1, max_size=6),
 )
 def test_stop_and_resume_with_other_world_and_batch_sizes(
-    case: tuple[Order, int], seed: int, epoch: int, runs: list[tuple[int, int, int]]
+    order: Settled, seed: int, epoch: int, runs: list[tuple[int, int, int]]
 ) -> None:
     """Runs of (global batch, world size, steps before the stop), and a last one to the end of the epoch."""
-    order, n = case
-    position, delivered = 0, []
+    order, position, delivered = dataclasses.replace(order, seed=seed), 0, []
+    wanted = every_row(order, epoch)
     for batch, world, steps in runs:
-        plan = make_plan(order, n, batch, world, "ragged", seed)
+        plan = make_plan(order, batch, world)
         for rows in global_batches(plan, epoch, position)[:steps]:
             delivered += rows
             position = plan.after(position)
-        assert sorted(delivered) == sorted(order.rows(np.arange(position), n, seed, epoch).tolist())
-    for rows in global_batches(make_plan(order, n, 5, 2, "ragged", seed), epoch, position):
+        assert sorted(delivered) == sorted(wanted[:position])
+    for rows in global_batches(make_plan(order, 5, 2), epoch, position):
         delivered += rows
-    assert sorted(delivered) == sorted(order.rows(np.arange(order.epoch_rows(n)), n, seed, epoch).tolist())
+    assert sorted(delivered) == sorted(wanted)
 
 
-@given(case=cases(), batch=st.integers(1, 50), world=st.integers(1, 12))
-def test_shares_differ_by_one_row_at_most(case: tuple[Order, int], batch: int, world: int) -> None:
-    plan = make_plan(*case, batch, world, "pad")
+@given(order=cases(), batch=st.integers(1, 50), world=st.integers(1, 12))
+def test_shares_differ_by_one_row_at_most(order: Settled, batch: int, world: int) -> None:
+    plan = make_plan(order, batch, world, "pad")
     slices = [plan.rank_slice(0, rank) for rank in range(world)]
     assert slices[0][0] == 0
     assert slices[-1][1] == batch
@@ -131,9 +130,38 @@ def test_shares_differ_by_one_row_at_most(case: tuple[Order, int], batch: int, w
     assert max(lengths) - min(lengths) <= 1
 
 
+@given(
+    order=cases(),
+    batch=st.integers(1, 50),
+    world=st.integers(1, 5),
+    workers=st.integers(1, 6),
+    item_rows=st.integers(1, 100),
+    remainder=st.sampled_from(REMAINDERS),
+    data=st.data(),
+)
+def test_workers_steps_interleaved_are_the_plans_own(
+    order: Settled, batch: int, world: int, workers: int, item_rows: int, remainder: Remainder, data: st.DataObject
+) -> None:
+    """What k workers of a rank do with a plan of every k-th step each, as torch's DataLoader takes their batches."""
+    if remainder == "drop":
+        batch = min(batch, order.epoch_rows)
+    plan = make_plan(order, batch, world, remainder)
+    start = data.draw(st.integers(0, order.epoch_rows))
+    shares = []
+    for worker in range(workers):
+        share, at = dataclasses.replace(plan, every=workers), start + worker * batch
+        shares.append(global_batches(share, 1, at, item_rows))
+        walked = 0
+        while share.steps(at) > 0:
+            walked, at = walked + 1, share.after(at)
+        assert walked == len(shares[-1]), "steps() and after() disagree"
+    taken = [rows for turn in itertools.zip_longest(*shares) for rows in turn if rows is not None]
+    assert taken == global_batches(plan, 1, start, item_rows)
+
+
 def test_ranks_own_lanes_where_lanes_divide_the_batch() -> None:
     order = WindowShuffle(shard_rows=10, window_shards=2, lanes=8)
-    plan = make_plan(order, 1000, 32, 4)
+    plan = make_plan(settle(order, 1000), 32, 4)
     for position in range(0, 960, 32):
         for rank in range(4):
             lanes = set((plan.positions(position, *plan.rank_slice(position, rank)) % 8).tolist())
@@ -141,19 +169,18 @@ def test_ranks_own_lanes_where_lanes_divide_the_batch() -> None:
 
 
 def test_padding_repeats_the_first_rows() -> None:
-    order = RowShuffle(shard_rows=4)
-    plan = make_plan(order, 10, 4, 1, "pad")
+    order = settle(RowShuffle(shard_rows=4), 10)
+    plan = make_plan(order, 4, 1, "pad")
     last = plan.positions(8, 0, 4)
     assert last.tolist() == [8, 9, 10, 11]
-    first = order.rows(np.arange(2), 10, 3, 0).tolist()
-    assert plan.select(0, last).tolist()[2:] == first
+    assert plan.select(0, last).tolist()[2:] == every_row(order)[:2]
 
 
 @pytest.mark.parametrize("position", [0, 5 * 10**9, 10**10 - 4096])
 def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> None:
     """O(rows of the step): no array grows with the dataset, and no loop runs over it."""
     order = WindowShuffle(shard_rows=4096, window_shards=8, lanes=32)
-    plan = make_plan(order, 10**10, 4096, 8)
+    plan = make_plan(order.settle(Facts(rows=10**10, seed=3)), 4096, 8)
     tracemalloc.start()
     begin = time.perf_counter()
     rows = plan.select(3, plan.positions(position, *plan.rank_slice(position, 5)))
@@ -177,15 +204,16 @@ def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> No
 )
 def test_bad_plans(change: dict[str, object], message: str) -> None:
     arguments = {"rows": 100, "batch": 10, "world": 1} | change
+    order = RowShuffle(shard_rows=4).settle(Facts(rows=arguments.pop("rows"), seed=3))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
-        make_plan(RowShuffle(shard_rows=4), **arguments)  # type: ignore[arg-type]
+        make_plan(order, **arguments)  # type: ignore[arg-type]
 
 
 def test_summary_says_what_is_dropped_and_repeated() -> None:
-    order = WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
-    dropped = summarise(make_plan(order, 1003, 20, 2, "drop"), row_bytes=1000, reads="range")
+    order = settle(WindowShuffle(shard_rows=10, window_shards=2, lanes=4), 1003)
+    dropped = summarise(make_plan(order, 20, 2, "drop"), row_bytes=1000, reads="range")
     assert (dropped.steps, dropped.rows_dropped, dropped.rows_repeated, dropped.shards) == (50, 3, 0, 101)
-    padded = summarise(make_plan(order, 1003, 20, 2, "pad"), row_bytes=1000, reads="range")
+    padded = summarise(make_plan(order, 20, 2, "pad"), row_bytes=1000, reads="range")
     assert (padded.steps, padded.rows_dropped, padded.rows_repeated) == (51, 0, 17)
     assert padded.window_bytes == 4 * 20 // 2 * 1000
     assert padded.held_bytes == 2 * padded.window_bytes, "the one in use and the next"
@@ -195,7 +223,7 @@ def test_summary_says_what_is_dropped_and_repeated() -> None:
 
 def test_summary_says_what_is_held_where_a_step_is_larger_than_the_limit() -> None:
     """The window has 32 rows, and a step 256: what is read together is neither."""
-    plan = make_plan(WindowShuffle(shard_rows=1, window_shards=1, lanes=32), 2000, 256, 1, "drop")
+    plan = make_plan(settle(WindowShuffle(shard_rows=1, window_shards=1, lanes=32), 2000), 256, 1, "drop")
     limit = 32 << 20
     told = summarise(plan, 1 << 20, "take", limit, "the mean of a few rows")
     assert limit // 4 < told.window_bytes <= limit // 2

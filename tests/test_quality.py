@@ -1,6 +1,5 @@
 """Owns the measures of shuffle quality: what they say of good, bad and middling orders, and that they stay cheap."""
 
-import dataclasses
 import itertools
 import tracemalloc
 
@@ -8,8 +7,8 @@ import numpy as np
 import pytest
 
 from raylance.errors import ConfigError
-from raylance.orders.order import Order, RowShuffle
-from raylance.orders.shuffles import Sequential, ShardShuffle, WindowShuffle
+from raylance.orders.order import Facts, Order
+from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 from raylance.planning.plan import Plan, Remainder
 from raylance.planning.quality import Measure, ShuffleQuality, shuffle_quality
 
@@ -18,14 +17,13 @@ ROWS, BATCH = 60_000, 64
 
 
 def make_plan(order: Order, rows: int = ROWS, batch: int = BATCH, seed: int = 1, remainder: Remainder = "drop") -> Plan:
+    settled = order.settle(Facts(rows=rows, seed=seed))
     return Plan(
-        order=order,
-        rows=rows,
-        seed=seed,
+        order=settled,
         global_batch_size=batch,
         world_size=1,
         remainder=remainder,
-        chunk_positions=order.read_positions(rows) or 64,
+        chunk_positions=settled.read_positions or 64,
     )
 
 
@@ -106,7 +104,7 @@ def test_labels(kind: type) -> None:
     assert shuffle_quality(plan, by_class).class_divergence > 20
     assert shuffle_quality(plan, mixed).class_divergence < 0.2, "a stored order can be more even than chance"
     assert set(shuffle_quality(plan, mixed).divergences) == {"7 labels"}
-    shuffled = dataclasses.replace(plan, order=RowShuffle(shard_rows=1))
+    shuffled = make_plan(RowShuffle(shard_rows=1))
     assert shuffle_quality(shuffled, by_class).class_divergence == pytest.approx(1, rel=0.15)
 
 

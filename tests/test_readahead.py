@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raylance.errors import DatasetError
-from raylance.orders.order import Order
+from raylance.orders.order import Settled
 from raylance.orders.shuffles import Sequential, WindowShuffle
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.source.readahead import ReadAhead, TooLargeError
-from tests.test_order import cases
+from tests.test_order import cases, settle
 from tests.test_plan import make_plan
 
 
@@ -44,7 +44,7 @@ class InMemory:
 
 @settings(max_examples=30)
 @given(
-    case=cases(),
+    order=cases(),
     batch=st.integers(1, 40),
     world=st.integers(1, 5),
     remainder=st.sampled_from(REMAINDERS),
@@ -55,7 +55,7 @@ class InMemory:
     data=st.data(),
 )
 def test_every_item_has_its_rows_whatever_the_limit(
-    case: tuple[Order, int],
+    order: Settled,
     batch: int,
     world: int,
     remainder: Remainder,
@@ -66,12 +66,11 @@ def test_every_item_has_its_rows_whatever_the_limit(
     data: st.DataObject,
 ) -> None:
     """Two epochs, with items that are asked for again, as after a loss, and a jump, as after a break."""
-    order, n = case
     if remainder == "drop":
-        batch = min(batch, order.epoch_rows(n))
-    plan = make_plan(order, n, batch, world, remainder)
+        batch = min(batch, order.epoch_rows)
+    plan = make_plan(order, batch, world, remainder)
     rank = data.draw(st.integers(0, world - 1))
-    sizes = np.random.default_rng(seed).choice([1, 20, 150], n, p=[0.8, 0.15, 0.05]).tolist()
+    sizes = np.random.default_rng(seed).choice([1, 20, 150], order.rows, p=[0.8, 0.15, 0.05]).tolist()
     feed = InMemory(sizes, guess)
     ahead = ReadAhead(feed, limit)  # type: ignore[arg-type]
     items = [item for epoch in range(2) for item in plan.items(rank, epoch, 0, item_rows)]
@@ -91,7 +90,7 @@ def gather_all(ahead: ReadAhead, plan: object, items: list) -> list[int]:
 
 
 def test_ordinary_rows_are_read_once_and_whole_windows_ahead() -> None:
-    plan = make_plan(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 256, 16, 1)
+    plan = make_plan(settle(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 256), 16, 1)
     feed = InMemory([100] * 256, 112)
     ahead = ReadAhead(feed, 4 * 64 * 112)  # type: ignore[arg-type]
     items = list(plan.items(0, 0, 0, 16))
@@ -106,7 +105,7 @@ def test_ordinary_rows_are_read_once_and_whole_windows_ahead() -> None:
 def test_a_row_that_exceeds_the_limit_is_refused_by_name_and_what_lies_before_it_comes() -> None:
     sizes = [10] * 40
     sizes[23] = 5000
-    plan = make_plan(Sequential(shard_rows=8, window_shards=1), 40, 4, 1)
+    plan = make_plan(settle(Sequential(shard_rows=8, window_shards=1), 40), 4, 1)
     ahead = ReadAhead(InMemory(sizes), 2000)  # type: ignore[arg-type]
     items = list(plan.items(0, 0, 0, 1))
     assert gather_all(ahead, plan, items[:23]) == list(range(23))
@@ -117,7 +116,7 @@ def test_a_row_that_exceeds_the_limit_is_refused_by_name_and_what_lies_before_it
 
 
 def test_an_error_of_reading_is_not_kept() -> None:
-    plan = make_plan(Sequential(shard_rows=8, window_shards=1), 64, 4, 1)
+    plan = make_plan(settle(Sequential(shard_rows=8, window_shards=1), 64), 4, 1)
     feed = InMemory([50] * 64, 62)
     ahead = ReadAhead(feed, 1000)  # type: ignore[arg-type]
     items = list(plan.items(0, 0, 0, 4))
@@ -131,7 +130,7 @@ def test_an_error_of_reading_is_not_kept() -> None:
 
 
 def test_what_is_larger_than_allowed_is_not_given() -> None:
-    plan = make_plan(Sequential(shard_rows=8, window_shards=1), 64, 16, 1)
+    plan = make_plan(settle(Sequential(shard_rows=8, window_shards=1), 64), 16, 1)
     ahead = ReadAhead(InMemory([1000 if row == 3 else 10 for row in range(64)]), 1 << 20)  # type: ignore[arg-type]
     (item, *_) = plan.items(0, 0, 0, 16)
     with pytest.raises(TooLargeError) as caught:

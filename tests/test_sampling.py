@@ -1,6 +1,5 @@
 """Owns the checks that sampled rows come as often as their weights say, and the refusal of impossible weights."""
 
-import dataclasses
 import hashlib
 import tracemalloc
 from collections.abc import Callable
@@ -13,14 +12,12 @@ import pytest
 import raylance
 from raylance.orders.order import Facts, Order
 from raylance.orders.sampling import ClassBalanced, Weighted
-from tests.test_order import Selected
+from raylance.testing import SampleRows
+from tests.test_order import every_row, sample, settle
 
-FACTS = Facts(rows=100, row_bytes=8, global_batch_size=20, max_window_bytes=1 << 20)
 
-
-def draw(order: Order, n: int, seed: int = 0, epoch: int = 0) -> np.ndarray:
-    settled = order.bind(Selected(n)).resolve(FACTS)
-    return settled.rows(np.arange(settled.epoch_rows(n)), n, seed, epoch)
+def draw(order: Order, n: int) -> np.ndarray:
+    return np.array(every_row(settle(order, n, seed=0, global_batch_size=20)))
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
@@ -29,7 +26,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
 
 def test_rows_come_as_often_as_their_weights() -> None:
     counts = np.bincount(draw(Weighted(weights="weight", rows_per_epoch=60_000), 100), minlength=100)
-    weights = Selected(100).weights
+    weights = np.asarray(sample(100).columns["weight"])
     assert (counts[weights == 0] == 0).all()
     drawn = weights > 0
     # 85 rows have a weight; 128 is about the 99.8 % point of chi-square with 84 degrees of freedom.
@@ -45,7 +42,7 @@ def test_weights_as_an_array() -> None:
 
 
 def test_classes_come_equally_often_however_rare() -> None:
-    classes = np.array(Selected(100).classes)
+    classes = np.asarray(sample(100).columns["class"])
     assert len(set(classes.tolist())) == 3
     drawn = classes[draw(ClassBalanced(column="class", rows_per_epoch=30_000), 100)]
     _, counts = np.unique(drawn, return_counts=True)
@@ -54,14 +51,14 @@ def test_classes_come_equally_often_however_rare() -> None:
 
 def test_class_weights() -> None:
     order = ClassBalanced(column="class", rows_per_epoch=8000, class_weights={"class 0": 1, "class 4": 3})
-    drawn = np.array(Selected(100).classes)[draw(order, 100)]
+    drawn = np.asarray(sample(100).columns["class"])[draw(order, 100)]
     assert set(drawn.tolist()) == {"class 0", "class 4"}
     assert 0.72 < (drawn == "class 4").mean() < 0.78
 
 
 def test_batches_of_some_classes() -> None:
     order = ClassBalanced(column="class", classes_per_batch=2, rows_per_epoch=20_000)
-    drawn = np.array(Selected(100).classes)[draw(order, 100)].reshape(-1, 20)
+    drawn = np.asarray(sample(100).columns["class"])[draw(order, 100)].reshape(-1, 20)
     for batch in drawn:
         _, counts = np.unique(batch, return_counts=True)
         assert counts.tolist() == [10, 10]
@@ -71,19 +68,19 @@ def test_batches_of_some_classes() -> None:
 
 def test_rows_of_a_class_come_equally_often() -> None:
     rows = draw(ClassBalanced(column="class", rows_per_epoch=40_000), 100)
-    members = np.flatnonzero(np.array(Selected(100).classes) == "class 0")
+    members = np.flatnonzero(np.asarray(sample(100).columns["class"]) == "class 0")
     counts = np.bincount(rows, minlength=100)[members]
     assert chi_square(counts, np.full(len(members), counts.mean())) < 2 * len(members) + 25
 
 
 def test_draws_depend_on_labels_and_not_on_storage_order() -> None:
-    rows = Selected(100)
-    shuffled = Selected(100)
-    shuffled.classes = rows.classes[::-1]
-    order = ClassBalanced(column="class", rows_per_epoch=500)
-    ours = order.bind(rows).resolve(FACTS).rows(np.arange(500), 100, 0, 0)
-    theirs = order.bind(shuffled).resolve(FACTS).rows(np.arange(500), 100, 0, 0)
-    assert [rows.classes[row] for row in ours] == [shuffled.classes[row] for row in theirs]
+    classes = np.asarray(sample(100).columns["class"])
+    drawn = []
+    for stored in (classes, classes[::-1]):
+        rows = SampleRows(count=100, columns={"class": stored})
+        order, tables = ClassBalanced(column="class", rows_per_epoch=500).bind(rows)
+        drawn.append(stored[every_row(order.settle(Facts(rows=100, seed=0, tables=tables)))].tolist())
+    assert drawn[0] == drawn[1]
 
 
 # Frozen, as test_order.GOLDEN is.
@@ -99,17 +96,9 @@ def test_golden_draws(order: Order, wanted: list[int]) -> None:
     assert draw(order, 30).tolist() == wanted
 
 
-class ManyClasses:
+def many_classes(classes: int = 20_000) -> SampleRows:
     """60,000 rows of 20,000 classes, or of as many as asked for."""
-
-    def __init__(self, classes: int = 20_000) -> None:
-        self.count, self.classes = 3 * classes, classes
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        return pa.chunked_array([pa.array(np.arange(self.count) * 7 % self.classes)])
-
-    def fragment_ends(self) -> np.ndarray:
-        return np.array([self.count])
+    return SampleRows(count=3 * classes, columns={"class": np.arange(3 * classes) * 7 % classes})
 
 
 @pytest.mark.parametrize(
@@ -119,12 +108,13 @@ def test_batches_of_many_classes_are_as_they_were_in_little_memory(some: int | N
     """Frozen draws of 0.1.0, which drew the numbers of all classes for all batches at once, and sorted them."""
     weights = None if some is None else {label: 1.0 + label % 5 for label in range(0, 20_000, some)}
     order = ClassBalanced(column="class", classes_per_batch=8, class_weights=weights)
-    order = order.bind(ManyClasses()).resolve(dataclasses.replace(FACTS, global_batch_size=64))
+    order, tables = order.bind(many_classes())
+    epoch = order.settle(Facts(rows=60_000, seed=3, tables=tables, global_batch_size=64)).epoch(1)
     positions = np.r_[np.arange(64 * 40), np.arange(10**9, 10**9 + 200)]
-    parts = [order.rows(part, 60_000, 3, 1) for part in (positions[: 64 * 40], positions[64 * 40 :])]
+    parts = [epoch.rows(part) for part in (positions[: 64 * 40], positions[64 * 40 :])]
     assert hashlib.blake2b(np.concatenate(parts).astype("<i8").tobytes(), digest_size=8).hexdigest() == wanted
     tracemalloc.start()
-    order.rows(np.arange(64 * 100), 60_000, 3, 1)
+    epoch.rows(np.arange(64 * 100))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 24 << 20, "numbers of 100 batches and 20,000 classes would be 16 MB each time they are copied"
@@ -134,11 +124,10 @@ def test_weights_of_many_classes() -> None:
     """Quadratic work would be far past the time that a test has."""
     classes = 300_000
     weights = dict.fromkeys(range(classes), 1.0)
-    order = ClassBalanced(column="class", class_weights=weights).bind(ManyClasses(classes))
-    assert order.weights is not None
-    assert len(order.weights) == classes
+    tables = ClassBalanced(column="class", class_weights=weights).look_up(many_classes(classes))
+    assert len(tables["weights"]) == classes
     with pytest.raises(raylance.ConfigError, match=r"names \[-1\], of which .*and 299,980 more") as caught:
-        ClassBalanced(column="class", class_weights=weights | {-1: 1.0}).bind(ManyClasses(classes))
+        ClassBalanced(column="class", class_weights=weights | {-1: 1.0}).bind(many_classes(classes))
     assert len(str(caught.value)) < 1000
 
 
@@ -167,7 +156,7 @@ def test_weights_whose_sum_is_no_number() -> None:
         (Weighted(weights=np.array([1.0, np.nan, 1])), "weight nan at selected row 1"),
         (Weighted(weights=np.zeros(3)), "all weights of the array are 0"),
         (Weighted(weights=np.ones(4)), r"shape \(4,\).*the selection has 3 rows"),
-        (Weighted(weights="class"), "is string, not a number"),
+        (Weighted(weights="class"), "is str.*, not a number"),
         (ClassBalanced(column="class", classes_per_batch=4), "only 3 classes"),
         (ClassBalanced(column="class", class_weights={"class 9": 1}), "names \\['class 9'\\], of which.*no row"),
         (ClassBalanced(column="class", class_weights={"class 0": -1}), "not negative"),
@@ -175,8 +164,7 @@ def test_weights_whose_sum_is_no_number() -> None:
     ],
 )
 def test_impossible_weights(order: Order, message: str) -> None:
-    rows = Selected(3)
-    rows.classes = ["class 0", "class 1", "class 4"]
+    rows = SampleRows(count=3, columns={"class": np.array(["class 0", "class 1", "class 4"])})
     with pytest.raises(raylance.ConfigError, match=message):
         order.bind(rows)
 
@@ -241,3 +229,5 @@ def test_nulls_are_refused(write_dataset: Callable[..., str]) -> None:
     for order in (Weighted(weights="weight"), ClassBalanced(column="label")):
         with pytest.raises(raylance.ConfigError, match="1 nulls.*IS NOT NULL"):
             raylance.dataset(uri, order=order)
+    with pytest.raises(raylance.ConfigError, match="'label' is string, not a number"):
+        raylance.dataset(uri, order=Weighted(weights="label"))

@@ -60,7 +60,7 @@ def mix(
             raise ConfigError(
                 f"mix(): {name!r} and {first_name!r} have unlike decode= or transform=; use the same for all."
             )
-        if dataset._spec.order.repeats and isinstance(dataset._spec.order, MixOrder):
+        if isinstance(dataset._spec.order, MixOrder):
             raise ConfigError(f"mix(): {name!r} is a mixture itself; mix all datasets in one call.")
     components = tuple(
         Component(
@@ -69,6 +69,7 @@ def mix(
             seed=dataset._spec.seed,
             rows=dataset._spec.rows,
             quota=quota,
+            tables=dataset._spec.tables,
         )
         for (name, dataset), quota in zip(datasets.items(), quotas([w for _, w in parts.values()]), strict=True)
     )

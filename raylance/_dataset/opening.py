@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import lance
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from raylance._dataset.handle import Dataset
@@ -140,12 +141,14 @@ def dataset(
         rows = count_tokens(table.open_reader(), selection, pack)
         packed: RowSource = PackedRows(documents=table, table=rows, pack=pack)
         feed = Feed(source=packed, delivers=packed.columns)
+    bound, tables = made_order.bind(_Lookup(opened, rows))
     spec = Spec(
         filter=filter,
         split=None if split is None else repr(split),
         rows=rows.rows,
         fingerprint=rows.fingerprint,
-        order=made_order.bind(_Lookup(opened, rows)),
+        order=bound,
+        tables=tables,
         seed=seed,
         remainder=remainder,
         masks_bad_rows=on_bad_row == "mask",
@@ -187,6 +190,30 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, de
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class _Column:
+    """A column for orders; see `raylance.orders.order.Column`."""
+
+    data: pa.ChunkedArray
+
+    @property
+    def kind(self) -> str:
+        return str(self.data.type)
+
+    @property
+    def nulls(self) -> int:
+        return int(self.data.null_count)
+
+    def values(self) -> npt.NDArray[Any]:
+        return np.asarray(self.data.to_numpy())
+
+    def codes(self) -> tuple[Int64Array, list[Any]]:
+        encoded = self.data.combine_chunks().dictionary_encode()
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.unify_dictionaries().combine_chunks()
+        return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Lookup:
     """What orders look up in a selection; see `raylance.orders.order.Rows`."""
 
@@ -197,14 +224,14 @@ class _Lookup:
     def count(self) -> int:
         return self.selection.rows
 
-    def column(self, name: str) -> pa.ChunkedArray:
+    def column(self, name: str) -> _Column:
         if name not in self.dataset.schema.names:
             raise DatasetError(
                 f"the order needs the column {name!r}, which {self.dataset.uri!r} does not have; nothing was started. "
                 f"Its columns are {', '.join(self.dataset.schema.names)}."
             )
         offsets = self._rows("a column").offsets(np.arange(self.count))
-        return Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name]
+        return _Column(Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name])
 
     def fragment_ends(self) -> Int64Array:
         ends = np.cumsum([fragment.count_rows() for fragment in self.dataset.get_fragments()], dtype=np.int64)

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID
 from raylance.errors import CoverageError
+from raylance.planning.coverage import Coverage
 from raylance.planning.plan import Plan, WorkItem
 from raylance.settings import Feed
-from raylance.telemetry import Coverage
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

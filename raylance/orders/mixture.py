@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from raylance.errors import ConfigError
-from raylance.orders.order import Facts, Order
+from raylance.orders.order import Auto, Epoch, Facts, Order, Settled, Tables
 from raylance.orders.permutation import Int64Array
 
 _SHORT_PATTERN = 1000
@@ -31,6 +31,7 @@ class Component:
         seed: The seed of its order.
         rows: Rows of its selection.
         quota: Its positions in each stretch of the pattern.
+        tables: What its order looked up in its selection.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Component:
     seed: int
     rows: int
     quota: int
+    tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
@@ -119,7 +121,7 @@ class MixOrder(Order):
     repeats: ClassVar[bool] = True
     components: tuple[Component, ...]
     stop: str | int
-    chunk_positions: int | str = "auto"
+    chunk_positions: int | Auto = "auto"
 
     def __post_init__(self) -> None:
         words = ("first_exhausted", "all_exhausted")
@@ -127,8 +129,13 @@ class MixOrder(Order):
             raise ConfigError(f'stop={self.stop!r}: must be "first_exhausted", "all_exhausted" or a number of rows.')
 
     @property
-    def is_resolved(self) -> bool:
-        """See `Order.is_resolved`; the components are settled together with it."""
+    def quotas(self) -> tuple[int, ...]:
+        """The components' quotas."""
+        return tuple(part.quota for part in self.components)
+
+    @property
+    def is_settled(self) -> bool:
+        """See `Order.is_settled`; the components are settled together with it."""
         return self.chunk_positions != "auto"
 
     def params(self) -> dict[str, Any]:
@@ -148,51 +155,37 @@ class MixOrder(Order):
         chunk = params["chunk_positions"] if self.chunk_positions == "auto" else self.chunk_positions
         return dataclasses.replace(self, components=parts, chunk_positions=chunk)
 
-    def resolve(self, facts: Facts) -> Self:
-        """See `Order.resolve`; each component gets its share of the memory."""
-        size = sum(self._quotas)
-        parts, windows = [], [1]
+    def settle(self, facts: Facts) -> Settled:
+        """See `Order.settle`; each component gets its share of the memory."""
+        size = sum(self.quotas)
+        parts = []
         for part in self.components:
-            share = dataclasses.replace(
-                facts, rows=part.rows, max_window_bytes=max(1, facts.max_window_bytes * part.quota // size)
-            )
-            order = part.order.resolve(share)
-            parts.append(dataclasses.replace(part, order=order))
-            windows.append((order.read_positions(part.rows) or 1) * size // part.quota)
+            share = max(1, facts.max_window_bytes * part.quota // size)
+            own = dataclasses.replace(facts, rows=part.rows, seed=part.seed, tables=part.tables, max_window_bytes=share)
+            parts.append(part.order.settle(own))
+        windows = [(part.read_positions or 1) * size // of for part, of in zip(parts, self.quotas, strict=True)]
         limit = int(facts.max_window_bytes / 2 / max(facts.row_bytes, 1))
-        chunk = max(1, min(max(windows), limit)) if self.chunk_positions == "auto" else self.chunk_positions
-        return dataclasses.replace(self, components=tuple(parts), chunk_positions=chunk)
-
-    def read_positions(self, n: int) -> int | None:
-        """See `Order.read_positions`."""
-        return self._int("chunk_positions")
-
-    def epoch_rows(self, n: int) -> int:
-        """Positions of an epoch, as `stop` says."""
-        if isinstance(self.stop, int):
-            return self.stop
-        return _epoch_rows(self._quotas, tuple(part.rows for part in self.components), self.stop)
-
-    def rows(self, positions: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
-        """See `Order.rows`; rows count through the components, one behind the other."""
-        which, within = self._places(positions)
-        length = self.epoch_rows(n)
-        out = np.empty(len(positions), dtype=np.int64)
-        base = 0
-        for index, part in enumerate(self.components):
-            mine = np.flatnonzero(which == index)
-            wraps = -(-(length + 1) // part.rows)
-            turn, place = np.divmod(within[mine], part.rows)
-            for number in np.unique(turn):
-                now = turn == number
-                part_epoch = epoch * wraps + int(number)
-                out[mine[now]] = base + part.order.rows(place[now], part.rows, part.seed, part_epoch)
-            base += part.rows
-        return out
+        auto = max(1, min(max(windows), limit))
+        chunk = auto if isinstance(self.chunk_positions, str) else self.chunk_positions
+        components = tuple(
+            dataclasses.replace(part, order=settled.settings)
+            for part, settled in zip(self.components, parts, strict=True)
+        )
+        rows, stop = tuple(part.rows for part in parts), self.stop
+        return _MixSettled(
+            settings=dataclasses.replace(self, components=components, chunk_positions=chunk),
+            rows=facts.rows,
+            seed=facts.seed,
+            epoch_rows=_epoch_rows(self.quotas, rows, stop) if isinstance(stop, str) else stop,
+            shard_rows=1,
+            read_positions=chunk,
+            parts=tuple(parts),
+            quotas=self.quotas,
+        )
 
     def standings(self, position: int) -> dict[str, dict[str, int]]:
         """Where each component stands: rows consumed in this epoch of the mixture, and of these, of its own epoch."""
-        pattern, _ = _deal(self._quotas)
+        pattern, _ = _deal(self.quotas)
         stretch, rest = divmod(position, len(pattern))
         counts = np.bincount(pattern[:rest], minlength=len(self.components))
         taken = {
@@ -204,13 +197,47 @@ class MixOrder(Order):
             for name, rows in taken.items()
         }
 
-    @property
-    def _quotas(self) -> tuple[int, ...]:
-        return tuple(part.quota for part in self.components)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _MixSettled(Settled):
+    """A mixture, settled.
+
+    Attributes:
+        parts: Its components' own orders.
+        quotas: Positions of each in a stretch.
+    """
+
+    parts: tuple[Settled, ...]
+    quotas: tuple[int, ...]
+
+    def epoch(self, number: int) -> "_MixEpoch":
+        """See `Settled.epoch`."""
+        return _MixEpoch(self, number)
+
+
+class _MixEpoch(Epoch):
+    """One epoch of a mixture."""
+
+    order: _MixSettled
+
+    def rows(self, positions: Int64Array) -> Int64Array:
+        """See `Epoch.rows`; rows count through the components, one behind the other."""
+        which, within = self._places(positions)
+        out = np.empty(len(positions), dtype=np.int64)
+        base = 0
+        for index, part in enumerate(self.order.parts):
+            mine = np.flatnonzero(which == index)
+            wraps = -(-(self.order.epoch_rows + 1) // part.rows)
+            turn, place = np.divmod(within[mine], part.rows)
+            for number in np.unique(turn):
+                now = turn == number
+                out[mine[now]] = base + part.epoch(self.number * wraps + int(number)).rows(place[now])
+            base += part.rows
+        return out
 
     def _places(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Component of each position, and the position within the component, which counts on over its epochs."""
-        pattern, rank = _deal(self._quotas)
+        pattern, rank = _deal(self.order.quotas)
         stretch, place = np.divmod(positions, len(pattern))
         which = pattern[place]
-        return which, stretch * np.array(self._quotas, dtype=np.int64)[which] + rank[place]
+        return which, stretch * np.array(self.order.quotas, dtype=np.int64)[which] + rank[place]

@@ -1,40 +1,48 @@
 """Owns what an order is, a pure function from an epoch position to a selected row; never reads data, knows no ranks.
 
-An order is frozen and keyword-only. Fields left at "auto" are filled by `resolve` on the first iteration and recorded
-in the checkpoint, so that a resumed run keeps them. `rows` is O(len(positions)) whatever the size of the dataset and
-whatever the position: that is what makes a resume as cheap at 99 % of an epoch as at 1 %.
+An order goes through three types. `Order` is what the user writes: frozen settings, "auto" allowed. `Settled` is an
+order of one selection, all its sizes integers; the settings in it are what a checkpoint records, so that a resumed run
+keeps them. `Epoch` is asked for rows, in O(positions asked for) whatever the size of the dataset and whatever the
+position: that is what makes a resume as cheap at 99 % of an epoch as at 1 %.
 """
 
 import dataclasses
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from raylance.errors import ConfigError
-from raylance.orders.permutation import BoolArray, Int64Array, derive_key, permute
+from raylance.orders.permutation import BoolArray, Int64Array, derive_key
 
 Auto = Literal["auto"]
+Tables = Mapping[str, npt.NDArray[Any]]
+"""What an order looked up in a selection, by name: all that is large in it, in one value of its own."""
 
 SHARD_BYTES = 4 << 20
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What "auto" is settled from.
+class Column(Protocol):
+    """A column of the selection, as an order sees it."""
 
-    Attributes:
-        rows: Rows of the selection.
-        row_bytes: Bytes of one row as it is read.
-        global_batch_size: Rows of one step over all ranks.
-        max_window_bytes: Bytes that one rank may hold in windows, the draining and the arriving one together.
-    """
+    @property
+    def kind(self) -> str:
+        """Its type, as the dataset names it."""
+        ...
 
-    rows: int
-    row_bytes: float
-    global_batch_size: int
-    max_window_bytes: int
+    @property
+    def nulls(self) -> int:
+        """How many values are null."""
+        ...
+
+    def values(self) -> npt.NDArray[Any]:
+        """The values of all selected rows in storage order, shape (n,)."""
+        ...
+
+    def codes(self) -> tuple[Int64Array, list[Any]]:
+        """The class of each selected row, int64, shape (n,), and what the classes are called."""
+        ...
 
 
 class Rows(Protocol):
@@ -45,8 +53,8 @@ class Rows(Protocol):
         """Rows of the selection, n."""
         ...
 
-    def column(self, name: str) -> Any:
-        """Values of a column for all selected rows in storage order, a pyarrow ChunkedArray."""
+    def column(self, name: str) -> Column:
+        """A column of the dataset; it need not be delivered."""
         ...
 
     def fragment_ends(self) -> Int64Array:
@@ -54,95 +62,106 @@ class Rows(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Order(ABC):
-    """A total order of an epoch: epoch position to selected row 0 … n-1, seekable in O(1).
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What an order is settled from. Those with a default serve "auto" alone, and change nothing that is explicit.
 
     Attributes:
+        rows: Rows of the selection, n.
+        seed: Seed of the run.
+        tables: What `Order.bind` looked up in the selection.
+        row_bytes: Bytes of one row as it is read.
+        global_batch_size: Rows of one step over all ranks.
+        max_window_bytes: Bytes that one rank may hold in windows, the draining and the arriving one together.
+    """
+
+    rows: int
+    seed: int
+    tables: Tables = dataclasses.field(default_factory=dict)
+    row_bytes: float = 1.0
+    global_batch_size: int = 1
+    max_window_bytes: int = 512 << 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Order:
+    """A total order of an epoch, as its user writes it: frozen settings. The base of all orders, one's own included.
+
+    An order of one's own is a frozen, keyword-only dataclass with a `name` and `rows_of`; `look_up` is for what it must
+    know of the rows. Its fields are recorded in checkpoints, so they are numbers, strings, or lists of them.
+    `raylance.testing.check_order` checks it.
+
+    Attributes:
+        name: What checkpoints call the order.
+        repeats: Whether a row may come more than once an epoch, or not at all.
         shard_rows: Rows of one shard, the unit that checkpoints name as complete. "auto" takes several MiB.
     """
 
     name: ClassVar[str]
-    repeats: ClassVar[bool] = False  # whether a row may come more than once an epoch, or not at all
+    repeats: ClassVar[bool] = False
     shard_rows: int | str = "auto"
 
     def __post_init__(self) -> None:
         check_count(self, "shard_rows", "auto")
 
-    def bind(self, rows: Rows) -> Self:
-        """Looks up what the order needs of the selection; returns the order that knows it.
-
-        Raises:
-            ConfigError: If the selection has not what the order needs.
-        """
-        return self
-
-    def epoch_rows(self, n: int) -> int:
-        """Positions of an epoch over n selected rows."""
-        return n
-
-    @property
-    def lane_count(self) -> int:
-        """Lanes L that the order is dealt into; a step is arranged by lane, so that ranks own contiguous lanes."""
-        return 1
-
-    @property
-    def is_resolved(self) -> bool:
-        """Whether no field is left at "auto"."""
-        return "auto" not in self.params().values()
-
-    @abstractmethod
-    def resolve(self, facts: Facts) -> Self:
-        """Returns the same order with every "auto" filled from the facts; explicit values stay."""
-
-    @abstractmethod
-    def rows(self, positions: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
-        """Maps epoch positions to selected rows.
+    def rows_of(self, epoch: "Epoch", positions: Int64Array) -> Int64Array:
+        """Maps positions of an epoch to selected rows: a pure function of its arguments and the settings.
 
         Args:
-            positions: int64 in [0, n), any order, shape (k,).
-            n: Rows of the selection.
-            seed: Seed of the run.
-            epoch: Epoch, from 0.
+            epoch: The epoch: its `number`, `key()` for whatever is random in it, and `order`, with the number of `rows`
+                and the `tables` that were looked up.
+            positions: int64 in [0, epoch_rows), any order, shape (k,).
 
         Returns:
             int64 selected rows in [0, n), shape (k,). Unless the order repeats rows, each comes exactly once over all
             positions.
         """
+        raise NotImplementedError(f"{type(self).__name__} says by no rows_of() which row is at a position.")
+
+    def look_up(self, rows: Rows) -> Tables:
+        """Looks up what the order needs of the selection, once, when the dataset is opened; nothing by default.
+
+        Returns:
+            Arrays by name, which `rows_of` finds in `epoch.order.tables`.
+
+        Raises:
+            ConfigError: If the selection has not what the order needs.
+        """
+        return {}
+
+    def bind(self, rows: Rows) -> tuple[Self, Tables]:
+        """Looks up what the order needs; returns also the order with what it now knows of itself.
+
+        Raises:
+            ConfigError: As `look_up`.
+        """
+        return self, self.look_up(rows)
 
     @property
-    def needs_whole_windows(self) -> bool:
-        """Whether rows are shuffled inside of what `read_positions` names, so that it must be read at once."""
-        return False
+    def is_settled(self) -> bool:
+        """Whether no field is left at "auto"."""
+        return "auto" not in self.params().values()
+
+    def settle(self, facts: Facts) -> "Settled":
+        """Makes the order of one selection, every "auto" filled from the facts; explicit values stay."""
+        shard_rows = self.shard_rows
+        if isinstance(shard_rows, str):
+            shard_rows = max(1, min(int(SHARD_BYTES / max(facts.row_bytes, 1)), -(-facts.rows // 4)))
+        return Settled(
+            settings=dataclasses.replace(self, shard_rows=shard_rows),
+            rows=facts.rows,
+            seed=facts.seed,
+            tables=facts.tables,
+            epoch_rows=facts.rows,
+            shard_rows=shard_rows,
+        )
 
     def standings(self, position: int) -> dict[str, Any]:
         """Where each component stands at a position, for an order that has components."""
         return {}
 
-    def read_positions(self, n: int) -> int | None:
-        """Positions after which all lanes start another window: the natural unit of reading. None without windows."""
-        return None
-
-    def completed_shards(self, position: int, n: int, seed: int, epoch: int) -> BoolArray:
-        """Tells which shards lie wholly in the consumed prefix [0, position); of none where rows repeat.
-
-        Rows that are still to come are enumerated only until every shard has shown one, never the whole epoch.
-
-        Returns:
-            bool, shape (ceil(n / shard_rows),), indexed by shard ID.
-        """
-        if self.repeats:
-            return np.zeros(0, dtype=np.bool_)
-        shard_rows = self._int("shard_rows")
-        done = np.ones(-(-n // shard_rows), dtype=np.bool_)
-        for block in blocks(position, n):
-            done[self.rows(block, n, seed, epoch) // shard_rows] = False
-            if not done.any():
-                break
-        return done
-
     def params(self) -> dict[str, Any]:
-        """The order as JSON-able values, its name under "name"; what `bind` looked up is left out."""
+        """The order as JSON-able values, its name under "name"; fields that are not compared are left out."""
         fields = [field.name for field in dataclasses.fields(self) if field.compare]
         return {"name": self.name, **{name: getattr(self, name) for name in fields}}
 
@@ -151,14 +170,100 @@ class Order(ABC):
         settled = {key: value for key, value in params.items() if getattr(self, key, None) == "auto"}
         return dataclasses.replace(self, **settled)
 
-    def _int(self, field: str) -> int:
-        value = getattr(self, field)
-        if isinstance(value, str):
-            raise ConfigError(
-                f"{type(self).__name__}.{field} is still {value!r}: bind() and resolve() the order, or give a number, "
-                "before rows are asked of it."
-            )
-        return int(value)
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settled:
+    """An order of one selection, every size settled.
+
+    Attributes:
+        settings: The order with every "auto" filled: what a loader keeps and a checkpoint records.
+        rows: Rows of the selection, n.
+        seed: Seed of the run.
+        tables: What was looked up in the selection; the only thing in it that grows with n.
+        epoch_rows: Positions of an epoch; n, unless the order samples.
+        shard_rows: Rows of one shard; their mean where shards are not all of one size.
+        lane_count: Lanes that the order is dealt into; a step is arranged by lane, so that ranks own contiguous lanes.
+        read_positions: Positions after which all lanes start another window: the natural unit of reading. None without
+            windows.
+        needs_whole_windows: Whether rows are shuffled inside of that unit, so that it must be read at once.
+    """
+
+    settings: Order
+    rows: int
+    seed: int
+    tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    epoch_rows: int
+    shard_rows: int
+    lane_count: int = 1
+    read_positions: int | None = None
+    needs_whole_windows: bool = False
+
+    @property
+    def name(self) -> str:
+        """See `Order.name`."""
+        return self.settings.name
+
+    @property
+    def repeats(self) -> bool:
+        """See `Order.repeats`."""
+        return self.settings.repeats
+
+    @property
+    def shard_count(self) -> int:
+        """Shards; none where rows repeat."""
+        return 0 if self.repeats else -(-self.rows // self.shard_rows)
+
+    def shards_of(self, rows: Int64Array) -> Int64Array:
+        """Selected rows to shard IDs."""
+        return rows // self.shard_rows
+
+    def params(self) -> dict[str, Any]:
+        """See `Order.params`."""
+        return self.settings.params()
+
+    def standings(self, position: int) -> dict[str, Any]:
+        """See `Order.standings`."""
+        return self.settings.standings(position)
+
+    def epoch(self, number: int) -> "Epoch":
+        """An epoch, by its number, from 0."""
+        return Epoch(self, number)
+
+
+@dataclasses.dataclass(frozen=True)
+class Epoch:
+    """One epoch of a settled order.
+
+    Attributes:
+        order: The order.
+        number: The epoch, from 0.
+    """
+
+    order: Settled
+    number: int
+
+    def key(self, *purpose: int | str) -> int:
+        """A 64-bit key of (seed, epoch, purpose), for `raylance.orders.permutation`."""
+        return derive_key(self.order.seed, self.number, *purpose)
+
+    def rows(self, positions: Int64Array) -> Int64Array:
+        """Maps positions to selected rows; see `Order.rows_of`."""
+        return self.order.settings.rows_of(self, positions)
+
+    def completed_shards(self, position: int) -> BoolArray:
+        """Tells which shards lie wholly in the consumed prefix [0, position).
+
+        Rows that are still to come are enumerated only until every shard has shown one, never the whole epoch.
+
+        Returns:
+            bool, shape (shard_count,), indexed by shard ID.
+        """
+        done = np.ones(self.order.shard_count, dtype=np.bool_)
+        for block in blocks(position, self.order.epoch_rows):
+            if not done.any():
+                break
+            done[self.order.shards_of(self.rows(block))] = False
+        return done
 
 
 def check_count(order: Order, field: str, *words: str) -> None:
@@ -171,28 +276,6 @@ def check_count(order: Order, field: str, *words: str) -> None:
     if value not in words and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         allowed = " or ".join([*(f'"{word}"' for word in words), "an integer of at least 1"])
         raise ConfigError(f"{type(order).__name__}({field}={value!r}): must be {allowed}.")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RowShuffle(Order):
-    """One permutation of all rows: the ideal shuffle, at the price of random reads.
-
-    Attributes:
-        shard_rows: Rows of one shard, for the bookkeeping in checkpoints alone.
-    """
-
-    name: ClassVar[str] = "row"
-
-    def resolve(self, facts: Facts) -> Self:
-        """See `Order.resolve`."""
-        if self.shard_rows != "auto":
-            return self
-        rows = int(SHARD_BYTES / max(facts.row_bytes, 1))
-        return dataclasses.replace(self, shard_rows=max(1, min(rows, -(-facts.rows // 4))))
-
-    def rows(self, positions: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
-        """See `Order.rows`."""
-        return permute(positions, n, derive_key(seed, epoch, "rows"))
 
 
 def blocks(start: int, stop: int) -> Iterator[Int64Array]:

@@ -12,11 +12,10 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from raylance.errors import ConfigError
-from raylance.orders.order import Facts, Order, Rows, check_count
-from raylance.orders.permutation import Int64Array, derive_key, subkeys, uniform
+from raylance.orders.order import Auto, Column, Epoch, Facts, Order, Rows, Settled, Tables, check_count
+from raylance.orders.permutation import Int64Array, subkeys, uniform
 
 Float64Array = npt.NDArray[np.float64]
 
@@ -25,19 +24,33 @@ _MAX_NUMBERS = 1 << 18  # that are drawn together: what fits a cache, whatever t
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Sampled(Order):
-    """What both share: the number of draws, and tables that only `bind` fills."""
+    """What both share: the number of draws, and the fingerprint of the tables, both filled by `bind`."""
 
     repeats: ClassVar[bool] = True
-    rows_per_epoch: int | str = "auto"
+    rows_per_epoch: int | Auto = "auto"
     fingerprint: str = "auto"
 
     def __post_init__(self) -> None:
         check_count(self, "shard_rows", "auto")
         check_count(self, "rows_per_epoch", "auto")
 
-    def epoch_rows(self, n: int) -> int:
-        """Draws of an epoch."""
-        return self._int("rows_per_epoch")
+    def bind(self, rows: Rows) -> tuple[Self, Tables]:
+        """See `Order.bind`."""
+        tables = self.look_up(rows)
+        count = rows.count if self.rows_per_epoch == "auto" else self.rows_per_epoch
+        return dataclasses.replace(self, rows_per_epoch=count, fingerprint=_digest(*tables.values())), tables
+
+    def settle(self, facts: Facts) -> Settled:
+        """See `Order.settle`."""
+        shard_rows = 1 if isinstance(self.shard_rows, str) else self.shard_rows
+        return Settled(
+            settings=dataclasses.replace(self, shard_rows=shard_rows),
+            rows=facts.rows,
+            seed=facts.seed,
+            tables=facts.tables,
+            epoch_rows=facts.rows if isinstance(self.rows_per_epoch, str) else self.rows_per_epoch,
+            shard_rows=shard_rows,
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,9 +64,15 @@ class Weighted(_Sampled):
 
     name: ClassVar[str] = "weighted"
     weights: str | Float64Array = dataclasses.field(compare=False)
-    cumulative: Float64Array | None = dataclasses.field(default=None, compare=False, repr=False)
 
-    def bind(self, rows: Rows) -> Self:
+    def bind(self, rows: Rows) -> tuple[Self, Tables]:
+        """See `Order.bind`; an array of weights is then in the tables alone."""
+        settings, tables = super().bind(rows)
+        if not isinstance(self.weights, str):
+            settings = dataclasses.replace(settings, weights=np.zeros(0))
+        return settings, tables
+
+    def look_up(self, rows: Rows) -> Tables:
         """Adds up the weights.
 
         Raises:
@@ -74,18 +93,12 @@ class Weighted(_Sampled):
         cumulative = np.cumsum(_finite_sum(weights))
         if not cumulative[-1] > 0:
             raise ConfigError(f"Weighted: all weights of {what} are 0, so no row could be drawn. Give some a weight.")
-        count = rows.count if self.rows_per_epoch == "auto" else self.rows_per_epoch
-        return dataclasses.replace(self, cumulative=cumulative, rows_per_epoch=count, fingerprint=_digest(cumulative))
+        return {"cumulative": cumulative}
 
-    def resolve(self, facts: Facts) -> Self:
-        """See `Order.resolve`."""
-        return dataclasses.replace(self, shard_rows=1) if self.shard_rows == "auto" else self
-
-    def rows(self, positions: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
-        """See `Order.rows`."""
-        assert self.cumulative is not None, "bind() comes first"
-        numbers = uniform(subkeys(derive_key(seed, epoch, "weighted"), positions), 1)[:, 0]
-        return _draw(self.cumulative, numbers)
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        """See `Order.rows_of`."""
+        numbers = uniform(subkeys(epoch.key("weighted"), positions), 1)[:, 0]
+        return _draw(epoch.order.tables["cumulative"], numbers)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,11 +117,8 @@ class ClassBalanced(_Sampled):
     name: ClassVar[str] = "class_balanced"
     column: str
     classes_per_batch: int | None = None
-    batch_rows: int | str = "auto"
+    batch_rows: int | Auto = "auto"
     class_weights: Mapping[Any, float] | None = dataclasses.field(default=None, compare=False)
-    members: Int64Array | None = dataclasses.field(default=None, compare=False, repr=False)
-    member_ends: Int64Array | None = dataclasses.field(default=None, compare=False, repr=False)
-    weights: Float64Array | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -116,7 +126,7 @@ class ClassBalanced(_Sampled):
         if self.classes_per_batch is not None:
             check_count(self, "classes_per_batch")
 
-    def bind(self, rows: Rows) -> Self:
+    def look_up(self, rows: Rows) -> Tables:
         """Sorts the rows by class.
 
         Raises:
@@ -124,35 +134,13 @@ class ClassBalanced(_Sampled):
                 there are fewer classes than `classes_per_batch`.
         """
         labels = rows.column(self.column)
-        if labels.null_count:
+        if labels.nulls:
             raise ConfigError(
-                f"ClassBalanced: column {self.column!r} has {labels.null_count} nulls, which belong to no class. Leave "
+                f"ClassBalanced: column {self.column!r} has {labels.nulls} nulls, which belong to no class. Leave "
                 f"them out: filter={f'`{self.column}` IS NOT NULL'!r}."
             )
-        encoded = labels.combine_chunks().dictionary_encode()
-        if isinstance(encoded, pa.ChunkedArray):
-            encoded = encoded.unify_dictionaries().combine_chunks()
-        classes, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy()
-        weights = np.ones(len(classes))
-        if self.class_weights is not None:
-            empty = list(self.class_weights.keys() - set(classes))
-            if empty:
-                raise ConfigError(
-                    f"ClassBalanced: class_weights names {_some(empty)}, of which the selection has no row; the "
-                    f"classes of {self.column!r} are {_some(classes)}. Leave them out, or check the filter."
-                )
-            weights = np.array([float(self.class_weights.get(label, 0)) for label in classes])
-            wrong = {
-                label: weight
-                for label, weight in zip(classes, weights.tolist(), strict=True)
-                if not 0 <= weight < np.inf
-            }
-            if wrong or not weights.any():
-                raise ConfigError(
-                    f"ClassBalanced: class_weights gives {_some(wrong) if wrong else 'all classes the weight 0'}: "
-                    "weights must be finite, not negative, and one of them positive."
-                )
-            weights = _finite_sum(weights)
+        codes, classes = labels.codes()
+        weights = self._weights(classes)
         drawable = int((weights > 0).sum())
         if self.classes_per_batch is not None and self.classes_per_batch > drawable:
             raise ConfigError(
@@ -164,47 +152,81 @@ class ClassBalanced(_Sampled):
         codes, weights = by_label[codes], weights[np.argsort(by_label)]
         members = np.argsort(codes, kind="stable").astype(np.int64)
         ends = np.cumsum(np.bincount(codes, minlength=len(classes)), dtype=np.int64)
-        return dataclasses.replace(
-            self,
-            members=members,
-            member_ends=ends,
-            weights=weights,
-            rows_per_epoch=rows.count if self.rows_per_epoch == "auto" else self.rows_per_epoch,
-            fingerprint=_digest(members, ends, weights),
-        )
+        return {"members": members, "member_ends": ends, "weights": weights}
 
-    def resolve(self, facts: Facts) -> Self:
-        """See `Order.resolve`."""
-        return dataclasses.replace(
-            self,
-            shard_rows=1 if self.shard_rows == "auto" else self.shard_rows,
-            batch_rows=facts.global_batch_size if self.batch_rows == "auto" else self.batch_rows,
-        )
+    def _weights(self, classes: list[Any]) -> Float64Array:
+        """The weight of each class, checked."""
+        if self.class_weights is None:
+            return np.ones(len(classes))
+        empty = list(self.class_weights.keys() - set(classes))
+        if empty:
+            raise ConfigError(
+                f"ClassBalanced: class_weights names {_some(empty)}, of which the selection has no row; the "
+                f"classes of {self.column!r} are {_some(classes)}. Leave them out, or check the filter."
+            )
+        weights = np.array([float(self.class_weights.get(label, 0)) for label in classes])
+        wrong = {
+            label: weight for label, weight in zip(classes, weights.tolist(), strict=True) if not 0 <= weight < np.inf
+        }
+        if wrong or not weights.any():
+            raise ConfigError(
+                f"ClassBalanced: class_weights gives {_some(wrong) if wrong else 'all classes the weight 0'}: "
+                "weights must be finite, not negative, and one of them positive."
+            )
+        return _finite_sum(weights)
 
-    def rows(self, positions: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
-        """See `Order.rows`."""
-        assert self.members is not None, "bind() comes first"
-        assert self.member_ends is not None
-        numbers = uniform(subkeys(derive_key(seed, epoch, "class_balanced"), positions), 2)  # (k, 2)
-        classes = self._classes(positions, numbers[:, 0], seed, epoch)
-        counts = np.diff(self.member_ends, prepend=0)[classes]
+    def settle(self, facts: Facts) -> Settled:
+        """See `Order.settle`."""
+        batch_rows = facts.global_batch_size if isinstance(self.batch_rows, str) else self.batch_rows
+        settled = super().settle(facts)
+        settings = dataclasses.replace(self, shard_rows=settled.shard_rows, batch_rows=batch_rows)
+        return _BalancedSettled(**vars(settled) | {"settings": settings}, batch_rows=batch_rows)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _BalancedSettled(Settled):
+    """A class-balanced order of one selection.
+
+    Attributes:
+        batch_rows: Draws of a block.
+    """
+
+    settings: ClassBalanced
+    batch_rows: int
+
+    def epoch(self, number: int) -> "_BalancedEpoch":
+        """See `Settled.epoch`."""
+        return _BalancedEpoch(self, number)
+
+
+class _BalancedEpoch(Epoch):
+    """One epoch of a class-balanced order."""
+
+    order: _BalancedSettled
+
+    def rows(self, positions: Int64Array) -> Int64Array:
+        """See `Epoch.rows`."""
+        members, member_ends = self.order.tables["members"], self.order.tables["member_ends"]
+        numbers = uniform(subkeys(self.key("class_balanced"), positions), 2)  # (k, 2)
+        classes = self._classes(positions, numbers[:, 0], self.order.tables["weights"])
+        counts = np.diff(member_ends, prepend=0)[classes]
         within = np.minimum((numbers[:, 1] * counts).astype(np.int64), counts - 1)
-        return np.asarray(self.members[self.member_ends[classes] - counts + within], dtype=np.int64)
+        return np.asarray(members[member_ends[classes] - counts + within], dtype=np.int64)
 
-    def _classes(self, positions: Int64Array, numbers: Float64Array, seed: int, epoch: int) -> Int64Array:
-        assert self.weights is not None
-        if self.classes_per_batch is None:
-            return _draw(np.cumsum(self.weights), numbers)
-        block, place = np.divmod(positions, self._int("batch_rows"))
+    def _classes(self, positions: Int64Array, numbers: Float64Array, weights: Float64Array) -> Int64Array:
+        some = self.order.settings.classes_per_batch
+        if some is None:
+            return _draw(np.cumsum(weights), numbers)
+        block, place = np.divmod(positions, self.order.batch_rows)
         blocks, where = np.unique(block, return_inverse=True)
-        drawable = np.flatnonzero(self.weights > 0)
-        keys = subkeys(derive_key(seed, epoch, "classes"), blocks)
-        together = max(1, _MAX_NUMBERS // len(self.weights))
-        chosen = np.empty((len(blocks), self.classes_per_batch), dtype=np.int64)
+        drawable = np.flatnonzero(weights > 0)
+        keys = subkeys(self.key("classes"), blocks)
+        together = max(1, _MAX_NUMBERS // len(weights))
+        chosen = np.empty((len(blocks), some), dtype=np.int64)
         for low in range(0, len(keys), together):
-            numbers = uniform(keys[low : low + together], len(self.weights))  # (blocks together, classes)
-            chosen[low : low + together] = drawable[_first(numbers, self.weights, self.classes_per_batch)]
-        return np.asarray(chosen[where, place % self.classes_per_batch])
+            numbers = uniform(keys[low : low + together], len(weights))  # (blocks together, classes)
+            chosen[low : low + together] = drawable[_first(numbers, weights, some)]
+        return np.asarray(chosen[where, place % some])
 
 
 def _first(numbers: Float64Array, weights: Float64Array, count: int) -> Int64Array:
@@ -235,15 +257,16 @@ def _draw(cumulative: Float64Array, numbers: Float64Array) -> Int64Array:
     return np.asarray(np.minimum(drawn, np.searchsorted(cumulative, cumulative[-1])), dtype=np.int64)
 
 
-def _numbers(column: pa.ChunkedArray, name: str) -> Float64Array:
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
-        raise ConfigError(f"Weighted: column {name!r} is {column.type}, not a number. Name a column of weights.")
-    if column.null_count:
+def _numbers(column: Column, name: str) -> Float64Array:
+    values = column.values()
+    if values.dtype.kind not in "iuf":
+        raise ConfigError(f"Weighted: column {name!r} is {column.kind}, not a number. Name a column of weights.")
+    if column.nulls:
         raise ConfigError(
-            f"Weighted: column {name!r} has {column.null_count} nulls, which are no weights. Leave these rows out "
+            f"Weighted: column {name!r} has {column.nulls} nulls, which are no weights. Leave these rows out "
             f"(filter={f'`{name}` IS NOT NULL'!r}), or give them a weight."
         )
-    return np.asarray(column.to_numpy(), dtype=np.float64)
+    return values.astype(np.float64)
 
 
 def _finite_sum(weights: Float64Array) -> Float64Array:

@@ -1,108 +1,149 @@
-"""Owns the orders that read shard by shard and shuffle in windows, dealt into lanes; never reads, knows no ranks."""
+"""Owns the orders that visit every row once: shard by shard, shuffled in windows and dealt into lanes, or one
+permutation of all rows; never reads, knows no ranks.
+"""
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import ClassVar, Self
+from typing import ClassVar
 
 import numpy as np
 
-from raylance.orders.order import SHARD_BYTES, Auto, Facts, Order, Rows, blocks, check_count
-from raylance.orders.permutation import BoolArray, Int64Array, derive_key, permute, subkeys, unpermute
+from raylance.orders.order import SHARD_BYTES, Auto, Epoch, Facts, Order, Rows, Settled, Tables, blocks, check_count
+from raylance.orders.permutation import BoolArray, Int64Array, permute, subkeys, unpermute
 
 _MAX_AUTO_LANES = 32
 _MAX_AUTO_WINDOW_SHARDS = 16
 _MAX_TABLE = 1 << 16
+_ENDS = "shard_ends"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowShuffle(Order):
+    """One permutation of all rows: the ideal shuffle, at the price of random reads.
+
+    Attributes:
+        shard_rows: Rows of one shard, for the bookkeeping in checkpoints alone.
+    """
+
+    name: ClassVar[str] = "row"
+
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        """See `Order.rows_of`."""
+        return permute(positions, epoch.order.rows, epoch.key("rows"))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Laned(Order):
-    """Shards laid end to end, cut into lanes, windows inside the lanes: the mechanism behind the named orders."""
+    """Shards laid end to end, cut into lanes, windows inside the lanes: the settings behind the named orders."""
 
     shuffles_shards: ClassVar[bool]
     shuffles_windows: ClassVar[bool]
     window_shards: int | Auto = "auto"
     lanes: int | Auto = "auto"
-    shard_ends: Int64Array | None = dataclasses.field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         check_count(self, "shard_rows", "auto", "fragment")
         check_count(self, "window_shards", "auto")
         check_count(self, "lanes", "auto")
 
-    def bind(self, rows: Rows) -> Self:
+    def look_up(self, rows: Rows) -> Tables:
         """Looks up where the fragments end, when shards follow them."""
-        return dataclasses.replace(self, shard_ends=rows.fragment_ends()) if self.shard_rows == "fragment" else self
+        return {_ENDS: rows.fragment_ends()} if self.shard_rows == "fragment" else {}
 
-    @property
-    def needs_whole_windows(self) -> bool:
-        return self.shuffles_windows
-
-    @property
-    def lane_count(self) -> int:
-        return self._int("lanes")
-
-    def resolve(self, facts: Facts) -> Self:
-        lanes = _or_else(self.lanes, lambda: auto_lanes(facts.global_batch_size))
+    def settle(self, facts: Facts) -> Settled:
+        """See `Order.settle`; the sizes are those that fit the memory."""
+        lanes = auto_lanes(facts.global_batch_size) if isinstance(self.lanes, str) else self.lanes
         # Bytes of one lane's window; half of the limit, because the next window arrives while this one drains. As if
         # one rank held them all: an order that depended on the world size would give other batches for each.
         lane_bytes = facts.max_window_bytes / 2 / lanes
         lane_rows = max(1, facts.rows // lanes)
-
-        def some_mebibytes() -> int:
-            wanted = min(SHARD_BYTES, lane_bytes) / max(facts.row_bytes, 1)
-            # Small datasets still get several shards a lane, or a checkpoint could name none as complete.
-            rows = max(1, min(int(wanted), -(-lane_rows // 4)))
-            per_step = max(1, facts.global_batch_size // lanes)
-            # Whole steps in a window: no step then straddles two.
-            return max(rows // per_step * per_step, 1)
-
-        shard_rows = some_mebibytes() if self.shard_rows == "auto" else self.shard_rows
-        rows_each = self._usual_rows(facts.rows) if self.shard_ends is not None else int(shard_rows)
+        shard_rows = self.shard_rows
+        if shard_rows == "auto":
+            shard_rows = _some_mebibytes(facts, lanes, lane_bytes, lane_rows)
+        rows_each = -(-facts.rows // len(facts.tables[_ENDS])) if isinstance(shard_rows, str) else shard_rows
         fitting = int(lane_bytes / max(rows_each * facts.row_bytes, 1))
-        window_shards = _or_else(
-            self.window_shards, lambda: max(1, min(fitting, _MAX_AUTO_WINDOW_SHARDS, -(-lane_rows // rows_each)))
+        auto_shards = max(1, min(fitting, _MAX_AUTO_WINDOW_SHARDS, -(-lane_rows // rows_each)))
+        window_shards = auto_shards if isinstance(self.window_shards, str) else self.window_shards
+        return _LanedSettled(
+            settings=dataclasses.replace(self, shard_rows=shard_rows, window_shards=window_shards, lanes=lanes),
+            rows=facts.rows,
+            seed=facts.seed,
+            tables=facts.tables,
+            epoch_rows=facts.rows,
+            shard_rows=rows_each,
+            lane_count=lanes,
+            read_positions=window_shards * rows_each * lanes,
+            needs_whole_windows=self.shuffles_windows,
+            shuffles_shards=self.shuffles_shards,
+            window_rows=window_shards * rows_each,
         )
-        return dataclasses.replace(self, shard_rows=shard_rows, window_shards=window_shards, lanes=lanes)
 
-    def _usual_rows(self, n: int) -> int:
-        """Rows of a shard; their mean where shards follow fragments."""
-        return self._int("shard_rows") if self.shard_ends is None else -(-n // len(self.shard_ends))
 
-    def _window_rows(self, n: int) -> int:
-        return self._int("window_shards") * self._usual_rows(n)
+def _some_mebibytes(facts: Facts, lanes: int, lane_bytes: float, lane_rows: int) -> int:
+    """Rows of a shard that is worth a read of its own."""
+    wanted = min(SHARD_BYTES, lane_bytes) / max(facts.row_bytes, 1)
+    # Small datasets still get several shards a lane, or a checkpoint could name none as complete.
+    rows = max(1, min(int(wanted), -(-lane_rows // 4)))
+    per_step = max(1, facts.global_batch_size // lanes)
+    # Whole steps in a window: no step then straddles two.
+    return max(rows // per_step * per_step, 1)
 
-    def _shard_count(self, n: int) -> int:
-        return -(-n // self._int("shard_rows")) if self.shard_ends is None else len(self.shard_ends)
 
-    def _shard_of(self, rows: Int64Array) -> Int64Array:
-        """Selected row to shard ID."""
-        if self.shard_ends is not None:
-            return np.searchsorted(self.shard_ends, rows, side="right")
-        return rows // self._int("shard_rows")
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _LanedSettled(Settled):
+    """A laned order of one selection.
 
-    def read_positions(self, n: int) -> int | None:
-        return self._window_rows(n) * self.lane_count
+    Attributes:
+        shuffles_shards: Whether shards are laid in random order.
+        window_rows: Rows of one window of a lane.
+    """
 
-    def rows(self, positions: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
-        lanes = self.lane_count
+    shuffles_shards: bool
+    window_rows: int
+
+    @property
+    def ends(self) -> Int64Array | None:
+        """Where the shards end, where they follow the fragments."""
+        return self.tables.get(_ENDS)
+
+    @property
+    def shard_count(self) -> int:
+        """See `Settled.shard_count`."""
+        return super().shard_count if self.ends is None else len(self.ends)
+
+    def shards_of(self, rows: Int64Array) -> Int64Array:
+        """See `Settled.shards_of`."""
+        return super().shards_of(rows) if self.ends is None else np.searchsorted(self.ends, rows, side="right")
+
+    def epoch(self, number: int) -> "_LanedEpoch":
+        """See `Settled.epoch`."""
+        return _LanedEpoch(self, number)
+
+
+class _LanedEpoch(Epoch):
+    """One epoch of a laned order. The sequence that lanes are cut from is the rows, laid end to end shard by shard."""
+
+    order: _LanedSettled
+
+    def rows(self, positions: Int64Array) -> Int64Array:
+        """See `Epoch.rows`."""
+        lanes, window_rows = self.order.lane_count, self.order.window_rows
         within, lane = np.divmod(np.asarray(positions, dtype=np.int64), lanes)  # (k,), (k,)
-        base, extra = divmod(n, lanes)
+        base, extra = divmod(self.order.rows, lanes)
         lane_start = lane * base + np.minimum(lane, extra)
-        if self.shuffles_windows:
-            window_rows = self._window_rows(n)
+        if self.order.needs_whole_windows:
             window = within // window_rows
             start = window * window_rows
             size = np.minimum(window_rows, base + (lane < extra) - start)
-            keys = subkeys(derive_key(seed, epoch, "window"), window * lanes + lane)
+            keys = subkeys(self.key("window"), window * lanes + lane)
             within = start + permute(within - start, size, keys)
-        return self._unlay(lane_start + within, n, seed, epoch)
+        return self._unlay(lane_start + within)
 
-    def completed_shards(self, position: int, n: int, seed: int, epoch: int) -> BoolArray:
-        """Interval arithmetic over the lanes; only windows that are half consumed are looked into."""
-        lanes, shards = self.lane_count, self._shard_count(n)
-        slot_done = np.ones(shards, dtype=np.bool_)  # by place in the sequence
-        done = np.ones(shards, dtype=np.bool_)  # by shard ID
+    def completed_shards(self, position: int) -> BoolArray:
+        """See `Epoch.completed_shards`: interval arithmetic over the lanes, into half consumed windows alone."""
+        lanes, window_rows, n = self.order.lane_count, self.order.window_rows, self.order.rows
+        slot_done = np.ones(self.order.shard_count, dtype=np.bool_)  # by place in the sequence
+        done = np.ones(self.order.shard_count, dtype=np.bool_)  # by shard ID
         base, extra = divmod(n, lanes)
         for lane in range(min(lanes, n)):
             lane_start, lane_rows = lane * base + min(lane, extra), base + (lane < extra)
@@ -110,69 +151,67 @@ class _Laned(Order):
             if consumed >= lane_rows:
                 continue
             untouched = consumed
-            if self.shuffles_windows:
-                window_rows = self._window_rows(n)
+            if self.order.needs_whole_windows:
                 untouched = min(-(-consumed // window_rows) * window_rows, lane_rows)
                 touched = np.arange(untouched - min(window_rows, untouched), untouched, dtype=np.int64)
-                expected = len(np.unique(self._slots(lane_start + touched, n, seed, epoch)))
-                seen: set[int] = set()
-                for block in blocks(consumed, untouched):
-                    ids = self._shard_of(self.rows(lane + block * lanes, n, seed, epoch))
-                    done[ids] = False
-                    seen.update(np.unique(ids).tolist())
-                    if len(seen) == expected:
-                        break
+                done[self._still_to_come(lane, consumed, untouched, self._slots(lane_start + touched))] = False
             if untouched < lane_rows:
                 ends = np.array([lane_start + untouched, lane_start + lane_rows - 1], dtype=np.int64)
-                first, last = self._slots(ends, n, seed, epoch)
+                first, last = self._slots(ends)
                 slot_done[first : last + 1] = False
-        done[self._shard_ids(np.flatnonzero(~slot_done), n, seed, epoch)] = False
+        done[self._shard_ids(np.flatnonzero(~slot_done))] = False
         return done
 
-    def _shard_ids(self, slots: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
+    def _still_to_come(self, lane: int, consumed: int, untouched: int, slots: Int64Array) -> list[int]:
+        """IDs of the shards of which a lane's rows [consumed, untouched) are; at most those at the slots."""
+        expected, seen = len(np.unique(slots)), set[int]()
+        for block in blocks(consumed, untouched):
+            rows = self.rows(lane + block * self.order.lane_count)
+            seen.update(np.unique(self.order.shards_of(rows)).tolist())
+            if len(seen) == expected:
+                break
+        return list(seen)
+
+    def _shard_ids(self, slots: Int64Array) -> Int64Array:
         """Place in the sequence to shard ID."""
-        if not self.shuffles_shards:
+        if not self.order.shuffles_shards:
             return slots
-        shards, key = self._shard_count(n), derive_key(seed, epoch, "shards")
+        shards, key = self.order.shard_count, self.key("shards")
         # Rows outnumber shards by far: a table of all of them, where it is small, saves a permutation for each row.
         return _permutation_table(shards, key)[slots] if shards <= _MAX_TABLE else permute(slots, shards, key)
 
-    def _short_shard(self, n: int, seed: int, epoch: int) -> tuple[int, int]:
+    def _short_shard(self) -> tuple[int, int]:
         """Place in the sequence and rows of the last shard in storage order, the only one that may be short."""
-        shard_rows = self._int("shard_rows")
-        last = -(-n // shard_rows) - 1
-        slot = last
-        if self.shuffles_shards:
-            slot = int(unpermute(last, last + 1, derive_key(seed, epoch, "shards")))
-        return slot, n - last * shard_rows
+        last = slot = self.order.shard_count - 1
+        if self.order.shuffles_shards:
+            slot = int(unpermute(last, last + 1, self.key("shards")))
+        return slot, self.order.rows - last * self.order.shard_rows
 
-    def _slots(self, sequence: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
-        """Index in the laid-out sequence to place of its shard there."""
-        if self.shard_ends is not None:
-            return np.searchsorted(self._laid_ends(n, seed, epoch), sequence, side="right")
-        shard_rows = self._int("shard_rows")
-        short_slot, short_rows = self._short_shard(n, seed, epoch)
+    def _slots(self, sequence: Int64Array) -> Int64Array:
+        """Index in the sequence to place of its shard there."""
+        if self.order.ends is not None:
+            return np.searchsorted(self._laid_ends(self.order.ends), sequence, side="right")
+        shard_rows = self.order.shard_rows
+        short_slot, short_rows = self._short_shard()
         behind = sequence >= short_slot * shard_rows + short_rows
         return np.where(behind, (sequence - short_rows) // shard_rows + 1, sequence // shard_rows)
 
-    def _laid_ends(self, n: int, seed: int, epoch: int) -> Int64Array:
+    def _laid_ends(self, ends: Int64Array) -> Int64Array:
         """Where the shard at each place of the sequence ends, when shards follow fragments; O(fragments)."""
-        assert self.shard_ends is not None
-        lengths = np.diff(self.shard_ends, prepend=0)
-        return np.cumsum(lengths[self._shard_ids(np.arange(len(lengths)), n, seed, epoch)], dtype=np.int64)
+        return np.cumsum(np.diff(ends, prepend=0)[self._shard_ids(np.arange(len(ends)))], dtype=np.int64)
 
-    def _unlay(self, sequence: Int64Array, n: int, seed: int, epoch: int) -> Int64Array:
-        """Index in the laid-out sequence to selected row."""
-        if not self.shuffles_shards:
+    def _unlay(self, sequence: Int64Array) -> Int64Array:
+        """Index in the sequence to selected row."""
+        if not self.order.shuffles_shards:
             return sequence
-        slots = self._slots(sequence, n, seed, epoch)
-        if self.shard_ends is not None:
-            ids = self._shard_ids(slots, n, seed, epoch)
-            return np.asarray(self.shard_ends[ids] - (self._laid_ends(n, seed, epoch)[slots] - sequence))
-        shard_rows = self._int("shard_rows")
-        short_slot, short_rows = self._short_shard(n, seed, epoch)
+        slots, ends = self._slots(sequence), self.order.ends
+        ids = self._shard_ids(slots)
+        if ends is not None:
+            return np.asarray(ends[ids] - (self._laid_ends(ends)[slots] - sequence))
+        shard_rows = self.order.shard_rows
+        short_slot, short_rows = self._short_shard()
         starts = slots * shard_rows - np.where(slots > short_slot, shard_rows - short_rows, 0)
-        return self._shard_ids(slots, n, seed, epoch) * shard_rows + (sequence - starts)
+        return ids * shard_rows + (sequence - starts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,7 +258,3 @@ def auto_lanes(global_batch_size: int) -> int:
 @functools.lru_cache(maxsize=4)
 def _permutation_table(n: int, key: int) -> Int64Array:
     return permute(np.arange(n), n, key)
-
-
-def _or_else(value: int | Auto, settle: Callable[[], int]) -> int:
-    return settle() if isinstance(value, str) else value

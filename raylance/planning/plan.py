@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from raylance.errors import ConfigError
-from raylance.orders.order import Order
+from raylance.orders.order import Settled
 from raylance.orders.permutation import Int64Array
 
 Remainder = Literal["drop", "pad", "ragged"]
@@ -70,26 +70,25 @@ class Plan:
     """The steps of every epoch, for all ranks.
 
     Attributes:
-        order: A resolved order.
-        rows: Rows of the selection, n.
-        seed: Seed of the run.
+        order: The order, settled.
         global_batch_size: Rows of one step over all ranks, G.
         world_size: Ranks, W.
         remainder: What becomes of the last n mod G rows: "drop" leaves them out, "pad" fills the step with the epoch's
             first rows, "ragged" makes a smaller last step, in which a rank may get no row.
         chunk_positions: Positions read together. Steps that begin in the same unit of this size form a chunk.
+        every: Steps from one of this plan's own to the next. 1 makes all steps; k workers that share a rank have k
+            here, and worker w begins w steps behind the first.
     """
 
-    order: Order
-    rows: int
-    seed: int
+    order: Settled
     global_batch_size: int
     world_size: int
     remainder: Remainder
     chunk_positions: int
+    every: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("rows", "global_batch_size", "world_size", "chunk_positions"):
+        for name in ("rows", "global_batch_size", "world_size", "chunk_positions", "every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1.")
         if self.remainder not in REMAINDERS:
@@ -104,12 +103,28 @@ class Plan:
     @property
     def epoch_rows(self) -> int:
         """Positions of an epoch; the rows of the selection, unless the order samples."""
-        return self.order.epoch_rows(self.rows)
+        return self.order.epoch_rows
+
+    @property
+    def rows(self) -> int:
+        """Rows of the selection, n."""
+        return self.order.rows
+
+    @property
+    def seed(self) -> int:
+        """Seed of the run."""
+        return self.order.seed
+
+    @property
+    def stride(self) -> int:
+        """Positions from one step to the next."""
+        return self.every * self.global_batch_size
 
     def steps(self, position: int = 0) -> int:
         """Steps from a position to the end of the epoch, the same number on every rank."""
-        left = self.epoch_rows - position
-        return left // self.global_batch_size if self.remainder == "drop" else -(-left // self.global_batch_size)
+        left, size = max(0, self.epoch_rows - position), self.global_batch_size
+        whole = left // size if self.remainder == "drop" else -(-left // size)
+        return -(-whole // self.every)
 
     def step_size(self, position: int) -> int:
         """Rows over all ranks, padding included, of the step at a position."""
@@ -117,8 +132,8 @@ class Plan:
         return min(left, self.global_batch_size) if self.remainder == "ragged" else self.global_batch_size
 
     def after(self, position: int) -> int:
-        """Position after the step at a position."""
-        return min(position + self.global_batch_size, self.epoch_rows)
+        """Position of the step behind the one at a position."""
+        return min(position + self.stride, self.epoch_rows)
 
     def rank_slice(self, position: int, rank: int) -> tuple[int, int]:
         """The rank's half-open slice of the rows of the step at a position, in lane-major order."""
@@ -150,26 +165,26 @@ class Plan:
         """Epoch positions of the rows of an item, int64, shape (item.rows,), in the order they are delivered."""
         low = self.rank_slice(item.position, item.rank)[0]
         parts = [
-            self.positions(item.position + step * self.global_batch_size, low + item.low, low + item.high)
+            self.positions(item.position + step * self.stride, low + item.low, low + item.high)
             for step in range(item.steps)
         ]
         return np.concatenate(parts)
 
     def select(self, epoch: int, positions: Int64Array) -> Int64Array:
         """Selected rows at epoch positions; padding wraps round to the epoch's first rows."""
-        return self.order.rows(positions % self.epoch_rows, self.rows, self.seed, epoch)
+        return self.order.epoch(epoch).rows(positions % self.epoch_rows)
 
     def chunk_rows(self, chunk: Chunk, rank: int) -> Int64Array:
         """Selected rows of a rank's slices of all steps of a chunk, int64, in the order they are delivered."""
         parts = []
         for step in range(chunk.steps):
-            position = chunk.position + step * self.global_batch_size
+            position = chunk.position + step * self.stride
             parts.append(self.positions(position, *self.rank_slice(position, rank)))
         return self.select(chunk.epoch, np.concatenate(parts))
 
     def line(self, position: int, rank: int) -> int:
-        """Number of the first row of a rank's slice of a step, among the slices of all steps a whole batch apart."""
-        return position // self.global_batch_size * self._slice_rows(rank)
+        """Number of the first row of a rank's slice of a step, among the slices of all steps whole strides apart."""
+        return position // self.stride * self._slice_rows(rank)
 
     def _slice_rows(self, rank: int) -> int:
         size = self.global_batch_size
@@ -177,7 +192,7 @@ class Plan:
 
     def chunk_size(self, chunk: Chunk, rank: int) -> int:
         """Rows of a rank's slices of all steps of a chunk."""
-        low, high = self.rank_slice(chunk.position + (chunk.steps - 1) * self.global_batch_size, rank)
+        low, high = self.rank_slice(chunk.position + (chunk.steps - 1) * self.stride, rank)
         return (chunk.steps - 1) * self._slice_rows(rank) + high - low
 
     def cut(self, item: WorkItem, parts: int) -> list[WorkItem]:
@@ -187,9 +202,9 @@ class Plan:
         bounds = list(itertools.pairwise(part * whole // parts for part in range(parts + 1)))
         if item.steps == 1:
             return [dataclasses.replace(item, low=item.low + low, high=item.low + high) for low, high in bounds]
-        size = self.global_batch_size
         return [
-            dataclasses.replace(item, position=item.position + low * size, steps=high - low) for low, high in bounds
+            dataclasses.replace(item, position=item.position + low * self.stride, steps=high - low)
+            for low, high in bounds
         ]
 
     def chunk_at(self, epoch: int, position: int) -> Chunk | None:
@@ -198,12 +213,12 @@ class Plan:
         if steps <= 0:
             return None
         unit_end = (position // self.chunk_positions + 1) * self.chunk_positions
-        within = -(-(unit_end - position) // self.global_batch_size)
+        within = -(-(unit_end - position) // self.stride)
         return Chunk(epoch=epoch, position=position, steps=min(steps, within))
 
     def next_chunk(self, chunk: Chunk) -> Chunk | None:
         """The chunk behind this one, or None at the end of the epoch."""
-        return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.global_batch_size)
+        return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.stride)
 
     def items(self, rank: int, epoch: int, position: int, item_rows: int, max_steps: int = 64) -> Iterator[WorkItem]:
         """Cuts a rank's stream into work items, in the order of delivery.
@@ -222,11 +237,11 @@ class Plan:
         while chunk is not None:
             done = 0
             while done < chunk.steps:
-                at = chunk.position + done * self.global_batch_size
+                at = chunk.position + done * self.stride
                 low, high = self.rank_slice(at, rank)
                 parts = max(1, -(-(high - low) // max(item_rows, 1)))
                 # A smaller last step stands alone: joined slices are all of one size.
-                whole = min(chunk.steps - done, (self.epoch_rows - at) // self.global_batch_size)
+                whole = min(chunk.steps - done, -(-((self.epoch_rows - at) // self.global_batch_size) // self.every))
                 joined = 1 if parts > 1 else max(1, min(whole, item_rows // max(high - low, 1), max_steps))
                 for part in range(parts):
                     yield WorkItem(

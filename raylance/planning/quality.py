@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.errors import ConfigError
-from raylance.orders.order import RowShuffle
+from raylance.orders.order import Facts
 from raylance.orders.permutation import Int64Array, derive_key, permute, subkeys, uniform
+from raylance.orders.shuffles import RowShuffle
 from raylance.planning.plan import Plan
 
 Labels = npt.ArrayLike | None
@@ -133,8 +134,8 @@ def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_s
     starts = _sample_starts(plan, sample_steps)
     value = _observe(plan, epochs, starts, classings)
     # Another seed, or a row shuffle would be compared with itself; in a short epoch more epochs, for less noise.
-    seed = derive_key(plan.seed, "quality", "ideal")
-    ideal_plan = dataclasses.replace(plan, order=RowShuffle(shard_rows=1), seed=seed, remainder="ragged")
+    ideal_order = RowShuffle().settle(Facts(rows=n, seed=derive_key(plan.seed, "quality", "ideal")))
+    ideal_plan = dataclasses.replace(plan, order=ideal_order, remainder="ragged")
     ideal = _observe(ideal_plan, max(epochs, -(-sample_steps // len(starts))), starts, classings)
     reach = max(1, n // _CLOSE)
     ideal[0] = (n + 1) / 3  # mean distance of two different rows

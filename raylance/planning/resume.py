@@ -6,46 +6,96 @@ from collections.abc import Mapping
 from typing import Any
 
 from raylance.errors import StateError
-from raylance.planning.state import State, check_state, describe, pack_shards, parse_state
-from raylance.settings import Feed, Spec
+from raylance.orders.order import Facts, Order, Tables
+from raylance.planning.plan import Remainder
+from raylance.planning.state import State, check_state, pack_shards, parse_state
 
 logger = logging.getLogger(__name__)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Where the rows of a loader are from, and what they are made into, as a checkpoint says it; see `State`.
+
+    Attributes:
+        uri: Dataset; like the next three by component in a mixture.
+        branch: Branch that the version is counted in, or None for what `uri` opens.
+        version: Pinned version.
+        identity: Hash of the version's files.
+        columns: Columns of the batches.
+        decode: What decodes columns, as `describe` writes it.
+        transform: The transform, likewise, or None.
+    """
+
+    uri: Any
+    branch: Any
+    version: Any
+    identity: Any
+    columns: list[str]
+    decode: Any
+    transform: Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What is delivered, and in which order: the part of a loader that a checkpoint must agree with.
+
+    Attributes:
+        filter: The filter that made the selection, or None; in a mixture, by component.
+        split: The split that made it, as its repr, or None; likewise.
+        rows: Rows of the selection.
+        fingerprint: Hash of the selection's row offsets.
+        order: The order, "auto" fields allowed.
+        tables: What the order looked up in the selection.
+        seed: Seed of order and augmentation.
+        remainder: What becomes of the rows behind the last whole step.
+        masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
+    """
+
+    filter: Any
+    split: Any
+    rows: int
+    fingerprint: str
+    order: Order
+    tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    seed: int
+    remainder: Remainder
+    masks_bad_rows: bool
+
+    @property
+    def facts(self) -> Facts:
+        """What the order is settled from, but for what serves "auto"."""
+        return Facts(rows=self.rows, seed=self.seed, tables=self.tables)
+
+
 def make_state(
-    feed: Feed, spec: Spec, *, epoch: int, position: int, global_batch_size: int | None, world_size: int
+    origin: Origin, spec: Spec, *, epoch: int, position: int, global_batch_size: int | None, world_size: int
 ) -> State:
     """What a checkpoint says of a loader at a position.
 
     Args:
-        feed: What is read.
+        origin: Where the rows are from.
         spec: What is delivered.
         epoch: Epoch.
         position: Consumed position.
         global_batch_size: Rows of a step, if there was one.
         world_size: Ranks.
     """
-    order, shards = spec.order, {}
-    if order.is_resolved:
-        shards = pack_shards(order.completed_shards(position, spec.rows, spec.seed, epoch))
+    shards = {}
+    if spec.order.is_settled:
+        shards = pack_shards(spec.order.settle(spec.facts).epoch(epoch).completed_shards(position))
     return State(
-        uri=feed.source.uri,
-        branch=feed.source.branch,
-        version=feed.source.version,
-        identity=feed.source.identity,
+        **{field.name: getattr(origin, field.name) for field in dataclasses.fields(origin)},
         filter=spec.filter,
         split=spec.split,
         rows=spec.rows,
         fingerprint=spec.fingerprint,
         seed=spec.seed,
-        columns=list(feed.delivers),
-        decode=[describe(decoder) for decoder in feed.decoding.decoders] if feed.decoding else [],
-        transform=describe(feed.decoding.transform) if feed.decoding else None,
-        order=order.params(),
+        order=spec.order.params(),
         epoch=epoch,
         position=position,
         completed_shards=shards,
-        components=order.standings(position),
+        components=spec.order.standings(position),
         global_batch_size=global_batch_size,
         world_size=world_size,
     )
@@ -68,8 +118,8 @@ def load_state(state: Mapping[str, Any], current: State, spec: Spec) -> tuple[Sp
     """
     saved = parse_state(state)
     check_state(saved, current)
-    order = spec.order.adopt(saved.order)
-    rows = order.epoch_rows(saved.rows)
+    spec = dataclasses.replace(spec, order=spec.order.adopt(saved.order))
+    rows = spec.order.settle(spec.facts).epoch_rows
     if saved.position > rows:
         raise StateError(
             f"the state is damaged: position {saved.position} of an epoch of {rows}. Use an earlier checkpoint."
@@ -91,4 +141,4 @@ def load_state(state: Mapping[str, Any], current: State, spec: Spec) -> tuple[Sp
             )
     if ended:
         saved = dataclasses.replace(saved, epoch=saved.epoch + 1, position=0)
-    return dataclasses.replace(spec, order=order), saved
+    return spec, saved

@@ -28,7 +28,7 @@ def summarise(
         steps=plan.steps(),
         rows_dropped=tail if plan.remainder == "drop" else 0,
         rows_repeated=plan.global_batch_size - tail if plan.remainder == "pad" and tail else 0,
-        shards=len(plan.order.completed_shards(0, plan.rows, plan.seed, 0)),
+        shards=plan.order.shard_count,
         reads=reads,
         window_bytes=window_bytes,
         held_bytes=min(2 * window_bytes, max_window_bytes),
@@ -71,11 +71,11 @@ class PlanSummary:
         return shuffle_quality(self.plan, labels, epochs, sample_steps)
 
     def __repr__(self) -> str:
-        plan, order = self.plan, self.plan.order
-        fields = ", ".join(f"{key}={value}" for key, value in order.params().items() if key != "name")
+        plan, order, settings = self.plan, self.plan.order, self.plan.order.settings
+        fields = ", ".join(f"{key}={value}" for key, value in settings.params().items() if key != "name")
         return "\n".join(
             [
-                f"{plan.rows:,} rows in {self.shards:,} shards of {order.shard_rows}, order {order.name} ({fields})",
+                f"{plan.rows:,} rows in {self.shards:,} shards of {settings.shard_rows}, order {order.name} ({fields})",
                 f"{order.lane_count} lanes, {plan.world_size} ranks, global batch {plan.global_batch_size:,}",
                 f"{self.steps:,} steps an epoch on every rank; {self.rows_dropped:,} rows dropped, "
                 f"{self.rows_repeated:,} repeated (remainder={plan.remainder!r})",

@@ -341,7 +341,7 @@ class Dispatcher:
             if (self._pieces or self._ready) and reserved + piece.nbytes > self._sizes.limit_bytes:
                 return
             items = len(self._pieces) + sum(items for _, _, items in self._ready) + self._open[1]
-            ahead = -(-(item.position - self._taken) // self._plan.global_batch_size)
+            ahead = -(-(item.position - self._taken) // self._plan.stride)
             if items > 2 * max(1, self._crew.decoders_running) and ahead >= self._prefetch:
                 return
             self._pieces.append(piece)
@@ -413,6 +413,6 @@ class Dispatcher:
         self._open = (nbytes + piece.nbytes, items + 1)
         low, high = self._plan.rank_slice(item.position, self._rank)
         if item.steps > 1 or item.high == high - low:
-            last = item.position + (item.steps - 1) * self._plan.global_batch_size
+            last = item.position + (item.steps - 1) * self._plan.stride
             self._ready.append((self._plan.after(last), *self._open))
             self._open = (0.0, 0)

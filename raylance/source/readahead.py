@@ -160,7 +160,7 @@ class ReadAhead:
             TooLargeError: If they have more.
             DatasetError: If a row has more bytes than the limit by itself, or rows cannot be read.
         """
-        track = (plan_key, item.rank, item.epoch, item.position % plan.global_batch_size)
+        track = (plan_key, item.rank, item.epoch, item.position % plan.stride)
         at = begin = plan.line(item.position, item.rank) + item.low
         stop = at + item.rows
         tables, places, nbytes = [], [], 0
@@ -247,11 +247,12 @@ class ReadAhead:
         if begin == used.chunk_end:
             after = plan.next_chunk(chunk)
             if after is None or not plan.chunk_size(after, rank):
-                after = plan.chunk_at(chunk.epoch + 1, 0)
+                first = chunk.position % plan.stride // plan.global_batch_size * plan.global_batch_size
+                after = plan.chunk_at(chunk.epoch + 1, first)
             if after is None:
                 return None
             chunk, begin = after, plan.line(after.position, rank)
-        track = (plan_key, rank, chunk.epoch, chunk.position % plan.global_batch_size)
+        track = (plan_key, rank, chunk.epoch, chunk.position % plan.stride)
         following = self._portion_at(plan, track, chunk, begin)
         following.filling = self._thread.submit(self._fill, plan, following, self._limit - used.nbytes)
         return following

@@ -1,0 +1,302 @@
+"""Owns the checks that an order of one's own keeps what raylance relies on; needs no Ray of its own, reads no data.
+
+    raylance.testing.check_order(ShortFirst(column="length"), columns={"length": lengths})
+
+Each raises an AssertionError that names the promise, the values, and what to change.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raylance.orders.order import Column, Epoch, Facts, Order, Settled
+from raylance.orders.permutation import Int64Array, permute
+from raylance.orders.registry import make_order
+from raylance.planning.plan import Plan
+
+_MANY_ROWS = 10**7
+_LITTLE_MEMORY = 8 << 20
+_READ = "import sys, pickle, numpy; o, at = pickle.loads(sys.stdin.buffer.read()); print(o.epoch(1).rows(at).tolist())"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SampleColumn:
+    """A column in memory; see `raylance.orders.order.Column`."""
+
+    data: npt.NDArray[Any]
+
+    @property
+    def kind(self) -> str:
+        """The dtype's name."""
+        return self.data.dtype.name
+
+    @property
+    def nulls(self) -> int:
+        """0: an array has none."""
+        return 0
+
+    def values(self) -> npt.NDArray[Any]:
+        """The array itself."""
+        return self.data
+
+    def codes(self) -> tuple[Int64Array, list[Any]]:
+        """The class of each row, and the classes in order of first appearance, as Arrow has them."""
+        classes, first, codes = np.unique(self.data, return_index=True, return_inverse=True)
+        by_place = np.argsort(first)
+        return np.argsort(by_place)[codes].astype(np.int64), classes[by_place].tolist()
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRows:
+    """A selection in memory, for what orders look up; see `raylance.orders.order.Rows`.
+
+    Attributes:
+        count: Rows, n.
+        columns: Arrays by name, of at least n values, of which the first n count.
+    """
+
+    count: int
+    columns: Mapping[str, npt.ArrayLike] = dataclasses.field(default_factory=dict)
+
+    def column(self, name: str) -> Column:
+        """A column, by its name."""
+        return SampleColumn(np.asarray(self.columns[name])[: self.count])
+
+    def fragment_ends(self) -> Int64Array:
+        """Ends of uneven fragments."""
+        ends = np.cumsum(np.arange(self.count) * 7 % 11 + 1, dtype=np.int64)
+        return np.append(ends[ends < self.count], self.count)
+
+
+def check_order(
+    order: Order,
+    *,
+    rows: Sequence[int] = (1, 2, 13, 97, 360),
+    columns: Mapping[str, npt.ArrayLike] | None = None,
+    other_process: bool = True,
+) -> None:
+    """Checks what every order has to keep, over selections of several sizes, seeds, epochs and global batch sizes.
+
+    That its settings can be saved and taken up again, that settling settles them for good, that an epoch has every row
+    exactly once (unless it `repeats` them), that the row at a position depends on nothing but settings, selection, seed
+    and epoch, in this process and in another, that seeking costs little, and that shards are complete when they are.
+
+    Args:
+        order: The order.
+        rows: Sizes of the selections to try it on.
+        columns: What it may look up: arrays by name, of as many values as the largest of `rows`.
+        other_process: Also send it to another process, which takes a second or two.
+
+    Raises:
+        AssertionError: With the promise that is broken, the values, and the fix.
+    """
+    make_order(order)
+    settled = None
+    for count in rows:
+        selected = SampleRows(count=count, columns=columns or {})
+        bound, tables = order.bind(selected)
+        for seed, batch in ((0, 1), (3, 12), (2**70, 30)):
+            facts = Facts(rows=count, seed=seed, tables=tables, row_bytes=100.0, global_batch_size=batch)
+            settled = _check_settings(bound, facts)
+            for number in (0, 1, 7):
+                _check_epoch(settled.epoch(number))
+            _check_global_batches(settled, batch)
+    if not columns:
+        _check_seeking(order, other_process)
+    elif other_process and settled is not None:
+        _check_sending(settled)
+
+
+def _promise(kept: bool, order: Settled | Order, promise: str, found: str, fix: str) -> None:
+    if not kept:
+        settings = order.settings if isinstance(order, Settled) else order
+        raise AssertionError(f"{settings!r}: {promise}; but {found}. {fix}")
+
+
+def _check_settings(order: Order, facts: Facts) -> Settled:
+    """Settings that can be saved, settled once, and taken up."""
+    settled = order.settle(facts)
+    params, before = settled.params(), order.params()
+    _promise(
+        json.loads(json.dumps(params, default=repr)) == params,
+        order,
+        "params() is what a checkpoint holds, and comes back from JSON as it was",
+        f"{params} comes back as {json.loads(json.dumps(params, default=repr))}",
+        "Make its fields numbers, strings or lists, or leave them out of it by field(compare=False).",
+    )
+    _promise(
+        settled.settings.is_settled,
+        order,
+        'settle() fills every "auto"',
+        f"it leaves {[name for name, value in params.items() if value == 'auto']}",
+        "Replace them in settle() by what facts say.",
+    )
+    given = {name: value for name, value in before.items() if value != "auto" and not isinstance(value, dict)}
+    now = {name: params.get(name) for name in given}
+    _promise(now == given, order, "settle() keeps what was given", f"{given} is {now}", 'Replace what is "auto" alone.')
+    other = dataclasses.replace(facts, row_bytes=9e5, global_batch_size=7, max_window_bytes=1 << 20)
+    again = settled.settings.settle(other)
+    _promise(
+        again == settled,
+        order,
+        "what is settled stays, whatever row bytes and global batch a resumed run has",
+        f"settled again it is {again}, and was {settled}",
+        'Let no size that is not "auto" follow from the facts, but for rows and seed.',
+    )
+    adopted = order.adopt(json.loads(json.dumps(params)))
+    _promise(
+        adopted == settled.settings,
+        order,
+        "adopt(params()) is the settled order",
+        f"it is {adopted}, and was {settled.settings}",
+        'Make every field that is settled one that is "auto" before.',
+    )
+    sizes = {"epoch_rows": settled.epoch_rows, "shard_rows": settled.shard_rows, "lane_count": settled.lane_count}
+    sizes |= {} if settled.read_positions is None else {"read_positions": settled.read_positions}
+    wrong = {name: size for name, size in sizes.items() if isinstance(size, bool) or type(size) is not int or size < 1}
+    wrong |= {} if settled.repeats or settled.epoch_rows == facts.rows else {"epoch_rows": settled.epoch_rows}
+    _promise(
+        not wrong and settled.rows == facts.rows and settled.seed == facts.seed,
+        order,
+        "a settled order has sizes of at least 1, int, and an epoch of all rows unless it repeats some",
+        f"it has {wrong or (settled.rows, settled.seed)} over {facts.rows} rows",
+        "Give them in settle(); int() makes one of a NumPy integer.",
+    )
+    return settled
+
+
+def _check_epoch(epoch: Epoch) -> None:
+    """Every row once, whatever is asked in which order; complete shards as counted one by one."""
+    order, every = epoch.order, np.arange(epoch.order.epoch_rows, dtype=np.int64)
+    wanted = every.copy()
+    found = epoch.rows(wanted)
+    what = f"epoch {epoch.number} of {order.rows} rows with seed {order.seed}"
+    _promise(
+        isinstance(found, np.ndarray) and found.dtype == np.int64 and found.shape == every.shape,
+        order,
+        f"rows at {every.shape} positions are int64 of that shape",
+        f"they are {getattr(found, 'dtype', type(found))} of shape {np.shape(found)}",
+        "Compute them with NumPy from the positions; astype(np.int64) makes other integers so.",
+    )
+    _promise(bool((wanted == every).all()), order, "positions are only read", "they were changed", "Copy them first.")
+    outside = found[(found < 0) | (found >= order.rows)]
+    _promise(
+        not len(outside), order, f"rows of {what} lie in it", f"{outside[:5]} do not", "Keep them in [0, n) for all n."
+    )
+    if not order.repeats:
+        seen, times = np.unique(found, return_counts=True)
+        missing = np.setdiff1d(every, seen)
+        _promise(
+            not len(missing),
+            order,
+            "every row comes exactly once an epoch",
+            f"in {what}, rows {missing[:5]} are missing and {seen[times > 1][:5]} come again",
+            "Make it a bijection of [0, n) for every n, or set repeats = True.",
+        )
+    for number, asked in enumerate(_ways_to_ask(every)):
+        again = order.epoch(epoch.number) if number % 2 else epoch
+        rows = again.rows(asked)
+        differ = np.flatnonzero(np.asarray(rows) != found[asked])
+        _promise(
+            np.shape(rows) == asked.shape and not len(differ),
+            order,
+            "the row at a position depends on settings, selection, seed and epoch alone, not on what else is asked",
+            f"in {what}, asked for {asked[:5]} (of {len(asked)}) it is {np.asarray(rows)[:5]}, and was "
+            f"{found[asked][:5]}",
+            "Keep no state and no generator; take what is random from epoch.key(…).",
+        )
+        order.epoch(epoch.number + 1).rows(asked)
+    if not order.repeats:
+        _check_shards(epoch, found)
+    else:
+        _promise(not len(epoch.completed_shards(0)), order, "no shard is complete where rows repeat", "some are", "")
+
+
+def _ways_to_ask(every: Int64Array) -> Iterator[Int64Array]:
+    yield from (every, every[::-1], every[-1:], every[-3:], every[:0], np.repeat(every[::5], 2))
+    shuffled = permute(every, len(every), 1)
+    for size in (1, 7, 64):
+        yield from (shuffled[low : low + size] for low in range(0, min(len(every), 4 * size), size))
+
+
+def _check_shards(epoch: Epoch, rows: Int64Array) -> None:
+    order = epoch.order
+    shards = order.shards_of(rows)
+    total = np.bincount(shards, minlength=order.shard_count)
+    for position in sorted({0, 1, len(rows) // 3, len(rows) // 2, len(rows) - 1, len(rows)}):
+        done, wanted = epoch.completed_shards(position), np.bincount(shards[:position], minlength=len(total)) == total
+        _promise(
+            np.array_equal(done, wanted) and done.dtype == np.bool_,
+            order,
+            "completed_shards() tells the shards all of whose rows are consumed",
+            f"at position {position} it tells {np.flatnonzero(done)[:9]} of {len(done)}, and those are "
+            f"{np.flatnonzero(wanted)[:9]} of {len(wanted)}",
+            "Leave it as it is inherited, or count the rows that are still to come.",
+        )
+
+
+def _check_global_batches(order: Settled, batch: int) -> None:
+    """Steps are arranged by lane; that must not move a row from one global batch to another."""
+    unit = order.read_positions or 64
+    first: list[list[int]] = []
+    for world in (1, 2, 3, 8):
+        plan = Plan(order=order, global_batch_size=batch, world_size=world, remainder="ragged", chunk_positions=unit)
+        steps = [step * batch for step in range(plan.steps())]
+        slices = [[plan.positions(at, *plan.rank_slice(at, rank)) for rank in range(world)] for at in steps]
+        batches = [np.concatenate([plan.select(1, positions) for positions in ranks]).tolist() for ranks in slices]
+        first = first or batches
+        differ = [step for step in range(len(steps)) if batches[step] != first[step]]
+        _promise(
+            not differ,
+            order,
+            "global batches are the same on every world size",
+            f"on {world} ranks step {differ[:1]} has other rows than on 1",
+            "Let rows_of() depend on the position alone.",
+        )
+
+
+def _check_seeking(order: Order, other_process: bool) -> None:
+    """The end of a large epoch costs as little as its start."""
+    bound, tables = order.bind(SampleRows(count=_MANY_ROWS))
+    settled = bound.settle(Facts(rows=_MANY_ROWS, seed=0, tables=tables, row_bytes=1e4, global_batch_size=256))
+    if other_process:
+        _check_sending(settled)
+    if tables:
+        return
+    tracemalloc.start()
+    settled.epoch(0).rows(np.arange(settled.epoch_rows - 100, settled.epoch_rows, dtype=np.int64))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    _promise(
+        peak <= _LITTLE_MEMORY,
+        order,
+        "a few rows cost the same memory however long the epoch is, so that a resume at its end does, too",
+        f"100 of {_MANY_ROWS:,} rows took {peak / 2**20:,.0f} MiB",
+        "Compute the rows that are asked for, as raylance.orders.permutation.permute() does, not all of them.",
+    )
+
+
+def _check_sending(order: Settled) -> None:
+    """Ranks and their helpers are other processes, to which a plan is sent."""
+    from ray import cloudpickle
+
+    end = order.epoch_rows
+    positions = np.arange(max(0, end - 100), end, dtype=np.int64)
+    sent = cloudpickle.dumps((order, positions))  # type: ignore[no-untyped-call]
+    done = subprocess.run([sys.executable, "-c", _READ], input=sent, capture_output=True, check=False)
+    wanted = order.epoch(1).rows(positions).tolist()
+    got = done.stdout.decode().strip()
+    _promise(
+        done.returncode == 0 and json.loads(got or "[]") == wanted,
+        order,
+        "an order is sent to other processes and has the same rows there",
+        f"it has {got[:60]}, and here {wanted[:5]} {done.stderr.decode()[-300:]}",
+        "Hold plain values, and use nothing that differs by process, as hash() of strings does.",
+    )
