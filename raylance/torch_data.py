@@ -9,29 +9,30 @@ import contextlib
 import dataclasses
 import logging
 import os
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
 import torch
 import torch.utils.data
 
 from raylance.arguments import check_integer, refuse_unknown
-from raylance.batches.batches import torch_converter
+from raylance.batches.batches import Bound, bind, torch_converter
 from raylance.batches.convert import Dtypes, to_torch
-from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, VALID
+from raylance.batches.lookup import Lookup
+from raylance.columns import VALID
 from raylance.decode.arrays import NumpyBatch, Paddings
-from raylance.decode.rows import OpenDecoding
 from raylance.errors import ConfigError, RaylanceError
-from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.plan import Plan, no_step_left
-from raylance.planning.resume import load_state, make_state
+from raylance.planning.resume import Spec, load_state, make_state
 from raylance.planning.state import parse_state
 from raylance.process import DistInfo, find_place
-from raylance.settings import Options, Spec, check_batch_size, make_plan
-from raylance.source.rows import RowReader
+from raylance.runtime.feeder import start_pass
+from raylance.runtime.threads import ThreadRuntime
+from raylance.settings import Feed, Options, check_batch_size, make_plan
+from raylance.telemetry import Stats
 
 if TYPE_CHECKING:
     from raylance._dataset.handle import Dataset
@@ -39,61 +40,36 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Told = tuple[int, BoolArray, Int64Array | None]  # epoch; which rows are no padding; where rows repeat, their positions
-_READ_BYTES = 16 << 20  # that a worker reads together
 _ARGUMENTS = ("global_batch_size", "batch_size", "dist_info", "drop_last", "max_window_bytes")
 _DEFAULTS = Options()
 _lance_pid: int | None = None  # the process that Lance's threads belong to
 
 
-class _Rows:
-    """Reads and decodes selected rows; opened on first use in each process."""
+class _Opened:
+    """What a handle stands for, without Ray: DataLoader workers have none, in whose object store it may lie."""
 
     def __init__(self, handle: "Dataset") -> None:
-        if not hasattr(handle, "_feed"):
+        if not hasattr(handle, "opened"):
             raise ConfigError(f"a {type(handle).__name__} is no handle: pass what raylance.dataset(…) returned.")
-        # Workers have no Ray, in whose object store the selection may lie.
-        self.feed = dataclasses.replace(handle._feed, source=handle._feed.source.local())
-        self.spec: Spec = handle._spec
-        self._selection = self.feed.source.load_selection()
-        self.channels_last = self.feed.decoding.channels_last if self.feed.decoding else frozenset()
-        self.__setstate__({})
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_reader": None, "_decoding": None}
+        feed, self.spec = handle.opened
+        self.feed: Feed = dataclasses.replace(feed, source=feed.source.local())
+        self._own_process()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._own_process()
+
+    def _own_process(self) -> None:
         global _lance_pid
         _lance_pid = _lance_pid or os.getpid()  # None in a spawned process; in a forked one, its parent's
-        self.__dict__.update(state)
-        self._reader: RowReader | None = None
-        self._decoding: OpenDecoding | None = None
 
-    def read(self, rows: Int64Array) -> pa.Table:
-        """Reads selected rows, each from storage once; returns them in the order asked for, duplicates included."""
+    def check_process(self) -> None:
+        """Refuses to read in a forked process."""
         if _lance_pid != os.getpid():
             raise RaylanceError(
                 "forked from a process that uses Lance, whose threads a fork does not copy: the first read would hang. "
                 'Start workers with multiprocessing_context="spawn" or "forkserver".'
             )
-        self._reader = self._reader or self.feed.source.open_reader()
-        stored, places = np.unique(rows, return_inverse=True)
-        return self._reader.read(self._selection.offsets(stored)).take(pa.array(places))
-
-    def decode(self, table: pa.Table, told: Told, with_row_offset: bool) -> pa.Table:
-        """Decodes; adds `_valid`, False for padding and masked rows, where there can be such rows."""
-        (epoch, real, draws), offsets, extra = told, table[ROW_OFFSET].to_numpy(), {}
-        if self.feed.decoding is not None:
-            # Output memory of its own: the batch may still wait in a queue when the next one is decoded.
-            drawn = table if draws is None else table.append_column(DRAW, pa.array(draws))
-            self._decoding = self._decoding or self.feed.decoding.open()
-            table, _ = self._decoding.apply(drawn, epoch, own_memory=True)
-            real = real & table[VALID].to_numpy()
-        if with_row_offset:
-            extra[ROW_OFFSET] = offsets & OFFSET_MASK
-            extra |= {COMPONENT: offsets >> COMPONENT_SHIFT} if isinstance(self.spec.order, MixOrder) else {}
-        if self.spec.masks_bad_rows or self.spec.remainder == "pad":
-            extra[VALID] = real
-        return pa.table({name: table[name] for name in self.feed.delivers} | extra)
 
 
 class _Indices(list[int]):
@@ -107,11 +83,16 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __init__(self, handle: "Dataset", *, with_row_offset: bool = False) -> None:
         """Takes what `raylance.dataset` returned; `with_row_offset` adds `_rowoffset` to each row."""
-        self._rows, self._with_row_offset, self.epoch = _Rows(handle), with_row_offset, 0
+        self._opened, self.epoch = _Opened(handle), 0
+        self._hidden = bind(self._opened.spec, 1, 0, None, with_row_offset).hidden
+        self._lookup: Lookup | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_lookup": None}
 
     def __len__(self) -> int:
         """Selected rows."""
-        return self._rows.spec.rows
+        return self._opened.spec.rows
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """One selected row; see `__getitems__`, which costs a fraction of it for each row."""
@@ -132,10 +113,17 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """
         if not all(-len(self) <= index < len(self) for index in indices):
             raise IndexError(f"indices from {min(indices)} to {max(indices)} lie outside of {len(self)} rows")
+        self._opened.check_process()
+        feed = self._opened.feed
+        self._lookup = self._lookup or Lookup(feed)
         told: Told = (self.epoch, np.ones(len(indices), dtype=np.bool_), None)
-        table = self._rows.read(np.array(indices, dtype=np.int64) % len(self))
-        table = self._rows.decode(table, getattr(indices, "told", told), self._with_row_offset)
-        batch = to_torch(table, dtypes={}, channels_last=self._rows.channels_last)
+        epoch, real, draws = getattr(indices, "told", told)
+        rows = np.array(indices, dtype=np.int64) % len(self)
+        table = self._lookup.read(feed.source.load_selection().offsets(rows), epoch, draws)
+        valid = real & table[VALID].to_numpy()
+        table = table.drop_columns([VALID]).append_column(VALID, [valid]).drop_columns(self._hidden)
+        channels_last = feed.decoding.channels_last if feed.decoding else frozenset()
+        batch = to_torch(table, dtypes={}, channels_last=channels_last)
         columns = {k: v.numpy() if isinstance(v, torch.Tensor) and v.ndim == 1 else v for k, v in batch.items()}
         return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
 
@@ -170,11 +158,14 @@ class _Steps:
         check_batch_size(global_batch_size, batch_size, 1)
         if isinstance(dist_info, tuple):
             find_place(dist_info)
-        self._rows = _Rows(handle)
-        self._spec, self._sizes, self._dist_info = self._rows.spec, (global_batch_size, batch_size), dist_info
+        self._opened = _Opened(handle)
+        self._spec: Spec = self._opened.spec
+        self._sizes, self._dist_info = (global_batch_size, batch_size), dist_info
         if drop_last is not None:
             self._spec = dataclasses.replace(self._spec, remainder="drop" if drop_last else "ragged")
-        self._options = Options(max_window_bytes=check_integer("max_window_bytes", max_window_bytes, 1))
+        self._options = Options(
+            max_window_bytes=check_integer("max_window_bytes", max_window_bytes, 1), num_decoders=0, runtime="threads"
+        )
         self.epoch = self._position = self._moves = 0
         self._start, self._writer = torch.zeros(2, dtype=torch.int64), os.getpid()
 
@@ -198,7 +189,7 @@ class _Steps:
         """The consumed position and what it refers to: JSON-able, the same on every rank; see `state.State`."""
         world_size = find_place(self._dist_info)[1]
         return make_state(
-            self._rows.feed.origin,
+            self._opened.feed.origin,
             self._spec,
             epoch=self.epoch,
             position=self._position,
@@ -219,7 +210,7 @@ class _Steps:
     def _plan(self) -> tuple[Plan, int]:
         rank, world_size = find_place(self._dist_info)
         size = check_batch_size(*self._sizes, world_size)
-        return make_plan(self._rows.feed, self._spec, self._options, size, world_size, self._spec.remainder), rank
+        return make_plan(self._opened.feed, self._spec, self._options, size, world_size, self._spec.remainder), rank
 
     def _begin(self) -> tuple[Plan, int]:
         """What an iteration needs; the first one settles what the order left to "auto", for good."""
@@ -273,34 +264,52 @@ class IterableDataset(_Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     ) -> None:
         """Takes what `RowSampler` takes; the other arguments are those of `RankLoader.iter_torch_batches`."""
         super().__init__(handle, **steps)
-        self._with_row_offset, self._sent = with_row_offset, None
-        self._arguments = (dtypes, collate_fn, pad_lists)
-        torch_converter(self._rows.feed, *self._arguments)  # what is wrong with them is said now
+        self._sent: tuple[Plan, int] | None = None
+        self._arguments, self._with_row_offset = (dtypes, collate_fn, pad_lists), with_row_offset
+        self._bound()  # what is wrong with them is said now
+        self._idle: ThreadRuntime | None = None  # of the last pass, for the next one
+        self._named: tuple[Plan, str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__ | {"_idle": None}
         with contextlib.suppress(ConfigError):  # for DataLoader workers alone: other processes find their own place
-            return self.__dict__ | {"_sent": self._begin()}
-        return self.__dict__
+            return state | {"_sent": self._begin()}
+        return state
+
+    def _bound(self) -> Bound:
+        bound = bind(self._spec, 1, 1, None, self._with_row_offset)
+        return dataclasses.replace(bound, convert=torch_converter(self._opened.feed, *self._arguments))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterates from the consumed position to the end of the epoch, without moving it."""
         worker = torch.utils.data.get_worker_info()
         plan, rank = self._begin() if worker is None or self._sent is None else self._sent
         first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        (epoch, position), size = self._start.tolist(), plan.global_batch_size
-        convert = torch_converter(self._rows.feed, *self._arguments)
-        starts = range(position + first * size, position + plan.steps(position) * size, every * size)
-        together = 1  # one step first, so that a start waits for no more; then twice as many each time
-        while starts:
-            parts = [plan.positions(start, *plan.rank_slice(start, rank)) for start in starts[:together]]
-            table, low = self._rows.read(plan.select(epoch, np.concatenate(parts))), 0
-            starts = starts[together:]
-            together = max(1, min(2 * together, int(_READ_BYTES * len(parts) / max(table.nbytes, 1))))
-            for positions in parts:
-                piece, low = table.slice(low, len(positions)), low + len(positions)
-                told = (epoch, positions < plan.epoch_rows, positions if plan.order.repeats else None)
-                piece = self._rows.decode(piece, told, self._with_row_offset)
-                yield convert(piece)
+        (epoch, position), mine = self._start.tolist(), dataclasses.replace(plan, every=every)
+        position += first * plan.global_batch_size
+        self._opened.check_process()
+        if mine.steps(position) <= 0:
+            return
+        if self._named is None or self._named[0] != mine:  # what was read ahead for an equal plan is found by its name
+            self._named = (mine, uuid.uuid4().hex)
+        runtime, self._idle = self._idle or ThreadRuntime(self._opened.feed, self._options), None
+        feeder = start_pass(
+            self._opened.feed,
+            *self._named,
+            rank,
+            epoch=epoch,
+            position=position,
+            bound=self._bound(),
+            options=self._options,
+            runtime=runtime,
+            stats=Stats(),
+        )
+        try:
+            for batch, _ in feeder:
+                yield batch
+        finally:
+            if feeder.close():
+                self._idle = runtime
 
 
 class Loader(torch.utils.data.DataLoader[Any]):

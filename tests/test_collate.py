@@ -3,7 +3,7 @@
 import copy
 import datetime
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance.batches.convert import to_torch
-from raylance.batches.device import move, on_device, one_ahead, torch_device
+from raylance.batches.device import Sender, move, torch_device
 from raylance.decode.arrays import Lists, to_numpy
 from raylance.errors import ConfigError, DatasetError
 from tests.conftest import make_images
@@ -300,46 +300,8 @@ def test_devices() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_batches_arrive_whole_and_in_order() -> None:
-    batches = [({"x": torch.full((1000, 1000), float(step))}, step) for step in range(20)]
-    for step, (batch, tag) in enumerate(on_device(iter(batches), torch.device("cuda"), pin_memory=False)):
-        assert tag == step
+    sender = Sender(torch.device("cuda"), pin_memory=False)
+    sent = [sender.send({"x": torch.full((1000, 1000), float(step))}) for step in range(20)]
+    for step, batch in enumerate(map(sender.receive, sent)):
         assert batch["x"].is_cuda
         assert batch["x"].min() == batch["x"].max() == step
-
-
-def damaged_after(steps: int) -> Iterator[tuple[dict[str, torch.Tensor], int]]:
-    for step in range(steps):
-        yield {"x": torch.full((100,), float(step))}, step
-    raise raylance.BadRowError("image", 7, "is damaged")
-
-
-@pytest.mark.parametrize("good", [0, 1, 2, 5])
-def test_an_error_waits_for_the_good_item_before_it(good: int) -> None:
-    seen = []
-    with pytest.raises(raylance.BadRowError, match="row offset 7"):
-        for _, step in one_ahead(damaged_after(good)):
-            seen.append(step)
-    assert seen == list(range(good))
-
-
-def test_one_item_ahead_and_no_more() -> None:
-    taken = []
-
-    def source() -> Iterator[int]:
-        for number in range(4):
-            taken.append(number)
-            yield number
-
-    for number in one_ahead(source()):
-        assert len(taken) == min(number + 2, 4)
-    assert taken == [0, 1, 2, 3]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_cuda_the_good_batch_comes_before_the_bad_one() -> None:
-    seen = []
-    with pytest.raises(raylance.BadRowError, match="row offset 7"):
-        for batch, step in on_device(damaged_after(3), torch.device("cuda"), pin_memory=False):
-            assert batch["x"].is_cuda
-            seen.append((step, float(batch["x"].mean())))
-    assert seen == [(0, 0.0), (1, 1.0), (2, 2.0)]

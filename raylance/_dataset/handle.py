@@ -16,7 +16,8 @@ from raylance import process
 from raylance._dataset.seats import TrainData
 from raylance.arguments import check_integer, refuse_unknown
 from raylance.batches.batches import Batches
-from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
+from raylance.batches.lookup import Lookup
+from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET
 from raylance.decode.arrays import Lists, NumpyBatch, list_lengths, to_numpy
 from raylance.errors import ConfigError, DatasetError
 from raylance.loader import RankLoader
@@ -26,7 +27,7 @@ from raylance.planning.summary import PlanSummary, summarise
 from raylance.runtime.runtime import Runtime
 from raylance.settings import Feed, Options, Spec, make_plan
 from raylance.source.packing import PackedRows
-from raylance.source.rows import RowReader, TableRows
+from raylance.source.rows import TableRows
 
 _LARGEST_TRIAL = 1 << 21  # rows to plan for telling how they are read
 
@@ -43,7 +44,7 @@ class Dataset(TrainData):
         super().__init__(feed, spec, options)
         self._idle: Runtime | None = None  # of the last pass, for the next one
         self._passes: set[RankLoader] = set()  # that go on
-        self._reader: RowReader | None = None
+        self._lookups: dict[bool | None, Lookup] = {}
         self._pid = os.getpid()
 
     def __len__(self) -> int:
@@ -156,18 +157,14 @@ class Dataset(TrainData):
             raise DatasetError(
                 f"sequences are numbered from 0 to {len(self) - 1}: {offsets.tolist()[:5]} are not there."
             )
-        stored, places = np.unique(offsets, return_inverse=True)
-        try:
-            self._reader = self._reader or feed.source.open_reader()
-            table = self._reader.read(stored).take(pa.array(places))
-        except (IndexError, OverflowError, DatasetError) as error:
-            raise DatasetError(
-                f"{feed.source.uri!r}, version {feed.source.version}, cannot give these rows: {error}"
-            ) from error
-        if feed.decoding is not None:
-            masks = self._spec.masks_bad_rows if mask_bad_rows is None else mask_bad_rows
-            table, _ = dataclasses.replace(feed.decoding, mask_bad_rows=masks).open().apply(table, 0)
-        return table.select(feed.delivers).append_column(ROW_OFFSET, pa.array(offsets & OFFSET_MASK))
+        if mask_bad_rows not in self._lookups:
+            self._lookups[mask_bad_rows] = Lookup(feed, mask_bad_rows=mask_bad_rows)
+        return self._lookups[mask_bad_rows].read(offsets).select([*feed.delivers, ROW_OFFSET])
+
+    @property
+    def opened(self) -> tuple[Feed, Spec]:
+        """What is read and what is delivered: for those that make loaders of it."""
+        return self._feed, self._spec
 
     def plan(self, global_batch_size: int = 256, world_size: int = 1) -> PlanSummary:
         """Plans an epoch without reading anything.
@@ -313,7 +310,7 @@ class Dataset(TrainData):
 
     def __getstate__(self) -> dict[str, Any]:
         self.share()
-        return self.__dict__ | {"_idle": None, "_passes": set(), "_reader": None, "_run": None}
+        return self.__dict__ | {"_idle": None, "_passes": set(), "_lookups": {}, "_run": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

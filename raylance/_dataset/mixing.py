@@ -47,59 +47,60 @@ def mix(
         if not (weight > 0 and math.isfinite(weight)):
             raise ConfigError(f"mix(): the weight of {name!r} is {weight!r}; give a positive number, or leave it out.")
     datasets = {name: dataset for name, (dataset, _) in parts.items()}
-    first_name, first = next(iter(datasets.items()))
-    for name, dataset in datasets.items():
-        if not dataset.schema.equals(first.schema, check_metadata=False):
-            raise ConfigError(
-                f"mix(): {name!r} delivers {_fields(dataset)}, {first_name!r} delivers {_fields(first)}; a "
-                "batch needs one schema. Choose columns=, decode= and transform= so that they agree."
-            )
-        if dataset._spec.masks_bad_rows != first._spec.masks_bad_rows:
-            raise ConfigError(f"mix(): {name!r} and {first_name!r} have unlike on_bad_row=; use the same for all.")
-        if _decoding(dataset) != _decoding(first):
-            raise ConfigError(
-                f"mix(): {name!r} and {first_name!r} have unlike decode= or transform=; use the same for all."
-            )
-        if isinstance(dataset._spec.order, MixOrder):
-            raise ConfigError(f"mix(): {name!r} is a mixture itself; mix all datasets in one call.")
+    first_name = next(iter(datasets))
+    for name in datasets:
+        _check_alike(name, datasets[name], first_name, datasets[first_name])
+    feeds, specs = zip(*(dataset.opened for dataset in datasets.values()), strict=True)
+    shares = quotas([weight for _, weight in parts.values()])
     components = tuple(
-        Component(
-            name=name,
-            order=dataset._spec.order,
-            seed=dataset._spec.seed,
-            rows=dataset._spec.rows,
-            quota=quota,
-            tables=dataset._spec.tables,
-        )
-        for (name, dataset), quota in zip(datasets.items(), quotas([w for _, w in parts.values()]), strict=True)
+        Component(name=name, order=spec.order, seed=spec.seed, rows=spec.rows, quota=quota, tables=spec.tables)
+        for name, spec, quota in zip(datasets, specs, shares, strict=True)
     )
-    feeds, decoding = [dataset._feed for dataset in datasets.values()], first._feed.decoding
     rows = MixedRows(names=tuple(datasets), parts=tuple(feed.source for feed in feeds))
-    if decoding is not None:
-        decoding = dataclasses.replace(decoding, datasets=dataset_names(rows.uri))
-    lengths = {
-        name: length if all(feed.list_lengths.get(name) == length for feed in feeds) else None
-        for name, length in first._feed.list_lengths.items()
-    }
-    feed = Feed(source=rows, delivers=first._feed.delivers, decoding=decoding, list_lengths=lengths)
-    selection = feed.source.load_selection()
+    feed = Feed(
+        source=rows,
+        delivers=feeds[0].delivers,
+        decoding=feeds[0].decoding and dataclasses.replace(feeds[0].decoding, datasets=dataset_names(rows.uri)),
+        list_lengths={
+            name: length if all(feed.list_lengths.get(name) == length for feed in feeds) else None
+            for name, length in feeds[0].list_lengths.items()
+        },
+    )
+    selection = rows.load_selection()
     spec = Spec(
-        filter={name: dataset._spec.filter for name, dataset in datasets.items()},
-        split={name: dataset._spec.split for name, dataset in datasets.items()},
+        filter={name: spec.filter for name, spec in zip(datasets, specs, strict=True)},
+        split={name: spec.split for name, spec in zip(datasets, specs, strict=True)},
         rows=selection.rows,
         fingerprint=selection.fingerprint,
         order=MixOrder(components=components, stop=stop),
-        seed=first._spec.seed,
+        seed=specs[0].seed,
         remainder=remainder,
-        masks_bad_rows=first._spec.masks_bad_rows,
+        masks_bad_rows=specs[0].masks_bad_rows,
     )
     return Dataset(feed, spec, Options())
+
+
+def _check_alike(name: str, dataset: Dataset, first_name: str, first: Dataset) -> None:
+    """Refuses a dataset whose rows make no batch with those of the first."""
+    (feed, spec), (first_feed, first_spec) = dataset.opened, first.opened
+    if not dataset.schema.equals(first.schema, check_metadata=False):
+        raise ConfigError(
+            f"mix(): {name!r} delivers {_fields(dataset)}, {first_name!r} delivers {_fields(first)}; a "
+            "batch needs one schema. Choose columns=, decode= and transform= so that they agree."
+        )
+    if spec.masks_bad_rows != first_spec.masks_bad_rows:
+        raise ConfigError(f"mix(): {name!r} and {first_name!r} have unlike on_bad_row=; use the same for all.")
+    if _decoding(feed) != _decoding(first_feed):
+        raise ConfigError(
+            f"mix(): {name!r} and {first_name!r} have unlike decode= or transform=; use the same for all."
+        )
+    if isinstance(spec.order, MixOrder):
+        raise ConfigError(f"mix(): {name!r} is a mixture itself; mix all datasets in one call.")
 
 
 def _fields(dataset: Dataset) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in dataset.schema)
 
 
-def _decoding(dataset: Dataset) -> object:
-    decoding = dataset._feed.decoding
-    return None if decoding is None else (decoding.decoders, decoding.transform)
+def _decoding(feed: Feed) -> object:
+    return None if feed.decoding is None else (feed.decoding.decoders, feed.decoding.transform)
