@@ -81,8 +81,8 @@ def train_datasets() -> frozenset[str] | None:
         return None
     try:
         internal = importlib.import_module(_CONTEXT)
-        return frozenset(internal.get_train_context().dataset_shard_provider._dataset_names)
-    except (ImportError, AttributeError, RuntimeError):
+        return frozenset(vars(internal.get_train_context().dataset_shard_provider)["_dataset_names"])
+    except (ImportError, AttributeError, KeyError, RuntimeError):
         return None
 
 
@@ -90,8 +90,8 @@ def _named_by_ray() -> tuple[str, ...]:
     """What Ray's own DataConfig was told to split; () for all, and where Ray does not tell."""
     try:
         config = importlib.import_module(_CONTEXT).get_train_context().train_run_context.dataset_config
-        named = config._datasets_to_split
-    except (ImportError, AttributeError, RuntimeError):
+        named = vars(config)["_datasets_to_split"]
+    except (ImportError, AttributeError, KeyError, RuntimeError):
         return ()
     return () if named == "all" else tuple(named)
 

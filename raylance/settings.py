@@ -3,18 +3,20 @@ nothing.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 from raylance.arguments import check_integer
 from raylance.decode.rows import Decoding
 from raylance.errors import ConfigError
-from raylance.orders.order import Auto
+from raylance.orders.mixture import MixOrder
+from raylance.orders.order import Auto, Tables
 from raylance.planning.plan import Plan, Remainder
 from raylance.planning.resume import Origin
 from raylance.planning.resume import Spec as Spec
 from raylance.planning.state import describe
 from raylance.source.rows import RowSource
+from raylance.store import Shared, SharedTables
 
 _CHUNK_BYTES = 32 << 20  # of one rank, for orders that have no windows
 
@@ -167,3 +169,23 @@ def make_plan(
         remainder=remainder,
         chunk_positions=chunk_positions,
     )
+
+
+def map_shared(feed: Feed, spec: Spec, change: Callable[[Shared[Any]], Shared[Any]]) -> tuple[Feed, Spec]:
+    """Does something to each large value: selections, and the tables of orders.
+
+    Args:
+        feed: What is read.
+        spec: What is delivered.
+        change: What to do, such as `Shared.of_run`.
+    """
+
+    def tables_of(tables: Tables) -> Tables:
+        return SharedTables(change(tables.shared)) if isinstance(tables, SharedTables) else tables
+
+    order = spec.order
+    if isinstance(order, MixOrder):
+        parts = tuple(dataclasses.replace(part, tables=tables_of(part.tables)) for part in order.components)
+        order = dataclasses.replace(order, components=parts)
+    feed = dataclasses.replace(feed, source=feed.source.map_shared(change))
+    return feed, dataclasses.replace(spec, order=order, tables=tables_of(spec.tables))

@@ -100,6 +100,10 @@ class Shared(Generic[T]):
         copy.__dict__.update(self.__dict__, _is_of_run=True)
         return copy
 
+    def here(self) -> "Shared[T]":
+        """The same, pickled as the value itself: for processes that have no Ray, and no time for the recipe."""
+        return Shared(self._what, self.get(), 0)
+
     def __getstate__(self) -> dict[str, Any]:
         self.share()
         state = self.__dict__ | {"_fetched_in": ""}

@@ -31,7 +31,8 @@ from raylance.planning.state import parse_state
 from raylance.process import DistInfo, find_place
 from raylance.runtime.feeder import start_pass
 from raylance.runtime.threads import ThreadRuntime
-from raylance.settings import Feed, Options, check_batch_size, make_plan
+from raylance.settings import Options, check_batch_size, make_plan, map_shared
+from raylance.store import Shared
 from raylance.telemetry import Stats
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ class _Opened:
     def __init__(self, handle: "Dataset") -> None:
         if not hasattr(handle, "opened"):
             raise ConfigError(f"a {type(handle).__name__} is no handle: pass what raylance.dataset(…) returned.")
-        feed, self.spec = handle.opened
-        self.feed: Feed = dataclasses.replace(feed, source=feed.source.local())
+        self.feed, self.spec = map_shared(*handle.opened, Shared.here)
         self._own_process()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -166,13 +166,19 @@ class _Steps:
         self._options = Options(
             max_window_bytes=check_integer("max_window_bytes", max_window_bytes, 1), num_decoders=0, runtime="threads"
         )
-        self.epoch = self._position = self._moves = 0
+        self.epoch = self.position = self.moves = 0
         self._start, self._writer = torch.zeros(2, dtype=torch.int64), os.getpid()
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch; a plain DataLoader needs it before each, `Loader` moves on by itself."""
         epoch = check_integer("set_epoch(): epoch", epoch, 0)
-        self.epoch, self._position, self._moves = epoch, 0, self._moves + 1
+        self.epoch, self.position = epoch, 0
+        self.count_move()
+
+    def count_move(self) -> int:
+        """Counts a move of the position by anything but a batch, so that an iteration notices that it is superseded."""
+        self.moves += 1
+        return self.moves
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on every rank."""
@@ -181,9 +187,9 @@ class _Steps:
     def consumed(self) -> None:
         """Counts one batch as consumed, the last one as the start of the next epoch; `Loader` does it by itself."""
         plan = self._plan()[0]
-        self._position = plan.after(self._position)
-        if plan.steps(self._position) <= 0:
-            self.epoch, self._position = self.epoch + 1, 0
+        self.position = plan.after(self.position)
+        if plan.steps(self.position) <= 0:
+            self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
         """The consumed position and what it refers to: JSON-able, the same on every rank; see `state.State`."""
@@ -192,7 +198,7 @@ class _Steps:
             self._opened.feed.origin,
             self._spec,
             epoch=self.epoch,
-            position=self._position,
+            position=self.position,
             global_batch_size=check_batch_size(*self._sizes, world_size),
             world_size=world_size,
         ).to_dict()
@@ -205,23 +211,23 @@ class _Steps:
         """
         self._spec, saved = load_state(state, parse_state(self.state_dict()), self._spec)
         self.set_epoch(saved.epoch)
-        self._position = saved.position
+        self.position = saved.position
 
     def _plan(self) -> tuple[Plan, int]:
         rank, world_size = find_place(self._dist_info)
         size = check_batch_size(*self._sizes, world_size)
         return make_plan(self._opened.feed, self._spec, self._options, size, world_size, self._spec.remainder), rank
 
-    def _begin(self) -> tuple[Plan, int]:
+    def begin(self) -> tuple[Plan, int]:
         """What an iteration needs; the first one settles what the order left to "auto", for good."""
         plan, rank = self._plan()
         self._spec = dataclasses.replace(self._spec, order=plan.order.settings)
         # Torch sends tensors to workers as shared memory, so those that outlive an epoch see what is written here.
         if self._writer != os.getpid():  # sent here by another process, to which the memory belongs
             self._start, self._writer = self._start.clone(), os.getpid()
-        self._start.copy_(torch.tensor([self.epoch, self._position]))
-        if plan.steps(self._position) <= 0:
-            logger.warning("%s", no_step_left(plan, self.epoch, self._position))
+        self._start.copy_(torch.tensor([self.epoch, self.position]))
+        if plan.steps(self.position) <= 0:
+            logger.warning("%s", no_step_left(plan, self.epoch, self.position))
         return plan, rank
 
 
@@ -230,8 +236,8 @@ class RowSampler(_Steps, torch.utils.data.Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Iterates from the consumed position to the end of the epoch, without moving it."""
-        plan, rank = self._begin()
-        epoch, position, size = self.epoch, self._position, plan.global_batch_size
+        plan, rank = self.begin()
+        epoch, position, size = self.epoch, self.position, plan.global_batch_size
         starts = range(position, position + plan.steps(position) * size, size)
         if starts and plan.step_size(starts[-1]) < plan.world_size:
             raise ConfigError(
@@ -273,7 +279,7 @@ class IterableDataset(_Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_idle": None}
         with contextlib.suppress(ConfigError):  # for DataLoader workers alone: other processes find their own place
-            return state | {"_sent": self._begin()}
+            return state | {"_sent": self.begin()}
         return state
 
     def _bound(self) -> Bound:
@@ -283,7 +289,7 @@ class IterableDataset(_Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterates from the consumed position to the end of the epoch, without moving it."""
         worker = torch.utils.data.get_worker_info()
-        plan, rank = self._begin() if worker is None or self._sent is None else self._sent
+        plan, rank = self.begin() if worker is None or self._sent is None else self._sent
         first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
         (epoch, position), mine = self._start.tolist(), dataclasses.replace(plan, every=every)
         position += first * plan.global_batch_size
@@ -328,16 +334,16 @@ class Loader(torch.utils.data.DataLoader[Any]):
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Hands out the rest of the epoch, then moves on to the next one."""
-        self.steps._begin()
-        self.steps._moves = moves = self.steps._moves + 1
+        self.steps.begin()
+        moves = self.steps.count_move()
         epoch = self.steps.epoch
         for batch in super().__iter__():
             self.steps.consumed()
-            is_last = self.steps._position == 0
+            is_last = self.steps.position == 0
             yield batch
             if is_last:
                 return
-            if moves != self.steps._moves:
+            if moves != self.steps.moves:
                 raise RaylanceError(
                     "the loader was iterated again or moved meanwhile: two iterations cannot share a position. Use one."
                 )

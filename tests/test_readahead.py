@@ -135,7 +135,8 @@ def test_what_is_larger_than_allowed_is_not_given() -> None:
     (item, *_) = plan.items(0, 0, 0, 16)
     with pytest.raises(TooLargeError) as caught:
         ahead.gather("p", plan, item, 500)
-    assert 1000 <= caught.value.nbytes < 3000
+    # An estimate, from as many rows as were looked at: which they are depends on what the thread has read ahead.
+    assert 1000 <= caught.value.nbytes <= 16 * 1030
     parts = plan.cut(item, 4)
     assert [part.rows for part in parts] == [4, 4, 4, 4]
     assert [ahead.gather("p", plan, part, 500).num_rows for part in parts[1:]] == [4, 4, 4]

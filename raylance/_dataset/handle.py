@@ -25,9 +25,10 @@ from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Plan
 from raylance.planning.summary import PlanSummary, summarise
 from raylance.runtime.runtime import Runtime
-from raylance.settings import Feed, Options, Spec, make_plan
+from raylance.settings import Feed, Options, Spec, make_plan, map_shared
 from raylance.source.packing import PackedRows
 from raylance.source.rows import TableRows
+from raylance.store import Shared
 
 _LARGEST_TRIAL = 1 << 21  # rows to plan for telling how they are read
 
@@ -289,8 +290,8 @@ class Dataset(TrainData):
             )
 
     def share(self) -> None:
-        """Puts a large selection into the object store, so that all ranks read one copy of it."""
-        self._feed = dataclasses.replace(self._feed, source=self._feed.source.shared())
+        """Puts what is large (selection, weights, …) into the object store, so that all ranks read one copy of it."""
+        map_shared(self._feed, self._spec, Shared.of_run)
 
     def close(self) -> None:
         """Ends passes and their helpers, so that their CPUs are free for others; another pass starts new ones."""
@@ -309,7 +310,6 @@ class Dataset(TrainData):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        self.share()
         return self.__dict__ | {"_idle": None, "_passes": set(), "_lookups": {}, "_run": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import lance
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from raylance._dataset.handle import Dataset
@@ -18,16 +17,15 @@ from raylance.decode.decoder import Decoder
 from raylance.decode.rows import Decoding, Transform, settle
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order
-from raylance.orders.permutation import Int64Array
 from raylance.orders.registry import make_order
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.settings import Feed, Options, Spec
-from raylance.source.packing import PackedRows, PackTokens, count_tokens
+from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.reader import READ_MODES, Reader, ReadMode, is_blob, stored_row_bytes
-from raylance.source.rows import RowSource, Selected, TableRows
-from raylance.source.selection import Selection, Version, pin, select
-from raylance.source.sharing import SharedSelection
+from raylance.source.rows import TableRows
+from raylance.source.selection import Selection, Version, pin, share_selection
 from raylance.source.splits import Split
+from raylance.source.tables import SelectionRows, share_tables
 
 _PROBE_ROWS = 16
 _ARGUMENTS = (
@@ -86,49 +84,34 @@ def dataset(
     """
     if unknown:
         refuse_unknown("raylance.dataset()", unknown, _ARGUMENTS)
-    if remainder not in REMAINDERS:
-        raise ConfigError(f"remainder={remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
-    if on_bad_row not in ("raise", "mask"):
-        raise ConfigError(f"on_bad_row={on_bad_row!r}: must be 'raise' or 'mask'.")
-    if read not in READ_MODES:
-        raise ConfigError(f"read={read!r}: must be one of {', '.join(map(repr, READ_MODES))}.")
-    seed = check_integer("seed", seed, None)
-    made_order = make_order(order)
+    _check_words(remainder, on_bad_row, read, split)
+    seed, made_order = check_integer("seed", seed, None), make_order(order)
+    decoders = _check_decoders(decode)
     if pack is not None:
-        if columns is not None or decode is not None or transform is not None:
+        if columns is not None or decoders or transform is not None:
             raise ConfigError("pack= delivers the packed tokens alone: leave columns=, decode= and transform= out.")
         columns = [pack.column]
-    decoders = tuple(decode) if isinstance(decode, list | tuple) else () if decode is None else (decode,)
-    if not all(isinstance(decoder, Decoder) for decoder in decoders):
-        raise ConfigError(
-            f"decode={decode!r}: give raylance.Image(column, size=…), an object of a subclass of raylance.Decoder, or "
-            "a list of them."
-        )
-    if split is not None and not isinstance(split, Split):
-        raise ConfigError(f"split={split!r}: give a FractionSplit, a RangeSplit or a ValueSplit.")
     source = pin(uri, version, storage_options)
     opened = source.open()
     names = _check_columns(opened, columns, decoders)
-    selection = select(source, filter, split)
-    probe = _probe(opened, names, selection)
-    decoding, made = None, probe.select(names)
-    if decoders or transform is not None:
-        decoding = Decoding(
-            decoders=tuple(settle(decoder, probe) for decoder in decoders),
+    selection = share_selection(source, filter, split)
+    probe = _probe(opened, names, selection.get())
+    decoding, made = _settle_decoding(
+        Decoding(
+            decoders=decoders,
             seed=seed,
             mask_bad_rows=on_bad_row == "mask",
             transform=transform,
             datasets=dataset_names(source.uri),
-        )
-        made, _ = dataclasses.replace(decoding, mask_bad_rows=True).open().apply(probe, 0)
-        made = made.drop_columns([VALID])
-        if transform is not None:
-            decoding = dataclasses.replace(decoding, transformed=made.schema)
+        ),
+        probe,
+        names,
+    )
     # Asking for stored bytes costs a read for each fragment, and tells nothing new where all rows are of one size.
     varies = any(row_bytes(opened.schema.field(name).type) is None for name in names)
     table = TableRows(
         pinned=source,
-        selection=SharedSelection(source, filter, split, selection),
+        selection=selection,
         columns=names,
         row_bytes=max(1.0, probe.nbytes / probe.num_rows),
         read=read,
@@ -136,24 +119,54 @@ def dataset(
     )
     feed = Feed(source=table, delivers=made.column_names, decoding=decoding, list_lengths=list_lengths(made))
     del probe, made  # of large rows they are large, and what follows reads more
-    rows: Selected = selection
     if pack is not None:
-        rows = count_tokens(table.open_reader(), selection, pack)
-        packed: RowSource = PackedRows(documents=table, table=rows, pack=pack)
+        packed = pack_rows(table, pack)
         feed = Feed(source=packed, delivers=packed.columns)
-    bound, tables = made_order.bind(_Lookup(opened, rows))
+    rows = feed.source.load_selection()
+    bound, tables = made_order.bind(SelectionRows(opened, rows))
     spec = Spec(
         filter=filter,
         split=None if split is None else repr(split),
         rows=rows.rows,
         fingerprint=rows.fingerprint,
         order=bound,
-        tables=tables,
+        tables=share_tables(made_order, tables, source, selection),
         seed=seed,
         remainder=remainder,
         masks_bad_rows=on_bad_row == "mask",
     )
     return Dataset(feed, spec, Options())
+
+
+def _check_words(remainder: object, on_bad_row: object, read: object, split: object) -> None:
+    if remainder not in REMAINDERS:
+        raise ConfigError(f"remainder={remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
+    if on_bad_row not in ("raise", "mask"):
+        raise ConfigError(f"on_bad_row={on_bad_row!r}: must be 'raise' or 'mask'.")
+    if read not in READ_MODES:
+        raise ConfigError(f"read={read!r}: must be one of {', '.join(map(repr, READ_MODES))}.")
+    if split is not None and not isinstance(split, Split):
+        raise ConfigError(f"split={split!r}: give a FractionSplit, a RangeSplit or a ValueSplit.")
+
+
+def _check_decoders(decode: Decoder | Sequence[Decoder] | None) -> tuple[Decoder, ...]:
+    decoders = tuple(decode) if isinstance(decode, list | tuple) else () if decode is None else (decode,)
+    if not all(isinstance(decoder, Decoder) for decoder in decoders):
+        raise ConfigError(
+            f"decode={decode!r}: give raylance.Image(column, size=…), an object of a subclass of raylance.Decoder, or "
+            "a list of them."
+        )
+    return decoders
+
+
+def _settle_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str]) -> tuple[Decoding | None, pa.Table]:
+    """Settles what decoding leaves to the rows, by a few of them, and returns also what it makes of these."""
+    if not decoding.decoders and decoding.transform is None:
+        return None, probe.select(names)
+    decoding = dataclasses.replace(decoding, decoders=tuple(settle(decoder, probe) for decoder in decoding.decoders))
+    made, _ = dataclasses.replace(decoding, mask_bad_rows=True).open().apply(probe, 0)
+    made = made.drop_columns([VALID])
+    return (decoding if decoding.transform is None else dataclasses.replace(decoding, transformed=made.schema)), made
 
 
 def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, decoders: Sequence[Decoder]) -> list[str]:
@@ -187,64 +200,6 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, de
                 "Decode a binary column, or leave decode= out."
             )
     return names
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Column:
-    """A column for orders; see `raylance.orders.order.Column`."""
-
-    data: pa.ChunkedArray
-
-    @property
-    def kind(self) -> str:
-        return str(self.data.type)
-
-    @property
-    def nulls(self) -> int:
-        return int(self.data.null_count)
-
-    def values(self) -> npt.NDArray[Any]:
-        return np.asarray(self.data.to_numpy())
-
-    def codes(self) -> tuple[Int64Array, list[Any]]:
-        encoded = self.data.combine_chunks().dictionary_encode()
-        if isinstance(encoded, pa.ChunkedArray):
-            encoded = encoded.unify_dictionaries().combine_chunks()
-        return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Lookup:
-    """What orders look up in a selection; see `raylance.orders.order.Rows`."""
-
-    dataset: lance.LanceDataset
-    selection: Selected
-
-    @property
-    def count(self) -> int:
-        return self.selection.rows
-
-    def column(self, name: str) -> _Column:
-        if name not in self.dataset.schema.names:
-            raise DatasetError(
-                f"the order needs the column {name!r}, which {self.dataset.uri!r} does not have; nothing was started. "
-                f"Its columns are {', '.join(self.dataset.schema.names)}."
-            )
-        offsets = self._rows("a column").offsets(np.arange(self.count))
-        return _Column(Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name])
-
-    def fragment_ends(self) -> Int64Array:
-        ends = np.cumsum([fragment.count_rows() for fragment in self.dataset.get_fragments()], dtype=np.int64)
-        counted = np.unique(self._rows("fragments").count_before(ends))
-        return counted[counted > 0]
-
-    def _rows(self, what: str) -> Selection:
-        if not isinstance(self.selection, Selection):
-            raise ConfigError(
-                f"the order needs {what} of each row, but with pack= the rows are sequences of many documents. Use an "
-                "order that needs none: window, shard, sequential or row."
-            )
-        return self.selection
 
 
 def _probe(opened: lance.LanceDataset, columns: Sequence[str], selection: Selection) -> pa.Table:

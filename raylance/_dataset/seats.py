@@ -8,7 +8,8 @@ from raylance import process
 from raylance.batches.batches import Batches
 from raylance.errors import ConfigError
 from raylance.loader import RankLoader
-from raylance.settings import Feed, Options, Spec
+from raylance.settings import Feed, Options, Spec, map_shared
+from raylance.store import Shared
 
 
 class TrainData:
@@ -56,7 +57,9 @@ class TrainData:
 
     def seated(self, rank: int, world_size: int, options: Options, seat: process.Seat) -> RankLoader:
         """The loader of one rank of a run, at the start of epoch 0."""
-        return RankLoader(self._feed, self._spec, options, rank, world_size, seat=seat)
+        # The process that makes the loaders of a run outlives them.
+        feed, spec = map_shared(self._feed, self._spec, Shared.of_run)
+        return RankLoader(feed, spec, options, rank, world_size, seat=seat)
 
     def run_loader(self) -> RankLoader:
         """The loader of the run that is going on in local mode.

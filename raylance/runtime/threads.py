@@ -119,19 +119,15 @@ class ThreadRuntime:
                 self._submit(call, helper, lambda: self._read(command, plan))
             case Decode(call, helper):
                 self._submit(call, helper, lambda: self._decode(command))
-            case Fetch(call, read, decode):
-                plain, decoded = self._of(read)
-                decoded = decoded if decode is None else self._of(decode)[0]
-                self.post(Fetched(call, plain, None if self._feed.decoding is None else decoded))
+            case Fetch():
+                self._fetch(command)
             case Forget(calls):
                 for call in calls:
                     self._results.pop(call, None)
-            case Ask(helper):
-                if helper in self._helpers:
-                    self._helpers[helper].thread.submit(self.post, Alive(helper))
-            case Dismiss(helper):
-                if helper in self._helpers:  # a thread that hangs is left alone
-                    self._helpers.pop(helper).end()
+            case Ask(helper) if helper in self._helpers:
+                self._helpers[helper].thread.submit(self._inbox.put, Alive(helper))
+            case Dismiss(helper) if helper in self._helpers:
+                self._helpers.pop(helper).end()  # a thread that hangs is left alone
 
     def _start(self, number: int, kind: Kind) -> _Helper:
         thread = ThreadPoolExecutor(1, thread_name_prefix=f"raylance-{kind}-{number}")
@@ -154,6 +150,12 @@ class ThreadRuntime:
             inbox.put(Done(call, receipt))
 
         self._helpers[helper].thread.submit(run)
+
+    def _fetch(self, command: Fetch) -> None:
+        plain, decoded = self._of(command.read)
+        if command.decode is not None:
+            decoded = self._of(command.decode)[0]
+        self.post(Fetched(command.call, plain, None if self._feed.decoding is None else decoded))
 
     def _of(self, call: int) -> tuple[pa.Table, ...]:
         tables = self._results[call]

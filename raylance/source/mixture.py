@@ -5,7 +5,7 @@ A row offset on its way carries its component in the high bits.
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
 from raylance.orders.permutation import Int64Array
 from raylance.source.rows import RowReader, RowSource, Selected
+from raylance.store import Shared
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,10 +123,6 @@ class MixedRows:
         """Opens the components."""
         return _MixReader(tuple(part.open_reader(retry_s) for part in self.parts))
 
-    def shared(self) -> "MixedRows":
-        """The same, with large selections in the object store."""
-        return dataclasses.replace(self, parts=tuple(part.shared() for part in self.parts))
-
-    def local(self) -> "MixedRows":
-        """The same without the object store."""
-        return dataclasses.replace(self, parts=tuple(part.local() for part in self.parts))
+    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "MixedRows":
+        """See `RowSource.map_shared`."""
+        return dataclasses.replace(self, parts=tuple(part.map_shared(change) for part in self.parts))

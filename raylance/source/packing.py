@@ -6,8 +6,9 @@ shuffles them, every token comes exactly once, and a resume in the middle of a d
 """
 
 import dataclasses
+import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.reader import Pace
 from raylance.source.rows import RowReader, RowSource, Selected
+from raylance.store import Shared
 
 _BLOCK_BYTES = 16 << 20  # of documents, to read at a time
 _FIRST_ROWS = 4  # of which nobody knows the size
@@ -187,7 +189,7 @@ class PackedRows:
     """
 
     documents: RowSource
-    table: Documents
+    table: Shared[Documents]
     pack: PackTokens
 
     @property
@@ -232,17 +234,29 @@ class PackedRows:
 
     def load_selection(self) -> Selected:
         """The sequences."""
-        return self.table
+        return self.table.get()
 
     def open_reader(self, retry_s: float = 0.0) -> RowReader:
         """Opens the documents."""
         documents, reader = self.documents.load_selection(), self.documents.open_reader(retry_s)
-        return _PackReader(reader=reader, documents=documents, table=self.table, pack=self.pack)
+        return _PackReader(reader=reader, documents=documents, table=self.table.get(), pack=self.pack)
 
-    def shared(self) -> "PackedRows":
-        """The same, with a large selection in the object store."""
-        return dataclasses.replace(self, documents=self.documents.shared())
+    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "PackedRows":
+        """See `RowSource.map_shared`."""
+        return dataclasses.replace(self, documents=self.documents.map_shared(change), table=change(self.table))
 
-    def local(self) -> "PackedRows":
-        """The same without the object store."""
-        return dataclasses.replace(self, documents=self.documents.local())
+
+def pack_rows(documents: RowSource, pack: PackTokens) -> PackedRows:
+    """Packs the documents of a dataset, whose lengths are read once.
+
+    Raises:
+        DatasetError: As `count_tokens`.
+    """
+    make = functools.partial(_count_again, documents, pack)
+    table = make()
+    shared = Shared(f"lengths in {pack.column}", table, table.nbytes, make)
+    return PackedRows(documents=documents, table=shared, pack=pack)
+
+
+def _count_again(documents: RowSource, pack: PackTokens) -> Documents:
+    return count_tokens(documents.open_reader(), documents.load_selection(), pack)

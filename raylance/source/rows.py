@@ -1,7 +1,7 @@
 """Owns the selected rows of one dataset, as a reader of a rank opens them; never decides who gets which."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -9,7 +9,7 @@ import pyarrow as pa
 from raylance.orders.permutation import Int64Array
 from raylance.source.reader import Reader, ReadMode, retrying
 from raylance.source.selection import Selection, Source
-from raylance.source.sharing import SharedSelection
+from raylance.store import Shared
 
 
 class Selected(Protocol):
@@ -89,12 +89,8 @@ class RowSource(Protocol):
         """Opens what the offsets address, for reads that are tried again for so long when the storage fails."""
         ...
 
-    def shared(self) -> "RowSource":
-        """The same, with large selections in the object store, so that all ranks read one copy."""
-        ...
-
-    def local(self) -> "RowSource":
-        """The same without the object store, for processes that have no Ray."""
+    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "RowSource":
+        """The same, with something done to each large value, such as `Shared.of_run`."""
         ...
 
 
@@ -104,7 +100,7 @@ class TableRows:
 
     Attributes:
         pinned: The pinned dataset.
-        selection: The selected rows, or what gets them to other processes.
+        selection: The selected rows.
         columns: Columns to read.
         row_bytes: Bytes of a row of these columns as it is read, of a few rows; "auto" orders are settled from it.
         read: How rows are read; see `raylance.source.reader.Reader`.
@@ -112,7 +108,7 @@ class TableRows:
     """
 
     pinned: Source
-    selection: Selection | SharedSelection
+    selection: Shared[Selection]
     columns: Sequence[str]
     row_bytes: float
     read: ReadMode = "auto"
@@ -150,7 +146,7 @@ class TableRows:
 
     def load_selection(self) -> Selection:
         """See `RowSource.load_selection`."""
-        return self.selection if isinstance(self.selection, Selection) else self.selection.get()
+        return self.selection.get()
 
     def open_reader(self, retry_s: float = 0.0) -> Reader:
         """See `RowSource.open_reader`."""
@@ -163,12 +159,6 @@ class TableRows:
             retry_s=retry_s,
         )
 
-    def shared(self) -> "TableRows":
-        """See `RowSource.shared`."""
-        if isinstance(self.selection, SharedSelection):
-            self.selection.share()
-        return self
-
-    def local(self) -> "TableRows":
-        """See `RowSource.local`."""
-        return dataclasses.replace(self, selection=self.load_selection())
+    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "TableRows":
+        """See `RowSource.map_shared`."""
+        return dataclasses.replace(self, selection=change(self.selection))

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ import pyarrow as pa
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.splits import Split
+from raylance.store import Shared
 
 Version = int | str | tuple[str | None, int | None]
 
@@ -270,6 +272,24 @@ def select(source: Source, filter: str | None, split: Split | None = None) -> Se
         raise DatasetError(
             f"{source.uri!r} at version {source.version} {what}, so there is nothing to train on. Check filter, split "
             f"and version.{_quotes(filter)}"
+        )
+    return selection
+
+
+def share_selection(source: Source, filter: str | None, split: Split | None = None) -> Shared[Selection]:
+    """As `select`, as a value that all processes of a run share."""
+    selection = select(source, filter, split)
+    make = functools.partial(_select_again, source, filter, split, selection.fingerprint)
+    return Shared(f"selection of {source.uri}", selection, selection.nbytes, make)
+
+
+def _select_again(source: Source, filter: str | None, split: Split | None, fingerprint: str) -> Selection:
+    selection = select(source, filter, split)
+    if selection.fingerprint != fingerprint:
+        raise DatasetError(
+            f"filter={filter!r}, split={split} selected the rows {fingerprint} of {source.uri!r} at version "
+            f"{source.version} when the dataset was opened, and selects {selection.fingerprint} now; nothing is read. "
+            "The dataset was written anew meanwhile: open it again with raylance.dataset(…)."
         )
     return selection
 

@@ -149,13 +149,10 @@ class RayRuntime:
             case Forget(calls):
                 for call in calls:
                     self._results.pop(call, None)
-            case Ask(helper):
-                if helper in self._helpers:
-                    self._watch(self._helpers[helper].handle.actor_id.remote(), _told_alive, helper)
-            case Dismiss(helper):
-                found = self._helpers.pop(helper, None)
-                if found is not None:
-                    _end(self._key, self._session, found, is_dead=True)
+            case Ask(helper) if helper in self._helpers:
+                self._watch(self._helpers[helper].handle.actor_id.remote(), _told_alive, helper)
+            case Dismiss(helper) if helper in self._helpers:
+                _end(self._key, self._session, self._helpers.pop(helper), is_dead=True)
 
     def _watch(self, ref: Any, tell: Any, *about: Any) -> None:
         """Has an event posted when a call is answered, by Ray's own thread."""

@@ -1,0 +1,114 @@
+"""Owns what orders look up in a dataset, by columns of its selected rows; never computes an order."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raylance.errors import ConfigError, DatasetError
+from raylance.orders.order import Order, Tables
+from raylance.orders.permutation import Int64Array
+from raylance.source.reader import Reader
+from raylance.source.rows import Selected
+from raylance.source.selection import Selection, Source
+from raylance.store import Shared, SharedTables
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ColumnValues:
+    """A column for orders; see `raylance.orders.order.Column`.
+
+    Attributes:
+        data: Its values of all selected rows.
+    """
+
+    data: pa.ChunkedArray
+
+    @property
+    def kind(self) -> str:
+        """See `Column.kind`."""
+        return str(self.data.type)
+
+    @property
+    def nulls(self) -> int:
+        """See `Column.nulls`."""
+        return int(self.data.null_count)
+
+    def values(self) -> npt.NDArray[Any]:
+        """See `Column.values`."""
+        return np.asarray(self.data.to_numpy())
+
+    def codes(self) -> tuple[Int64Array, list[Any]]:
+        """See `Column.codes`."""
+        encoded = self.data.combine_chunks().dictionary_encode()
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.unify_dictionaries().combine_chunks()
+        return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SelectionRows:
+    """A selection for orders; see `raylance.orders.order.Rows`.
+
+    Attributes:
+        dataset: The pinned dataset.
+        selection: The selected rows.
+    """
+
+    dataset: lance.LanceDataset
+    selection: Selected
+
+    @property
+    def count(self) -> int:
+        """See `Rows.count`."""
+        return self.selection.rows
+
+    def column(self, name: str) -> ColumnValues:
+        """See `Rows.column`."""
+        if name not in self.dataset.schema.names:
+            raise DatasetError(
+                f"the order needs the column {name!r}, which {self.dataset.uri!r} does not have; nothing was started. "
+                f"Its columns are {', '.join(self.dataset.schema.names)}."
+            )
+        offsets = self._rows("a column").offsets(np.arange(self.count))
+        return ColumnValues(Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name])
+
+    def fragment_ends(self) -> Int64Array:
+        """See `Rows.fragment_ends`."""
+        ends = np.cumsum([fragment.count_rows() for fragment in self.dataset.get_fragments()], dtype=np.int64)
+        counted = np.unique(self._rows("fragments").count_before(ends))
+        return counted[counted > 0]
+
+    def _rows(self, what: str) -> Selection:
+        if not isinstance(self.selection, Selection):
+            raise ConfigError(
+                f"the order needs {what} of each row, but with pack= the rows are sequences of many documents. Use an "
+                "order that needs none: window, shard, sequential or row."
+            )
+        return self.selection
+
+
+def share_tables(order: Order, tables: Tables, source: Source, selection: Shared[Selection]) -> Tables:
+    """The tables of an order as one value that all processes of a run share.
+
+    Args:
+        order: The order as its user wrote it.
+        tables: What it looked up.
+        source: The pinned dataset.
+        selection: The selected rows.
+    """
+    if not tables:
+        return tables
+    make = functools.partial(_look_up_again, order, source, selection)
+    # Settings that hold arrays are no recipe: it would be as large as what it makes.
+    is_large = any(isinstance(getattr(order, field.name), np.ndarray) for field in dataclasses.fields(order))
+    nbytes = sum(array.nbytes for array in tables.values())
+    return SharedTables(Shared(f"tables of {order.name}", dict(tables), nbytes, None if is_large else make))
+
+
+def _look_up_again(order: Order, source: Source, selection: Shared[Selection]) -> dict[str, npt.NDArray[Any]]:
+    return dict(order.bind(SelectionRows(source.open(), selection.get()))[1])
