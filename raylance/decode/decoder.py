@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raylance.arguments import check_integer
-from raylance.decode.arrays import arrow_type
+from raylance.decode.arrays import to_arrow
 from raylance.errors import ConfigError
 
 Draws = npt.NDArray[np.float64]
@@ -85,7 +85,7 @@ class Decoder(abc.ABC):
     @property
     def arrow_type(self) -> pa.DataType:
         """Arrow type of the decoded column: a fixed-shape tensor, or numbers."""
-        return arrow_type(self.shape, self.dtype)
+        return to_arrow(np.empty((0, *self.shape), self.dtype)).type
 
 
 def check_decoder_output(decoder: Decoder) -> None:
