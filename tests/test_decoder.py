@@ -170,10 +170,15 @@ def test_decoders_of_ones_own_in_every_format(uri: str, decoders: int) -> None:
 
 @pytest.mark.usefixtures("ray_session")
 def test_a_class_of_a_script_travels_to_the_helpers(uri: str) -> None:
+    class OddError(Exception):
+        def __init__(self, one: int, other: int) -> None:
+            super().__init__(f"{one} is no {other}")
+
     @dataclasses.dataclass(frozen=True)
     class Length(raylance.Decoder):
         """Of no module that a helper could import."""
 
+        refused: int = 0
         shape = ()
         dtype = "int64"
 
@@ -181,6 +186,8 @@ def test_a_class_of_a_script_travels_to_the_helpers(uri: str) -> None:
             return self
 
         def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+            if len(encoded) == self.refused:
+                raise OddError(len(encoded), self.refused)
             out[...] = len(encoded)
 
     dataset = raylance.dataset(uri, columns=["id", "sound"], decode=Length("sound"))
@@ -189,8 +196,18 @@ def test_a_class_of_a_script_travels_to_the_helpers(uri: str) -> None:
         for batch in loader.iter_torch_batches(global_batch_size=20):
             assert batch["sound"].tolist() == [len(SOUNDS[row]) for row in batch["id"]]
         assert loader.state_dict()["decode"] == [
-            {"class": f"{test_a_class_of_a_script_travels_to_the_helpers.__name__}.<locals>.Length", "column": "sound"}
+            {
+                "class": "test_a_class_of_a_script_travels_to_the_helpers.<locals>.Length",
+                "column": "sound",
+                "refused": 0,
+            }
         ]
+    strict = raylance.dataset(uri, columns=["sound"], decode=Length("sound", len(SOUNDS[5])), order="sequential")
+    with strict.loader(num_decoders=1) as loader:
+        batches = iter(loader.iter_batches(global_batch_size=2))
+        assert next(batches)["sound"].tolist() == [len(sound) for sound in SOUNDS[:2]]
+        with pytest.raises(raylance.BadRowError, match=r"'sound' of row offset 2 .*\(OddError: 108 is no 108\)"):
+            list(batches)
 
 
 def scaled(batch: dict[str, Any]) -> dict[str, Any]:
