@@ -171,14 +171,8 @@ def row_bytes(kind: pa.DataType) -> int | None:
     return None if leaf is None else max(1, math.prod(shape) * leaf.bit_width // 8)
 
 
-def arrow_type(shape: tuple[int, ...], dtype: npt.DTypeLike) -> pa.DataType:
-    """Type of a column with an array of this shape and dtype in each row: numbers, or fixed-shape tensors."""
-    leaf = pa.from_numpy_dtype(np.dtype(dtype))
-    return pa.fixed_shape_tensor(leaf, shape) if shape else leaf
-
-
 def to_arrow(array: npt.NDArray[Any]) -> pa.Array:
-    """A column of n rows from an array of numbers (n, …), in its memory where Arrow has them so."""
+    """A column of n numbers or fixed-shape tensors from an array (n, …), in its memory where Arrow can have it so."""
     flat = pa.array(np.ascontiguousarray(array).reshape(-1))
     if array.ndim == 1:
         return flat

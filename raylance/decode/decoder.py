@@ -3,6 +3,7 @@ itself, and never knows a table.
 """
 
 import abc
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -11,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raylance.arguments import check_integer
-from raylance.decode.arrays import arrow_type
+from raylance.decode.arrays import to_arrow
 from raylance.errors import ConfigError
 
 Draws = npt.NDArray[np.float64]
@@ -43,7 +44,7 @@ class Decoder(abc.ABC):
     """How a column of bytes becomes arrays of one shape; `raylance.Image` is one, and others may be written.
 
     A subclass is a frozen dataclass: a setting, which is compared, pickled, and written into checkpoints by its fields
-    (those of `repr=False` are not). `shape` and the following may be fields, properties or constants of the class.
+    (those of `repr=False` are not). What it says of itself may be fields or constants of the class, or properties.
 
     Attributes:
         column: Column that it reads, binary.
@@ -55,35 +56,13 @@ class Decoder(abc.ABC):
     """
 
     column: str
+    draws, channels_last, content = 0, False, "encoded data"
     if TYPE_CHECKING:
         # Not at run time, where a dataclass would take these properties for the defaults of fields of their names.
         @property
-        def shape(self) -> tuple[int, ...]:
-            """See above."""
-            ...
-
+        def shape(self) -> tuple[int, ...]: ...  # noqa: D102
         @property
-        def dtype(self) -> npt.DTypeLike:
-            """See above."""
-            ...
-
-        @property
-        def draws(self) -> int:
-            """See above."""
-            ...
-
-        @property
-        def channels_last(self) -> bool:
-            """See above."""
-            ...
-
-        @property
-        def content(self) -> str:
-            """See above."""
-            ...
-
-    else:
-        draws, channels_last, content = 0, False, "encoded data"
+        def dtype(self) -> npt.DTypeLike: ...  # noqa: D102
 
     @abc.abstractmethod
     def open(self) -> RowDecoder:
@@ -106,7 +85,7 @@ class Decoder(abc.ABC):
     @property
     def arrow_type(self) -> pa.DataType:
         """Arrow type of the decoded column: a fixed-shape tensor, or numbers."""
-        return arrow_type(self.shape, self.dtype)
+        return to_arrow(np.empty((0, *self.shape), self.dtype)).type
 
 
 def check_decoder_output(decoder: Decoder) -> None:
@@ -117,13 +96,11 @@ def check_decoder_output(decoder: Decoder) -> None:
     """
     name = f"{type(decoder).__name__}({decoder.column!r})"
     shape, dtype = getattr(decoder, "shape", None), getattr(decoder, "dtype", None)
-    sides = shape if isinstance(shape, tuple) else (None,)
-    if not all(isinstance(side, int) and not isinstance(side, bool) and side >= 1 for side in sides):
+    if not isinstance(shape, tuple) or not all(type(side) is int and side >= 1 for side in shape):
         raise ConfigError(f"{name}.shape={shape!r}: must be a tuple of integers of at least 1, () for a number.")
-    try:
-        found = None if dtype is None else np.dtype(dtype)  # which takes None for float64
-    except TypeError:
-        found = None
-    if found is None or found.kind not in "biuf" or found.itemsize > 8 or not found.isnative:
-        raise ConfigError(f"{name}.dtype={dtype!r}: must be a NumPy dtype of numbers or bool, in native byte order.")
-    check_integer(f"{name}.draws", decoder.draws, 0)
+    with contextlib.suppress(TypeError):
+        found = np.dtype(dtype)
+        if dtype is not None and found.kind in "biuf" and found.itemsize <= 8 and found.isnative:
+            check_integer(f"{name}.draws", decoder.draws, 0)
+            return
+    raise ConfigError(f"{name}.dtype={dtype!r}: must be a NumPy dtype of numbers or bool, in native byte order.")

@@ -221,6 +221,8 @@ def settle(decoder: Decoder, probe: pa.Table) -> Decoder:
             if encoded is None:
                 raise ValueError("is null")
             settled = decoder.settle(memoryview(encoded))
+            if not isinstance(settled, Decoder) or settled.column != decoder.column:
+                raise ConfigError(f"{decoder!r}.settle() gave {settled!r}: it must return a decoder of its column.")
             Decoding(decoders=(settled,), seed=0, mask_bad_rows=False).open().apply(probe.slice(row, 1), 0)
             return settled
         except ConfigError:

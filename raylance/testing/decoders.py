@@ -1,0 +1,187 @@
+"""Owns the check that a decoder keeps what raylance relies on; never part of a run.
+
+import copy
+import dataclasses
+import gc
+import json
+import pickle
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raylance.columns import ROW_OFFSET
+from raylance.decode.decoder import Decoder, RowDecoder
+from raylance.decode.rows import settle
+from raylance.errors import ConfigError, DatasetError
+from raylance.orders.permutation import derive_key, subkeys, uniform
+from raylance.planning.state import describe
+
+_KEY = derive_key("raylance.testing")
+_THREADS, _ROUNDS = 2, 3  # each thread decodes all samples so often
+
+
+def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[bytes] | None = None) -> None:
+    """Checks that a decoder does what raylance relies on.
+
+    It is a frozen setting, which survives pickling together with what a checkpoint says of it. Its row decoders write
+    the whole array that it says they write, and nothing but the row's bytes and draws decides what: not what was
+    decoded before, nor what another thread decodes. They neither keep nor change the bytes. Bad bytes raise an error
+    and leave nothing behind.
+
+    Args:
+        decoder: The decoder. What it leaves open is settled from the first sample.
+        samples: Bytes of good rows: at least two that decode to unlike arrays.
+        bad: Bytes that must raise an error; None for nothing, halves of the samples and random bytes. Give others where
+            the format takes some of these, () where it takes all.
+
+    Raises:
+        AssertionError: With the first of these that does not hold.
+        ConfigError: As at the opening of a dataset: for a shape or dtype that no column can have, say.
+    """
+    if not isinstance(decoder, Decoder):
+        raise AssertionError(f"{decoder!r} is no raylance.Decoder: give an object of a subclass of it.")
+    if len(samples) < 2:
+        _fail(decoder, f"{len(samples)} samples show little: give at least two, which decode to unlike arrays")
+    try:
+        settled = settle(decoder, pa.table({decoder.column: pa.array(samples[:1], pa.binary()), ROW_OFFSET: [0]}))
+    except DatasetError as error:
+        _fail(decoder, f"cannot decode the first sample ({type(error.__cause__).__name__}: {error.__cause__})", error)
+    told = _check_setting(settled)
+    trial = _Trial(settled, samples)
+    trial.check_output()
+    trial.check_history()
+    trial.check_threads()
+    trial.check_bad(trial.damaged() if bad is None else bad)
+    if json.dumps(describe(settled)) != told:
+        _fail(settled, "was changed by decoding: keep in what open() returns what changes from row to row")
+    if _Trial(_sent(settled), samples).expected != trial.expected:
+        _fail(settled, "decodes otherwise once it was pickled: what decides must be in its fields")
+
+
+def _fail(decoder: Decoder, what: str, error: Exception | None = None) -> NoReturn:
+    raise AssertionError(f"{type(decoder).__name__}({decoder.column!r}): {what}.") from error
+
+
+def _sent(decoder: Decoder) -> Any:
+    """A decoder as it arrives in another process."""
+    from ray import cloudpickle  # here, so that whoever checks orders loads no Ray
+
+    return pickle.loads(cloudpickle.dumps(decoder))  # type: ignore[no-untyped-call]
+
+
+def _check_setting(decoder: Decoder) -> str:
+    """Checks a decoder as a value.
+
+    Returns:
+        What a checkpoint says of it.
+    """
+    for field in dataclasses.fields(decoder):
+        try:
+            setattr(decoder, field.name, getattr(decoder, field.name))
+        except dataclasses.FrozenInstanceError:
+            continue
+        _fail(decoder, f"its field {field.name} can be set: make it a dataclass(frozen=True)")
+    try:
+        equal, loaded = bool(copy.deepcopy(decoder) == decoder), _sent(decoder)
+        told, told_after = (json.dumps(describe(one)) for one in (decoder, loaded))
+    except Exception as error:
+        _fail(decoder, f"cannot be copied, compared, pickled and described ({type(error).__name__}: {error})", error)
+    if told != told_after:
+        _fail(decoder, f"a checkpoint would say {told} of it, and {told_after} once it was pickled")
+    if not equal:
+        _fail(decoder, "a copy is not equal to it, so mixtures of datasets would refuse it")
+    return told
+
+
+class _Trial:
+    """A decoder and rows to decode with it: their bytes, their draws and what comes out."""
+
+    def __init__(self, decoder: Decoder, samples: Sequence[bytes]) -> None:
+        self._decoder, self._samples = decoder, [bytes(sample) for sample in samples]
+        self._draws = uniform(subkeys(_KEY, np.arange(len(samples))), decoder.draws)
+        self.expected = [self._decode(decoder.open(), row) for row in range(len(samples))]
+        if len(set(self.expected)) < 2:
+            _fail(decoder, "all samples decode to the same, which shows little: give rows that differ")
+
+    def check_output(self) -> None:
+        for row, expected in enumerate(self.expected):
+            if self._decode(self._decoder.open(), row) != expected:
+                _fail(self._decoder, f"sample {row} decodes otherwise each time: only bytes and draws may decide")
+            if self._decode(self._decoder.open(), row, garbage=0xFF) != expected:
+                _fail(self._decoder, f"sample {row} leaves parts of `out` as they were: write all of it")
+
+    def check_history(self) -> None:
+        self._check_rows(self._decoder.open(), "after others", [*range(len(self.expected))] * 2)
+
+    def check_threads(self) -> None:
+        start = threading.Barrier(_THREADS)
+
+        def decode_all(first: int) -> None:
+            start.wait()
+            rows = np.roll(np.arange(len(self.expected)), first).tolist()
+            self._check_rows(self._decoder.open(), "while another thread decodes", rows * _ROUNDS)
+
+        with ThreadPoolExecutor(_THREADS) as threads:
+            list(threads.map(decode_all, range(_THREADS)))
+
+    def check_bad(self, bad: Sequence[bytes]) -> None:
+        opened = self._decoder.open()
+        for encoded in bad:
+            told = f"{len(encoded)} bad bytes, {encoded[:8]!r}…,"
+            try:
+                opened.decode_into(memoryview(encoded), self._draws[0].copy(), self._garbage(0))
+            except ConfigError as error:
+                _fail(self._decoder, f"{told} raise ConfigError, which on_bad_row= does not mask: raise another", error)
+            except Exception:  # whatever a codec raises
+                self._check_rows(opened, f"after {told}", range(len(self.expected)))
+            else:
+                _fail(self._decoder, f"{told} decode: raise an error, or say by bad= what must be refused")
+
+    def damaged(self) -> list[bytes]:
+        """What no codec takes for a row: nothing, halves of the samples, random bytes."""
+        noise = [subkeys(_KEY, np.arange(len(sample) // 8 + 1)).tobytes()[: len(sample)] for sample in self._samples]
+        return [b"", *(sample[: len(sample) // 2] for sample in self._samples), *noise]
+
+    def _check_rows(self, opened: RowDecoder, when: str, rows: Sequence[int]) -> None:
+        for row in rows:
+            if self._decode(opened, row) != self.expected[row]:
+                _fail(self._decoder, f"sample {row} decodes otherwise {when}: only bytes and draws may decide")
+
+    def _garbage(self, byte: int) -> npt.NDArray[Any]:
+        """An output array of one row, every byte of it the same."""
+        dtype = np.dtype(self._decoder.dtype)
+        row = np.full(int(np.prod(self._decoder.shape)) * dtype.itemsize, byte, np.uint8).view(dtype)
+        return row.reshape(self._decoder.shape)
+
+    def _decode(self, opened: RowDecoder, row: int, garbage: int = 0) -> bytes:
+        """Decodes a sample; returns the array's bytes, so that NaN equals NaN."""
+        lent, out = bytearray(self._samples[row]), self._garbage(garbage)
+        try:
+            decode_into: Callable[..., Any] = opened.decode_into
+            made = decode_into(memoryview(lent).toreadonly(), self._draws[row].copy(), out)
+        except Exception as error:
+            _fail(self._decoder, f"cannot decode sample {row} ({type(error).__name__}: {error})", error)
+        if made is not None:
+            _fail(self._decoder, f"decode_into returned {type(made).__name__}: it must write into `out`")
+        if lent != self._samples[row]:
+            _fail(self._decoder, f"sample {row} was changed: its memory is not the decoder's")
+        if _is_lent(lent):
+            _fail(self._decoder, f"sample {row} is kept: its memory is not the decoder's. Copy what is needed")
+        return out.tobytes()
+
+
+def _is_lent(memory: bytearray) -> bool:
+    """Whether somebody still holds a view of it; garbage that is not collected yet does not count."""
+    for _ in range(2):
+        try:
+            memory.append(0)
+        except BufferError:
+            gc.collect()
+        else:
+            return False
+    return True

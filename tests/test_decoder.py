@@ -1,0 +1,652 @@
+"""Owns the checks of decoders of others: through every way to the batches, and what `check_decoder` finds."""
+
+import dataclasses
+import io
+import json
+import logging
+import pickle
+import threading
+import time
+import wave
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import torch.utils.data
+
+import raylance
+from raylance.decode.arrays import to_arrow
+from raylance.decode.rows import Decoding
+from raylance.testing import check_decoder
+from raylance.torch_data import IterableDataset, MapDataset
+from tests.conftest import encode, make_images
+
+
+@dataclasses.dataclass(frozen=True)
+class Npy(raylance.Decoder):
+    """Arrays as `numpy.save` writes them, of the shape of the first row where none is given."""
+
+    shape: tuple[int, ...] = ()
+    dtype = np.float32
+
+    def open(self) -> "Npy":
+        return self
+
+    def settle(self, encoded: memoryview) -> "Npy":
+        return self if self.shape else dataclasses.replace(self, shape=np.load(io.BytesIO(encoded)).shape)
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        array = np.load(io.BytesIO(encoded))
+        if array.shape != out.shape:
+            raise ValueError(f"has shape {array.shape}, where others have {out.shape}")
+        out[...] = array
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Waveform(raylance.Decoder):
+    """Mono WAV of 16 bits as float32 (length,), from a random sample on where there are more."""
+
+    length: int
+    draws = 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.length,)
+
+    @property
+    def dtype(self) -> Any:
+        return np.dtype("float32")
+
+    def open(self) -> "OpenWaveform":
+        return OpenWaveform()
+
+
+class OpenWaveform:
+    def __init__(self) -> None:
+        self.scratch = np.empty(0, np.float32)
+        self.thread = threading.get_ident()
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        assert threading.get_ident() == self.thread
+        with wave.open(io.BytesIO(encoded)) as file:
+            frames = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+            if len(frames) < max(file.getnframes(), len(out)):
+                raise ValueError(f"has {len(frames)} of {file.getnframes()} frames, {len(out)} are needed")
+        if len(self.scratch) < len(frames):
+            self.scratch = np.empty(len(frames), np.float32)
+        np.divide(frames, 32768, out=self.scratch[: len(frames)])
+        start = int(draws[0] * (len(frames) - len(out) + 1))
+        out[:] = self.scratch[start : start + len(out)]
+
+
+def npy(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+def wav(frames: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(frames.astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+ROWS = 60
+ARRAYS = np.random.default_rng(0).normal(size=(ROWS, 2, 3)).astype(np.float32)
+SOUNDS = [wav(np.arange(row, row + 30 + row % 3)) for row in range(ROWS)]
+
+
+@pytest.fixture(scope="module")
+def uri(write_dataset: Callable[..., str]) -> str:
+    """Arrays, sounds and images; the array of row 7 is damaged, and that of row 8 missing."""
+    arrays: list[bytes | None] = [npy(array) for array in ARRAYS]
+    arrays[7:9] = [b"damaged", None]
+    columns = {"array": arrays, "sound": SOUNDS, "image": make_images(ROWS)}
+    table = {name: pa.array(values, pa.binary()) for name, values in columns.items()}
+    return write_dataset(pa.table({"id": np.arange(ROWS), **table}))
+
+
+def open_all(uri: str, **changes: Any) -> raylance.Dataset:
+    decode = [Npy("array"), Waveform("sound", 20), raylance.Image("image", size=8)]
+    arguments = {"decode": decode, "on_bad_row": "mask", "remainder": "ragged"} | changes
+    return raylance.dataset(uri, **arguments)
+
+
+def check_rows(batch: dict[str, Any]) -> None:
+    """The rows of any batch are what was written."""
+    ids = np.asarray(batch["id"])
+    valid = ~np.isin(ids, (7, 8))
+    assert np.asarray(batch["_valid"]).tolist() == valid.tolist()
+    np.testing.assert_array_equal(np.asarray(batch["array"]), ARRAYS[ids] * valid[:, None, None])
+    sound = np.asarray(batch["sound"])
+    assert sound.dtype == np.float32
+    np.testing.assert_allclose(sound - sound[:, :1], np.tile(np.arange(20) / 32768, (len(ids), 1)), atol=1e-7)
+    start = np.rint(sound[:, 0] * 32768) - ids
+    assert ((start >= 0) & (start <= 10 + ids % 3)).all()
+
+
+def test_decoders_of_ones_own_are_read_in_place(uri: str) -> None:
+    dataset = open_all(uri)
+    assert dataset.schema.field("array").type == pa.fixed_shape_tensor(pa.float32(), (2, 3))
+    assert dataset.schema.field("sound").type == pa.fixed_shape_tensor(pa.float32(), (20,))
+    rows = dataset[:]
+    check_rows(rows | {"_valid": ~np.isin(rows["id"], (7, 8))})
+    assert len(set((rows["sound"][:, 0] * 32768 - rows["id"]).round().tolist())) > 5, "draws decide where it begins"
+    with pytest.raises(
+        raylance.BadRowError,
+        match="column 'array' of row offset 7 of .* decoded .*ValueError: This file contains pickled",
+    ):
+        open_all(uri, on_bad_row="raise").head(8)
+    with pytest.raises(raylance.BadRowError, match="row offset 8 .*is null"):
+        _ = open_all(uri, on_bad_row="raise")[8]
+
+
+@pytest.mark.parametrize("decoders", [0, 1])
+@pytest.mark.usefixtures("ray_session")
+def test_decoders_of_ones_own_in_every_format(uri: str, decoders: int) -> None:
+    dataset = open_all(uri)
+    with dataset.loader(num_decoders=decoders) as loader:
+        for batch in loader.iter_batches(global_batch_size=25):
+            check_rows(batch)
+        for batch in loader.iter_torch_batches(global_batch_size=25, dtypes={"id": torch.int32}):
+            check_rows(batch)
+            assert batch["array"].shape[1:] == (2, 3)
+            assert batch["image"].shape[1:] == (3, 8, 8)
+        for table in loader.iter_batches(global_batch_size=25, batch_format="pyarrow"):
+            assert table.schema.field("array").type == Npy("array", (2, 3)).arrow_type
+        for frame in loader.iter_batches(global_batch_size=25, batch_format="pandas"):
+            arrays = np.stack(list(frame["array"])).reshape(-1, 2, 3)  # pandas has them flat
+            check_rows(frame.to_dict("list") | {"array": arrays})
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_class_of_a_script_travels_to_the_helpers(uri: str) -> None:
+    class OddError(Exception):
+        def __init__(self, one: int, other: int) -> None:
+            super().__init__(f"{one} is no {other}")
+
+    @dataclasses.dataclass(frozen=True)
+    class Length(raylance.Decoder):
+        """Of no module that a helper could import."""
+
+        refused: int = 0
+        shape = ()
+        dtype = "int64"
+
+        def open(self) -> "Length":
+            return self
+
+        def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+            if len(encoded) == self.refused:
+                raise OddError(len(encoded), self.refused)
+            out[...] = len(encoded)
+
+    dataset = raylance.dataset(uri, columns=["id", "sound"], decode=Length("sound"))
+    assert dataset.schema.field("sound").type == pa.int64()
+    with dataset.loader(num_decoders=1) as loader:
+        for batch in loader.iter_torch_batches(global_batch_size=20):
+            assert batch["sound"].tolist() == [len(SOUNDS[row]) for row in batch["id"]]
+        assert loader.state_dict()["decode"] == [
+            {
+                "class": "test_a_class_of_a_script_travels_to_the_helpers.<locals>.Length",
+                "column": "sound",
+                "refused": 0,
+            }
+        ]
+    strict = raylance.dataset(uri, columns=["sound"], decode=Length("sound", len(SOUNDS[5])), order="sequential")
+    with strict.loader(num_decoders=1) as loader:
+        batches = iter(loader.iter_batches(global_batch_size=2))
+        assert next(batches)["sound"].tolist() == [len(sound) for sound in SOUNDS[:2]]
+        with pytest.raises(raylance.BadRowError, match=r"'sound' of row offset 2 .*\(OddError: 108 is no 108\)"):
+            list(batches)
+
+
+def scaled(batch: dict[str, Any]) -> dict[str, Any]:
+    batch["array"] *= 2
+    return batch | {"loudest": batch["sound"].max(axis=1)}
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_with_a_transform_and_in_mixtures(uri: str) -> None:
+    parts = [open_all(uri, transform=scaled, seed=seed) for seed in (0, 1)]
+    mixed = raylance.mix({"a": (parts[0], 1), "b": (parts[1], 1)}, remainder="ragged")
+    with mixed.loader(num_decoders=0) as loader:
+        for batch in loader.iter_batches(global_batch_size=30):
+            np.testing.assert_array_equal(batch["loudest"], batch["sound"].max(axis=1))
+            check_rows(batch | {"array": batch["array"] / 2})
+    with pytest.raises(raylance.ConfigError, match="deliver"):
+        raylance.mix({"a": (parts[0], 1), "b": (open_all(uri, decode=Npy("array")), 1)})
+
+
+def test_under_torchs_dataloader(uri: str) -> None:
+    dataset = open_all(uri)
+    for row in MapDataset(dataset).__getitems__([7, 30]):
+        check_rows({name: np.asarray(value)[None] for name, value in row.items()})
+    whole = list(IterableDataset(dataset, global_batch_size=25, dist_info=(0, 1)))
+    workers = torch.utils.data.DataLoader(
+        IterableDataset(dataset, global_batch_size=25, dist_info=(0, 1)),
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context="spawn",
+    )
+    for one, other in zip(whole, workers, strict=True):
+        check_rows(one)
+        assert one["array"].equal(other["array"])
+        assert one["sound"].equal(other["sound"])
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_run_goes_on_with_an_equal_decoder(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    with open_all(uri).loader(num_decoders=0) as loader:
+        batches = iter(loader.iter_batches(global_batch_size=20))
+        next(batches)
+        state = json.loads(json.dumps(loader.state_dict()))
+        rest = list(batches)
+    assert state["decode"][:2] == [
+        {"class": "Npy", "column": "array", "shape": [2, 3]},
+        {"class": "Waveform", "column": "sound", "length": 20},
+    ]
+    with caplog.at_level(logging.WARNING, logger="raylance"), open_all(uri).loader(num_decoders=0) as loader:
+        loader.load_state_dict(state)
+        again = list(loader.iter_batches(global_batch_size=20))
+        assert not caplog.records
+        other = open_all(uri, decode=[Npy("array"), Waveform("sound", 5), raylance.Image("image", size=8)])
+        other.loader().load_state_dict(state)
+    assert "decode: saved" in caplog.text
+    assert "'length': 5" in caplog.text
+    assert len(rest) == len(again) == 2
+    for one, other_batch in zip(rest, again, strict=True):
+        assert all(np.array_equal(one[name], other_batch[name]) for name in one)
+
+
+@dataclasses.dataclass(frozen=True)
+class Raw(raylance.Decoder):
+    """The numbers themselves, behind a mark."""
+
+    shape: Any = (4,)
+    dtype: Any = "float32"
+    draws: Any = 0
+
+    def open(self) -> Any:
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        if encoded[:4] != b"raw:":
+            raise ValueError("has no mark")
+        out[...] = np.frombuffer(encoded[4:], out.dtype).reshape(out.shape)
+
+
+def raw(values: Any, dtype: Any = "float32") -> bytes:
+    return b"raw:" + np.asarray(values, dtype).tobytes()
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (2, 3), (2, 1, 3)])
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "float16", "float32", "float64"]
+)
+def test_every_dtype_and_shape(write_dataset: Callable[..., str], dtype: str, shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(1).integers(0, 2 if dtype == "bool" else 100, (5, *shape)).astype(dtype)
+    decoder, samples = Raw("raw", shape, dtype), [raw(value, dtype) for value in values]
+    if len({*samples}) > 1:
+        check_decoder(decoder, samples)
+    uri = write_dataset(pa.table({"raw": pa.array([*samples, b"bad"], pa.binary())}))
+    dataset = raylance.dataset(uri, decode=decoder, on_bad_row="mask", remainder="ragged", order="sequential")
+    wanted = np.concatenate([values, np.zeros((1, *shape), dtype)])
+    rows = dataset.head(6)["raw"]
+    assert rows.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(rows, wanted)
+    (batch,) = IterableDataset(dataset, global_batch_size=6, dist_info=(0, 1))
+    np.testing.assert_array_equal(batch["raw"].numpy(), wanted)
+    assert batch["_valid"].tolist() == [True] * 5 + [False]
+    assert dataset.schema.field("raw").type == decoder.arrow_type == to_arrow(wanted).type
+    assert dataset._feed.decoding is not None
+    assert dataset._feed.decoding.row_bytes == values[0].nbytes
+
+
+class Returns(Raw):
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> Any:
+        return np.zeros_like(out)
+
+
+class Fails(Raw):
+    def open(self) -> Any:
+        raise FileNotFoundError("model.onnx")
+
+
+class Settles(Raw):
+    def settle(self, encoded: memoryview) -> Any:
+        return Raw("other")
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapeless(raylance.Decoder):
+    dtype = np.uint8
+    open = Raw.open
+
+
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        (object(), "give raylance.Image.*raylance.Decoder"),
+        (Raw, "give raylance.Image.*raylance.Decoder"),
+        ([Raw("raw"), 5], "give raylance.Image.*raylance.Decoder"),
+        (Raw("raw", [4]), r"Raw\('raw'\).shape=\[4\]: must be a tuple"),
+        (Raw("raw", (4, 0)), "at least 1"),
+        (Raw("raw", (2.0,)), "tuple of integers"),
+        (Raw("raw", (4,), "complex64"), "dtype='complex64': must be a NumPy dtype of numbers"),
+        (Raw("raw", (4,), ">f4"), "native byte order"),
+        (Raw("raw", (4,), "datetime64[s]"), "must be a NumPy dtype of numbers"),
+        (Raw("raw", (4,), None), "dtype=None"),
+        (Raw("raw", (4,), "nonsense"), "dtype='nonsense'"),
+        (Raw("raw", draws=-1), "draws=-1: must be an integer of at least 0"),
+        (Shapeless("raw"), r"Shapeless\('raw'\).shape=None"),
+        (Returns("raw"), "'raw' of row offset 0 was returned as ndarray: .*write it into `out`"),
+        (Fails("raw"), r"Fails\('raw'\) cannot be opened \(FileNotFoundError: model.onnx\): open\(\) must return"),
+        (Settles("raw"), r"Settles.*settle\(\) gave Raw\(column='other'"),
+    ],
+)
+def test_what_cannot_decode_is_refused_at_the_opening(
+    write_dataset: Callable[..., str], decoder: Any, message: str
+) -> None:
+    uri = write_dataset(pa.table({"raw": pa.array([raw(range(4))] * 3, pa.binary())}))
+    with pytest.raises(raylance.ConfigError, match=message):
+        raylance.dataset(uri, decode=decoder)
+
+
+def test_rows_of_another_shape(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(pa.table({"raw": pa.array([raw(range(4)), raw(range(5))], pa.binary()), "id": [0, 1]}))
+    with pytest.raises(raylance.BadRowError, match=r"row offset 1 .*cannot reshape array of size 5"):
+        raylance.dataset(uri, decode=Raw("raw"))[1]
+    with pytest.raises(raylance.DatasetError, match="'raw' holds no encoded data: of 2 rows sampled none decodes"):
+        raylance.dataset(uri, decode=Raw("raw", (7,)))
+    with pytest.raises(raylance.DatasetError, match="'id' is int64, not binary, so it holds no encoded data"):
+        raylance.dataset(uri, decode=Raw("id"))
+
+
+def test_an_abstract_decoder_says_what_it_lacks() -> None:
+    with pytest.raises(TypeError, match="open"):
+        raylance.Decoder("raw")  # type: ignore[abstract]
+    with pytest.raises(TypeError, match="non-frozen"):
+
+        @dataclasses.dataclass
+        class _Thawed(Raw):
+            pass
+
+
+IMAGES = make_images(3)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        raylance.Image("image"),
+        raylance.Image("image", size=16),
+        raylance.Image("image", size=(10, 40), augment=raylance.CenterCrop(), hflip=1.0),
+        raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5),
+    ],
+    ids=["as it is", "resized", "centre", "random"],
+)
+def test_images_keep_the_promises_of_decoders(image: raylance.Image) -> None:
+    check_decoder(image, IMAGES)
+    check_decoder(image, [encode(np.full((24, 32), grey, np.uint8)) for grey in (3, 200)])
+
+
+def test_a_decode_fn_keeps_them_too() -> None:
+    def decode_fn(data: bytes) -> np.ndarray:
+        return np.full((2, 3, 3), len(data), np.uint8)
+
+    check_decoder(raylance.Image("image", decode_fn=decode_fn, hflip=0.5), [b"a", b"bc"], bad=())
+
+
+def test_npy_and_sounds_keep_them() -> None:
+    check_decoder(Npy("array"), [npy(array) for array in ARRAYS[:4]])
+    check_decoder(Waveform("sound", 20), SOUNDS[:4])
+
+
+class Thawed(Raw):
+    __setattr__ = object.__setattr__
+
+
+@dataclasses.dataclass(frozen=True)
+class Incomparable(Raw):
+    weights: Any = dataclasses.field(default_factory=lambda: np.ones(4))
+
+
+@dataclasses.dataclass(frozen=True)
+class Unequal(Raw):
+    threshold: float = float("nan")
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return type(self)(self.column, threshold=float("nan"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Locked(Raw):
+    lock: Any = dataclasses.field(default_factory=threading.Lock)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(Raw):
+    scale: float = 1.0
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        super().decode_into(encoded, draws, out)
+        out *= self.scale
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.column,)
+
+
+@dataclasses.dataclass(frozen=True)
+class SecretlyScaled(Scaled):
+    scale: float = dataclasses.field(default=1.0, repr=False, compare=False)
+
+
+class Partial(Raw):
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        super().decode_into(encoded, draws, scratch := np.empty_like(out))
+        out[:-1] = scratch[:-1]
+
+
+class Adding(Raw):
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        out += np.frombuffer(encoded[4:], out.dtype)
+
+
+class Noisy(Raw):
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        super().decode_into(encoded, draws, out)
+        out += np.random.default_rng().normal()
+
+
+class Opened:
+    """What some wrong decoders open: a right row decoder, with something done before or after."""
+
+    def __init__(self, change: Callable[["Opened", memoryview, np.ndarray], None]) -> None:
+        self.change, self.seen = change, []
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        try:
+            Raw("raw").decode_into(encoded, draws, out)
+        finally:
+            self.change(self, encoded, out)
+
+
+class Remembers(Raw):
+    def open(self) -> Any:
+        def change(opened: Opened, encoded: memoryview, out: np.ndarray) -> None:
+            opened.seen.append(out.sum())
+            out -= opened.seen[0] != out.sum()
+
+        return Opened(change)
+
+
+class Keeps(Raw):
+    def open(self) -> Any:
+        return Opened(lambda opened, encoded, out: opened.seen.append(encoded[4:]))
+
+
+class Poisoned(Raw):
+    def open(self) -> Any:
+        def change(opened: Opened, encoded: memoryview, out: np.ndarray) -> None:
+            opened.seen += [encoded[:4] != b"raw:"]
+            out += any(opened.seen)
+
+        return Opened(change)
+
+
+class Shares(Raw):
+    scratch = np.empty(4, np.float32)
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        super().decode_into(encoded, draws, self.scratch)
+        time.sleep(0.001)
+        out[:] = self.scratch
+
+
+class Writes(Raw):
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        super().decode_into(encoded, draws, out)
+        encoded[4] = 0
+
+
+class Overwrites(Raw):
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        super().decode_into(encoded, draws, out)
+        torch.frombuffer(encoded, dtype=torch.uint8)[4] += 1
+
+
+class Lenient(Raw):
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        try:
+            super().decode_into(encoded, draws, out)
+        except ValueError:
+            out[:] = 0
+
+
+class Strict(Raw):
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        try:
+            super().decode_into(encoded, draws, out)
+        except ValueError as error:
+            raise raylance.ConfigError("is bad") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Counting(Raw):
+    seen: list[int] = dataclasses.field(default_factory=list)
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        super().decode_into(encoded, draws, out)
+        self.seen.append(len(encoded))
+
+
+class Constant(Raw):
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        out[:] = 0
+
+
+SAMPLES = [raw(np.arange(4) + start) for start in (1, 5, 9)]
+
+
+@pytest.mark.parametrize(
+    ("decoder", "message"),
+    [
+        (Opened, "is no raylance.Decoder"),
+        (Thawed("raw"), "its field column can be set"),
+        (Incomparable("raw"), "cannot be copied, compared, .*truth value"),
+        (Unequal("raw"), "a copy is not equal"),
+        (Locked("raw"), "cannot be copied, compared, pickled .*lock"),
+        (Scaled("raw", scale=2.0), "a checkpoint would say .*'?scale.* 2.0"),
+        (SecretlyScaled("raw", scale=2.0), "decodes otherwise once it was pickled"),
+        (Partial("raw"), "sample 0 leaves parts of `out`"),
+        (Adding("raw"), "sample 0 leaves parts of `out`"),
+        (Noisy("raw"), "sample 0 decodes otherwise each time"),
+        (Remembers("raw"), "sample 1 decodes otherwise after others"),
+        (Shares("raw"), "decodes otherwise while another thread decodes"),
+        (Keeps("raw"), "sample 0 is kept"),
+        (Writes("raw"), "cannot decode the first sample .*read-only"),
+        (Overwrites("raw"), "sample 0 was changed"),
+        (Lenient("raw"), "0 bad bytes, b''…, decode: raise"),
+        (Strict("raw"), "raise ConfigError, which on_bad_row= does not mask"),
+        (Poisoned("raw"), "sample 0 decodes otherwise after 0 bad bytes"),
+        (Returns("raw"), "was returned as ndarray"),
+        (Fails("raw"), "cannot be opened|model.onnx"),
+        (Raw("raw", (2, 3)), r"cannot decode the first sample .*reshape"),
+        (Counting("raw"), "was changed by decoding"),
+        (Constant("raw"), "all samples decode to the same"),
+        (Settles("raw"), "gave Raw"),
+    ],
+    ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
+)
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+def test_wrong_decoders_are_caught(decoder: Any, message: str) -> None:
+    check_decoder(Raw("raw"), SAMPLES)
+    with pytest.raises((AssertionError, raylance.ConfigError), match=message):
+        check_decoder(decoder, SAMPLES)
+
+
+def test_bad_bytes_can_be_named() -> None:
+    class Text(Raw):
+        def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+            if b"!" in bytes(encoded):
+                raise ValueError("!")
+            out[:] = len(encoded)
+
+    samples: Sequence[bytes] = [b"a", b"bc"]
+    with pytest.raises(AssertionError, match="1 samples show little"):
+        check_decoder(Text("raw"), samples[:1])
+    check_decoder(Text("raw"), samples, bad=[b"!"])
+    check_decoder(Text("raw"), samples, bad=())
+    with pytest.raises(AssertionError, match="say by bad= what must be refused"):
+        check_decoder(Text("raw"), samples)
+    with pytest.raises(AssertionError, match="2 bad bytes, b'no'"):
+        check_decoder(Text("raw"), samples, bad=[b"no"])
+
+
+def test_memory_is_decoded_into_again_unless_asked_for() -> None:
+    decoding = Decoding(decoders=(Raw("raw"),), seed=0, mask_bad_rows=False)
+    tables = [pa.table({"raw": [raw([n] * 4)] * (3 - n), "_rowoffset": range(3 - n)}) for n in (0, 1)]
+    opened = decoding.open()
+    for own_memory, wanted in ((False, 1), (True, 0)):
+        made = [opened.apply(table, 0, own_memory=own_memory)[0]["raw"] for table in tables]
+        assert made[0].combine_chunks().to_numpy_ndarray()[:2].tolist() == [[wanted] * 4] * 2
+        assert made[1].combine_chunks().to_numpy_ndarray().tolist() == [[1] * 4] * 2
+
+
+def test_what_is_opened_is_no_part_of_the_setting() -> None:
+    decoding = Decoding(decoders=(Raw("raw", (1000,)), Waveform("sound", 20)), seed=0, mask_bad_rows=True)
+    before = pickle.dumps(decoding)
+    opened = decoding.open()
+    opened.apply(pa.table({"raw": [b""], "sound": SOUNDS[:1], "_rowoffset": [0]}), 0)
+    assert pickle.dumps(decoding) == before
+    assert pickle.loads(before) == decoding
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        decoding.seed = 1  # type: ignore[misc]
+    scratch = [weakref.ref(column.buffer(1, False).base) for column in opened._columns]
+    assert all(reference() is not None for reference in scratch)
+    del opened
+    assert all(reference() is None for reference in scratch), "memory goes with what was opened"
+
+
+def test_each_thread_opens_its_own() -> None:
+    """`OpenWaveform` refuses to work in another thread than the one that opened it."""
+    decoding = Decoding(decoders=(Waveform("sound", 20),), seed=0, mask_bad_rows=False).open()
+    table = pa.table({"sound": SOUNDS, "_rowoffset": range(ROWS)})
+    alone = decoding.apply(table, 0, own_memory=True)[0]
+    with ThreadPoolExecutor(4) as threads:
+        assert decoding.apply(table, 0, threads, own_memory=True)[0].equals(alone)
+        both = list(threads.map(lambda epoch: decoding.apply(table, epoch, own_memory=True)[0], [0, 1, 0, 1]))
+    assert both[0].equals(alone)
+    assert both[2].equals(alone)
+    assert both[1].equals(both[3])
+    assert not both[1].equals(alone)

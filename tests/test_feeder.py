@@ -1,0 +1,255 @@
+"""Owns the thread between helpers and consumer: what a consumer may do to it, and that nothing of it is left behind."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import raylance
+
+ROWS, BATCH = 400, 20
+BAD = 203
+
+
+@pytest.fixture(scope="module")
+def uri(write_dataset: Callable[..., str]) -> str:
+    cells = [b"" if row == BAD else row.to_bytes(4, "little") for row in range(ROWS)]
+    return write_dataset(pa.table({"id": np.arange(ROWS), "cell": pa.array(cells, pa.binary())}))
+
+
+def loader_of(uri: str, **settings: Any) -> raylance.RankLoader:
+    options = {name: settings.pop(name) for name in ("max_inflight_bytes", "num_decoders") if name in settings}
+    dataset = raylance.dataset(uri, columns=["id"], order="sequential", **settings)
+    return dataset.loader(runtime="threads", **options)
+
+
+def ids_of(batches: Any) -> list[int]:
+    return [number for batch in batches for number in batch["id"].tolist()]
+
+
+def feeders() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "raylance-feeder"]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert not feeders()
+
+
+def test_batches_are_made_off_the_training_thread(uri: str) -> None:
+    makers = set()
+
+    def collate(batch: dict[str, Any]) -> dict[str, Any]:
+        makers.add(threading.get_ident())
+        return batch
+
+    loader = loader_of(uri)
+    assert ids_of(loader.batches(global_batch_size=BATCH, collate_fn=collate)) == list(range(ROWS))
+    assert len(makers) == 1
+    assert threading.get_ident() not in makers
+
+
+def test_position_and_state_are_those_of_what_was_handed_out(uri: str) -> None:
+    loader = loader_of(uri)
+    for step, _ in enumerate(loader.batches(global_batch_size=BATCH, prefetch_batches=8)):
+        time.sleep(0.01)  # the feeder is ahead now
+        assert loader.state_dict()["position"] == (step + 1) * BATCH % ROWS
+        assert loader.stats()["rows"] == (step + 1) * BATCH
+        if step == 6:
+            break
+    saved = loader.state_dict()
+    assert saved["position"] == 7 * BATCH
+    other = loader_of(uri)
+    other.load_state_dict(saved)
+    assert ids_of(other.batches(global_batch_size=10)) == list(range(7 * BATCH, ROWS))
+
+
+@pytest.mark.parametrize("prefetch_batches", [0, 2, 30])
+@pytest.mark.parametrize("num_decoders", [0, 2])
+def test_an_error_comes_behind_the_last_good_batch(uri: str, prefetch_batches: int, num_decoders: int) -> None:
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        if BAD in batch["id"]:
+            raise ValueError("row 203 is damaged")
+        return batch
+
+    # Made of no row at the opening: the rows sampled there do not hold the bad one.
+    loader = loader_of(uri, transform=transform, num_decoders=num_decoders)
+    seen = []
+    with pytest.raises(ValueError, match="row 203"):
+        for batch in loader.batches(global_batch_size=BATCH, prefetch_batches=prefetch_batches):
+            seen += batch["id"].tolist()
+    assert seen == list(range(BAD // BATCH * BATCH))
+    assert loader.state_dict()["position"] == len(seen), "what comes next is the step that failed"
+    with pytest.raises(ValueError, match="row 203"):
+        next(loader.batches(global_batch_size=BATCH))
+    loader.close()
+
+
+def test_an_error_of_collate_fn_comes_behind_the_last_good_batch(uri: str) -> None:
+    def collate(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["id"][0] == 5 * BATCH:
+            raise KeyError("no such thing")
+        return batch
+
+    loader, seen = loader_of(uri), []
+    with pytest.raises(KeyError, match="no such thing"):
+        for batch in loader.batches(global_batch_size=BATCH, collate_fn=collate):
+            seen += batch["id"].tolist()
+    assert seen == list(range(5 * BATCH))
+
+
+def test_a_break_an_exception_and_another_pass(uri: str) -> None:
+    loader = loader_of(uri)
+    for batch in loader.batches(global_batch_size=BATCH):
+        assert batch["id"][0] == 0
+        break
+    assert not feeders()
+    with pytest.raises(ZeroDivisionError):
+        for _ in loader.batches(global_batch_size=BATCH):
+            _ = 1 / 0
+    assert loader.state_dict()["position"] == 2 * BATCH
+    left_alone = iter(loader.batches(global_batch_size=BATCH))
+    next(left_alone)
+    assert ids_of(loader.batches(global_batch_size=BATCH)) == list(range(3 * BATCH, ROWS))
+    with pytest.raises(raylance.RaylanceError, match="superseded"):
+        next(left_alone)
+
+
+def test_close_in_mid_pass(uri: str) -> None:
+    loader = loader_of(uri)
+    batches = iter(loader.batches(global_batch_size=BATCH))
+    next(batches)
+    loader.close()
+    assert not feeders()
+    with pytest.raises(raylance.RaylanceError, match="superseded"):
+        next(batches)
+    assert ids_of(loader.batches(global_batch_size=BATCH)) == list(range(BATCH, ROWS))
+
+
+def test_the_garbage_collector_ends_a_pass(uri: str) -> None:
+    before = threading.active_count()
+    loader = loader_of(uri)
+    batches = iter(loader.batches(global_batch_size=BATCH))
+    next(batches)
+    assert feeders()
+    del batches, loader
+    gc.collect()
+    assert not feeders()
+    deadline = time.monotonic() + 20
+    while threading.active_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() <= before, "the threads of the runtime went with the loader"
+
+
+def test_a_stalled_consumer_holds_no_more_than_allowed(uri: str) -> None:
+    made = []
+
+    def collate(batch: dict[str, Any]) -> dict[str, Any]:
+        made.append(len(batch["id"]))
+        return batch
+
+    loader = loader_of(uri)
+    batches = iter(loader.batches(global_batch_size=BATCH, collate_fn=collate, prefetch_batches=3))
+    next(batches)
+    deadline = time.monotonic() + 20
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert len(made) == 4, "the one that was handed out, and three more"
+    batches.close()
+
+
+def run_script(body: str, uri: str, **popen: Any) -> "subprocess.Popen[str]":
+    script = f"""
+import raylance, sys, time
+dataset = raylance.dataset({uri!r}, columns=["id"], order="sequential")
+{body}
+"""
+    return subprocess.Popen([sys.executable, "-c", script], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_an_interpreter_that_ends_in_mid_pass_ends(uri: str) -> None:
+    """Also where the iterator is still referred to, and Ray was never loaded."""
+    process = run_script(
+        """
+batches = iter(dataset.iter_torch_batches(batch_size=20))
+next(batches)
+assert "ray" not in sys.modules
+print("done")
+""",
+        uri,
+    )
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "done\n", "")
+
+
+def test_an_interrupt_reaches_a_consumer_that_waits(uri: str) -> None:
+    process = run_script(
+        """
+def slow(batch):
+    time.sleep(30 if batch["id"][0] >= 100 else 0)
+    return batch
+loader = dataset.loader()
+try:
+    for batch in loader.batches(global_batch_size=20, collate_fn=slow, prefetch_batches=1):
+        print(int(batch["id"][0]), flush=True)
+except KeyboardInterrupt:
+    print("interrupted", loader.state_dict()["position"], flush=True)
+    import os; os._exit(0)  # user code sleeps in the thread
+""",
+        uri,
+    )
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(5)]
+    assert lines == [f"{start}\n" for start in range(0, 100, 20)]
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert out == "interrupted 100\n"
+
+
+def test_a_fork_in_mid_pass_is_told(uri: str) -> None:
+    loader = loader_of(uri)
+    batches = iter(loader.batches(global_batch_size=BATCH, prefetch_batches=1))
+    next(batches)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = b"nothing"
+        try:
+            for _ in batches:
+                pass
+        except raylance.RaylanceError as error:
+            told = str(error).encode()
+        os.write(writing, told)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert b"forked in the middle of a pass" in os.read(reading, 10_000)
+    batches.close()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_the_good_batches_come_before_the_error(uri: str) -> None:
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        if BAD in batch["id"]:
+            raise ValueError("row 203 is damaged")
+        return batch
+
+    seen = []
+    with pytest.raises(ValueError, match="row 203"):
+        for batch in loader_of(uri, transform=transform).batches(global_batch_size=BATCH, device="cuda"):
+            assert batch["id"].is_cuda
+            seen += batch["id"].tolist()
+    assert seen == list(range(BAD // BATCH * BATCH))
