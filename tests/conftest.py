@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 hypothesis.settings.register_profile("raylance", deadline=None, max_examples=60, derandomize=True)
+hypothesis.settings.register_profile("mutants", deadline=None, max_examples=6, derandomize=True, database=None)
 hypothesis.settings.load_profile("raylance")
 
 CPUS = 4

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
@@ -82,13 +82,6 @@ def test_every_row_exactly_once_or_as_many_draws_as_asked(case: Settled, seed: i
         assert sorted(rows) == list(range(case.rows))
 
 
-@given(case=cases(), data=st.data())
-def test_seeking_equals_replaying(case: Settled, data: st.DataObject) -> None:
-    replayed = np.array(every_row(case, 1))
-    wanted = np.array(data.draw(st.lists(st.integers(0, len(replayed) - 1), min_size=1, max_size=30)))
-    np.testing.assert_array_equal(case.epoch(1).rows(wanted), replayed[wanted])
-
-
 @given(case=cases(SHUFFLES), data=st.data())
 def test_completed_shards_are_those_whose_rows_are_all_consumed(case: Settled, data: st.DataObject) -> None:
     position, n = data.draw(st.integers(0, case.rows)), case.rows
@@ -100,10 +93,11 @@ def test_completed_shards_are_those_whose_rows_are_all_consumed(case: Settled, d
     assert case.epoch(1).completed_shards(position).tolist() == wanted
 
 
-@given(case=cases(SHUFFLES))
-def test_saved_parameters_settle_what_is_auto(case: Settled) -> None:
-    auto = dataclasses.replace(case.settings, **{name: "auto" for name in case.params() if name != "name"})
-    assert auto.adopt(case.params()) == case.settings
+@settings(max_examples=30)
+@given(case=cases())
+def test_everything_that_is_asked_of_an_order_of_ones_own(case: Settled) -> None:
+    """Seeking, complete shards, saved parameters and the rest, of every kind and any sizes."""
+    check_order(case.settings, rows=(case.rows,), columns=sample(case.rows).columns, other_process=False)
 
 
 @pytest.mark.parametrize("name", ["window", "shard", "row"])

@@ -1,4 +1,4 @@
-"""Owns the check that a decoder keeps what raylance relies on; never part of a run.
+"""Owns the check that a decoder keeps what raylance relies on; never part of a run."""
 
 import copy
 import dataclasses
