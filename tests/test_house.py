@@ -36,7 +36,9 @@ def test_import_loads_neither_ray_nor_torch() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-@pytest.mark.parametrize("name", ["raylance.torch_data", "raylance._dataset.opening", "raylance.runtime.runtime"])
+@pytest.mark.parametrize(
+    "name", ["raylance.torch_data", "raylance.audit", "raylance._dataset.opening", "raylance.runtime.runtime"]
+)
 def test_what_works_without_ray_does_not_load_it(name: str) -> None:
     subprocess.run([sys.executable, "-c", f"import sys, {name}; assert 'ray' not in sys.modules"], check=True)
 
