@@ -350,7 +350,8 @@ def open_raylance(job: Job, stack: ExitStack, decode_fn: DecodeOne | None = None
 def open_before(job: Job, stack: ExitStack, kind: str, name: str, checkout: Path) -> Source:
     """A reader with the raylance of another checkout, which measures in a process of its own."""
     command, env = [sys.executable, __file__, "--serve"], os.environ | {"PYTHONPATH": str(checkout)}
-    child = stack.enter_context(subprocess.Popen(command, env=env, stdin=-1, stdout=-1, text=True, bufsize=1))
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    child = stack.enter_context(subprocess.Popen(command, env=env, cwd=checkout, **pipes))  # Ray's workers import there
 
     def ask(question: Any) -> Any:
         print(json.dumps(question), file=child.stdin)
