@@ -247,11 +247,13 @@ def start_pass(
         rows = plan.select(item.epoch, plan.item_positions(item))
         return tell_rows(feed.source.load_selection().offsets(rows), dataset_names(feed.source.uri))
 
+    low, high = plan.rank_slice(position, rank)
+    first_rows = -(-(high - low) // max(1, crew.decoders))  # the first step goes to all decoders
     runtime.begin(plan, plan_key)
     dispatcher = Dispatcher(
         plan=plan,
         rank=rank,
-        items=plan.items(rank, epoch, position, sizes.item_rows()),
+        items=plan.items(rank, epoch, position, sizes.item_rows(), first_rows),
         position=position,
         crew=crew,
         sizes=sizes,
