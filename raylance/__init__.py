@@ -4,7 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from raylance._dataset.handle import Dataset
+    from raylance._dataset.dataset import Dataset
     from raylance._dataset.mixing import mix
     from raylance._dataset.opening import dataset
     from raylance.batches.batches import Batches
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _MODULES = {
-    "_dataset.handle": ("Dataset",),
+    "_dataset.dataset": ("Dataset",),
     "_dataset.opening": ("dataset",),
     "errors": (
         "BadRowError",

@@ -27,7 +27,7 @@ from raylance.planning.resume import load_state, make_state
 from raylance.planning.state import State
 from raylance.runtime.feeder import Feeder, start_pass
 from raylance.runtime.runtime import Runtime, make_runtime
-from raylance.settings import Feed, Options, Spec, check_batch_size, make_plan
+from raylance.settings import Delivery, Feed, Options, check_batch_size, make_plan
 from raylance.telemetry import Stats
 
 logger = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class RankLoader:
     def __init__(
         self,
         feed: Feed,
-        spec: Spec,
+        delivery: Delivery,
         options: Options,
         rank: int = 0,
         world_size: int = 1,
@@ -64,7 +64,7 @@ class RankLoader:
 
         Args:
             feed: What the shard actor serves.
-            spec: What is delivered.
+            delivery: What is delivered.
             options: How the machine is used.
             rank: This rank.
             world_size: Ranks that share the epoch.
@@ -75,7 +75,7 @@ class RankLoader:
             raise ConfigError(f"rank={rank} lies outside a world of {world_size}: it must be in [0, {world_size}).")
         self.rank, self.world_size, self.seat = rank, world_size, seat
         self._stats = Stats()
-        self._feed, self._spec, self._options = feed, spec, options
+        self._feed, self._delivery, self._options = feed, delivery, options
         self._epoch, self._position = 0, 0
         self._batch_size: int | None = None
         self._plan: Plan | None = None
@@ -99,7 +99,7 @@ class RankLoader:
     def would_start_over(self) -> bool:
         """Whether the ranks share the dataset, and a new loader would deliver other rows than this one goes on with."""
         shared = self.seat is not None and self.seat.split
-        return shared and (self._position > 0 or (self._epoch > 0 and not isinstance(self._spec.order, Sequential)))
+        return shared and (self._position > 0 or (self._epoch > 0 and not isinstance(self._delivery.order, Sequential)))
 
     def check_place(self) -> None:
         """Checks that batches can be delivered in this process; see `raylance.process.check_place`."""
@@ -133,7 +133,7 @@ class RankLoader:
             ConfigError: Unless exactly one of them is given and positive.
         """
         size = check_batch_size(global_batch_size, batch_size, self.world_size)
-        return self._make_plan(size, self._spec.remainder).steps()
+        return self._make_plan(size, self._delivery.remainder).steps()
 
     def iter_torch_batches(
         self,
@@ -247,7 +247,7 @@ class RankLoader:
         Raises:
             StateError: If the state is damaged, newer, or belongs to other rows or another order.
         """
-        self._spec, saved = load_state(state, self._state(), self._spec)
+        self._delivery, saved = load_state(state, self._state(), self._delivery)
         self._batch_size = saved.global_batch_size
         self._epoch, self._position = saved.epoch, saved.position
         self._iteration += 1
@@ -304,7 +304,7 @@ class RankLoader:
     def _state(self) -> State:
         return make_state(
             self._feed.origin,
-            self._spec,
+            self._delivery,
             epoch=self._epoch,
             position=self._position,
             global_batch_size=self._batch_size,
@@ -312,12 +312,12 @@ class RankLoader:
         )
 
     def _make_plan(self, global_batch_size: int, remainder: Remainder) -> Plan:
-        return make_plan(self._feed, self._spec, self._options, global_batch_size, self.world_size, remainder)
+        return make_plan(self._feed, self._delivery, self._options, global_batch_size, self.world_size, remainder)
 
     def _bind(self, sizes: Sizes, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool) -> Bound:
         """Checks what all iterators take; settles nothing."""
         size = check_batch_size(*sizes, self.world_size)
-        bound = bind(self._spec, size, prefetch_batches, drop_last, with_row_offset)
+        bound = bind(self._delivery, size, prefetch_batches, drop_last, with_row_offset)
         self._make_plan(size, bound.remainder)
         return bound
 
@@ -336,7 +336,7 @@ class RankLoader:
         if plan != self._plan:
             self._plan, self._plan_key = plan, uuid.uuid4().hex
         self._batch_size = plan.global_batch_size
-        self._spec = dataclasses.replace(self._spec, order=plan.order.settings)
+        self._delivery = dataclasses.replace(self._delivery, order=plan.order.settings)
         epoch, position = self._epoch, self._position
         self._iteration += 1
         iteration = self._iteration

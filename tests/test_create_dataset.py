@@ -23,9 +23,9 @@ from sklearn.datasets import load_digits
 
 SCRIPT = Path(__file__).parents[1] / "jobs" / "create_dataset.py"
 
-_spec = importlib.util.spec_from_file_location("create_dataset", SCRIPT)
-job = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(job)
+_delivery = importlib.util.spec_from_file_location("create_dataset", SCRIPT)
+job = importlib.util.module_from_spec(_delivery)
+_delivery.loader.exec_module(job)
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

@@ -33,9 +33,9 @@ JOBS = Path(__file__).parents[1] / "jobs"
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 TOKEN = secrets.token_hex(16)
 
-_spec = importlib.util.spec_from_file_location("train_images", JOBS / "train_images.py")
-job = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(job)
+_delivery = importlib.util.spec_from_file_location("train_images", JOBS / "train_images.py")
+job = importlib.util.module_from_spec(_delivery)
+_delivery.loader.exec_module(job)
 
 
 class Started(NamedTuple):

@@ -18,10 +18,10 @@ import pytest
 import raylance
 
 JOB = Path(__file__).parents[1] / "jobs" / "verify.py"
-_spec = importlib.util.spec_from_file_location("verify", JOB)
-job = importlib.util.module_from_spec(_spec)
+_delivery = importlib.util.spec_from_file_location("verify", JOB)
+job = importlib.util.module_from_spec(_delivery)
 sys.modules["verify"] = job  # dataclasses look their module up
-_spec.loader.exec_module(job)
+_delivery.loader.exec_module(job)
 
 ROWS, BATCH = 953, 16  # of images_uri; 9 rows behind the last whole step
 ORDERS = {

@@ -230,8 +230,8 @@ class Plan:
             epoch: The epoch.
             position: Where to begin.
             item_rows: Rows to aim at in one item: larger slices are cut, smaller ones joined.
-            first_rows: Rows to aim at in the first item, so that it comes early; each further one may have twice as many
-                as the one before. 0 for all alike.
+            first_rows: Rows to aim at in the first item, so that it comes early; each further one may have twice as
+                many as the one before. 0 for all alike.
             max_steps: Most steps to join.
 
         Yields:
