@@ -18,7 +18,7 @@ from raylance.columns import dataset_names, tell_rows
 from raylance.errors import RaylanceError
 from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime.dispatcher import Dispatcher
-from raylance.runtime.messages import Command, Deliver, Event, GiveUp, Taken
+from raylance.runtime.messages import Command, Deliver, Event, GiveUp, Taken, Wake
 from raylance.runtime.runtime import Runtime
 from raylance.runtime.sizes import Sizes
 from raylance.settings import Feed, Options
@@ -111,7 +111,7 @@ class Feeder:
                 found = self._finished.popleft()
                 self._taken = found.after
                 self._changed.notify_all()
-                self._runtime.post(None)
+                self._runtime.post(Wake())
                 return found
             error, self._error = self._error, None
         if error is not None:
@@ -126,7 +126,7 @@ class Feeder:
             self._is_closed = self._has_ended = True
             self._finished.clear()
             self._changed.notify_all()
-        self._runtime.post(None)
+        self._runtime.post(Wake())
         if self._thread is not threading.current_thread():  # the garbage collector runs anywhere
             self._thread.join(_JOIN_S)
         _alive.discard(self)
@@ -149,17 +149,18 @@ class Feeder:
 
     def _pump(self) -> BaseException | None:
         """Carries events and commands to and fro until the pass is over; returns what ended it, if an error did."""
-        event: Event | None = None
-        while not self._is_closed:
-            error = self._do(self._dispatcher.handle(event, self._runtime.now()))
+        commands = self._dispatcher.begin(self._runtime.now())
+        while True:
+            error = self._do(commands)
             while self._assembly and self._has_room(error is not None or self._dispatcher.is_over):
                 self._finish()
-            if error is not None:
+            if error is not None or (self._dispatcher.is_over and not self._assembly):
                 return error
-            if self._dispatcher.is_over and not self._assembly:
-                return None
             event = self._next_event()
-        return None
+            if self._is_closed:  # nothing more is decided; but the event may be about helpers, which outlive the pass
+                self._do([*self._dispatcher.close(), *self._dispatcher.handle(event, self._runtime.now())])
+                return None
+            commands = self._dispatcher.handle(event, self._runtime.now())
 
     def _do(self, commands: list[Command]) -> BaseException | None:
         for command in commands:

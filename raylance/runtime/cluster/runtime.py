@@ -45,7 +45,7 @@ from raylance.runtime.messages import (
 from raylance.settings import Feed, Options
 from raylance.store import ray_session
 
-Inbox = queue.SimpleQueue[Event | None]
+Inbox = queue.SimpleQueue[Event]
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -124,7 +124,7 @@ class RayRuntime:
         """See `Runtime.now`."""
         return time.monotonic()
 
-    def post(self, event: Event | None) -> None:
+    def post(self, event: Event) -> None:
         """See `Runtime.post`."""
         self._inbox.put(event)
 
