@@ -218,7 +218,8 @@ class ReadAhead:
             used.is_cold, self._used = True, used
             used.filling = self._thread.submit(self._fill, plan, used, None)
         filling = [] if used.filling is None else [used.filling]
-        if used.is_cold and not all(part.done() for part in filling) and (stop - at) * self._row_bytes < self._limit / 8:
+        is_read = all(part.done() for part in filling)
+        if used.is_cold and not is_read and (stop - at) * self._row_bytes < self._limit / 8:
             # Nobody read these rows ahead. The first items are read by themselves, so that a start, or a resume, waits
             # for a batch and not for a window.
             return self._by_itself(plan, track, item, at, allowed_bytes)

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from raylance.orders.order import Order, RowShuffle
+from raylance.orders.order import Facts, Order
 from raylance.orders.sampling import Weighted
-from raylance.orders.shuffles import Sequential, ShardShuffle, WindowShuffle
+from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 from raylance.planning.plan import Plan, Remainder, WorkItem
+from raylance.testing import SampleRows
 
 T = TypeVar("T")
 
@@ -188,35 +189,18 @@ def planned(order: int, rows: int, size: int, world_size: int, remainder: Remain
 
 def make_plan(order: int, rows: int, size: int, world_size: int, remainder: Remainder, chunk: int) -> Plan:
     """The one place that makes a plan."""
+    kinds: tuple[Order, ...] = (
+        Sequential(shard_rows=4, window_shards=1, lanes=1),
+        RowShuffle(shard_rows=4),
+        WindowShuffle(shard_rows=3, window_shards=2, lanes=2),
+        ShardShuffle(shard_rows=4, window_shards=1, lanes=1),
+        Weighted(weights=1.0 + np.arange(rows) % 3, shard_rows=3),
+    )
+    bound, tables = kinds[order].bind(SampleRows(count=rows))
     return Plan(
-        order=make_order(order, rows),
-        rows=rows,
-        seed=7,
+        order=bound.settle(Facts(rows=rows, seed=7, tables=tables)),
         global_batch_size=size,
         world_size=world_size,
         remainder=remainder,
         chunk_positions=chunk,
     )
-
-
-def make_order(order: int, rows: int) -> Order:
-    if order == 4:
-        return Weighted(weights=1.0 + np.arange(rows) % 3, shard_rows=3).bind(_Count(rows))
-    kinds = (
-        Sequential(shard_rows=4, window_shards=1, lanes=1),
-        RowShuffle(shard_rows=4),
-        WindowShuffle(shard_rows=3, window_shards=2, lanes=2),
-        ShardShuffle(shard_rows=4, window_shards=1, lanes=1),
-    )
-    return kinds[order]
-
-
-@dataclasses.dataclass
-class _Count:
-    count: int
-
-    def column(self, name: str) -> Any:
-        raise KeyError(name)
-
-    def fragment_ends(self) -> Any:
-        raise KeyError("fragments")
