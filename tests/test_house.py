@@ -149,5 +149,6 @@ def test_top_level_holds_nothing_else() -> None:
         pytest.skip("not a git checkout")
     tops = {line.split("/")[0] for line in tracked.stdout.splitlines()}
     assert {top for top in tops if not top.startswith(".")} <= {
-        "pyproject.toml", "raylance", "jobs", "tests", "docs", "k8s", "README.md", "CHANGELOG.md", "LICENSE", "constraints.txt"
+        "pyproject.toml", "raylance", "jobs", "tests", "docs", "k8s", "README.md", "CHANGELOG.md", "LICENSE",
+        "constraints.txt",
     }  # fmt: skip
