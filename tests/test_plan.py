@@ -151,10 +151,10 @@ def test_workers_steps_interleaved_are_the_plans_own(
     for worker in range(workers):
         share, at = dataclasses.replace(plan, every=workers), start + worker * batch
         shares.append(global_batches(share, 1, at, item_rows))
-        walked = 0
-        while share.steps(at) > 0:
-            walked, at = walked + 1, share.after(at)
-        assert walked == len(shares[-1]), "steps() and after() disagree"
+        for left in range(len(shares[-1]), 0, -1):
+            assert share.steps(at) == left
+            at = share.after(at)
+        assert share.steps(at) == 0
     taken = [rows for turn in itertools.zip_longest(*shares) for rows in turn if rows is not None]
     assert taken == global_batches(plan, 1, start, item_rows)
 
