@@ -18,7 +18,15 @@ import pyarrow as pa
 import pytest
 
 hypothesis.settings.register_profile("raylance", deadline=None, max_examples=60, derandomize=True)
-hypothesis.settings.register_profile("mutants", deadline=None, max_examples=6, derandomize=True, database=None)
+# For many runs that mostly fail: few examples, none made smaller.
+hypothesis.settings.register_profile(
+    "mutants",
+    deadline=None,
+    max_examples=6,
+    derandomize=True,
+    database=None,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+)
 hypothesis.settings.load_profile("raylance")
 
 CPUS = 4

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from raylance.errors import ConfigError
 from raylance.orders.order import Facts, Settled
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
-from raylance.planning.plan import REMAINDERS, Plan, Remainder
+from raylance.planning.plan import REMAINDERS, Plan, Remainder, portion_rows
 from raylance.planning.summary import summarise
 from tests.test_order import cases, every_row, settle
 
@@ -37,7 +37,9 @@ def rank_batches(plan: Plan, rank: int, epoch: int, position: int, item_rows: in
         rows = plan.select(epoch, plan.item_positions(item))
         assert len(rows) == item.rows
         begin = plan.line(item.position, rank) + item.low - plan.line(item.chunk.position, rank)
-        read = plan.chunk_rows(item.chunk, rank)[begin : begin + item.rows]
+        chunk_rows = plan.chunk_rows(item.chunk, rank)
+        assert plan.chunk_size(item.chunk, rank) == len(chunk_rows)
+        read = chunk_rows[begin : begin + item.rows]
         np.testing.assert_array_equal(read, rows, "an item's rows are not where its chunk has them")
         size = item.high - item.low
         singles = [plan.select(epoch, plan.item_positions(single)) for single in plan.cut(item, item.steps)]
@@ -151,10 +153,10 @@ def test_workers_steps_interleaved_are_the_plans_own(
     for worker in range(workers):
         share, at = dataclasses.replace(plan, every=workers), start + worker * batch
         shares.append(global_batches(share, 1, at, item_rows))
-        walked = 0
-        while share.steps(at) > 0:
-            walked, at = walked + 1, share.after(at)
-        assert walked == len(shares[-1]), "steps() and after() disagree"
+        for left in range(len(shares[-1]), 0, -1):
+            assert share.steps(at) == left
+            at = share.after(at)
+        assert share.steps(at) == 0
     taken = [rows for turn in itertools.zip_longest(*shares) for rows in turn if rows is not None]
     assert taken == global_batches(plan, 1, start, item_rows)
 
@@ -174,6 +176,24 @@ def test_padding_repeats_the_first_rows() -> None:
     last = plan.positions(8, 0, 4)
     assert last.tolist() == [8, 9, 10, 11]
     assert plan.select(0, last).tolist()[2:] == every_row(order)[:2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_bytes", "limit", "wanted"),
+    [
+        (100, 10, 1334, 100),  # three quarters of the limit
+        (100, 10, 1333, 50),
+        (100, 10, 1000, 50),
+        (100, 10, 999, 33),  # of thirds, two have room together
+        (100, 10, 100, 5),
+        (100, 10, 3, 1),
+        (100, 10, 1, 1),
+        (300, 0.01, 4, 300),
+        (7, 1e6, 3, 1),
+    ],
+)
+def test_portions_of_which_two_have_room(rows: int, row_bytes: float, limit: int, wanted: int) -> None:
+    assert portion_rows(rows, row_bytes, limit) == wanted
 
 
 @pytest.mark.parametrize("position", [0, 5 * 10**9, 10**10 - 4096])
