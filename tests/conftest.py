@@ -32,6 +32,11 @@ hypothesis.settings.load_profile("raylance")
 CPUS = 4
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs no Ray comes first: where one runs, loaders work by it."""
+    items.sort(key=lambda item: "ray_session" in getattr(item, "fixturenames", ()))
+
+
 @pytest.fixture(scope="session")
 def ray_session() -> Iterator[None]:
     """One local Ray, which promises more CPUs than a small machine has."""

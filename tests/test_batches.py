@@ -17,8 +17,6 @@ import torch.utils.data
 import raylance
 from raylance.torch_data import MapDataset
 
-pytestmark = pytest.mark.usefixtures("ray_session")
-
 
 @pytest.fixture(scope="module")
 def uri(write_dataset: Callable[..., str]) -> str:
