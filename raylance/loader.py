@@ -7,7 +7,6 @@ steps.
 import dataclasses
 import logging
 import os
-import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, Self
@@ -25,8 +24,7 @@ from raylance.orders.shuffles import Sequential
 from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.resume import load_state, make_state
 from raylance.planning.state import State
-from raylance.runtime.feeder import Feeder, start_pass
-from raylance.runtime.runtime import Runtime, make_runtime
+from raylance.runtime.helpers import Helpers
 from raylance.settings import Delivery, Feed, Options, check_batch_size, make_plan
 from raylance.telemetry import Stats
 
@@ -47,6 +45,7 @@ class RankLoader:
         rank: This rank.
         world_size: Ranks that share the epoch.
         seat: How Ray Train handed it out, or None.
+        helpers: Who works for it.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class RankLoader:
         world_size: int = 1,
         *,
         seat: process.Seat | None = None,
-        runtime: Runtime | None = None,
+        helpers: Helpers | None = None,
     ) -> None:
         """Makes a loader; nothing is started before the first iteration.
 
@@ -69,7 +68,7 @@ class RankLoader:
             rank: This rank.
             world_size: Ranks that share the epoch.
             seat: How Ray Train hands it out, or None.
-            runtime: Helpers of an earlier loader of the same feed, or None for new ones.
+            helpers: Those of an earlier loader of the same feed, or None for new ones.
         """
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank={rank} lies outside a world of {world_size}: it must be in [0, {world_size}).")
@@ -78,10 +77,7 @@ class RankLoader:
         self._feed, self._delivery, self._options = feed, delivery, options
         self._epoch, self._position = 0, 0
         self._batch_size: int | None = None
-        self._plan: Plan | None = None
-        self._plan_key = ""
-        self._runtime = runtime
-        self._feeder: Feeder | None = None
+        self.helpers = Helpers(feed, options, world_size) if helpers is None else helpers
         self._iteration = 0
         self._enter_process()
 
@@ -255,21 +251,7 @@ class RankLoader:
     def close(self) -> None:
         """Ends the helpers. The position stays; another iteration starts new ones."""
         self._iteration += 1
-        self._end_pass()
-        if self._runtime is not None:
-            self._runtime.close()
-            self._runtime = None
-
-    def _end_pass(self) -> None:
-        if self._feeder is not None and not self._feeder.close():
-            self._runtime = None  # user code hangs in the feeder's thread, which still has it
-        self._feeder = None
-
-    def release(self) -> Runtime | None:
-        """Gives its helpers away, for another loader of the same feed."""
-        self._end_pass()
-        runtime, self._runtime = self._runtime, None
-        return runtime
+        self.helpers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -278,7 +260,7 @@ class RankLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._runtime is not None:
+        if self.helpers.runtime is not None:
             raise RaylanceError(
                 "this loader has started helpers, which belong to this process, so it cannot be sent to another. Send "
                 "it before the first batch, or make one there; for torch's DataLoader, use raylance.torch_data."
@@ -333,8 +315,6 @@ class RankLoader:
         self.check_place()
         plan = self._make_plan(bound.global_batch_size, bound.remainder)
         # The first iteration settles what was left to "auto", for good.
-        if plan != self._plan:
-            self._plan, self._plan_key = plan, uuid.uuid4().hex
         self._batch_size = plan.global_batch_size
         self._delivery = dataclasses.replace(self._delivery, order=plan.order.settings)
         epoch, position = self._epoch, self._position
@@ -344,24 +324,7 @@ class RankLoader:
             logger.warning("%s", no_step_left(plan, epoch, position))
             self._epoch, self._position = epoch + 1, 0
             return
-        self._end_pass()  # of an iterator that was left alone: two cannot share the helpers
-        if self._runtime is not None and not self._runtime.is_usable:
-            self._runtime.close()
-            self._runtime = None
-        if self._runtime is None:
-            self._runtime = make_runtime(self._feed, self._options, self.world_size)
-        feeder = self._feeder = start_pass(
-            self._feed,
-            plan,
-            self._plan_key,
-            self.rank,
-            epoch=epoch,
-            position=position,
-            bound=bound,
-            options=self._options,
-            runtime=self._runtime,
-            stats=self._stats,
-        )
+        feeder = self.helpers.start(plan, self.rank, epoch=epoch, position=position, bound=bound, stats=self._stats)
         try:
             for batch, after in feeder:
                 if iteration != self._iteration:
@@ -375,8 +338,6 @@ class RankLoader:
                     break
         finally:
             feeder.close()
-            if self._feeder is feeder:
-                self._feeder = None
         raise RaylanceError(
             "this iteration was superseded: the loader was iterated again, moved or closed meanwhile, and two "
             "iterations cannot share one position. Use one iteration at a time."

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +28,7 @@ from raylance.planning.plan import Plan, no_step_left
 from raylance.planning.resume import Delivery, load_state, make_state
 from raylance.planning.state import parse_state
 from raylance.process import DistInfo, find_place
-from raylance.runtime.feeder import start_pass
-from raylance.runtime.threads import ThreadRuntime
+from raylance.runtime.helpers import Helpers
 from raylance.settings import Options, check_batch_size, make_plan, map_shared
 from raylance.store import Shared
 from raylance.telemetry import Stats
@@ -275,8 +273,7 @@ class IterableDataset(_Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         self._sent: tuple[Plan, int] | None = None
         self._arguments, self._with_row_offset = (dtypes, collate_fn, pad_lists), with_row_offset
         self._bound()  # what is wrong with them is said now
-        self._idle: ThreadRuntime | None = None  # of the last pass, for the next one
-        self._named: tuple[Plan, str] | None = None
+        self._idle: Helpers | None = None  # of the last pass, for the next one
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_idle": None}
@@ -298,26 +295,14 @@ class IterableDataset(_Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         self._opened.check_process()
         if mine.steps(position) <= 0:
             return
-        if self._named is None or self._named[0] != mine:  # what was read ahead for an equal plan is found by its name
-            self._named = (mine, uuid.uuid4().hex)
-        runtime, self._idle = self._idle or ThreadRuntime(self._opened.feed, self._options), None
-        feeder = start_pass(
-            self._opened.feed,
-            *self._named,
-            rank,
-            epoch=epoch,
-            position=position,
-            bound=self._bound(),
-            options=self._options,
-            runtime=runtime,
-            stats=Stats(),
-        )
+        helpers, self._idle = self._idle or Helpers(self._opened.feed, self._options), None
+        feeder = helpers.start(mine, rank, epoch=epoch, position=position, bound=self._bound(), stats=Stats())
         try:
             for batch, _ in feeder:
                 yield batch
         finally:
-            if feeder.close():
-                self._idle = runtime
+            helpers.end_pass()
+            self._idle = helpers
 
 
 class Loader(torch.utils.data.DataLoader[Any]):

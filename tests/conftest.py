@@ -94,7 +94,7 @@ def write_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str
 
 def actors_of(loader: Any) -> tuple[Any, list[Any]]:
     """Handles of a loader's shard actor, and of its decode actors."""
-    helpers = [] if loader._runtime is None else list(loader._runtime._helpers.values())
+    helpers = [] if loader.helpers.runtime is None else list(loader.helpers.runtime._helpers.values())
     decoders = [helper.handle for helper in helpers if helper.pooled is not None]
     return next((helper.handle for helper in helpers if helper.pooled is None), None), decoders
 

@@ -376,7 +376,7 @@ def test_bad_arguments_are_refused_before_any_actor_starts(
     loader = raylance.dataset(images_uri, columns=["id"]).loader()
     with pytest.raises(raylance.ConfigError, match=message):
         loader.iter_torch_batches(**arguments)
-    assert loader._runtime is None
+    assert loader.helpers.runtime is None
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,9 @@ def test_rows_that_were_not_planned_end_the_epoch(images_uri: str, monkeypatch: 
     dataset = raylance.dataset(images_uri, columns=["id"], order="row")
     with dataset.loader() as loader:
         put = ray.put
-        monkeypatch.setattr(ray, "put", lambda plan: put(dataclasses.replace(plan, order=dataclasses.replace(plan.order, seed=99))))
+        monkeypatch.setattr(
+            ray, "put", lambda plan: put(dataclasses.replace(plan, order=dataclasses.replace(plan.order, seed=99)))
+        )
         with pytest.raises(raylance.CoverageError, match="other rows than planned at position 0 of epoch 0, rank 0"):
             next(loader.iter_batches(global_batch_size=100))
 

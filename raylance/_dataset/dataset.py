@@ -24,7 +24,7 @@ from raylance.loader import RankLoader
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Plan
 from raylance.planning.summary import PlanSummary, summarise
-from raylance.runtime.runtime import Runtime
+from raylance.runtime.helpers import Helpers
 from raylance.settings import Delivery, Feed, Options, make_plan, map_shared
 from raylance.source.packing import PackedRows
 from raylance.source.rows import TableRows
@@ -43,7 +43,7 @@ class Dataset(TrainData):
     def __init__(self, feed: Feed, delivery: Delivery, options: Options) -> None:
         """Starts nothing; `raylance.dataset` and `raylance.mix` make handles."""
         super().__init__(feed, delivery, options)
-        self._idle: Runtime | None = None  # of the last pass, for the next one
+        self._idle: Helpers | None = None  # of the last pass, for the next one
         self._passes: set[RankLoader] = set()  # that go on
         self._lookups: dict[bool | None, Lookup] = {}
         self._pid = os.getpid()
@@ -260,7 +260,7 @@ class Dataset(TrainData):
 
         def whole_epoch() -> Iterator[Any]:
             process.check_place(self._pid, None)
-            loader = RankLoader(self._feed, self._delivery, self._options, runtime=self._take_idle())
+            loader = RankLoader(self._feed, self._delivery, self._options, helpers=self._take_idle())
             loader.set_epoch(epoch)
             self._passes.add(loader)
             try:
@@ -270,13 +270,13 @@ class Dataset(TrainData):
                     self._passes.remove(loader)
                     if self._idle is not None:  # another pass ended meanwhile
                         self._idle.close()
-                    self._idle = loader.release()
+                    self._idle = loader.helpers
 
         return Batches(whole_epoch, checked.__len__, f"{method}() of {self!r}, epoch {epoch}", None)
 
-    def _take_idle(self) -> Runtime | None:
-        runtime, self._idle = self._idle, None
-        return runtime
+    def _take_idle(self) -> Helpers | None:
+        helpers, self._idle = self._idle, None
+        return helpers
 
     def _refuse_in_larger_world(self) -> None:
         """In a worker of Ray Train, rank 0 of 1 would give all rows to every rank."""
