@@ -93,6 +93,15 @@ def test_completed_shards_are_those_whose_rows_are_all_consumed(case: Settled, d
     assert case.epoch(1).completed_shards(position).tolist() == wanted
 
 
+@pytest.mark.parametrize("position", [2, 999, 3000, 7997])
+def test_complete_shards_where_the_search_ends_early(position: int) -> None:
+    """Windows of more rows than are looked at together, of many small shards and of few large ones."""
+    for shard_rows, window_shards in ((2, 2000), (1000, 4)):
+        order = settle(WindowShuffle(shard_rows=shard_rows, window_shards=window_shards, lanes=2), 9000)
+        consumed = np.bincount(order.shards_of(np.array(every_row(order, 1)[:position])), minlength=order.shard_count)
+        assert order.epoch(1).completed_shards(position).tolist() == (consumed == shard_rows).tolist()
+
+
 @settings(max_examples=30)
 @given(case=cases())
 def test_everything_that_is_asked_of_an_order_of_ones_own(case: Settled) -> None:
