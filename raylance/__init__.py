@@ -44,7 +44,7 @@ _MODULES = {
         "PlacementError",
         "RaylanceError",
         "StateError",
-    ),
+    ),  # fmt: skip
     "decode.decoder": ("Decoder",),
     "decode.images": ("CenterCrop", "Image", "RandomResizedCrop"),
     "batches.batches": ("Batches",),
@@ -62,40 +62,12 @@ _MODULES = {
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "BadRowError",
-    "Batches",
-    "CenterCrop",
-    "ClassBalanced",
-    "ConfigError",
-    "CoverageError",
-    "DataConfig",
-    "Dataset",
-    "DatasetError",
-    "Decoder",
-    "FractionSplit",
-    "HelperError",
-    "Image",
-    "Options",
-    "Order",
-    "PackTokens",
-    "PlacementError",
-    "RandomResizedCrop",
-    "RangeSplit",
-    "RankLoader",
-    "RaylanceError",
-    "RowShuffle",
-    "Sequential",
-    "ShardShuffle",
-    "StateError",
-    "ValueSplit",
-    "Weighted",
-    "WindowShuffle",
-    "dataset",
-    "mix",
-    "report",
-    "restore",
+    "BadRowError", "Batches", "CenterCrop", "ClassBalanced", "ConfigError", "CoverageError", "DataConfig", "Dataset",
+    "DatasetError", "Decoder", "FractionSplit", "HelperError", "Image", "Options", "Order", "PackTokens",
+    "PlacementError", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "Sequential",
+    "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset", "mix", "report", "restore",
     "row_rng",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
