@@ -2,6 +2,7 @@
 
     python jobs/benchmark.py                              # everything, about five minutes on two cores
     python jobs/benchmark.py --only images --readers decode,safe-lance,raylance --epochs 5 --json o.json
+    python jobs/benchmark.py --against ../before          # beside the raylance of another checkout, in the same rounds
 
 Two datasets are made once and kept: JPEG photographs with a label, and float32 vectors with an id; label and
 id are the row's number. Every reader hands torch batches to this process and uses the same cores:
@@ -12,7 +13,8 @@ The clock covers, for every reader alike, one whole pass: from the call of `iter
 touched. Opening, permuting, starting processes and one warm-up pass, which also fills the page cache, are
 not timed. The last columns tell the first batch from the rest: how long it took, and the rate after it. That
 rate is what a long epoch comes near to, but it flatters a reader that has much prefetched by then, in a short
-pass half of the rows. Readers take turns, one pass each a round, so that noise of the machine hits all alike;
+pass half of the rows; and the CPU time that the consuming thread itself spends on getting a batch, which no
+prefetching hides from training. Readers take turns, one pass each a round, so that noise of the machine hits all alike;
 a ratio is the median of the ratios within the rounds.
 
 To touch a batch is to sum a strided part of it. The sum does not depend on the order, so readers that share
@@ -35,13 +37,14 @@ import os
 import platform
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +79,13 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """An open reader: the rows that a pass of it claims to deliver, and what prepares the pass of a round."""
+    """An open reader: the rows that a pass of it claims to deliver, and what prepares the pass of a round, or measures
+    it elsewhere.
+    """
 
     claims: int
-    open_pass: Callable[[int], Iterable[Batch]]
+    open_pass: Callable[[int], Iterable[Batch]] = lambda _: ()
+    elsewhere: Callable[[int], dict[str, Any]] | None = None
 
 
 # --- data ---------------------------------------------------------------------------------------------------
@@ -341,6 +347,33 @@ def open_raylance(job: Job, stack: ExitStack, decode_fn: DecodeOne | None = None
     return Source(claims=len(dataset), open_pass=one_pass)
 
 
+def open_before(job: Job, stack: ExitStack, kind: str, name: str, checkout: Path) -> Source:
+    """A reader with the raylance of another checkout, which measures in a process of its own."""
+    command, env = [sys.executable, __file__, "--serve"], os.environ | {"PYTHONPATH": str(checkout)}
+    child = stack.enter_context(subprocess.Popen(command, env=env, stdin=-1, stdout=-1, text=True, bufsize=1))
+
+    def ask(question: Any) -> Any:
+        print(json.dumps(question), file=child.stdin)
+        if not (answer := child.stdout.readline()):
+            raise SystemExit(f"{name} of {checkout} failed; what it said stands above")
+        return json.loads(answer)
+
+    return Source(claims=ask([kind, name, asdict(job)]), elsewhere=ask)
+
+
+def serve() -> int:
+    """The other side of `open_before`: a line of JSON for each line of JSON."""
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
+    kind, name, job = json.loads(sys.stdin.readline())
+    with ExitStack() as stack:
+        source = READERS[kind][name][0](Job(**job), stack)
+        print(source.claims, file=answers)
+        for line in sys.stdin:
+            print(json.dumps(measure(source, int(line))), file=answers)
+    return 0
+
+
 def two_columns(job: Job, batches: Iterable[dict[str, torch.Tensor]]) -> Iterator[Batch]:
     """Dictionaries of columns → the two columns."""
     for batch in batches:
@@ -369,6 +402,7 @@ READERS: dict[str, dict[str, tuple[Reader, str]]] = {
         "raylance": (functools.partial(open_raylance, decode_fn=decode_one), "decode"),
         "decode-own": (open_own_decode, "decode-own"),
         "raylance-own": (open_raylance, "decode-own"),
+        "raylance-own-256": (lambda job, stack: open_raylance(replace(job, batch_size=256), stack), "decode-own"),
     },
     "vectors": {
         "lance-torch": (open_lance_torch, "lance-torch"),
@@ -384,11 +418,20 @@ READERS: dict[str, dict[str, tuple[Reader, str]]] = {
 
 def measure(source: Source, epoch: int) -> dict[str, Any]:
     """Times one pass; the head of this file says what the clock covers."""
-    batches = source.open_pass(epoch)
+    if source.elsewhere:
+        return source.elsewhere(epoch)
+    made = source.open_pass(epoch)
     gc.collect()  # nobody pays for the garbage of the reader before
-    numbers, checksum, first_s = [torch.empty(0, dtype=torch.int64)], 0, 0.0
+    numbers, checksum, first_s, cpu_s = [torch.empty(0, dtype=torch.int64)], 0, 0.0, 0.0
     start = time.perf_counter()
-    for data, ids in batches:
+    batches = iter(made)
+    while True:
+        begin = time.thread_time()
+        batch = next(batches, None)
+        cpu_s += time.thread_time() - begin
+        if batch is None:
+            break
+        data, ids = batch
         first_s = first_s or time.perf_counter() - start
         checksum += data if isinstance(data, int) else touch(data)
         numbers.append(ids.clone())  # a view would keep the whole batch
@@ -396,7 +439,8 @@ def measure(source: Source, epoch: int) -> dict[str, Any]:
     rows, later = torch.cat(numbers), sum(map(len, numbers[2:]))  # the first one is the empty one
     counts = {"rows": len(rows), "distinct_rows": len(rows.unique()), "checksum": checksum}
     rates = {"rows_per_s": len(rows) / seconds, "later_rows_per_s": later / (seconds - first_s)}
-    return {**counts, **rates, "seconds": seconds, "first_batch_s": first_s}
+    thread_ms = 1000 * cpu_s / max(1, len(numbers) - 1)
+    return {**counts, **rates, "seconds": seconds, "first_batch_s": first_s, "thread_ms": thread_ms}
 
 
 def run_rounds(job: Job, readers: dict[str, Reader], epochs: int) -> dict[str, dict[str, Any]]:
@@ -444,14 +488,14 @@ def ratio(result: dict[str, Any], other: dict[str, Any] | None, key: str = "rows
     return f"{statistics.median(one[key] / max(two[key], 1e-9) for one, two in pairs):.2f}"
 
 
-def print_table(kind: str, results: dict[str, dict[str, Any]]) -> bool:
+def print_table(kind: str, ceilings: dict[str, str], results: dict[str, dict[str, Any]]) -> bool:
     """Prints one table; False when a reader delivered other rows than it claims, or other values."""
-    print(f"\n{'':<62}  first batch        after it")
-    print(f"{kind:<20}  rows/s          min–max / ceiling / raylance    seconds  rows/s / ceiling")
+    print(f"\n{'':<62}  first batch        after it   CPU of the thread")
+    print(f"{kind:<20}  rows/s          min–max / ceiling / raylance    seconds  rows/s / ceiling   ms a batch")
     sound = True
     for name, result in results.items():
-        ceiling = READERS[kind][name][1]
-        peer = next(other for key, other in results.items() if READERS[kind][key][1] == ceiling)
+        ceiling = ceilings[name]
+        peer = next(other for key, other in results.items() if ceilings[key] == ceiling)
         rates = [one["rows_per_s"] for one in result["passes"]]
         remark = fault(result, peer)
         sound = sound and not remark
@@ -459,7 +503,8 @@ def print_table(kind: str, results: dict[str, dict[str, Any]]) -> bool:
             f"{name:<20} {median(result, 'rows_per_s'):>7.0f} {f'{min(rates):.0f}–{max(rates):.0f}':>16}"
             f" {ratio(result, results.get(ceiling)):>9} {ratio(result, results.get('raylance')):>10}"
             f" {median(result, 'first_batch_s'):>10.2f} {median(result, 'later_rows_per_s'):>7.0f}"
-            f" {ratio(result, results.get(ceiling), 'later_rows_per_s'):>9}  {remark}".rstrip()
+            f" {ratio(result, results.get(ceiling), 'later_rows_per_s'):>9} {median(result, 'thread_ms'):>12.2f}"
+            f"  {remark}".rstrip()
         )
     return sound
 
@@ -502,6 +547,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--data-dir", type=Path, default=folder, metavar="DIR", help="of the datasets (default %(default)s)")
     add("--json", type=Path, metavar="FILE", help="write all raw numbers here")
     add("--readers", type=str, metavar="A,B", default=",".join(names), help="some of %(default)s")
+    add("--against", type=Path, metavar="DIR", help="a checkout whose raylance takes part, as …-before")
     parser.add_argument("--only", choices=READERS, help="measure this dataset only")
     args = parser.parse_args(argv)
     chosen = set(args.readers.split(","))
@@ -509,6 +555,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--readers: there is no {', '.join(sorted(unknown))}; choose from {', '.join(names)}")
     if not any(chosen & set(READERS[kind]) for kind in READERS if args.only in (None, kind)):
         parser.error(f"--readers: {args.readers} cannot read {args.only}")
+    if args.against and not (args.against / "raylance" / "__init__.py").exists():
+        parser.error(f"--against: {args.against} is no checkout, it has no raylance/__init__.py")
     if args.seed < 0:
         parser.error(f"--seed: {args.seed} is negative, and NumPy's seeds start at 0")
     if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
@@ -520,8 +568,19 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
+def choose(kind: str, args: argparse.Namespace) -> dict[str, tuple[Reader, str]]:
+    """The readers of a dataset that the command line names, those of another checkout behind them."""
+    chosen = {name: READERS[kind][name] for name in READERS[kind] if name in args.readers.split(",")}
+    for name in [name for name in chosen if name.startswith("raylance")] if args.against else []:
+        before = functools.partial(open_before, kind=kind, name=name, checkout=args.against.absolute())
+        chosen[f"{name}-before"] = before, chosen[name][1]
+    return chosen
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measures what the command line chose; returns the exit status."""
+    if (sys.argv[1:] if argv is None else argv) == ["--serve"]:
+        return serve()
     args = parse(argv)
     report: dict[str, Any] = {"environment": environment(args)}
     print(*(f"{key}={value}" for key, value in report["environment"].items()))
@@ -533,14 +592,14 @@ def main(argv: list[str] | None = None) -> int:
     }
     sound = True
     for kind, (columns, rows, batch_size, batches) in sets.items():
-        chosen = [name for name in READERS[kind] if name in args.readers.split(",")]
+        chosen = choose(kind, args)
         if args.only not in (None, kind) or not chosen:
             continue
         path = args.data_dir.absolute() / f"{kind}-{rows}-seed{args.seed}.lance"
         shared = {"columns": columns, "rows": rows, "workers": args.workers, "seed": args.seed}
         job = Job(uri=cached_dataset(path, rows, batches), batch_size=batch_size, **shared)
-        report[kind] = run_rounds(job, {name: READERS[kind][name][0] for name in chosen}, args.epochs)
-        sound = print_table(kind, report[kind]) and sound
+        report[kind] = run_rounds(job, {name: reader for name, (reader, _) in chosen.items()}, args.epochs)
+        sound = print_table(kind, {name: ceiling for name, (_, ceiling) in chosen.items()}, report[kind]) and sound
     if args.json:
         args.json.write_text(json.dumps(report, indent=1))
     return 0 if sound else 1

@@ -181,9 +181,8 @@ def read_imagefolder(location: str, classes_file: str | None) -> Source:
     return Source(rows, classes, has_splits, left_out)
 
 
-def read_huggingface(location: str, image: str, label: str, classes_file: str | None) -> Source:
-    """Reads a dataset directory of the Hugging Face hub: Parquet files whose names begin with their split."""
-    filesystem, root, files, left_out = list_files(location, (".parquet",))
+def name_splits(location: str, files: list[str]) -> list[str | None]:
+    """Returns the split that the name of each file begins with; None for all, where no name says one."""
     found = [re.match(rf"({'|'.join(SPLITS)})(?![a-z0-9])", os.path.basename(file)) for file in files]
     splits = [SPLITS[match[1]] if match else None for match in found]
     if any(splits) and not all(splits):
@@ -191,44 +190,76 @@ def read_huggingface(location: str, image: str, label: str, classes_file: str | 
             f"{files[splits.index(None)]} in --input {location} names no split, other files do: its rows "
             "would belong to none; call it train-*, validation-* or test-*.parquet, or move it away"
         )
-    has_splits = not set(splits) <= {None, "train"}  # nothing but train: it was never split
-    groups, names = [], []
-    strings: dict[bool, str] = {}  # whether labels are strings -> a file where they are
-    found_labels: set[int | str] = set()  # which tell the classes where nothing names them
-    for file, split in zip(files, splits, strict=True):
-        try:
-            with filesystem.open_input_file(f"{root}/{file}") as opened:
-                parquet = pq.ParquetFile(opened)
-                strings.setdefault(check_columns(parquet.schema_arrow, file, image, label), file)
-                names.append(class_names(parquet.schema_arrow, label))
-                if names[-1] is None:
-                    found_labels.update(parquet.read([label])[label].unique().drop_null().to_pylist())
-                groups += [{"file": file, "group": i, "split": split} for i in range(parquet.num_row_groups)]
-        except (OSError, pa.ArrowInvalid) as error:
-            raise RefusedError(
-                f"{file} in --input {location} can't be read as Parquet ({reason(error)}): its rows would "
-                "be missing; download it again, or move it away"
-            ) from error
+    return splits
+
+
+class Parquet(NamedTuple):
+    """What a Parquet file tells: its row groups, whether labels are strings, and the classes.
+
+    `names` are those that the file gives; where it gives none, `labels` are those of its rows.
+    """
+
+    groups: int
+    as_strings: bool
+    names: list[str] | None
+    labels: set[int | str]
+
+
+def look_into(listing: Listing, file: str, location: str, image: str, label: str) -> Parquet:
+    """Reads what a Parquet file tells of itself; its labels only where nothing names their classes."""
+    try:
+        with listing.filesystem.open_input_file(f"{listing.root}/{file}") as opened:
+            parquet = pq.ParquetFile(opened)
+            as_strings = check_columns(parquet.schema_arrow, file, image, label)
+            names, labels = class_names(parquet.schema_arrow, label), set()
+            if names is None:
+                labels.update(parquet.read([label])[label].unique().drop_null().to_pylist())
+            return Parquet(parquet.num_row_groups, as_strings, names, labels)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise RefusedError(
+            f"{file} in --input {location} can't be read as Parquet ({reason(error)}): its rows would "
+            "be missing; download it again, or move it away"
+        ) from error
+
+
+def settle_classes(found: dict[str, Parquet], location: str, label: str, classes_file: str | None) -> list[str]:
+    """Returns the class names of files that agree on them, in the order of their labels."""
+    names, labels = [file.names for file in found.values()], set().union(*(file.labels for file in found.values()))
     if any(listed != names[0] for listed in names):
         raise RefusedError(
             f"the files in --input {location} name different classes for {label}: one label would mean two "
             "things; give the files of one dataset at one revision"
         )
-    if len(strings) > 1:
+    kinds = {file.as_strings: name for name, file in reversed(found.items())}  # the first file of each
+    if len(kinds) > 1:
         raise RefusedError(
-            f"labels are strings in {strings[True]}, integers in {strings[False]} in --input {location}: they cannot "
+            f"labels are strings in {kinds[True]}, integers in {kinds[False]} in --input {location}: they cannot "
             "be told to mean the same; give the files of one dataset at one revision"
         )
-    as_strings = True in strings
-    if classes_file is not None and not as_strings:
+    if True in kinds:
+        return read_classes(classes_file, labels)
+    if classes_file is not None:
         raise RefusedError(
             f"--classes {classes_file} orders labels that are strings, and {label} holds integers: which integer "
             "is which class is settled there; leave --classes out"
         )
-    if as_strings:
-        classes = read_classes(classes_file, found_labels)
-    else:
-        classes = names[0] or [str(value) for value in range(max(found_labels, default=-1) + 1)]
+    return names[0] or [str(value) for value in range(max(labels, default=-1) + 1)]
+
+
+def read_huggingface(location: str, image: str, label: str, classes_file: str | None) -> Source:
+    """Reads a dataset directory of the Hugging Face hub: Parquet files whose names begin with their split."""
+    listing = list_files(location, (".parquet",))
+    filesystem, root, files, left_out = listing
+    splits = name_splits(location, files)
+    has_splits = not set(splits) <= {None, "train"}  # nothing but train: it was never split
+    found = {file: look_into(listing, file, location, image, label) for file in files}
+    classes = settle_classes(found, location, label, classes_file)
+    as_strings = found[files[0]].as_strings
+    groups = [
+        {"file": file, "group": group, "split": split}
+        for file, split in zip(files, splits, strict=True)
+        for group in range(found[file].groups)
+    ]
 
     def read_group(batch: pa.Table) -> pa.Table:
         [item] = batch.to_pylist()

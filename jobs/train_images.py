@@ -19,6 +19,7 @@ import argparse
 import json
 import math
 import os
+import random
 import re
 import shlex
 import signal
@@ -33,7 +34,6 @@ import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 import ray
-import ray.cloudpickle
 import ray.exceptions
 import ray.train
 import ray.train.torch
@@ -43,7 +43,6 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import raylance
-from raylance.orders.permutation import derive_key
 
 WARM_UP = 0.05  # of the run, as a fraction
 PATIENCE = 30  # attempts, a minute each, to find a place for the workers
@@ -94,86 +93,122 @@ def learning_rate(peak: float, progress: float) -> float:
     return peak * min(1.0, progress / WARM_UP) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+class Training:
+    """One rank's network, optimizer and loader, and the steps that they make."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """Makes a fresh one; `take_up` goes on from a checkpoint."""
+        context = ray.train.get_context()
+        self.config, self.rank, self.ranks = config, context.get_world_rank(), context.get_world_size()
+        # Ray allows one thread for each CPU that it counts for a rank; a GPU rank counts none, and others may lie idle.
+        here = ray.get_runtime_context().get_node_id()
+        cpus = next(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["NodeID"] == here)
+        torch.set_num_threads(max(1, int(min(cpus, os.cpu_count() or 1) / context.get_local_world_size())))
+        torch.manual_seed(config["seed"])
+        self.network = build_model(*config["network"]).to(memory_format=torch.channels_last)
+        self.model = ray.train.torch.prepare_model(self.network)
+        weights = self.network.parameters()
+        self.optimizer = torch.optim.AdamW(weights, config["learning_rate"], weight_decay=config["weight_decay"])
+        self.loader = ray.train.get_dataset_shard("train")
+        self.steps = self.loader.steps_per_epoch(global_batch_size=config["batch"])
+        self.bar: Any = None
+
+    @property
+    def step(self) -> int:
+        """Steps of the epoch that are done."""
+        return self.loader.state_dict()["position"] // self.config["batch"]
+
+    def take_up(self) -> str:
+        """Goes on from the run's checkpoint, where there is one; returns why it cannot.
+
+        A misfit is returned and not raised: after an error Ray would only try again.
+        """
+        try:
+            saved = raylance.restore(self.loader)
+        except raylance.StateError as error:
+            return str(error)
+        if saved is None:
+            return ""
+        if (held := saved.get("network")) != self.config["network"]:
+            fix = "ask for the same, or give another --run-name"
+            return f"the checkpoint is of model and classes {held}, not of {self.config['network']}; {fix}"
+        self.network.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        epoch, epochs = self.loader.epoch, self.config["epochs"]
+        if epoch < epochs and self.rank == 0:
+            row = f"row {self.loader.state_dict()['position']:,} of its order"
+            at = f"epoch {epoch + 1}/{epochs}, behind step {self.step}/{self.steps} ({row})"
+            print(f"goes on from checkpoint {ray.train.get_checkpoint().path}: {at}", flush=True)
+        return ""
+
+    def report(self, metrics: dict[str, float]) -> None:
+        """Reports to Ray Train, with a checkpoint. Learning rate and random numbers follow from the position in it."""
+        state = {"model": self.network.state_dict(), "optimizer": self.optimizer.state_dict()}
+        raylance.report(metrics, self.loader, state=state | {"network": self.config["network"]})
+
+    def train_step(self, epoch: int, step: int, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Makes one step; returns the loss of the global batch, as far as it is this rank's."""
+        config = self.config
+        torch.manual_seed(random.Random(f"{config['seed']} {epoch} {step} {self.rank}").getrandbits(63))  # for dropout
+        progress = (epoch + (step - 0.5) / self.steps) / config["epochs"]
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config["learning_rate"], progress)
+        losses = cross_entropy(scores_of(self.model, batch, config), batch[config["label"]].long(), reduction="none")
+        # DDP averages over ranks, whose shares may differ by a row: this makes it the mean of the global batch.
+        loss = (losses * batch.get("_valid", 1)).sum() * (self.ranks / config["batch"])
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def train_epoch(self, epoch: int) -> tuple[torch.Tensor, int]:
+        """Makes the rest of an epoch; returns the sum of the losses, and how many steps there were."""
+        first = step = self.step
+        loss_sum = torch.zeros((), device=ray.train.torch.get_device())
+        self.network.train()
+        for step, batch in enumerate(self.loader.iter_torch_batches(global_batch_size=self.config["batch"]), first + 1):
+            loss = self.train_step(epoch, step, batch)
+            loss_sum += loss
+            if self.bar:
+                self.bar.update(epoch * self.steps + step - self.bar.n)
+                if step % 10 == 1:  # not often: a GPU has to be waited for
+                    self.bar.set_description(f"epoch {epoch + 1}/{self.config['epochs']}, loss {loss.item():.3f}")
+            if step % self.config["every"] == 0 and step < self.steps:
+                self.report({"epoch": epoch, "step": step, "train_loss": loss_sum.item() / (step - first)})
+        return loss_sum, step - first
+
+
 def train_fn(config: dict[str, Any]) -> dict[str, Any]:
     """Trains on one rank; returns figures for the summary, or under `refused` why the run cannot go on."""
-    context, device = ray.train.get_context(), ray.train.torch.get_device()
-    rank, ranks, size, epochs = context.get_world_rank(), context.get_world_size(), config["batch"], config["epochs"]
-    # Ray allows one thread for each CPU that it counts for a rank; a GPU rank counts none, and others may lie idle.
-    here = ray.get_runtime_context().get_node_id()
-    cpus = next(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["NodeID"] == here)
-    torch.set_num_threads(max(1, int(min(cpus, os.cpu_count() or 1) / context.get_local_world_size())))
-    torch.manual_seed(config["seed"])
-    network = build_model(*config["network"]).to(memory_format=torch.channels_last)
-    model = ray.train.torch.prepare_model(network)
-    optimizer = torch.optim.AdamW(network.parameters(), config["learning_rate"], weight_decay=config["weight_decay"])
-    loader, val = ray.train.get_dataset_shard("train"), ray.train.get_dataset_shard("val")
-    # A misfit is returned and not raised: after an error Ray would only try again.
-    try:
-        saved = raylance.restore(loader)
-    except raylance.StateError as error:
-        return {"refused": str(error)}
-    if saved is not None:
-        if (held := saved.get("network")) != config["network"]:
-            fix = "ask for the same, or give another --run-name"
-            return {"refused": f"the checkpoint is of model and classes {held}, not of {config['network']}; {fix}"}
-        network.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-
-    def report(metrics: dict[str, float]) -> None:
-        # Learning rate and random numbers follow from the loader's position, so there is no more to save.
-        state = {"model": network.state_dict(), "optimizer": optimizer.state_dict(), "network": config["network"]}
-        raylance.report(metrics, loader, state=state)
-
-    steps, done, train_s = loader.steps_per_epoch(global_batch_size=size), 0, 0.0
-    to_run = range(loader.epoch, epochs)
-    if saved is not None and to_run and rank == 0:
-        position = loader.state_dict()["position"]
-        at = (
-            f"epoch {loader.epoch + 1}/{epochs}, behind step {position // size}/{steps} (row {position:,} of its order)"
-        )
-        print(f"goes on from checkpoint {ray.train.get_checkpoint().path}: {at}", flush=True)
-    bar = tqdm_ray.tqdm(total=steps * epochs, unit="step") if config["bar"] and rank == 0 and to_run else None
+    training, val = Training(config), ray.train.get_dataset_shard("val")
+    if refused := training.take_up():
+        return {"refused": refused}
+    epochs, done, train_s = config["epochs"], 0, 0.0
+    to_run = range(training.loader.epoch, epochs)
+    if config["bar"] and training.rank == 0 and to_run:
+        training.bar = tqdm_ray.tqdm(total=training.steps * epochs, unit="step")
     for epoch in to_run:
-        begin, title = time.perf_counter(), f"epoch {epoch + 1}/{epochs}"
-        first = step = loader.state_dict()["position"] // size
-        loss_sum = torch.zeros((), device=device)
-        network.train()
-        for step, batch in enumerate(loader.iter_torch_batches(global_batch_size=size), first + 1):
-            torch.manual_seed(derive_key(config["seed"], epoch, "dropout", step, rank))
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate(config["learning_rate"], (epoch + (step - 0.5) / steps) / epochs)
-            losses = cross_entropy(scores_of(model, batch, config), batch[config["label"]].long(), reduction="none")
-            # DDP averages over ranks, whose shares may differ by a row: this makes it the mean of the global batch.
-            loss = (losses * batch.get("_valid", 1)).sum() * (ranks / size)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            loss_sum += loss.detach()
-            if bar:
-                bar.update(epoch * steps + step - bar.n)
-                if step % 10 == 1:  # not often: a GPU has to be waited for
-                    bar.set_description(f"{title}, loss {loss.item():.3f}")
-            if step % config["every"] == 0 and step < steps:
-                report({"epoch": epoch, "step": step, "train_loss": loss_sum.item() / (step - first)})
-        done, train_s = done + step - first, train_s + time.perf_counter() - begin
-        sums = torch.stack([loss_sum / ranks, *count_right(network, val, config)])
+        begin, first = time.perf_counter(), training.step
+        loss_sum, steps = training.train_epoch(epoch)
+        done, train_s = done + steps, train_s + time.perf_counter() - begin
+        sums = torch.stack([loss_sum / training.ranks, *count_right(training.network, val, config)])
         torch.distributed.all_reduce(sums)
         loss_of_ranks, right, rows = sums.tolist()
         # After a checkpoint behind the last step there are no steps left; where all rows are masked, no rows.
         metrics = {
             "epoch": epoch + 1,
-            "step": step,
-            "train_loss": loss_of_ranks / (step - first) if step > first else math.nan,
+            "step": first + steps,
+            "train_loss": loss_of_ranks / steps if steps else math.nan,
             "val_accuracy": right / rows if rows else math.nan,
-            "images_per_s": done * size / train_s,
+            "images_per_s": done * config["batch"] / train_s,
         }
-        report(metrics)
-        if rank == 0:
+        training.report(metrics)
+        if training.rank == 0:
             line = "train loss {train_loss:.4f}, validation accuracy {val_accuracy:.2%}, {images_per_s:,.0f} images/s"
-            print(f"{title}: {line.format(**metrics)}", flush=True)
-    if bar:
-        bar.close()
-    return {"epochs": len(to_run), **loader.stats()}
+            print(f"epoch {epoch + 1}/{epochs}: {line.format(**metrics)}", flush=True)
+    if training.bar:
+        training.bar.close()
+    return {"epochs": len(to_run), **training.loader.stats()}
 
 
 @torch.inference_mode()
@@ -307,8 +342,6 @@ def run(args: argparse.Namespace) -> int:
             f"the run needs {needs[what]} {what}s, the cluster has {there:g}: waiting for nodes to join; if none will, "
             f"stop this and give {fewer}"
         )
-    if __name__ != "__main__" and __name__ in sys.modules:
-        ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a script
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it shows twice what workers print, bars too
     config = {
         "network": [args.model, classes],

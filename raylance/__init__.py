@@ -4,6 +4,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from raylance import audit as audit
+    from raylance import testing as testing
+    from raylance import torch_data as torch_data
     from raylance._dataset.dataset import Dataset
     from raylance._dataset.mixing import mix
     from raylance._dataset.opening import dataset
@@ -44,7 +47,7 @@ _MODULES = {
         "PlacementError",
         "RaylanceError",
         "StateError",
-    ),  # fmt: skip
+    ),
     "decode.decoder": ("Decoder",),
     "decode.images": ("CenterCrop", "Image", "RandomResizedCrop"),
     "batches.batches": ("Batches",),
@@ -59,6 +62,7 @@ _MODULES = {
     "source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
     "train": ("DataConfig", "report", "restore"),
 }
+_SUBMODULES = ("audit", "testing", "torch_data")
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
@@ -71,6 +75,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _SUBMODULES:
+        return importlib.import_module(f"raylance.{name}")
     if name not in _OWNERS:
         raise AttributeError(f"module 'raylance' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"raylance.{_OWNERS[name]}"), name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import os
@@ -21,11 +20,9 @@ import ray.data
 from PIL import Image
 from sklearn.datasets import load_digits
 
-SCRIPT = Path(__file__).parents[1] / "jobs" / "create_dataset.py"
+from jobs import create_dataset as job
 
-_delivery = importlib.util.spec_from_file_location("create_dataset", SCRIPT)
-job = importlib.util.module_from_spec(_delivery)
-_delivery.loader.exec_module(job)
+SCRIPT = Path(__file__).parents[1] / "jobs" / "create_dataset.py"
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

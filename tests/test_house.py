@@ -4,6 +4,7 @@ import ast
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,9 +35,12 @@ def test_files_say_what_they_own_and_stay_short(path: Path) -> None:
 def test_import_loads_neither_ray_nor_torch() -> None:
     script = "import sys, raylance; raylance.RaylanceError; assert not {'ray', 'torch'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
+    subprocess.run([sys.executable, "-c", "import raylance; raylance.audit.EpochAudit, raylance.testing"], check=True)
 
 
-@pytest.mark.parametrize("name", ["raylance.torch_data", "raylance._dataset.opening", "raylance.runtime.runtime"])
+@pytest.mark.parametrize(
+    "name", ["raylance.torch_data", "raylance.audit", "raylance._dataset.opening", "raylance.runtime.runtime"]
+)
 def test_what_works_without_ray_does_not_load_it(name: str) -> None:
     subprocess.run([sys.executable, "-c", f"import sys, {name}; assert 'ray' not in sys.modules"], check=True)
 
@@ -74,6 +78,38 @@ def test_errors_survive_pickling() -> None:
         copy = pickle.loads(pickle.dumps(error))
         assert type(copy) is kind
         assert str(copy) == str(error)
+
+
+PUBLIC = {"raylance", "raylance.audit", "raylance.errors", "raylance.testing", "raylance.torch_data"}
+
+
+def names_used(tree: ast.AST) -> Iterator[str]:
+    """Dotted names of raylance that a file imports, or takes from the package."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module in (None, "raylance"):
+            yield from (f"raylance.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield str(node.module)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "raylance":
+            yield f"raylance.{node.attr}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "jobs").rglob("*.py")), ids=lambda path: path.stem)
+def test_jobs_use_public_names_and_no_trick(path: Path) -> None:
+    text = path.read_text()
+    used = {name for name in names_used(ast.parse(text)) if name.split(".")[0] == "raylance"}
+    assert used <= PUBLIC | {f"raylance.{name}" for name in raylance.__all__}
+    for trick in ("register_pickle_by_value", "sys.path", "sys.modules", "spec_from_file_location", "import_module"):
+        assert trick not in text, "a job can be imported, and what it sends is pickled as anybody's code is"
+
+
+@pytest.mark.parametrize(
+    "line", ["from raylance.loader import RankLoader", "raylance.settings.Options", "import raylance.store"]
+)
+def test_other_names_would_be_seen(line: str) -> None:
+    assert not set(names_used(ast.parse(line))) <= PUBLIC
 
 
 def test_top_level_holds_nothing_else() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import re
@@ -27,15 +26,12 @@ import pyarrow as pa
 import pytest
 import torch
 
+from jobs import train_images as job
 from tests.conftest import encode
 
 JOBS = Path(__file__).parents[1] / "jobs"
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 TOKEN = secrets.token_hex(16)
-
-_delivery = importlib.util.spec_from_file_location("train_images", JOBS / "train_images.py")
-job = importlib.util.module_from_spec(_delivery)
-_delivery.loader.exec_module(job)
 
 
 class Started(NamedTuple):
@@ -94,6 +90,7 @@ def run(command: list[object], env: dict[str, str] | None = None) -> subprocess.
     return subprocess.run(
         list(map(str, command)),
         env=env or clean_environment(),
+        cwd=JOBS.parent,
         capture_output=True,
         text=True,
         timeout=240,
@@ -229,14 +226,16 @@ def test_a_run_that_failed_goes_on_in_mid_epoch_to_the_same_weights(head, make_r
     made = make_run("broken")
     script = f"""
 import sys
-sys.path.insert(0, {str(JOBS)!r})
-import train_images
-learning_rate = train_images.learning_rate
+from jobs import train_images
+learning_rate, train_fn = train_images.learning_rate, train_images.train_fn
 def fail_late(peak, progress):
     if progress > 0.85:
         raise RuntimeError("the cat pulled the plug")
     return learning_rate(peak, progress)
-train_images.learning_rate = fail_late
+def train_until_then(config):
+    train_images.learning_rate = fail_late
+    return train_fn(config)
+train_images.train_fn = train_until_then
 sys.exit(train_images.main({[str(option) for option in made.options]}))
 """
     failed = head.python("-c", script)

@@ -1,6 +1,5 @@
 """Owns the checks of jobs/verify.py: it passes what is sound, and it finds what is not."""
 
-import dataclasses
 import importlib.util
 import itertools
 import json
@@ -16,13 +15,10 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from jobs import verify as job
+from raylance.audit import EpochAudit, Step
 
 JOB = Path(__file__).parents[1] / "jobs" / "verify.py"
-_delivery = importlib.util.spec_from_file_location("verify", JOB)
-job = importlib.util.module_from_spec(_delivery)
-sys.modules["verify"] = job  # dataclasses look their module up
-_delivery.loader.exec_module(job)
-
 ROWS, BATCH = 953, 16  # of images_uri; 9 rows behind the last whole step
 ORDERS = {
     "window": ["--shard-rows", 20, "--window-shards", 2, "--lanes", 4],
@@ -93,31 +89,26 @@ def test_the_real_stream_covers(options: list[object], images_uri: str, capsys: 
 
 
 @pytest.fixture(scope="module")
-def real(images_uri: str, ray_session: None) -> tuple[list[list[Any]], Any]:
+def real(images_uri: str, ray_session: None) -> tuple[list[list[Any]], EpochAudit]:
     """What two real ranks delivered, by step, and what they had to."""
-    args = job.parse([images_uri, "--global-batch-size", "50", "--world-size", "2", "--remainder", "pad"])
-    args.opened = lance.dataset(images_uri)
     data = raylance.dataset(images_uri, columns=["id"], remainder="pad")
-    plan = data.plan(global_batch_size=50, world_size=2).plan
-    selection = job.select(job.pin(images_uri, None, None), None)
-    steps = [list(ranks) for ranks in zip(*(job.streamed(data, plan, rank, args) for rank in (0, 1)), strict=True)]
-    wanted = job.want(plan, selection, args)
-    return steps, dataclasses.replace(wanted, aside=list(wanted.aside))
+    epoch = EpochAudit(data, global_batch_size=50, world_size=2)
+    return [list(ranks) for ranks in epoch.by_stream(num_decoders=0)], epoch
 
 
 def removed(steps: list[list[Any]]) -> None:
     step = steps[3][1]
-    steps[3][1] = job.Step(offsets=step.offsets[1:], real=step.real[1:])
+    steps[3][1] = Step(offsets=step.offsets[1:], real=step.real[1:])
 
 
 def doubled(steps: list[list[Any]]) -> None:
     step = steps[3][1]
-    steps[3][1] = job.Step(offsets=np.r_[step.offsets, step.offsets[:1]], real=np.r_[step.real, True])
+    steps[3][1] = Step(offsets=np.r_[step.offsets, step.offsets[:1]], real=np.r_[step.real, True])
 
 
 def unmarked(steps: list[list[Any]]) -> None:
     step = steps[-1][1]
-    steps[-1][1] = job.Step(offsets=step.offsets, real=np.ones_like(step.real))
+    steps[-1][1] = Step(offsets=step.offsets, real=np.ones_like(step.real))
 
 
 def swapped(steps: list[list[Any]]) -> None:
@@ -125,7 +116,7 @@ def swapped(steps: list[list[Any]]) -> None:
 
 
 def unselected(steps: list[list[Any]]) -> None:
-    steps[0][0] = job.Step(offsets=np.r_[steps[0][0].offsets, 10**6], real=np.r_[steps[0][0].real, True])
+    steps[0][0] = Step(offsets=np.r_[steps[0][0].offsets, 10**6], real=np.r_[steps[0][0].real, True])
 
 
 def shorter(steps: list[list[Any]]) -> None:
@@ -153,12 +144,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_in_a_real_stream_is_found(fault: str, real: tuple[list[list[Any]], Any]) -> None:
+def test_a_fault_in_a_real_stream_is_found(fault: str, real: tuple[list[list[Any]], EpochAudit]) -> None:
     spoil, expected = FAULTS[fault]
     steps = [list(ranks) for ranks in real[0]]
     gone = steps[3][1].offsets[0]
     spoil(steps)
-    found = job.count_rows(steps, real[1], 2)["faults"]
+    found = real[1].count(steps).faults
     assert len(found) == len(expected), found
     for line, start in zip(found, expected, strict=True):
         assert line.startswith(start.format(gone=gone))
@@ -167,8 +158,8 @@ def test_a_fault_in_a_real_stream_is_found(fault: str, real: tuple[list[list[Any
 def test_a_fault_is_the_exit_status(
     images_uri: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replayed = job.replayed
-    monkeypatch.setattr(job, "replayed", lambda *given: itertools.islice(replayed(*given), 1, None))
+    replayed = EpochAudit.by_plan
+    monkeypatch.setattr(EpochAudit, "by_plan", lambda self: itertools.islice(replayed(self), 1, None))
     status, text = run(capsys, images_uri, "--global-batch-size", BATCH)
     assert status == 1
     assert text.splitlines()[-1].startswith("FAULT: 16 rows missing, with offsets ")
@@ -201,6 +192,68 @@ def test_a_replayed_step_is_what_the_loader_delivered(
     status, text = run(capsys, images_uri, "--state", state, "--filter", "label = 1")
     assert status == 2
     assert "other rows" in text
+
+
+@pytest.fixture(scope="module")
+def texts(write_dataset: Callable[..., str]) -> list[str]:
+    """Two datasets of documents, each with a split, weights and labels."""
+    ids = np.arange(90)
+    columns = {"id": ids, "split": np.where(ids % 4, "train", "val"), "weight": ids % 3, "label": ids % 5}
+    return [
+        write_dataset(pa.table({**columns, "tokens": pa.array([[1] * (row % size) for row in ids])}))
+        for size in (9, 13)
+    ]
+
+
+KINDS = {
+    "split": ["--split", "FractionSplit(fractions={'train': 0.8, 'val': 0.2}, part='train', by='id')"],
+    "weighted": ["--order", "Weighted(weights='weight')", "--columns", "id"],
+    "balanced": ["--order", "ClassBalanced(column='label', classes_per_batch=3, rows_per_epoch=120)"],
+    "packed": ["--pack", "PackTokens(column='tokens', length=8, eos_id=0)", "--filter", "id > 5"],
+    "mixture": ["--mix", "web=0.7,books=0.3", "--columns", "id,label", "--split", "ValueSplit('split', 'train')"],
+}
+
+
+@pytest.mark.parametrize("stream", [[], ["--stream"]], ids=["plan", "stream"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("ray_session")
+def test_every_kind_of_dataset(
+    kind: str, stream: list[str], texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    uris = texts if kind == "mixture" else texts[:1]
+    options = ["--global-batch-size", "7", "--world-size", "2", "--remainder", "ragged", "--storage-option", "a=b"]
+    status = job.main([*uris, *KINDS[kind], *options, *stream])
+    printed = capsys.readouterr()
+    assert status == 0, printed.out + printed.err
+    once = "every selected row" if kind in ("split", "packed") else "every planned draw"
+    assert printed.out.splitlines()[-1].startswith("OK: ")
+    assert printed.out.splitlines()[-1].endswith(f"{once} exactly once")
+
+
+def test_a_mixture_is_looked_at_by_its_checkpoint(
+    texts: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    parts = {name: (raylance.dataset(uri, columns=["id"], seed=3), 1) for name, uri in zip("ab", texts, strict=True)}
+    data = raylance.mix(parts, stop=100)
+    state = tmp_path / "raylance_state.json"
+    with data.loader(runtime="threads") as loader:
+        batch = next(iter(loader.iter_batches(global_batch_size=10, with_row_offset=True)))
+        state.write_text(json.dumps(loader.state_dict()))
+    report = tmp_path / "rows.json"
+    for uris in ([], texts):
+        options = ["--state", str(state), "--step", "0", "--columns", "id", "--json", str(report)]
+        assert job.main([*uris, *options]) == 0, capsys.readouterr()
+        rows = json.loads(report.read_text())["rows"]
+        assert [row["id"] for row in rows] == batch["id"].tolist()
+        assert [row["row_offset"] for row in rows] == batch["_rowoffset"].tolist()
+    assert job.main(["--state", str(state)]) == 0
+    assert "OK: 100 draws" in capsys.readouterr().out
+
+
+def test_storage_options_reach_the_dataset(texts: list[str]) -> None:
+    options = ["--storage-option", "region=mars", "--storage-option", "endpoint=http://x/?a=b"]
+    data = job.open_data(job.parse([texts[0], "--global-batch-size", "8", *options]))
+    assert data.opened[0].source.pinned.storage_options == {"region": "mars", "endpoint": "http://x/?a=b"}
 
 
 def test_a_step_of_all_ranks_shows_values_briefly(
@@ -263,11 +316,18 @@ def test_plot(images_uri: str, capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["--global-batch-size", 8, "--world-size", 2, "--rank", 2, "--step", 0], "a rank lies in"),
         (["--global-batch-size", 8, "--position", 953], "the epoch has 953 rows"),
         (["--global-batch-size", 8, "--step", 119], "there are 119 steps"),
-        (["--global-batch-size", 8, "--columns", "nope"], "no column 'nope'; its columns are image, label, id"),
+        (
+            ["--global-batch-size", 8, "--columns", "nope"],
+            "no column 'nope'; nothing was started. Its columns are image, label, id",
+        ),
         (["--global-batch-size", 8, "--quality", "--label-column", "nope"], "no column 'nope'"),
         (["--global-batch-size", 8, "--filter", "nope = 1"], "cannot be applied"),
         (["--global-batch-size", 8, "--version", 99], "99"),
         (["--state", "nowhere.json"], "cannot be read"),
+        (["--global-batch-size", 8, "--mix", "a=1,b=1"], "1 URIs: give one, or with --mix one for each name"),
+        (["--global-batch-size", 8, "--split", "Half(0.5)"], "write one of WindowShuffle"),
+        (["--global-batch-size", 8, "--order", "best"], "no order 'best'"),
+        (["--global-batch-size", 8, "--storage-option", "region"], "is not written KEY=VALUE"),
         (["--global-batch-size", 8, "--shard-rows", "many"], "shard_rows='many'"),
         (["--global-batch-size", 8, "--decoders", 2], "--decoders means nothing without --stream"),
         (["--global-batch-size", 8, "--plot", "x.png"], "--plot means nothing without --quality"),

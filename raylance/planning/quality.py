@@ -15,7 +15,7 @@ import numpy.typing as npt
 from raylance.errors import ConfigError
 from raylance.orders.order import Facts
 from raylance.orders.permutation import Int64Array, derive_key, permute, subkeys, uniform
-from raylance.orders.shuffles import RowShuffle
+from raylance.orders.shuffles import RowShuffle, WindowShuffle
 from raylance.planning.plan import Plan
 
 Labels = npt.ArrayLike | None
@@ -149,6 +149,30 @@ def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_s
         epoch_correlation=float(np.mean([_correlation(plan, epoch) for epoch in range(epochs)])),
         **dict(zip(_TITLES, measures, strict=False)),
     )
+
+
+def compare_windows(plan: Plan, labels: Labels = None) -> dict[int, dict[int, float]]:
+    """Class divergences, as ratios to a row shuffle, that other windows and lanes would give.
+
+    Args:
+        plan: The plan, of a `WindowShuffle`; others have no windows, and nothing to compare.
+        labels: As `shuffle_quality` takes them.
+
+    Returns:
+        By `window_shards`, then by `lanes`.
+    """
+    settings, size = plan.order.settings, plan.global_batch_size
+    if not isinstance(settings, WindowShuffle):
+        return {}
+    facts = Facts(rows=plan.rows, seed=plan.seed, tables=plan.order.tables)
+    lanes = sorted({plan.order.lane_count} | {2**k for k in range(7) if size % 2**k == 0 and 2**k <= plan.rows})
+
+    def ratio(window: int, lane_count: int) -> float:
+        order = dataclasses.replace(settings, window_shards=window, lanes=lane_count).settle(facts)
+        return shuffle_quality(dataclasses.replace(plan, order=order), labels, 1, 128).class_divergence
+
+    windows = sorted({int(settings.window_shards), 1, 4, 16, 64})
+    return {window: {lane_count: ratio(window, lane_count) for lane_count in lanes} for window in windows}
 
 
 def _label_classes(labels: npt.ArrayLike, n: int) -> Classes:

@@ -4,7 +4,7 @@ import dataclasses
 import sys
 
 from raylance.planning.plan import Plan, portion_rows
-from raylance.planning.quality import Labels, ShuffleQuality, shuffle_quality
+from raylance.planning.quality import Labels, ShuffleQuality, compare_windows, shuffle_quality
 
 
 def summarise(
@@ -69,6 +69,10 @@ class PlanSummary:
     def shuffle_quality(self, labels: Labels = None, epochs: int = 1, sample_steps: int = 256) -> ShuffleQuality:
         """Measures how far the order is from a row shuffle; see `raylance.planning.quality.shuffle_quality`."""
         return shuffle_quality(self.plan, labels, epochs, sample_steps)
+
+    def compare_windows(self, labels: Labels = None) -> dict[int, dict[int, float]]:
+        """Measures what other windows and lanes would give; see `raylance.planning.quality.compare_windows`."""
+        return compare_windows(self.plan, labels)
 
     def __repr__(self) -> str:
         plan, order, settings = self.plan, self.plan.order, self.plan.order.settings

@@ -1,0 +1,17 @@
+"""Owns the audit of epochs from outside: rows delivered against the rows that Lance itself selects, and the rows that
+were behind a step; never repairs, never writes data.
+
+    audit = raylance.audit.EpochAudit(train, global_batch_size=256, world_size=8, epoch=3)
+    audit.count()                                     # every row once, by the plan
+    audit.count(audit.by_stream(num_decoders=2))      # … by the real stream
+    audit.rows_of_step(1200, columns=["label"])       # rows behind a loss spike
+
+    train = raylance.audit.reopen(state)              # of a run, by the content of its raylance_state.json
+    raylance.audit.EpochAudit(train, state=state).count()
+"""
+
+from raylance.audit.epoch import AuditReport, EpochAudit
+from raylance.audit.reopening import read_setting, reopen
+from raylance.audit.selected import Step, label_codes
+
+__all__ = ["AuditReport", "EpochAudit", "Step", "label_codes", "read_setting", "reopen"]

@@ -1,0 +1,280 @@
+"""Owns the audit of one epoch: what is delivered, counted and compared; never says which rows are selected."""
+
+import contextlib
+import dataclasses
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from raylance._dataset.dataset import Dataset
+from raylance.arguments import check_integer
+from raylance.audit.selected import Step, Tally, parts_of
+from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID
+from raylance.errors import ConfigError
+from raylance.loader import RankLoader
+from raylance.orders.permutation import Int64Array
+from raylance.planning.plan import Plan
+from raylance.planning.resume import load_state, make_state
+from raylance.planning.state import parse_state
+from raylance.settings import Options, make_plan
+
+_BLOCK = 1 << 20
+_NAMED = 8  # offsets that a fault names
+
+Ranks = Sequence[Step | None]
+"""What each rank got in one step, None where it got no step any more."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class AuditReport:
+    """What came, and whether it is what had to: the steps of the plan, and in them every row once.
+
+    That is: every row that Lance selects, once an epoch; of a dataset in a mixture, none again before all of its
+    others; where an order draws rows, every draw.
+
+    Attributes:
+        counts: Rows by name. "expected": of an epoch; "delivered", "padding", "masked"; "aside": before the start of
+            the audit, and left out by remainder="drop"; "missing" and "twice": that came less or more often than they
+            had to; "foreign": that came and are not selected.
+        steps: Steps of each rank.
+        faults: A line for each kind of fault; none is what one wants.
+        verdict: All of that in a line.
+    """
+
+    counts: dict[str, int]
+    steps: list[int]
+    faults: list[str]
+    verdict: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no fault."""
+        return not self.faults
+
+    def __repr__(self) -> str:
+        numbers = ", ".join(f"{name} {count:,}" for name, count in self.counts.items())
+        return f"{numbers}\nsteps of the ranks: {' '.join(f'{steps:,}' for steps in self.steps)}\n{self.verdict}"
+
+
+class EpochAudit:
+    """An epoch, or the rest of one, that is counted, and looked at step by step.
+
+    Attributes:
+        plan: Its plan.
+        epoch: Its number.
+        position: Where the audit begins.
+    """
+
+    def __init__(
+        self,
+        data: Dataset,
+        *,
+        global_batch_size: int | None = None,
+        world_size: int | None = None,
+        epoch: int | None = None,
+        position: int = 0,
+        state: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Plans the epoch; reads nothing.
+
+        Args:
+            data: A dataset or a mixture.
+            global_batch_size: Rows of a step over all ranks.
+            world_size: Ranks; 1 by default.
+            epoch: The epoch; 0 by default.
+            position: Row of the epoch's order to begin at.
+            state: What a checkpoint of the run holds: it gives the first three where they are left out, and what was
+                settled for "auto". The dataset may have moved since, and deliver other columns.
+
+        Raises:
+            ConfigError: For numbers that make no sense.
+            StateError: For the state of other rows or another order.
+        """
+        self._data, (feed, delivery) = data, data.opened
+        given = {"global_batch_size": global_batch_size, "world_size": world_size, "epoch": epoch}
+        if state is not None:
+            parse_state(state)
+            now = make_state(feed.origin, delivery, epoch=0, position=0, global_batch_size=None, world_size=1)
+            anyhow = {name: getattr(now, name) for name in ("uri", "columns", "decode", "transform")}
+            delivery, saved = load_state({**state, **anyhow}, now, delivery)
+            given = {name: getattr(saved, name) if value is None else value for name, value in given.items()}
+        size = check_integer("global_batch_size", given["global_batch_size"], 1)
+        world = check_integer("world_size", 1 if given["world_size"] is None else given["world_size"], 1)
+        self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
+        self.position = check_integer("position", position, 0)
+        self.plan: Plan = make_plan(feed, delivery, Options(), size, world, delivery.remainder)
+        if position >= self.plan.epoch_rows:
+            raise ConfigError(f"position={position}: the epoch has {self.plan.epoch_rows:,} rows, from 0 on.")
+        self._delivery, self._parts, self._selection = delivery, parts_of(data), feed.source.load_selection()
+        self._starts = range(
+            position, position + self.plan.steps(position) * self.plan.global_batch_size, self.plan.global_batch_size
+        )
+
+    def by_plan(self) -> Iterator[Ranks]:
+        """What each rank gets, step by step, from the work items that its helpers would be given; reads nothing."""
+        return itertools.zip_longest(*(self._replay(rank) for rank in range(self.plan.world_size)))
+
+    def by_stream(self, **options: Any) -> Iterator[Ranks]:
+        """What a loader of each rank hands out, step by step, through Ray where one is running.
+
+        Args:
+            **options: Fields of `raylance.Options`, such as `num_decoders=2`.
+
+        Raises:
+            CoverageError, BadRowError, HelperError: As a loader does.
+        """
+        world = self.plan.world_size
+        with contextlib.ExitStack() as stack:
+            loaders = [self._data.loader(rank=rank, world_size=world, **options) for rank in range(world)]
+            yield from itertools.zip_longest(*(self._stream(stack.enter_context(loader)) for loader in loaders))
+
+    def count(self, delivered: Iterable[Ranks] | None = None) -> AuditReport:
+        """Counts what was delivered, and compares it with the plan and with what Lance selects.
+
+        Args:
+            delivered: What each rank got, step by step: by `by_stream`, or kept by a training loop; None is `by_plan`.
+        """
+        plan, tally = self.plan, Tally([part.selected() for part in self._parts])
+        counts, steps, wrong = dict.fromkeys(("delivered", "padding", "masked"), 0), [0] * plan.world_size, []
+        for number, ranks in enumerate(self.by_plan() if delivered is None else delivered):
+            parts = [step for step in ranks if step is not None]
+            rows, real = np.concatenate([part.rows for part in parts]), np.concatenate([part.real for part in parts])
+            steps = [done + (step is not None) for done, step in zip(steps, ranks, strict=True)]
+            tally.add(rows[real])
+            for name, more in (("delivered", real.sum()), ("padding", (~real).sum())):
+                counts[name] += int(more)
+            counts["masked"] += sum(part.masked for part in parts)
+            at = self.position + number * plan.global_batch_size
+            due = self._planned(plan.positions(at, 0, plan.step_size(at))) if at in self._starts else None
+            if due is None or not (np.array_equal(rows, due.rows) and np.array_equal(real, due.real)):
+                wrong.append(number)
+        end = min(self._starts.stop, plan.epoch_rows)
+        for rest in itertools.chain(self._rows(0, self.position), self._rows(end, plan.epoch_rows)):
+            tally.add(rest)
+        found, faults = self._compare(tally)
+        if tally.foreign:
+            faults.append(f"{tally.foreign:,} rows that are not selected")
+        if set(steps) != {len(self._starts)}:
+            faults.append(f"steps of the ranks {steps}, of the plan {len(self._starts)}")
+        if wrong:
+            faults.append(f"{len(wrong):,} steps have other rows than the plan, the first is {wrong[0]}")
+        counts |= {"aside": self.position + plan.epoch_rows - end, **found, "foreign": tally.foreign}
+        expected, what, each = sum(int(rows.sum()) for rows in tally.selected), "rows", "every selected row"
+        if plan.order.repeats:
+            expected, what, each = plan.epoch_rows, "draws", "every planned draw"
+        notes = {
+            "dropped by remainder='drop'": plan.epoch_rows - end,
+            "repeated, and marked, by remainder='pad'": counts["padding"],
+            "masked by on_bad_row='mask'": counts["masked"],
+            "consumed before": self.position,
+        }
+        told = ", ".join(f"{count:,} {note}" for note, count in notes.items() if count)
+        steps_of = f"{plan.world_size} ranks × {len(self._starts):,} steps"
+        verdict = f"OK: {expected:,} {what}, {steps_of}, {each} exactly once{f' ({told})' if told else ''}"
+        verdict = f"FAULT: {'; '.join(faults)}" if faults else verdict
+        return AuditReport(counts={"expected": expected, **counts}, steps=steps, faults=faults, verdict=verdict)
+
+    def rows_of_step(self, step: int, *, rank: int | None = None, columns: Sequence[str] = ()) -> pd.DataFrame:
+        """The rows of a step in the order of the global batch, to look at what was behind a loss spike.
+
+        Args:
+            step: Its number, counted from `position`.
+            rank: Those of this rank only.
+            columns: Columns to show as they are stored; they need not be delivered.
+
+        Returns:
+            A row each: `position` in the epoch, `rank`, `component` (in a mixture: the dataset's name), `row_offset`,
+            `padding`, and the columns.
+
+        Raises:
+            ConfigError: If there is no such step or rank.
+            DatasetError: If there is no such column.
+        """
+        plan = self.plan
+        if not 0 <= step < len(self._starts):
+            raise ConfigError(f"step={step}: there are {len(self._starts):,} steps, counted from 0.")
+        if rank is not None and not 0 <= rank < plan.world_size:
+            raise ConfigError(f"rank={rank}: a rank lies in [0, {plan.world_size}).")
+        ranks = range(plan.world_size) if rank is None else [rank]
+        slices = [plan.rank_slice(self._starts[step], one) for one in ranks]
+        positions = plan.positions(self._starts[step], slices[0][0], slices[-1][1])
+        rows = self._planned(positions)
+        shown: dict[str, Any] = {"position": positions, "rank": np.repeat(ranks, np.diff(slices)[:, 0])}
+        if rows.components is not None:
+            shown["component"] = [self._parts[number].name for number in rows.components]
+        shown |= {"row_offset": rows.offsets, "padding": ~rows.real}
+        return pd.DataFrame(shown | (self._values(rows.rows, columns) if columns else {}))
+
+    def _values(self, rows: Int64Array, columns: Sequence[str]) -> dict[str, Any]:
+        which, values = rows >> COMPONENT_SHIFT, {name: [None] * len(rows) for name in columns}
+        for number, part in enumerate(self._parts):
+            places = np.flatnonzero(which == number)
+            for name, column in part.take(rows[places] & OFFSET_MASK, columns).items():
+                for place, value in zip(places, column, strict=True):
+                    values[name][place] = value
+        # What is null stays None: pandas would make numbers and strings NaN, which no column held.
+        return {name: pd.Series(given, dtype=object if None in given else None) for name, given in values.items()}
+
+    def _planned(self, positions: Int64Array) -> Step:
+        """The rows at positions of the plan; those behind the end of the epoch are padding."""
+        rows, is_mixed = self._selection.offsets(self.plan.select(self.epoch, positions)), bool(self._parts[0].name)
+        return Step(
+            offsets=rows & OFFSET_MASK,
+            real=positions < self.plan.epoch_rows,
+            components=rows >> COMPONENT_SHIFT if is_mixed else None,
+        )
+
+    def _rows(self, low: int, high: int) -> Iterator[Int64Array]:
+        """The rows at positions [low, high), so many at a time."""
+        for at in range(low, high, _BLOCK):
+            yield self._planned(np.arange(at, min(at + _BLOCK, high))).rows
+
+    def _replay(self, rank: int) -> Iterator[Step]:
+        plan, parts = self.plan, list[Int64Array]()
+        for item in plan.items(rank, self.epoch, self.position, item_rows=4096):
+            parts += np.split(plan.item_positions(item), item.steps)
+            low, high = plan.rank_slice(item.position, rank)
+            if item.high < high - low:  # the rest of the step follows
+                continue
+            for positions in parts if item.steps > 1 else [np.concatenate(parts)]:
+                yield self._planned(positions)
+            parts = []
+
+    def _stream(self, loader: RankLoader) -> Iterator[Step]:
+        plan, size = self.plan, self.plan.global_batch_size
+        place = {"epoch": self.epoch, "position": self.position, "order": plan.order.params()}
+        loader.load_state_dict(loader.state_dict() | place)
+        tables = loader.iter_batches(global_batch_size=size, batch_format="pyarrow", with_row_offset=True)
+        for number, table in enumerate(tables):
+            names = {ROW_OFFSET, COMPONENT, VALID} & set(table.column_names)
+            columns = {name: table[name].to_numpy().copy() for name in names}
+            real, masked = columns.get(VALID, np.ones(len(table), dtype=np.bool_)), 0
+            if self._delivery.masks_bad_rows:  # rows are marked too, and only the plan tells them from padding
+                at = self.position + number * size
+                known = plan.positions(at, *plan.rank_slice(at, loader.rank)) < plan.epoch_rows
+                real, masked = real | known, int((known & ~real).sum())
+            yield Step(offsets=columns[ROW_OFFSET], real=real, components=columns.get(COMPONENT), masked=masked)
+
+    def _compare(self, tally: Tally) -> tuple[dict[str, int], list[str]]:
+        """How many rows came less, and more often than they had to, and a line for each kind of fault."""
+        drawn, counts, faults = Tally(tally.selected), {"missing": 0, "twice": 0}, []
+        for rows in self._rows(0, self.plan.epoch_rows if any(part.order.repeats for part in self._parts) else 0):
+            drawn.add(rows)
+        standings = self._delivery.order.standings(self.plan.epoch_rows)
+        for part, selected, times, draws in zip(self._parts, tally.selected, tally.times, drawn.times, strict=True):
+            count, of = int(selected.sum()), f" of {part.name}" * bool(part.name)
+            if count != part.rows:
+                faults.append(f"Lance selects {count:,} rows{of}, the plan has {part.rows:,}")
+            # A mixture goes through a dataset again and again, each time through all of it.
+            passes, more = divmod(standings[part.name]["rows"] if standings else count, max(count, 1))
+            least, most = (draws, draws) if part.order.repeats else (passes, passes + (more > 0))
+            for what, wrong in (("missing", times < least), ("twice", times > most)):
+                rows = np.flatnonzero(selected & wrong)
+                counts[what] += len(rows)
+                if len(rows):
+                    named = ", ".join(map(str, rows[:_NAMED])) + " …" * (len(rows) > _NAMED)
+                    faults.append(f"{len(rows):,} rows{of} {what}, with offsets {named}")
+        return counts, faults

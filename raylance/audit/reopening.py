@@ -1,0 +1,100 @@
+"""Owns how a run's dataset is opened again from what its checkpoint holds; never loads a position."""
+
+import ast
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raylance._dataset.dataset import Dataset
+from raylance._dataset.mixing import mix
+from raylance._dataset.opening import dataset
+from raylance.errors import ConfigError, StateError
+from raylance.orders.mixture import MixOrder
+from raylance.orders.registry import ORDERS
+from raylance.orders.sampling import ClassBalanced, Weighted
+from raylance.planning.plan import Remainder
+from raylance.planning.state import UNKNOWN, parse_state
+from raylance.source.packing import PackTokens
+from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
+
+_KEPT = ("uri", "version", "branch", "filter", "split")
+_RECORDED = {**ORDERS, ClassBalanced.name: ClassBalanced}
+_WRITTEN = (*ORDERS.values(), Weighted, ClassBalanced, FractionSplit, RangeSplit, ValueSplit, PackTokens)
+_SETTINGS = {kind.__name__: kind for kind in _WRITTEN}
+
+
+def read_setting(text: str) -> Any:
+    """Makes a split, an order or a packing of what its repr says, as checkpoints and errors show it; runs no code.
+
+    Args:
+        text: Such as "FractionSplit(fractions={'train': 0.9, 'val': 0.1}, part='train', by='key')".
+
+    Raises:
+        ConfigError: If it says anything else.
+    """
+    try:
+        call = ast.parse(text.strip(), mode="eval").body
+        if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in _SETTINGS):
+            raise ValueError("it is none of them")
+        fields = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        return _SETTINGS[call.func.id](*map(ast.literal_eval, call.args), **fields)
+    except (SyntaxError, TypeError, ValueError) as error:
+        names = ", ".join(_SETTINGS)
+        raise ConfigError(f"{text!r} cannot be read ({error}): write one of {names} with plain values.") from error
+
+
+def reopen(
+    state: Mapping[str, Any],
+    *,
+    uri: str | Sequence[str] = (),
+    remainder: Remainder = "drop",
+    **changes: Any,
+) -> Dataset:
+    """Opens the dataset or the mixture of a run.
+
+    Args:
+        state: What a checkpoint of the run holds, the content of `raylance_state.json`.
+        uri: Where the data lies now, if it has moved; of a mixture, one for each dataset in the order of their names.
+        remainder: As the run had it: a checkpoint does not say.
+        **changes: Arguments of `raylance.dataset` that it does not say either, such as `storage_options`, `decode`,
+            `pack`, or that shall be others; of a mixture, for all datasets.
+
+    Raises:
+        StateError: If the state is damaged.
+        ConfigError: If `order` is needed, because weights or code of one's own stand in no checkpoint.
+    """
+    saved = parse_state(state)
+    is_mixture = saved.order.get("name") == MixOrder.name
+    parts: dict[str, Any] = (
+        saved.order["components"] if is_mixture else {"": {"order": saved.order, "seed": saved.seed}}
+    )
+    uris = [uri] if isinstance(uri, str) else list(uri)
+    if uris and len(uris) != len(parts):
+        raise ConfigError(f"uri={uris}: the run read {len(parts)} datasets; give a URI for each, or none.")
+    opened = {}
+    for number, (name, part) in enumerate(parts.items()):
+        one = {key: getattr(saved, key)[name] if is_mixture else getattr(saved, key) for key in _KEPT}
+        arguments = _arguments(one["branch"], one["version"], one["split"], part, changes)
+        where = uris[number] if uris else one["uri"]
+        opened[name] = dataset(where, **{"filter": one["filter"], "remainder": remainder, **arguments})
+    if not is_mixture:
+        return opened[""]
+    weighed = {name: (opened[name], part["quota"]) for name, part in parts.items()}
+    return mix(weighed, stop=saved.order["stop"], remainder=remainder)
+
+
+def _arguments(branch: Any, version: Any, split: Any, part: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of `raylance.dataset` for what a checkpoint says, and for what shall be another."""
+    params = dict(part["order"])
+    name = params.pop("name", None)
+    if "order" not in changes and name not in _RECORDED:
+        raise ConfigError(f"the run's order {name!r} is not all in its checkpoint: give it as order=.")
+    try:
+        order = changes["order"] if "order" in changes else _RECORDED[name](**params)
+    except TypeError as error:
+        raise StateError(f"the state is damaged: its order is {params} ({error}). Use an earlier one.") from error
+    return {
+        "version": version if branch in (None, UNKNOWN) else (branch, version),
+        "split": None if split is None else read_setting(split),
+        "seed": part["seed"],
+        "order": order,
+    } | dict(changes)

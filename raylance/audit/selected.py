@@ -1,0 +1,173 @@
+"""Owns Lance's own word on an audited dataset: which rows are selected, and what is stored in them; plans nothing."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from raylance._dataset.dataset import Dataset
+from raylance.audit.reopening import read_setting
+from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
+from raylance.errors import ConfigError, DatasetError
+from raylance.orders.mixture import MixOrder
+from raylance.orders.order import Order
+from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.source.mixture import MixedRows
+from raylance.source.packing import PackedRows, PackTokens
+from raylance.source.rows import RowSource, TableRows
+from raylance.source.splits import Split
+
+_SCAN_ROWS = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one rank got in one step.
+
+    Attributes:
+        offsets: Row offsets, as batches carry them under `_rowoffset`; int64, shape (k,).
+        real: Which are rows, and no padding; bool, shape (k,).
+        components: Of a mixture, as under `_component`; int64, shape (k,).
+        masked: Rows that came, but could not be decoded.
+    """
+
+    offsets: Int64Array
+    real: BoolArray
+    components: Int64Array | None = None
+    masked: int = 0
+
+    @property
+    def rows(self) -> Int64Array:
+        """Offsets with the component in the high bits, as they travel."""
+        return self.offsets if self.components is None else self.offsets | self.components << COMPONENT_SHIFT
+
+
+class Tally:
+    """How often each row of each dataset came."""
+
+    def __init__(self, selected: Sequence[BoolArray]) -> None:
+        """Takes the selected rows, as a mask over the row offsets of each dataset."""
+        self.selected = selected
+        self.times = [np.zeros(len(rows), dtype=np.uint32) for rows in selected]
+        self.foreign = 0
+
+    def add(self, rows: Int64Array) -> None:
+        """Counts rows, component in the high bits; those that are not selected are foreign."""
+        which, offsets = rows >> COMPONENT_SHIFT, rows & OFFSET_MASK
+        for number in np.unique(which).tolist():
+            mine = offsets[which == number]
+            known = mine[mine < (len(self.times[number]) if 0 <= number < len(self.times) else 0)]
+            self.foreign += len(mine) - len(known)
+            if len(known):
+                np.add.at(self.times[number], known, 1)
+                self.foreign += int((~self.selected[number][known]).sum())
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One dataset of those that are audited.
+
+    Attributes:
+        name: Its name in the mixture, or "".
+        table: Its rows, or documents.
+        filter: Its filter.
+        split: Its split, as checkpoints write it.
+        pack: How documents become rows, or None.
+        order: Its order.
+        rows: Its rows by the plan.
+    """
+
+    name: str
+    table: TableRows
+    filter: str | None
+    split: str | None
+    pack: PackTokens | None
+    order: Order
+    rows: int
+
+    def selected(self) -> BoolArray:
+        """The rows that Lance selects, as a mask over row offsets; of documents, the sequences that they make."""
+        if self.pack is not None:
+            tokens = 0
+            for batch in self.scan({"tokens": f"array_length(`{self.pack.column}`)"}):
+                tokens += (pc.sum(batch["tokens"]).as_py() or 0) + len(batch) * (self.pack.eos_id is not None)
+            return np.ones(-(-tokens // self.pack.length), dtype=np.bool_)
+        whole = self.filter is None and self.split is None
+        mask = np.full(self.table.pinned.open().count_rows(), whole)
+        for batch in () if whole else self.scan({}):
+            mask[batch[ROW_OFFSET].to_numpy()] = True
+        return mask
+
+    def scan(self, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
+        """What Lance gives for filter and split in storage order: SQL expressions by name, and `_rowoffset`."""
+        split: Split | None = None if self.split is None else read_setting(self.split)
+        keys = {f"key {name}": f"`{name}`" for name in (split.columns if split else [])}
+        wanted = {**columns, **keys, ROW_OFFSET: ROW_OFFSET}
+        scanner = self.table.pinned.open().scanner(columns=wanted, filter=self.filter, batch_size=_SCAN_ROWS)
+        for batch in scanner.to_batches():
+            if split is None:
+                yield batch
+                continue
+            values = [batch[name].to_pylist() for name in keys]
+            kept = split.keep(batch[ROW_OFFSET].to_numpy().astype(np.int64), values[0] if values else None)
+            yield batch.filter(pa.array(kept))
+
+    def take(self, offsets: Int64Array, columns: Sequence[str]) -> dict[str, list[Any]]:
+        """Stored values of rows, in the order asked for.
+
+        Raises:
+            DatasetError: If there is no such column.
+            ConfigError: For sequences of packed documents.
+        """
+        opened = self.table.pinned.open()
+        if self.pack is not None and columns:
+            raise ConfigError(f"columns={list(columns)}: sequences are stored nowhere; read them by take(row_offset).")
+        for name in columns:
+            if name not in opened.schema.names:
+                names = ", ".join(opened.schema.names)
+                raise DatasetError(f"{self.table.uri!r} has no column {name!r}; its columns are {names}.")
+        found: dict[str, list[Any]] = opened.take(pa.array(offsets), columns=list(columns)).to_pydict()
+        return found
+
+
+def parts_of(data: Dataset) -> list[Part]:
+    """The datasets of a mixture, or the only one."""
+    (feed, delivery), order = data.opened, data.opened[1].order
+    if not (isinstance(feed.source, MixedRows) and isinstance(order, MixOrder)):
+        return [_part("", feed.source, delivery.filter, delivery.split, order, delivery.rows)]
+    return [
+        _part(of.name, source, delivery.filter[of.name], delivery.split[of.name], of.order, of.rows)
+        for of, source in zip(order.components, feed.source.parts, strict=True)
+    ]
+
+
+def _part(name: str, source: RowSource, filter: str | None, split: str | None, order: Order, rows: int) -> Part:
+    pack = source.pack if isinstance(source, PackedRows) else None
+    table = source.documents if isinstance(source, PackedRows) else source
+    if not isinstance(table, TableRows):
+        raise ConfigError(f"{type(table).__name__} cannot be audited: it is no table of Lance.")
+    return Part(name=name, table=table, filter=filter, split=split, pack=pack, order=order, rows=rows)
+
+
+def label_codes(data: Dataset, column: str) -> Int64Array:
+    """The class of each selected row, for `plan().shuffle_quality(labels)`.
+
+    Args:
+        data: A dataset or a mixture.
+        column: Its labels, which need not be delivered; null is a class.
+
+    Returns:
+        int64, shape (n,), in storage order.
+
+    Raises:
+        DatasetError: If there is no such column.
+    """
+    batches: list[pa.RecordBatch] = []
+    for part in parts_of(data):
+        part.take(np.empty(0, dtype=np.int64), [column])  # refuses what is not there
+        batches += part.scan({"label": f"`{column}`"})
+    labels = pa.chunked_array([batch["label"] for batch in batches]).combine_chunks()
+    return np.asarray(labels.dictionary_encode(null_encoding="encode").indices, dtype=np.int64)

@@ -1,0 +1,270 @@
+"""Owns the checks of raylance.audit: it passes what is sound of every kind of dataset, and finds what is not."""
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from raylance.audit import EpochAudit, Step, label_codes, read_setting, reopen
+from raylance.errors import ConfigError, DatasetError, StateError
+
+ROWS, OTHER = 203, 61
+WINDOW = raylance.WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
+
+
+@pytest.fixture(scope="module")
+def uris(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Two datasets of several fragments with deleted rows: 193 and 61 live ones; and one of documents."""
+    folder = tmp_path_factory.mktemp("audit")
+    made = []
+    for name, rows in (("a", ROWS), ("b", OTHER)):
+        ids = np.arange(rows)
+        table = {
+            "id": ids,
+            "label": pa.array([f"class {row % 5}" if row % 7 else None for row in ids]),
+            "weight": (ids % 4).astype(np.float64),
+            "split": pa.array(["val" if row % 3 == 0 else "train" for row in ids]),
+            "tokens": pa.array([list(range(row % 11)) for row in ids], pa.list_(pa.int32())),
+        }
+        uri = str(folder / f"{name}.lance")
+        lance.write_dataset(pa.table(table), uri, max_rows_per_file=40)
+        made.append(uri)
+    lance.dataset(made[0]).delete("id >= 30 and id < 40")
+    return made
+
+
+SINGLE: dict[str, dict[str, Any]] = {
+    "window": {"order": WINDOW},
+    "filter": {"order": "shard", "filter": "id % 4 != 1"},
+    "fraction": {"split": raylance.FractionSplit(fractions={"train": 0.7, "val": 0.3}, part="train", by="id")},
+    "fraction of offsets": {"split": raylance.FractionSplit(fractions={"a": 0.5, "b": 0.5}, part="b", seed=3)},
+    "range": {"split": raylance.RangeSplit([(3, 50), (90, 180)]), "filter": "id > 10"},
+    "value": {"split": raylance.ValueSplit("split", "train"), "order": "row"},
+    "weighted": {"order": raylance.Weighted(weights="weight", rows_per_epoch=300)},
+    "balanced": {"order": raylance.ClassBalanced(column="label", classes_per_batch=4), "filter": "label IS NOT NULL"},
+    "packed": {"pack": raylance.PackTokens("tokens", length=16, eos_id=9), "filter": "id > 20"},
+    "packed split": {"pack": raylance.PackTokens("tokens", length=7), "split": raylance.ValueSplit("split", "val")},
+}
+
+
+def opened(uris: list[str], kind: str, **options: Any) -> raylance.Dataset:
+    """A dataset of a kind, or a mixture."""
+    if kind not in SINGLE:
+        columns = {"columns": ["id", "label"], "seed": 4}
+        parts = {
+            "first": (raylance.dataset(uris[0], filter="id != 7", order=WINDOW, **columns), 0.6),
+            "second": (raylance.dataset(uris[1], split=raylance.ValueSplit("split", "train"), **columns), 0.4),
+        }
+        if kind == "mixture with draws":
+            drawn = raylance.ClassBalanced(column="split")
+            parts["second"] = (raylance.dataset(uris[1], order=drawn, **columns), 0.4)
+        return raylance.mix(parts, stop="first_exhausted" if kind == "short mixture" else "all_exhausted", **options)
+    columns = {} if "pack" in SINGLE[kind] else {"columns": ["id"]}
+    return raylance.dataset(uris[0], **(columns | SINGLE[kind] | options))
+
+
+KINDS = [*SINGLE, "mixture", "short mixture", "mixture with draws"]
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad", "ragged"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_dataset_passes_by_plan(kind: str, remainder: str, uris: list[str]) -> None:
+    data = opened(uris, kind, remainder=remainder)
+    for world, size, position in ((1, 8, 0), (3, 10, 7)):
+        epoch = EpochAudit(data, global_batch_size=size, world_size=world, epoch=2, position=position)
+        report = epoch.count()
+        assert report.ok, report
+        repeats = epoch.plan.order.repeats
+        assert report.verdict.split("exactly once")[0].endswith("every planned draw " if repeats else "selected row ")
+        assert report.counts["delivered"] + report.counts["aside"] == report.counts["expected"]
+        assert report.steps == [epoch.plan.steps(position)] * world
+        assert repr(report).endswith(report.verdict)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_stream_delivers_what_was_planned(kind: str, uris: list[str]) -> None:
+    data = opened(uris, kind, remainder="pad")
+    epoch = EpochAudit(data, global_batch_size=12, world_size=2, epoch=1, position=5)
+    report = epoch.count(epoch.by_stream(runtime="threads"))
+    assert report.ok, report
+    assert report.counts == epoch.count().counts
+
+
+def spoil(kind: str, steps: list[list[Step]]) -> None:
+    step = steps[1][0]
+    if kind == "swapped":
+        steps[0], steps[1] = steps[1], steps[0]
+    if kind == "removed":
+        names = ("offsets", "real") if step.components is None else ("offsets", "real", "components")
+        steps[1][0] = dataclasses.replace(step, **{name: getattr(step, name)[1:] for name in names})
+    if kind == "replaced":
+        steps[1][0] = dataclasses.replace(step, offsets=np.r_[step.offsets[1], step.offsets[1:]])
+    if kind == "foreign":
+        steps[1][0] = dataclasses.replace(step, offsets=np.r_[7_000, step.offsets[1:]])
+    if kind == "relabelled" and step.components is not None:
+        steps[1][0] = dataclasses.replace(step, components=1 - step.components)
+
+
+FAULTS = {
+    "swapped": ["steps have other rows"],
+    "removed": ["missing", "steps have other rows"],
+    "replaced": ["missing", "twice", "steps have other rows"],
+    "foreign": ["missing", "not selected", "steps have other rows"],
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kind", ["window", "value", "weighted", "packed", "mixture with draws"])
+def test_faults_are_found_in_every_kind(kind: str, fault: str, uris: list[str]) -> None:
+    epoch = EpochAudit(opened(uris, kind, remainder="ragged"), global_batch_size=4, world_size=2)
+    steps = [list(ranks) for ranks in epoch.by_plan()]
+    spoil(fault, steps)
+    report = epoch.count(steps)
+    told = "\n".join(report.faults)
+    assert not report.ok
+    assert report.verdict.startswith("FAULT: ")
+    for part in FAULTS[fault]:
+        assert part in told, told
+
+
+def test_a_mixture_must_not_repeat_a_row_before_the_others(uris: list[str]) -> None:
+    """The rows of one dataset in place of another's are found, and named with it."""
+    epoch = EpochAudit(opened(uris, "mixture"), global_batch_size=10)
+    steps = [list(ranks) for ranks in epoch.by_plan()]
+    spoil("relabelled", steps)
+    told = "\n".join(epoch.count(steps).faults)
+    assert " of first missing, with offsets " in told
+    assert " of second missing, with offsets " in told
+
+
+def test_which_rows_are_selected_is_lances_word(uris: list[str]) -> None:
+    """A selection that had lost a row would plan and deliver without a fault of its own."""
+    other = raylance.dataset(uris[0], columns=["id"], filter="id < 100 and id != 50")
+    feed, spec = other.opened
+    broken = raylance.Dataset(feed, dataclasses.replace(spec, filter="id < 100"), raylance.Options())
+    report = EpochAudit(broken, global_batch_size=10, world_size=2).count()
+    assert lance.dataset(uris[0]).take([40])["id"].to_pylist() == [50]
+    assert report.counts["missing"] == 1
+    assert report.faults == ["Lance selects 90 rows, the plan has 89", "1 rows missing, with offsets 40"]
+
+
+def test_masked_rows_are_no_padding(write_dataset: Callable[..., str], images_uri: str) -> None:
+    table = lance.dataset(images_uri).to_table(columns=["image", "id"], limit=50)
+    spoiled = [b"no image" if row % 10 == 3 else image for row, image in enumerate(table["image"].to_pylist())]
+    uri = write_dataset(pa.table({"image": pa.array(spoiled, pa.binary()), "id": table["id"]}))
+    data = raylance.dataset(
+        uri, decode=raylance.Image("image", size=8), on_bad_row="mask", remainder="pad", order="sequential"
+    )
+    epoch = EpochAudit(data, global_batch_size=16, world_size=3)
+    report = epoch.count(epoch.by_stream(runtime="threads", num_decoders=1))
+    assert report.ok, report
+    assert report.verdict.endswith("(14 repeated, and marked, by remainder='pad', 5 masked by on_bad_row='mask')")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "weighted"])
+def test_a_run_is_reopened_from_its_checkpoint(kind: str, uris: list[str]) -> None:
+    """Rows of a step as the loader delivered them, though sizes were "auto" and nothing but the state is known."""
+    data = opened(uris, kind)
+    with data.loader(rank=1, world_size=2, runtime="threads") as loader:
+        loader.set_epoch(3)
+        batches = itertools.islice(loader.iter_batches(global_batch_size=9, with_row_offset=True), 4)
+        batch = list(batches)[3]
+        state = json.loads(json.dumps(loader.state_dict()))
+    pack = {"pack": SINGLE[kind]["pack"]} if kind.startswith("packed") else {}
+    again = reopen(state, uri=uris if "mixture" in kind else uris[0], **pack)
+    assert again.opened[1].fingerprint == data.opened[1].fingerprint
+    epoch = EpochAudit(again, state=state)
+    assert (epoch.epoch, epoch.plan.global_batch_size, epoch.plan.world_size) == (3, 9, 2)
+    rows = epoch.rows_of_step(3, rank=1)
+    assert rows["row_offset"].tolist() == batch["_rowoffset"].tolist()
+    if "mixture" in kind:
+        names = ["first", "second"]
+        assert [names.index(name) for name in rows["component"]] == batch["_component"].tolist()
+    assert epoch.count().ok
+    with pytest.raises(StateError, match="belongs to other data or another order"):
+        EpochAudit(opened(uris, "value"), state=state | {"seed": 77})
+
+
+def test_what_a_checkpoint_does_not_hold_has_to_be_given(uris: list[str]) -> None:
+    state = opened(uris, "weighted").loader(rank=0).state_dict()
+    with pytest.raises(ConfigError, match="'weighted' is not all in its checkpoint: give it as order="):
+        reopen(state)
+    again = reopen(state, order=SINGLE["weighted"]["order"], columns=["id"])
+    assert EpochAudit(again, global_batch_size=8, state=state).count().ok
+    with pytest.raises(ConfigError, match="the run read 1 datasets"):
+        reopen(state, uri=uris)
+    damaged = state | {"order": {"name": "window", "shards": 3}}
+    with pytest.raises(StateError, match="damaged: its order"):
+        reopen(damaged)
+
+
+def test_rows_of_a_step_show_stored_values_of_every_dataset(uris: list[str]) -> None:
+    epoch = EpochAudit(opened(uris, "mixture", remainder="pad"), global_batch_size=13, world_size=3)
+    last = epoch.plan.steps() - 1
+    frame = epoch.rows_of_step(last, columns=["id", "label", "tokens"])
+    assert list(frame) == ["position", "rank", "component", "row_offset", "padding", "id", "label", "tokens"]
+    assert frame["rank"].tolist() == [0] * 4 + [1] * 4 + [2] * 5
+    assert sorted(set(frame["component"])) == ["first", "second"]
+    for row in frame.to_dict("records"):
+        at = 0 if row["component"] == "first" else 1
+        stored = lance.dataset(uris[at]).take([row["row_offset"]]).to_pylist()[0]
+        assert (row["id"], row["label"], list(row["tokens"])) == (stored["id"], stored["label"], stored["tokens"])
+    assert frame["padding"].sum() == -epoch.plan.epoch_rows % 13 > 0
+    assert len(epoch.rows_of_step(last, rank=2)) == 5
+
+
+def test_labels_are_those_of_the_selected_rows(uris: list[str]) -> None:
+    data = opened(uris, "mixture")
+    codes = label_codes(data, "label")
+    parts = [raylance.dataset(uris[0], columns=["id"], filter="id != 7"), opened(uris[1:], "value")]
+    stored = [f"class {row % 5}" if row % 7 else None for part in parts for row in part[:]["id"]]
+    assert len(codes) == len(data)
+    assert len(set(zip(codes.tolist(), stored, strict=True))) == len(set(codes.tolist())) == len(set(stored))
+    assert data.plan(16).shuffle_quality(codes).divergences
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({}, ConfigError, "global_batch_size=None"),
+        ({"global_batch_size": 8, "position": 193}, ConfigError, "the epoch has 193 rows"),
+        ({"global_batch_size": 8, "epoch": -1}, ConfigError, "epoch=-1"),
+        ({"global_batch_size": 8, "state": {"format": 9}}, StateError, "newer raylance"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], error: type[Exception], message: str, uris: list[str]) -> None:
+    with pytest.raises(error, match=message):
+        EpochAudit(opened(uris, "window"), **options)
+
+
+def test_bad_steps_and_columns(uris: list[str]) -> None:
+    epoch = EpochAudit(opened(uris, "window"), global_batch_size=8)
+    with pytest.raises(ConfigError, match="there are 24 steps"):
+        epoch.rows_of_step(24)
+    with pytest.raises(ConfigError, match=r"a rank lies in \[0, 1\)"):
+        epoch.rows_of_step(0, rank=1)
+    with pytest.raises(DatasetError, match="no column 'nope'; its columns are id, label"):
+        epoch.rows_of_step(0, columns=["nope"])
+    packed = EpochAudit(opened(uris, "packed"), global_batch_size=8)
+    with pytest.raises(ConfigError, match="sequences are stored nowhere"):
+        packed.rows_of_step(0, columns=["tokens"])
+
+
+@pytest.mark.parametrize(
+    "setting", [value for kind in SINGLE.values() for value in kind.values() if type(value) is not str]
+)
+def test_settings_are_read_from_their_repr(setting: Any) -> None:
+    assert read_setting(repr(setting)) == setting
+
+
+@pytest.mark.parametrize("text", ["__import__('os').remove('x')", "ValueSplit(column=x, value=1)", "ValueSplit(", "7"])
+def test_nothing_else_is_read(text: str) -> None:
+    with pytest.raises(ConfigError, match="write one of WindowShuffle"):
+        read_setting(text)
