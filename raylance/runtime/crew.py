@@ -189,10 +189,10 @@ class Crew:
 
     def ask(self, now: float) -> list[Command]:
         """Asks all that run for a sign of life, after a fault."""
-        running = {number: helper for number, helper in self._helpers.items() if helper.running}
-        for helper in running.values():
-            helper.asked = now if helper.asked is None else helper.asked
-        return [Ask(number) for number in running]
+        silent = [number for number, helper in self._helpers.items() if helper.running and helper.asked is None]
+        for number in silent:
+            self._helpers[number].asked = now
+        return [Ask(number) for number in silent]
 
     def hung(self, now: float) -> list[tuple[int, Fault]]:
         """Running helpers that have owed an answer for too long."""
