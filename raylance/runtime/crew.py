@@ -23,9 +23,8 @@ class Helper:
         place_at: When it is to be placed; None once that was asked for.
         late: When it is given up, unless it runs by then.
         running: Whether it runs.
-        is_proven: Whether it has answered since the last fault.
         heard: When it answered last.
-        asked: Since when it owes a sign of life; None where it was not asked for one.
+        asked: Since when it owes a sign of life, because of a fault; None where it owes none.
         calls: What it was given and has not answered, in order, with the time.
     """
 
@@ -33,7 +32,6 @@ class Helper:
     place_at: float | None
     late: float
     running: bool = False
-    is_proven: bool = True
     heard: float = 0.0
     asked: float | None = None
     calls: dict[int, float] = dataclasses.field(default_factory=dict)
@@ -108,7 +106,7 @@ class Crew:
         return [
             number
             for number, helper in self._helpers.items()
-            if helper.kind == kind and helper.running and (helper.is_proven or not proven)
+            if helper.kind == kind and helper.running and (helper.asked is None or not proven)
         ]
 
     @property
@@ -156,8 +154,7 @@ class Crew:
         """Notes a sign of life: of a helper that was placed, or that was asked."""
         found = self._helpers.get(helper)
         if found is not None:
-            found.running = found.is_proven = True
-            found.heard, found.asked = now, None
+            found.running, found.heard, found.asked = True, now, None
         if self._running("reader") and (not self.insists or self.decoders_running == self.decoders):
             self.is_complete = True
 
@@ -192,11 +189,10 @@ class Crew:
 
     def ask(self, now: float) -> list[Command]:
         """Asks all that run for a sign of life, after a fault."""
-        running = {number: helper for number, helper in self._helpers.items() if helper.running}
-        for helper in running.values():
-            helper.is_proven = False
-            helper.asked = now if helper.asked is None else helper.asked
-        return [Ask(number) for number in running]
+        silent = [number for number, helper in self._helpers.items() if helper.running and helper.asked is None]
+        for number in silent:
+            self._helpers[number].asked = now
+        return [Ask(number) for number in silent]
 
     def hung(self, now: float) -> list[tuple[int, Fault]]:
         """Running helpers that have owed an answer for too long."""

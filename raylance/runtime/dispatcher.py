@@ -232,10 +232,11 @@ class Dispatcher:
                 # What went with a helper that is known to be gone is that helper's fault, which was counted.
                 is_known = piece.read is not None and self._crew.replaced > piece.replaced
                 self._again(piece, _Stage.WAITING)
-                self._out += self._crew.ask(self._now)
-                if not is_known and self._blame(piece, fault):
-                    piece.not_before = self._now + PAUSES_S[piece.faults - 1]
-                    self._split(piece)
+                if not is_known:
+                    self._out += self._crew.ask(self._now)
+                    if self._blame(piece, fault):
+                        piece.not_before = self._now + PAUSES_S[piece.faults - 1]
+                        self._split(piece)
 
     def _done(self, piece: _Piece, call: int, receipt: Receipt) -> None:
         self._stats.add(receipt)

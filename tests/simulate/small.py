@@ -29,7 +29,10 @@ class SmallWorld(World):
         self.deaths, self.late, self.loses_results = deaths, late, loses_results
 
     def later(self, wait_s: float, what: Callable[..., None], *about: Any) -> None:
-        self.pending.append((what, about))
+        if what == self.post:
+            self.post(*about)  # an answer is told as it is there: that it takes its time is work that takes its time
+        else:
+            self.pending.append((what, about))
 
     def pass_time(self, until: float | None) -> bool:
         return False
@@ -43,6 +46,7 @@ class SmallWorld(World):
                 if result is not None and result.maker == number:
                     self._lose(result, self.faults)
         self._end(helper, "dead", self.faults)
+        self.pending = [(what, about) for what, about in self.pending if about[0] is not helper]  # it does no more
 
 
 @dataclasses.dataclass
@@ -131,7 +135,11 @@ def _choices(one: Pass) -> Iterator[Choice]:
     world: Any = one.world
     yield from (("happens", at) for at in range(len(world.pending)))
     if world.deaths:
-        yield from (("dies", n) for n, helper in world.helpers.items() if helper.state in ("up", "placing"))
+        yield from (
+            ("dies", n)
+            for n, helper in world.helpers.items()
+            if helper.state == "placing" or (helper.state == "up" and helper.queue)
+        )
     if one.deadline is not None:
         is_soon = one.deadline - world.now < SOON_S
         is_late = world.late > 0 and any(helper.state == "placing" for helper in world.helpers.values())
@@ -170,7 +178,7 @@ def state(one: Pass) -> Any:
         return name("call", number)
 
     def left(at: float | None) -> float | None:
-        return None if at is None else round(max(-1.0, at - world.now), 3)
+        return None if at is None or at <= world.now else round(at - world.now, 3)
 
     pieces = tuple(
         (
@@ -181,7 +189,7 @@ def state(one: Pass) -> Any:
     )  # fmt: skip
     helpers = tuple(
         (
-            name("helper", n), h.kind, left(h.place_at), None if h.running else left(h.late), h.running, h.is_proven,
+            name("helper", n), h.kind, left(h.place_at), None if h.running else left(h.late), h.running,
             h.asked is not None, tuple(call(c) for c in h.calls),
         )
         for n, h in crew._helpers.items()

@@ -70,6 +70,7 @@ class _Known:
     """A helper, as far as was commanded and told."""
 
     kind: str
+    placed_at: float
     late: float
     is_running: bool = False
     ended_by: str = ""
@@ -208,11 +209,9 @@ class Watch:
             self._helpers[helper].calls[call] = None
 
     def _check_crew(self, number: int, kind: str, now: float) -> None:
-        late = now + self.scenario.placement_timeout_s
-        self._helpers[number] = _Known(kind, min([late, *self._refused[kind]]))
-        if self._refused[kind]:
-            self._refused[kind].clear()
+        if any(now < late for late in self._refused[kind]):
             self._recover("placed again after a refusal")
+        self._helpers[number] = _Known(kind, now, now + self.scenario.placement_timeout_s)
         held = sum(helper.kind == kind for n, helper in self._helpers.items() if self._is_held(n))
         if held > (1 if kind == "reader" else self.scenario.decoders):
             raise Broken("crew", f"{held} {kind}s at {now:.2f} s")
@@ -226,7 +225,7 @@ class Watch:
             self._recover("a dead one dismissed")
             return
         if not known.is_running:
-            if now < known.late or self._says(Placed, number):
+            if not self._is_late(known, now) or self._says(Placed, number):
                 raise Broken("crew", f"helper {number} is given up at {now:.2f} s, before {known.late:.2f} s")
             self._recover("one too late dismissed")
         elif helper.state == "up" or any(self._says_done(call) for call in known.calls):
@@ -234,6 +233,10 @@ class Watch:
         else:
             self._recover("a hung one dismissed")
         self._gone(number, "dismissed")
+
+    def _is_late(self, helper: _Known, now: float) -> bool:
+        """Whether it had its time; one that is placed for another, which was refused, has what is left of that's."""
+        return any(helper.placed_at < late <= now for late in (helper.late, *self._refused[helper.kind]))
 
     def _says(self, kind: type, number: int) -> bool:
         return any(type(event) is kind and event.helper == number for event in self.world.inbox)
@@ -305,8 +308,10 @@ class Watch:
                 raise Broken("cause", f"{error}, and none was late")
             self._recover("ended by a late helper")
         elif isinstance(error, HelperError) and "could not start" in str(error):
-            late = min([*self._refused["reader"], *self._refused["decoder"]], default=float("inf"))
-            if not self._hopeless and now + 1.0 < late:
+            refused = [
+                helper for helper in self._helpers.values() if helper.ended_by == "told" and not helper.is_running
+            ]
+            if not self._hopeless and not any(self._is_late(helper, now + 1.0) for helper in refused):
                 raise Broken("cause", f"{error}, and there was time")
             self._recover("ended by a helper that cannot start")
         elif isinstance(error, HelperError):

@@ -179,7 +179,7 @@ class World:
             self.table[call] = None
         helper.queue.append((call, command, source))
         if helper.state == "dead":
-            self.later(_TRANSIT_S[2], self.post, Lost(helper.number, Fault(told="it died before")))
+            self.later(_TRANSIT_S[2], self.post, Lost(helper.number, Fault(told="it died")))
         elif helper.state == "up" and not helper.is_working:
             self._work(helper)
 
@@ -306,7 +306,7 @@ class World:
         helper.state, helper.cause = state, cause
         if state == "dead":
             for at in range(min(len(helper.queue), 3)):  # each call says so
-                lost = Lost(helper.number, Fault(told=f"fault {cause}"))
+                lost = Lost(helper.number, Fault(told="it died"))
                 self.later(_TRANSIT_S[(cause + at) % 4], self.post, lost)
 
     # Fetching.
