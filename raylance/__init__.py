@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from raylance import audit as audit
     from raylance import testing as testing
     from raylance import torch_data as torch_data
-    from raylance._dataset.handle import Dataset
+    from raylance._dataset.dataset import Dataset
     from raylance._dataset.mixing import mix
     from raylance._dataset.opening import dataset
     from raylance.batches.batches import Batches
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 
 _MODULES = {
-    "_dataset.handle": ("Dataset",),
+    "_dataset.dataset": ("Dataset",),
     "_dataset.opening": ("dataset",),
     "errors": (
         "BadRowError",
@@ -66,40 +66,12 @@ _SUBMODULES = ("audit", "testing", "torch_data")
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "BadRowError",
-    "Batches",
-    "CenterCrop",
-    "ClassBalanced",
-    "ConfigError",
-    "CoverageError",
-    "DataConfig",
-    "Dataset",
-    "DatasetError",
-    "Decoder",
-    "FractionSplit",
-    "HelperError",
-    "Image",
-    "Options",
-    "Order",
-    "PackTokens",
-    "PlacementError",
-    "RandomResizedCrop",
-    "RangeSplit",
-    "RankLoader",
-    "RaylanceError",
-    "RowShuffle",
-    "Sequential",
-    "ShardShuffle",
-    "StateError",
-    "ValueSplit",
-    "Weighted",
-    "WindowShuffle",
-    "dataset",
-    "mix",
-    "report",
-    "restore",
+    "BadRowError", "Batches", "CenterCrop", "ClassBalanced", "ConfigError", "CoverageError", "DataConfig", "Dataset",
+    "DatasetError", "Decoder", "FractionSplit", "HelperError", "Image", "Options", "Order", "PackTokens",
+    "PlacementError", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "Sequential",
+    "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset", "mix", "report", "restore",
     "row_rng",
-]
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,6 @@ steps.
 import dataclasses
 import logging
 import os
-import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, Self
@@ -25,9 +24,8 @@ from raylance.orders.shuffles import Sequential
 from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.resume import load_state, make_state
 from raylance.planning.state import State
-from raylance.runtime.feeder import Feeder, start_pass
-from raylance.runtime.runtime import Runtime, make_runtime
-from raylance.settings import Feed, Options, Spec, check_batch_size, make_plan
+from raylance.runtime.helpers import Helpers
+from raylance.settings import Delivery, Feed, Options, check_batch_size, make_plan
 from raylance.telemetry import Stats
 
 logger = logging.getLogger(__name__)
@@ -47,41 +45,39 @@ class RankLoader:
         rank: This rank.
         world_size: Ranks that share the epoch.
         seat: How Ray Train handed it out, or None.
+        helpers: Who works for it.
     """
 
     def __init__(
         self,
         feed: Feed,
-        spec: Spec,
+        delivery: Delivery,
         options: Options,
         rank: int = 0,
         world_size: int = 1,
         *,
         seat: process.Seat | None = None,
-        runtime: Runtime | None = None,
+        helpers: Helpers | None = None,
     ) -> None:
         """Makes a loader; nothing is started before the first iteration.
 
         Args:
             feed: What the shard actor serves.
-            spec: What is delivered.
+            delivery: What is delivered.
             options: How the machine is used.
             rank: This rank.
             world_size: Ranks that share the epoch.
             seat: How Ray Train hands it out, or None.
-            runtime: Helpers of an earlier loader of the same feed, or None for new ones.
+            helpers: Those of an earlier loader of the same feed, or None for new ones.
         """
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank={rank} lies outside a world of {world_size}: it must be in [0, {world_size}).")
         self.rank, self.world_size, self.seat = rank, world_size, seat
         self._stats = Stats()
-        self._feed, self._spec, self._options = feed, spec, options
+        self._feed, self._delivery, self._options = feed, delivery, options
         self._epoch, self._position = 0, 0
         self._batch_size: int | None = None
-        self._plan: Plan | None = None
-        self._plan_key = ""
-        self._runtime = runtime
-        self._feeder: Feeder | None = None
+        self.helpers = Helpers(feed, options, world_size) if helpers is None else helpers
         self._iteration = 0
         self._enter_process()
 
@@ -99,7 +95,7 @@ class RankLoader:
     def would_start_over(self) -> bool:
         """Whether the ranks share the dataset, and a new loader would deliver other rows than this one goes on with."""
         shared = self.seat is not None and self.seat.split
-        return shared and (self._position > 0 or (self._epoch > 0 and not isinstance(self._spec.order, Sequential)))
+        return shared and (self._position > 0 or (self._epoch > 0 and not isinstance(self._delivery.order, Sequential)))
 
     def check_place(self) -> None:
         """Checks that batches can be delivered in this process; see `raylance.process.check_place`."""
@@ -133,7 +129,7 @@ class RankLoader:
             ConfigError: Unless exactly one of them is given and positive.
         """
         size = check_batch_size(global_batch_size, batch_size, self.world_size)
-        return self._make_plan(size, self._spec.remainder).steps()
+        return self._make_plan(size, self._delivery.remainder).steps()
 
     def iter_torch_batches(
         self,
@@ -247,7 +243,7 @@ class RankLoader:
         Raises:
             StateError: If the state is damaged, newer, or belongs to other rows or another order.
         """
-        self._spec, saved = load_state(state, self._state(), self._spec)
+        self._delivery, saved = load_state(state, self._state(), self._delivery)
         self._batch_size = saved.global_batch_size
         self._epoch, self._position = saved.epoch, saved.position
         self._iteration += 1
@@ -255,21 +251,7 @@ class RankLoader:
     def close(self) -> None:
         """Ends the helpers. The position stays; another iteration starts new ones."""
         self._iteration += 1
-        self._end_pass()
-        if self._runtime is not None:
-            self._runtime.close()
-            self._runtime = None
-
-    def _end_pass(self) -> None:
-        if self._feeder is not None and not self._feeder.close():
-            self._runtime = None  # user code hangs in the feeder's thread, which still has it
-        self._feeder = None
-
-    def release(self) -> Runtime | None:
-        """Gives its helpers away, for another loader of the same feed."""
-        self._end_pass()
-        runtime, self._runtime = self._runtime, None
-        return runtime
+        self.helpers.close()
 
     def __enter__(self) -> Self:
         return self
@@ -278,7 +260,7 @@ class RankLoader:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        if self._runtime is not None:
+        if self.helpers.runtime is not None:
             raise RaylanceError(
                 "this loader has started helpers, which belong to this process, so it cannot be sent to another. Send "
                 "it before the first batch, or make one there; for torch's DataLoader, use raylance.torch_data."
@@ -304,7 +286,7 @@ class RankLoader:
     def _state(self) -> State:
         return make_state(
             self._feed.origin,
-            self._spec,
+            self._delivery,
             epoch=self._epoch,
             position=self._position,
             global_batch_size=self._batch_size,
@@ -312,12 +294,12 @@ class RankLoader:
         )
 
     def _make_plan(self, global_batch_size: int, remainder: Remainder) -> Plan:
-        return make_plan(self._feed, self._spec, self._options, global_batch_size, self.world_size, remainder)
+        return make_plan(self._feed, self._delivery, self._options, global_batch_size, self.world_size, remainder)
 
     def _bind(self, sizes: Sizes, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool) -> Bound:
         """Checks what all iterators take; settles nothing."""
         size = check_batch_size(*sizes, self.world_size)
-        bound = bind(self._spec, size, prefetch_batches, drop_last, with_row_offset)
+        bound = bind(self._delivery, size, prefetch_batches, drop_last, with_row_offset)
         self._make_plan(size, bound.remainder)
         return bound
 
@@ -333,10 +315,8 @@ class RankLoader:
         self.check_place()
         plan = self._make_plan(bound.global_batch_size, bound.remainder)
         # The first iteration settles what was left to "auto", for good.
-        if plan != self._plan:
-            self._plan, self._plan_key = plan, uuid.uuid4().hex
         self._batch_size = plan.global_batch_size
-        self._spec = dataclasses.replace(self._spec, order=plan.order.settings)
+        self._delivery = dataclasses.replace(self._delivery, order=plan.order.settings)
         epoch, position = self._epoch, self._position
         self._iteration += 1
         iteration = self._iteration
@@ -344,24 +324,7 @@ class RankLoader:
             logger.warning("%s", no_step_left(plan, epoch, position))
             self._epoch, self._position = epoch + 1, 0
             return
-        self._end_pass()  # of an iterator that was left alone: two cannot share the helpers
-        if self._runtime is not None and not self._runtime.is_usable:
-            self._runtime.close()
-            self._runtime = None
-        if self._runtime is None:
-            self._runtime = make_runtime(self._feed, self._options, self.world_size)
-        feeder = self._feeder = start_pass(
-            self._feed,
-            plan,
-            self._plan_key,
-            self.rank,
-            epoch=epoch,
-            position=position,
-            bound=bound,
-            options=self._options,
-            runtime=self._runtime,
-            stats=self._stats,
-        )
+        feeder = self.helpers.start(plan, self.rank, epoch=epoch, position=position, bound=bound, stats=self._stats)
         try:
             for batch, after in feeder:
                 if iteration != self._iteration:
@@ -375,8 +338,6 @@ class RankLoader:
                     break
         finally:
             feeder.close()
-            if self._feeder is feeder:
-                self._feeder = None
         raise RaylanceError(
             "this iteration was superseded: the loader was iterated again, moved or closed meanwhile, and two "
             "iterations cannot share one position. Use one iteration at a time."

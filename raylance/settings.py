@@ -12,8 +12,8 @@ from raylance.errors import ConfigError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Auto, Tables
 from raylance.planning.plan import Plan, Remainder
+from raylance.planning.resume import Delivery as Delivery
 from raylance.planning.resume import Origin
-from raylance.planning.resume import Spec as Spec
 from raylance.planning.state import describe
 from raylance.source.rows import RowSource
 from raylance.store import Shared, SharedTables
@@ -121,13 +121,13 @@ def check_batch_size(global_batch_size: int | None, batch_size: int | None, worl
 
 
 def make_plan(
-    feed: Feed, spec: Spec, options: Options, global_batch_size: int, world_size: int, remainder: Remainder
+    feed: Feed, delivery: Delivery, options: Options, global_batch_size: int, world_size: int, remainder: Remainder
 ) -> Plan:
     """Makes the plan of an epoch; fields of the order at "auto" are settled for this batch and world size.
 
     Args:
         feed: What is read.
-        spec: What is delivered.
+        delivery: What is delivered.
         options: How the machine is used.
         global_batch_size: Rows of one step over all ranks.
         world_size: Ranks.
@@ -142,12 +142,12 @@ def make_plan(
             f"step, and their loss no value. Use global_batch_size={world_size} or more, or fewer ranks."
         )
     facts = dataclasses.replace(
-        spec.facts,
+        delivery.facts,
         row_bytes=feed.source.row_bytes,
         global_batch_size=global_batch_size,
         max_window_bytes=options.max_window_bytes,
     )
-    order = spec.order.settle(facts)
+    order = delivery.order.settle(facts)
     chunk_positions = order.read_positions
     if chunk_positions is None:
         chunk_positions = max(1, int(_CHUNK_BYTES / max(feed.source.row_bytes, 1))) * world_size
@@ -171,21 +171,21 @@ def make_plan(
     )
 
 
-def map_shared(feed: Feed, spec: Spec, change: Callable[[Shared[Any]], Shared[Any]]) -> tuple[Feed, Spec]:
+def map_shared(feed: Feed, delivery: Delivery, change: Callable[[Shared[Any]], Shared[Any]]) -> tuple[Feed, Delivery]:
     """Does something to each large value: selections, and the tables of orders.
 
     Args:
         feed: What is read.
-        spec: What is delivered.
+        delivery: What is delivered.
         change: What to do, such as `Shared.of_run`.
     """
 
     def tables_of(tables: Tables) -> Tables:
         return SharedTables(change(tables.shared)) if isinstance(tables, SharedTables) else tables
 
-    order = spec.order
+    order = delivery.order
     if isinstance(order, MixOrder):
         parts = tuple(dataclasses.replace(part, tables=tables_of(part.tables)) for part in order.components)
         order = dataclasses.replace(order, components=parts)
     feed = dataclasses.replace(feed, source=feed.source.map_shared(change))
-    return feed, dataclasses.replace(spec, order=order, tables=tables_of(spec.tables))
+    return feed, dataclasses.replace(delivery, order=order, tables=tables_of(delivery.tables))

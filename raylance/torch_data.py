@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,17 +25,16 @@ from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.errors import ConfigError, RaylanceError
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.plan import Plan, no_step_left
-from raylance.planning.resume import Spec, load_state, make_state
+from raylance.planning.resume import Delivery, load_state, make_state
 from raylance.planning.state import parse_state
 from raylance.process import DistInfo, find_place
-from raylance.runtime.feeder import start_pass
-from raylance.runtime.threads import ThreadRuntime
+from raylance.runtime.helpers import Helpers
 from raylance.settings import Options, check_batch_size, make_plan, map_shared
 from raylance.store import Shared
 from raylance.telemetry import Stats
 
 if TYPE_CHECKING:
-    from raylance._dataset.handle import Dataset
+    from raylance._dataset.dataset import Dataset
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ class _Opened:
     def __init__(self, handle: "Dataset") -> None:
         if not hasattr(handle, "opened"):
             raise ConfigError(f"a {type(handle).__name__} is no handle: pass what raylance.dataset(…) returned.")
-        self.feed, self.spec = map_shared(*handle.opened, Shared.here)
+        self.feed, self.delivery = map_shared(*handle.opened, Shared.here)
         self._own_process()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -84,7 +82,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __init__(self, handle: "Dataset", *, with_row_offset: bool = False) -> None:
         """Takes what `raylance.dataset` returned; `with_row_offset` adds `_rowoffset` to each row."""
         self._opened, self.epoch = _Opened(handle), 0
-        self._hidden = bind(self._opened.spec, 1, 0, None, with_row_offset).hidden
+        self._hidden = bind(self._opened.delivery, 1, 0, None, with_row_offset).hidden
         self._lookup: Lookup | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -92,7 +90,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __len__(self) -> int:
         """Selected rows."""
-        return self._opened.spec.rows
+        return self._opened.delivery.rows
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """One selected row; see `__getitems__`, which costs a fraction of it for each row."""
@@ -159,10 +157,10 @@ class _Steps:
         if isinstance(dist_info, tuple):
             find_place(dist_info)
         self._opened = _Opened(handle)
-        self._spec: Spec = self._opened.spec
+        self._delivery: Delivery = self._opened.delivery
         self._sizes, self._dist_info = (global_batch_size, batch_size), dist_info
         if drop_last is not None:
-            self._spec = dataclasses.replace(self._spec, remainder="drop" if drop_last else "ragged")
+            self._delivery = dataclasses.replace(self._delivery, remainder="drop" if drop_last else "ragged")
         self._options = Options(
             max_window_bytes=check_integer("max_window_bytes", max_window_bytes, 1), num_decoders=0, runtime="threads"
         )
@@ -196,7 +194,7 @@ class _Steps:
         world_size = find_place(self._dist_info)[1]
         return make_state(
             self._opened.feed.origin,
-            self._spec,
+            self._delivery,
             epoch=self.epoch,
             position=self.position,
             global_batch_size=check_batch_size(*self._sizes, world_size),
@@ -209,19 +207,21 @@ class _Steps:
         Raises:
             StateError: If the state is damaged, newer, or belongs to other rows or another order.
         """
-        self._spec, saved = load_state(state, parse_state(self.state_dict()), self._spec)
+        self._delivery, saved = load_state(state, parse_state(self.state_dict()), self._delivery)
         self.set_epoch(saved.epoch)
         self.position = saved.position
 
     def _plan(self) -> tuple[Plan, int]:
         rank, world_size = find_place(self._dist_info)
         size = check_batch_size(*self._sizes, world_size)
-        return make_plan(self._opened.feed, self._spec, self._options, size, world_size, self._spec.remainder), rank
+        return make_plan(
+            self._opened.feed, self._delivery, self._options, size, world_size, self._delivery.remainder
+        ), rank
 
     def begin(self) -> tuple[Plan, int]:
         """What an iteration needs; the first one settles what the order left to "auto", for good."""
         plan, rank = self._plan()
-        self._spec = dataclasses.replace(self._spec, order=plan.order.settings)
+        self._delivery = dataclasses.replace(self._delivery, order=plan.order.settings)
         # Torch sends tensors to workers as shared memory, so those that outlive an epoch see what is written here.
         if self._writer != os.getpid():  # sent here by another process, to which the memory belongs
             self._start, self._writer = self._start.clone(), os.getpid()
@@ -273,8 +273,7 @@ class IterableDataset(_Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         self._sent: tuple[Plan, int] | None = None
         self._arguments, self._with_row_offset = (dtypes, collate_fn, pad_lists), with_row_offset
         self._bound()  # what is wrong with them is said now
-        self._idle: ThreadRuntime | None = None  # of the last pass, for the next one
-        self._named: tuple[Plan, str] | None = None
+        self._idle: Helpers | None = None  # of the last pass, for the next one
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_idle": None}
@@ -283,7 +282,7 @@ class IterableDataset(_Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         return state
 
     def _bound(self) -> Bound:
-        bound = bind(self._spec, 1, 1, None, self._with_row_offset)
+        bound = bind(self._delivery, 1, 1, None, self._with_row_offset)
         return dataclasses.replace(bound, convert=torch_converter(self._opened.feed, *self._arguments))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
@@ -296,26 +295,14 @@ class IterableDataset(_Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         self._opened.check_process()
         if mine.steps(position) <= 0:
             return
-        if self._named is None or self._named[0] != mine:  # what was read ahead for an equal plan is found by its name
-            self._named = (mine, uuid.uuid4().hex)
-        runtime, self._idle = self._idle or ThreadRuntime(self._opened.feed, self._options), None
-        feeder = start_pass(
-            self._opened.feed,
-            *self._named,
-            rank,
-            epoch=epoch,
-            position=position,
-            bound=self._bound(),
-            options=self._options,
-            runtime=runtime,
-            stats=Stats(),
-        )
+        helpers, self._idle = self._idle or Helpers(self._opened.feed, self._options), None
+        feeder = helpers.start(mine, rank, epoch=epoch, position=position, bound=self._bound(), stats=Stats())
         try:
             for batch, _ in feeder:
                 yield batch
         finally:
-            if feeder.close():
-                self._idle = runtime
+            helpers.end_pass()
+            self._idle = helpers
 
 
 class Loader(torch.utils.data.DataLoader[Any]):

@@ -10,14 +10,14 @@ import ray.train
 import torch
 
 from raylance import process
-from raylance._dataset.handle import Dataset
+from raylance._dataset.dataset import Dataset
 from raylance._dataset.seats import TrainData
 from raylance.batches.batches import Batches
 from raylance.errors import ConfigError, StateError
 from raylance.loader import RankLoader, loaders_of_train
 from raylance.orders.order import Auto
 from raylance.planning.state import FORMAT, read_state, write_state
-from raylance.runtime.cluster.pool import options_of_ranks
+from raylance.runtime.cluster.decoders import options_of_ranks
 from raylance.settings import Options
 
 Reported = RankLoader | Batches | TrainData  # the handle itself in local mode

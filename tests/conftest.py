@@ -18,10 +18,23 @@ import pyarrow as pa
 import pytest
 
 hypothesis.settings.register_profile("raylance", deadline=None, max_examples=60, derandomize=True)
-hypothesis.settings.register_profile("mutants", deadline=None, max_examples=6, derandomize=True, database=None)
+# For many runs that mostly fail: few examples, none made smaller.
+hypothesis.settings.register_profile(
+    "mutants",
+    deadline=None,
+    max_examples=6,
+    derandomize=True,
+    database=None,
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+)
 hypothesis.settings.load_profile("raylance")
 
 CPUS = 4
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What needs no Ray comes first: where one runs, loaders work by it."""
+    items.sort(key=lambda item: "ray_session" in getattr(item, "fixturenames", ()))
 
 
 @pytest.fixture(scope="session")
@@ -81,7 +94,7 @@ def write_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str
 
 def actors_of(loader: Any) -> tuple[Any, list[Any]]:
     """Handles of a loader's shard actor, and of its decode actors."""
-    helpers = [] if loader._runtime is None else list(loader._runtime._helpers.values())
+    helpers = [] if loader.helpers.runtime is None else list(loader.helpers.runtime._helpers.values())
     decoders = [helper.handle for helper in helpers if helper.pooled is not None]
     return next((helper.handle for helper in helpers if helper.pooled is None), None), decoders
 

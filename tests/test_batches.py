@@ -17,8 +17,6 @@ import torch.utils.data
 import raylance
 from raylance.torch_data import MapDataset
 
-pytestmark = pytest.mark.usefixtures("ray_session")
-
 
 @pytest.fixture(scope="module")
 def uri(write_dataset: Callable[..., str]) -> str:
@@ -148,7 +146,7 @@ def test_a_handle_gives_its_cpus_back_whatever_passes_go_on(uri: str) -> None:
         batches = [dataset.iter_batches(batch_size=10) for _ in range(2)]
         for found in batches:
             next(found)
-        runtimes = [loader._runtime for loader in dataset._passes]
+        runtimes = [loader.helpers.runtime for loader in dataset._passes]
         assert [len(runtime._helpers) > 1 for runtime in runtimes] == [True, True]
     assert not any(runtime._helpers for runtime in runtimes)
     for found in batches:

@@ -167,7 +167,6 @@ def test_permuted_tensors_have_their_logical_axes(shape: list[int], data: st.Dat
     assert (empty.shape, empty.dtype) == ((0, *shape), np.int32)
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_permuted_tensors_reach_every_rank_also_one_without_a_row(write_dataset: Callable[..., str]) -> None:
     values = np.arange(48, dtype=np.float32).reshape(2, 2, 3, 4)
     uri = write_dataset(pa.table({"t": permuted(values, [2, 0, 1]), "id": [0, 1]}))
@@ -221,7 +220,6 @@ def transformed(batch: dict[str, np.ndarray]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("decoders", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.usefixtures("ray_session")
 def test_what_a_consumer_changes_in_place_comes_back_in_no_other_batch(
     write_dataset: Callable[..., str], decoders: int
 ) -> None:

@@ -21,7 +21,6 @@ def add_one(batch: dict[str, Any]) -> dict[str, Any]:
     return {"x": batch["x"]}
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_a_transform_that_works_in_place_changes_nothing_that_is_read_again(write_dataset: Callable[..., str]) -> None:
     """What was prefetched when a pass broke off is transformed once more, from what the shard actor holds."""
     uri = write_dataset(pa.table({"x": np.zeros(4000, np.float32)}))
@@ -53,7 +52,6 @@ def open_noisy(uri: str, **changes: Any) -> raylance.Dataset:
     return raylance.dataset(uri, **(arguments | changes))
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_transforms_run_in_helpers_and_depend_on_the_row_alone(images_uri: str) -> None:
     dataset = open_noisy(images_uri)
     assert dataset.schema.names == ["pixels", "double", "name"]
@@ -119,7 +117,6 @@ def rare(batch: dict[str, np.ndarray]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_pieces_of_a_transform_have_the_types_of_the_opening(write_dataset: Any) -> None:
     rows = 400
     sampled = set(np.linspace(0, rows - 1, 16).astype(int).tolist())
@@ -190,7 +187,6 @@ def test_a_transform_that_changes_its_columns_is_refused(images_uri: str) -> Non
         list(IterableDataset(dataset, global_batch_size=10, dist_info=(0, 1)))
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_copies_of_a_sampled_row_are_augmented_differently(images_uri: str) -> None:
     weights = np.zeros(953)
     weights[5] = 1
@@ -212,7 +208,6 @@ def test_copies_of_a_sampled_row_are_augmented_differently(images_uri: str) -> N
 
 
 @pytest.mark.parametrize("storage", ["2.0", "2.2"], ids=["blob v1", "blob v2"])
-@pytest.mark.usefixtures("ray_session")
 def test_blob_columns_come_as_bytes_of_the_planned_rows(tmp_path: Any, storage: str) -> None:
     values = [bytes([row]) * (row * 50 + 1) for row in range(60)]
     field = pa.field("blob", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
@@ -231,7 +226,6 @@ def test_blob_columns_come_as_bytes_of_the_planned_rows(tmp_path: Any, storage: 
     assert found == {row: values[row] for row in range(4, 60) if row != 7}
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_images_may_lie_in_a_blob_column(tmp_path: Any) -> None:
     images = make_images(20)
     table = pa.table({"image": lance.blob_array(images)}, schema=pa.schema([lance.blob_field("image")]))
@@ -258,7 +252,6 @@ def test_row_rng_is_the_same_for_a_row_and_differs_otherwise() -> None:
     assert tuple(raylance.row_rng(0, 1, 0).integers(0, 2**60, 3).tolist()) == draws[0, 1, 0]
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_global_generators_are_never_touched(images_uri: str) -> None:
     import random
 

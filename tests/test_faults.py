@@ -476,6 +476,27 @@ def test_handles_and_loaders_outlive_a_ray_session(every_other: str) -> None:
     assert "all sessions" in in_a_cluster_of_its_own(SESSIONS, every_other)
 
 
+@pytest.mark.slow
+def test_a_helper_that_hangs_is_replaced(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    """It lives, and answers nothing: only a deadline tells."""
+    uri = write_dataset(pa.table({"id": np.arange(400)}))
+    flag = tmp_path / "hung"
+
+    def hang_once(batch: dict[str, Any]) -> dict[str, Any]:
+        if 43 in batch["id"] and batch["_rowoffset"].max() > 43 and not flag.exists():
+            flag.touch()
+            time.sleep(10_000)
+        return {"id": batch["id"]}
+
+    flag.touch()  # not at the opening
+    dataset = raylance.dataset(uri, transform=hang_once, order="sequential")
+    flag.unlink()
+    with dataset.loader(num_decoders=1, work_timeout_s=20) as loader:
+        ids = [number for batch in loader.batches(global_batch_size=10) for number in batch["id"].tolist()]
+        assert ids == list(range(400))
+        assert loader.stats()["helpers_replaced"] == 1
+
+
 def test_a_selection_that_cannot_be_built_again_is_refused(every_other: str, write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"id": np.arange(400_000)}))
 

@@ -21,7 +21,7 @@ from raylance.loader import RankLoader
 from raylance.planning.coverage import Coverage
 from tests.conftest import CPUS, actors_of, encode, in_object_store
 
-pytestmark = pytest.mark.usefixtures("ray_session")
+on_ray = pytest.mark.usefixtures("ray_session")
 
 AUGMENT = {"augment": raylance.RandomResizedCrop(scale=(0.5, 1)), "hflip": 0.5}
 
@@ -95,6 +95,17 @@ def test_same_global_batches_and_bytes_for_every_world_and_decoder_count(
         with dataset.loader(rank=rank, world_size=world, num_decoders=decoders) as loader:
             ranks.append(batches_of(loader, 36))
     assert_same(join(ranks), undisturbed)
+
+
+@on_ray
+@pytest.mark.parametrize("decoders", [0, 2])
+def test_actors_give_the_batches_of_threads(
+    images_uri: str, undisturbed: list[dict[str, torch.Tensor]], decoders: int
+) -> None:
+    with open_images(images_uri).loader(runtime="ray", num_decoders=decoders) as loader:
+        assert_same(batches_of(loader, 36), undisturbed)
+        assert actors_of(loader)[0] is not None
+        assert len(actors_of(loader)[1]) == decoders
 
 
 @pytest.mark.parametrize("order", ["sequential", "shard", "row"])
@@ -172,6 +183,7 @@ def kill_process(helper: Any) -> None:
     os.kill(ray.get(helper.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
+@on_ray
 @pytest.mark.parametrize("kind", ["DecodeActor", "ShardActor"])
 def test_a_killed_helper_costs_no_row(images_uri: str, undisturbed: list[dict[str, torch.Tensor]], kind: str) -> None:
     dataset = open_images(images_uri, order=raylance.WindowShuffle(shard_rows=20, window_shards=2, lanes=18))
@@ -187,6 +199,7 @@ def test_a_killed_helper_costs_no_row(images_uri: str, undisturbed: list[dict[st
         assert loader.stats()["helpers_replaced"] == 2
 
 
+@on_ray
 def test_a_helper_ended_by_ray_kill_is_replaced(images_uri: str) -> None:
     dataset = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
     with dataset.loader(max_inflight_bytes=400) as loader:
@@ -204,6 +217,7 @@ def die_on_some_rows(encoded: bytes) -> np.ndarray:
     return np.zeros((2, 2, 3), np.uint8)
 
 
+@on_ray
 def test_a_crash_loop_ends_in_an_error_that_names_the_rows(write_dataset: Callable[..., str]) -> None:
     values = [b"x" * (97 if row == 70 else 5) for row in range(100)]
     uri = write_dataset(pa.table({"image": pa.array(values, pa.binary())}))
@@ -223,6 +237,7 @@ def damaged(write_dataset: Callable[..., str]) -> str:
     return write_dataset(pa.table({"image": pa.array(values, pa.binary()), "id": np.arange(100)}))
 
 
+@on_ray
 @pytest.mark.parametrize("decoders", [0, 1])
 def test_a_bad_row_is_named(write_dataset: Callable[..., str], decoders: int) -> None:
     dataset = raylance.dataset(damaged(write_dataset), decode=raylance.Image("image"), order="sequential")
@@ -271,6 +286,7 @@ def test_a_rank_may_get_no_row_and_makes_the_step_all_the_same(images_uri: str) 
     assert len(torch.cat([batch["_rowoffset"] for batch in join(ranks)]).unique()) == 21
 
 
+@on_ray
 def test_placement_fails_in_time_with_the_numbers(images_uri: str) -> None:
     dataset = open_images(images_uri)
     with dataset.loader(num_decoders=CPUS + 3, placement_timeout_s=8) as loader:
@@ -286,6 +302,7 @@ def test_placement_fails_in_time_with_the_numbers(images_uri: str) -> None:
     assert ray.available_resources()["CPU"] == CPUS, "nothing that was asked for is left pending or held"
 
 
+@on_ray
 def test_loaders_of_a_process_share_its_decoders(images_uri: str) -> None:
     dataset = open_images(images_uri)
     with dataset.loader(num_decoders=2) as train, dataset.loader(num_decoders=2) as val:
@@ -297,6 +314,7 @@ def test_loaders_of_a_process_share_its_decoders(images_uri: str) -> None:
         assert actors_of(train)[1] == actors_of(val)[1]
 
 
+@on_ray
 def test_what_is_in_flight_is_bounded_by_bytes(images_uri: str) -> None:
     """A consumer that never comes back leaves at most max_inflight_bytes in the object store."""
     limit = 16 << 20
@@ -313,6 +331,7 @@ def test_what_is_in_flight_is_bounded_by_bytes(images_uri: str) -> None:
     assert 0 < most <= 2 * limit
 
 
+@on_ray
 def test_a_started_loader_is_not_sent_elsewhere(images_uri: str) -> None:
     dataset = raylance.dataset(images_uri, columns=["id"])
     loader = dataset.loader()
@@ -357,7 +376,7 @@ def test_bad_arguments_are_refused_before_any_actor_starts(
     loader = raylance.dataset(images_uri, columns=["id"]).loader()
     with pytest.raises(raylance.ConfigError, match=message):
         loader.iter_torch_batches(**arguments)
-    assert loader._runtime is None
+    assert loader.helpers.runtime is None
 
 
 @pytest.mark.parametrize(
@@ -405,16 +424,20 @@ def test_certificates_of_the_ranks_add_up_to_the_selection(images_uri: str) -> N
     assert sum(certificate["hash"] for certificate in certificates) % 2**64 == total.hash
 
 
+@on_ray
 def test_rows_that_were_not_planned_end_the_epoch(images_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker recomputes what it should get: here its own plan has another seed than the shard actor's."""
     dataset = raylance.dataset(images_uri, columns=["id"], order="row")
     with dataset.loader() as loader:
         put = ray.put
-        monkeypatch.setattr(ray, "put", lambda plan: put(dataclasses.replace(plan, seed=99)))
+        monkeypatch.setattr(
+            ray, "put", lambda plan: put(dataclasses.replace(plan, order=dataclasses.replace(plan.order, seed=99)))
+        )
         with pytest.raises(raylance.CoverageError, match="other rows than planned at position 0 of epoch 0, rank 0"):
             next(loader.iter_batches(global_batch_size=100))
 
 
+@on_ray
 def test_all_idle_decoders_lost_at_once(images_uri: str, undisturbed: list[dict[str, torch.Tensor]]) -> None:
     """As many as would exhaust the deaths that one piece of work may see, and none of them busy."""
     dataset = open_images(images_uri, order=raylance.WindowShuffle(shard_rows=20, window_shards=2, lanes=18))

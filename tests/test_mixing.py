@@ -136,7 +136,6 @@ def parts(write_dataset: Callable[..., str]) -> dict[str, Any]:
     return {"large": (large, 0.75), "small": (small, 0.25)}
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_a_mixture_streams_and_resumes(parts: dict[str, Any]) -> None:
     mixed = raylance.mix(parts, stop="all_exhausted", remainder="ragged")
     assert len(mixed) == 290
@@ -230,7 +229,6 @@ def with_one(write_dataset: Callable[..., str], value: bytes) -> tuple[raylance.
     return raylance.mix({"a": (first, 1), "b": (second, 1)}, stop="all_exhausted"), uris[1]
 
 
-@pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("decoders", [0, 1])
 def test_a_bad_row_of_a_mixture_is_named_with_its_dataset(write_dataset: Callable[..., str], decoders: int) -> None:
     mixed, uri = with_one(write_dataset, b"bad")
@@ -245,7 +243,6 @@ def test_a_bad_row_of_a_mixture_is_named_with_its_dataset(write_dataset: Callabl
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("ray_session")
 def test_a_crash_loop_in_a_mixture_names_the_datasets_own_rows(write_dataset: Callable[..., str]) -> None:
     mixed, uri = with_one(write_dataset, b"deadly")
     with (

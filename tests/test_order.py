@@ -93,6 +93,15 @@ def test_completed_shards_are_those_whose_rows_are_all_consumed(case: Settled, d
     assert case.epoch(1).completed_shards(position).tolist() == wanted
 
 
+@pytest.mark.parametrize("position", [2, 999, 3000, 7997])
+def test_complete_shards_where_the_search_ends_early(position: int) -> None:
+    """Windows of more rows than are looked at together, of many small shards and of few large ones."""
+    for shard_rows, window_shards in ((2, 2000), (1000, 4)):
+        order = settle(WindowShuffle(shard_rows=shard_rows, window_shards=window_shards, lanes=2), 9000)
+        consumed = np.bincount(order.shards_of(np.array(every_row(order, 1)[:position])), minlength=order.shard_count)
+        assert order.epoch(1).completed_shards(position).tolist() == (consumed == shard_rows).tolist()
+
+
 @settings(max_examples=30)
 @given(case=cases())
 def test_everything_that_is_asked_of_an_order_of_ones_own(case: Settled) -> None:
@@ -148,7 +157,54 @@ def test_golden_orders(order: Order, wanted: list[int]) -> None:
 
 
 def test_auto_lanes() -> None:
-    assert [auto_lanes(size) for size in (256, 96, 100, 7, 37, 4096, 1)] == [32, 32, 25, 7, 1, 32, 1]
+    assert [auto_lanes(size) for size in (256, 96, 100, 7, 37, 33, 4096, 1)] == [32, 32, 25, 7, 1, 11, 32, 1]
+
+
+# Frozen as the orders are, since sizes decide batches: rows, bytes of one, global batch, MiB of windows; then of a
+# window shuffle rows of a shard, shards of a window and lanes; of a row shuffle rows of a shard; of a mixture positions
+# that are read together, and of its first component rows of a shard and shards of a window.
+GOLDEN_SIZES = [
+    ((1, 1.0, 1, 512), (1, 1, 1), 1, (3, 1, 1)),
+    ((10, 0.5, 1, 1), (3, 4, 1), 3, (20, 2, 3)),
+    ((10, 8.0, 7, 1), (1, 1, 7), 3, (23, 1, 1)),
+    ((1000, 8.0, 256, 512), (8, 4, 32), 250, (1600, 1, 15)),
+    ((1281167, 110000.0, 256, 512), (32, 2, 32), 38, (1706, 16, 1)),
+    ((1000000, 3072.0, 1024, 512), (1344, 2, 32), 1365, (85333, 800, 1)),
+    ((1000000, 3072.0, 100, 64), (436, 1, 25), 1365, (10857, 128, 1)),
+    ((1000000000, 1.0, 4096, 512), (4194304, 2, 32), 4194304, (268424533, 2516480, 1)),
+    ((50000, 600000.0, 66, 32), (1, 1, 22), 6, (27, 1, 1)),
+    ((333, 2000000.0, 12, 16), (1, 1, 12), 2, (4, 1, 1)),
+]
+
+
+@pytest.mark.parametrize(("given", "window", "row", "mixed"), GOLDEN_SIZES, ids=lambda value: str(value))
+def test_golden_sizes(
+    given: tuple[int, float, int, int], window: tuple[int, ...], row: int, mixed: tuple[int, ...]
+) -> None:
+    rows, row_bytes, batch, mebibytes = given
+    facts = Facts(rows=rows, seed=0, row_bytes=row_bytes, global_batch_size=batch, max_window_bytes=mebibytes << 20)
+    order = WindowShuffle().settle(facts)
+    assert order.settings == WindowShuffle(shard_rows=window[0], window_shards=window[1], lanes=window[2])
+    assert (order.shard_rows, order.lane_count) == (window[0], window[2])
+    assert order.read_positions == window[0] * window[1] * window[2]
+    assert RowShuffle().settle(facts).shard_rows == row
+    parts = tuple(
+        Component(name=str(quota), order=WindowShuffle(), seed=0, rows=max(1, rows // 2), quota=quota)
+        for quota in (3, 7)
+    )
+    settings = MixOrder(components=parts, stop="all_exhausted").settle(facts).settings
+    assert isinstance(settings, MixOrder)
+    first = settings.components[0].order
+    assert isinstance(first, WindowShuffle)
+    assert (settings.chunk_positions, first.shard_rows, first.window_shards) == mixed
+
+
+def test_windows_of_fragments_are_sized_by_their_mean() -> None:
+    order = settle(WindowShuffle(shard_rows="fragment"), 360, row_bytes=100, max_window_bytes=20_000)
+    fragments = len(sample(360).fragment_ends())
+    assert order.shard_rows == -(-360 // fragments)
+    assert order.params()["shard_rows"] == "fragment"
+    assert order.params()["window_shards"] == 10_000 // (order.shard_rows * 100)
 
 
 @given(

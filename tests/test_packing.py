@@ -77,7 +77,6 @@ def uri(write_dataset: Callable[..., str]) -> str:
     return write_dataset(*tables)
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_every_token_once_through_the_loader_with_resume(uri: str) -> None:
     def make() -> raylance.Dataset:
         pack = PackTokens("tokens", 32, EOS, PAD)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from raylance.errors import ConfigError
 from raylance.orders.order import Facts, Settled
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
-from raylance.planning.plan import REMAINDERS, Plan, Remainder
+from raylance.planning.plan import REMAINDERS, Plan, Remainder, portion_rows
 from raylance.planning.summary import summarise
 from tests.test_order import cases, every_row, settle
 
@@ -34,10 +34,12 @@ def rank_batches(plan: Plan, rank: int, epoch: int, position: int, item_rows: in
     """A rank's rows by position of the step, put together from its work items as a stream does."""
     batches: dict[int, list[int]] = {}
     for item in plan.items(rank, epoch, position, item_rows):
-        rows = plan.select(epoch, plan.item_positions(item))
+        rows = plan.select(item.epoch, plan.item_positions(item))
         assert len(rows) == item.rows
         begin = plan.line(item.position, rank) + item.low - plan.line(item.chunk.position, rank)
-        read = plan.chunk_rows(item.chunk, rank)[begin : begin + item.rows]
+        chunk_rows = plan.chunk_rows(item.chunk, rank)
+        assert plan.chunk_size(item.chunk, rank) == len(chunk_rows)
+        read = chunk_rows[begin : begin + item.rows]
         np.testing.assert_array_equal(read, rows, "an item's rows are not where its chunk has them")
         size = item.high - item.low
         singles = [plan.select(epoch, plan.item_positions(single)) for single in plan.cut(item, item.steps)]
@@ -125,6 +127,7 @@ def test_shares_differ_by_one_row_at_most(order: Settled, batch: int, world: int
     slices = [plan.rank_slice(0, rank) for rank in range(world)]
     assert slices[0][0] == 0
     assert slices[-1][1] == batch
+    assert plan.steps() == -(-plan.epoch_rows // batch)
     assert all(slices[rank][1] == slices[rank + 1][0] for rank in range(world - 1))
     lengths = [high - low for low, high in slices]
     assert max(lengths) - min(lengths) <= 1
@@ -151,12 +154,29 @@ def test_workers_steps_interleaved_are_the_plans_own(
     for worker in range(workers):
         share, at = dataclasses.replace(plan, every=workers), start + worker * batch
         shares.append(global_batches(share, 1, at, item_rows))
-        walked = 0
-        while share.steps(at) > 0:
-            walked, at = walked + 1, share.after(at)
-        assert walked == len(shares[-1]), "steps() and after() disagree"
+        for left in range(len(shares[-1]), 0, -1):
+            assert share.steps(at) == left
+            at = share.after(at)
+        assert share.steps(at) == 0
     taken = [rows for turn in itertools.zip_longest(*shares) for rows in turn if rows is not None]
     assert taken == global_batches(plan, 1, start, item_rows)
+
+
+@given(order=cases(), batch=st.integers(1, 50), world=st.integers(1, 5), data=st.data())
+def test_steps_are_arranged_by_lane_wherever_they_begin(
+    order: Settled, batch: int, world: int, data: st.DataObject
+) -> None:
+    plan, lanes = make_plan(order, batch, world, "pad"), order.lane_count
+    at = data.draw(st.integers(0, order.epoch_rows))
+    arranged = [plan.positions(at, *plan.rank_slice(at, rank)) for rank in range(world)]
+    assert all(positions.dtype == np.int64 for positions in arranged)
+    wanted = sorted(range(at, at + batch), key=lambda position: (position % lanes, position // lanes))
+    assert np.concatenate(arranged).tolist() == wanted
+
+
+def test_a_step_that_begins_between_two_rounds_of_the_lanes() -> None:
+    plan = make_plan(settle(WindowShuffle(shard_rows=5, window_shards=1, lanes=3), 100), 7, 1)
+    assert plan.positions(4, 0, 7).tolist() == [6, 9, 4, 7, 10, 5, 8]
 
 
 def test_ranks_own_lanes_where_lanes_divide_the_batch() -> None:
@@ -174,6 +194,61 @@ def test_padding_repeats_the_first_rows() -> None:
     last = plan.positions(8, 0, 4)
     assert last.tolist() == [8, 9, 10, 11]
     assert plan.select(0, last).tolist()[2:] == every_row(order)[:2]
+
+
+@given(order=cases(), batch=st.integers(1, 50), every=st.integers(1, 3), item_rows=st.integers(1, 100), data=st.data())
+def test_items_are_of_the_size_that_is_aimed_at_and_can_be_cut(
+    order: Settled, batch: int, every: int, item_rows: int, data: st.DataObject
+) -> None:
+    plan = dataclasses.replace(make_plan(order, batch, 2), every=every)
+    for item in plan.items(1, 2, 0, item_rows):
+        begin = item.chunk.position
+        unit = begin // plan.chunk_positions
+        assert (begin + (item.chunk.steps - 1) * plan.stride) // plan.chunk_positions == unit
+        behind = begin + item.chunk.steps * plan.stride
+        assert behind // plan.chunk_positions > unit or behind >= plan.epoch_rows
+        assert item.rows <= item_rows
+        parts = data.draw(st.integers(0, 5))
+        cut = plan.cut(item, parts)
+        assert 1 <= len(cut) <= max(1, parts)
+        assert len(cut) == min(max(1, parts), max(item.steps if item.steps > 1 else item.rows, 1))
+        pieces = [plan.item_positions(part) for part in cut]
+        np.testing.assert_array_equal(np.concatenate(pieces), plan.item_positions(item))
+
+
+def test_items_join_small_steps_and_cut_large_ones() -> None:
+    def cuts(batch: int, rank: int = 0, **sizes: int) -> list[tuple[int, int, int, int]]:
+        plan = dataclasses.replace(make_plan(settle(RowShuffle(), 100), batch, rank + 1), chunk_positions=64)
+        return [(item.position, item.steps, item.low, item.high) for item in plan.items(rank, 0, 0, **sizes)]
+
+    assert cuts(10, item_rows=30) == [(0, 3, 0, 10), (30, 3, 0, 10), (60, 1, 0, 10), (70, 3, 0, 10)]
+    assert cuts(10, item_rows=29)[:2] == [(0, 2, 0, 10), (20, 2, 0, 10)]
+    assert cuts(10, item_rows=90, max_steps=5)[:3] == [(0, 5, 0, 10), (50, 2, 0, 10), (70, 3, 0, 10)]
+    assert cuts(40, item_rows=16)[:4] == [(0, 1, 0, 13), (0, 1, 13, 26), (0, 1, 26, 40), (40, 1, 0, 13)]
+    assert cuts(80, rank=1, item_rows=16)[:3] == [(0, 1, 0, 13), (0, 1, 13, 26), (0, 1, 26, 40)]
+    assert cuts(20, rank=1, item_rows=30)[:2] == [(0, 3, 0, 10), (60, 1, 0, 10)]
+    assert cuts(40, item_rows=20)[:2] == [(0, 1, 0, 20), (0, 1, 20, 40)]
+    assert cuts(2, item_rows=1)[:2] == [(0, 1, 0, 1), (0, 1, 1, 2)]
+    assert cuts(40, item_rows=90) == [(0, 2, 0, 40), (80, 1, 0, 20)], "a smaller last step stands alone"
+    assert [steps for _, steps, _, _ in cuts(1, item_rows=90)] == [64, 36]
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_bytes", "limit", "wanted"),
+    [
+        (100, 10, 1334, 100),  # three quarters of the limit
+        (100, 10, 1333, 50),
+        (100, 10, 1000, 50),
+        (100, 10, 999, 33),  # of thirds, two have room together
+        (100, 10, 100, 5),
+        (100, 10, 3, 1),
+        (100, 10, 1, 1),
+        (300, 0.01, 4, 300),
+        (7, 1e6, 3, 1),
+    ],
+)
+def test_portions_of_which_two_have_room(rows: int, row_bytes: float, limit: int, wanted: int) -> None:
+    assert portion_rows(rows, row_bytes, limit) == wanted
 
 
 @pytest.mark.parametrize("position", [0, 5 * 10**9, 10**10 - 4096])

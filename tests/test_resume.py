@@ -144,7 +144,6 @@ def test_a_fragment_order_takes_its_own_state(images_uri: str) -> None:
     handle.loader().load_state_dict(position_of(handle))
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_the_end_of_an_epoch_is_the_start_of_the_next(images_uri: str) -> None:
     """0.1.0 saved the position behind the last step: a resume there gave an epoch of no steps."""
     handle = raylance.dataset(images_uri, columns=["id"])
@@ -204,7 +203,6 @@ def open_as_0_1_0(path: Path, kind: str) -> raylance.Dataset:
     return raylance.mix({"a": (raylance.dataset(uri, seed=7), 0.7), "b": (other, 0.3)})
 
 
-@pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("kind", ["window", "balanced", "weighted", "mix"])
 def test_states_of_0_1_0_go_on_with_the_same_rows(old_data: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     """Saved by 0.1.0 after four steps, together with the rows of the two steps that followed there."""
@@ -233,7 +231,7 @@ def test_a_checkpoint_of_0_1_0_is_restored(old_data: Path, tmp_path: Path) -> No
 def test_secrets_are_not_shown(images_uri: str) -> None:
     handle = raylance.dataset(images_uri, storage_options={"aws_secret_access_key": "hunter2"})
     loader = handle.loader()
-    for value in (handle, loader, loader._feed, loader._spec, handle.plan(), loader.batches(batch_size=4)):
+    for value in (handle, loader, loader._feed, loader._delivery, handle.plan(), loader.batches(batch_size=4)):
         assert "hunter2" not in repr(value)
     assert "hunter2" not in json.dumps(loader.state_dict())
 

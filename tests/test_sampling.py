@@ -186,7 +186,6 @@ def table() -> pa.Table:
     return pa.table({"id": rows, "weight": (rows % 3).astype(np.float32), "label": [f"c{row // 250}" for row in rows]})
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_sampling_through_the_loader_with_resume(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(table())
     order = ClassBalanced(column="label", classes_per_batch=2, rows_per_epoch=240)

@@ -112,7 +112,6 @@ def test_splits_that_select_nothing_and_missing_columns(uri: str) -> None:
         raylance.dataset(uri, split=FractionSplit(fractions=PARTS, part="val", by="owner"))
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_shards_that_follow_fragments(write_dataset: Callable[..., str]) -> None:
     """Uneven fragments, some rows filtered out, equal steps all the same."""
     sizes = [30, 200, 2, 77, 120]

@@ -23,7 +23,7 @@ from raylance.planning.state import (
     unpack_shards,
     write_state,
 )
-from raylance.settings import Feed, Spec
+from raylance.settings import Delivery, Feed
 from raylance.source.rows import TableRows
 from raylance.source.selection import Selection, Source
 from raylance.store import Shared
@@ -135,7 +135,7 @@ def test_states_of_every_order_round_trip_at_every_step(order: Settled, batch: i
     selection = Selection.whole(order.rows)
     rows = TableRows(pinned=source, selection=Shared("selection", selection, 0), columns=["id"], row_bytes=8.0)
     feed = Feed(source=rows, delivers=["id"])
-    spec = Spec(
+    delivery = Delivery(
         filter=None,
         split=None,
         rows=order.rows,
@@ -148,8 +148,8 @@ def test_states_of_every_order_round_trip_at_every_step(order: Settled, batch: i
     )
     place = {"epoch": 2, "global_batch_size": batch, "world_size": 3}
     for position in range(0, order.epoch_rows + 1, batch):
-        state = make_state(feed.origin, spec, position=position, **place)
+        state = make_state(feed.origin, delivery, position=position, **place)
         saved = parse_state(json.loads(json.dumps(state.to_dict())))
-        check_state(saved, make_state(feed.origin, spec, position=0, **place))
-        adopted = dataclasses.replace(spec, order=order.settings.adopt(saved.order))
+        check_state(saved, make_state(feed.origin, delivery, position=0, **place))
+        adopted = dataclasses.replace(delivery, order=order.settings.adopt(saved.order))
         assert make_state(feed.origin, adopted, position=saved.position, **place).to_dict() == state.to_dict()

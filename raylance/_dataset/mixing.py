@@ -4,12 +4,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
-from raylance._dataset.handle import Dataset
+from raylance._dataset.dataset import Dataset
 from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.planning.plan import REMAINDERS, Remainder
-from raylance.settings import Feed, Options, Spec
+from raylance.settings import Delivery, Feed, Options
 from raylance.source.mixture import MixedRows
 
 
@@ -50,11 +50,13 @@ def mix(
     first_name = next(iter(datasets))
     for name in datasets:
         _check_alike(name, datasets[name], first_name, datasets[first_name])
-    feeds, specs = zip(*(dataset.opened for dataset in datasets.values()), strict=True)
+    feeds, deliveries = zip(*(dataset.opened for dataset in datasets.values()), strict=True)
     shares = quotas([weight for _, weight in parts.values()])
     components = tuple(
-        Component(name=name, order=spec.order, seed=spec.seed, rows=spec.rows, quota=quota, tables=spec.tables)
-        for name, spec, quota in zip(datasets, specs, shares, strict=True)
+        Component(
+            name=name, order=delivery.order, seed=delivery.seed, rows=delivery.rows, quota=quota, tables=delivery.tables
+        )
+        for name, delivery, quota in zip(datasets, deliveries, shares, strict=True)
     )
     rows = MixedRows(names=tuple(datasets), parts=tuple(feed.source for feed in feeds))
     feed = Feed(
@@ -67,34 +69,34 @@ def mix(
         },
     )
     selection = rows.load_selection()
-    spec = Spec(
-        filter={name: spec.filter for name, spec in zip(datasets, specs, strict=True)},
-        split={name: spec.split for name, spec in zip(datasets, specs, strict=True)},
+    delivery = Delivery(
+        filter={name: delivery.filter for name, delivery in zip(datasets, deliveries, strict=True)},
+        split={name: delivery.split for name, delivery in zip(datasets, deliveries, strict=True)},
         rows=selection.rows,
         fingerprint=selection.fingerprint,
         order=MixOrder(components=components, stop=stop),
-        seed=specs[0].seed,
+        seed=deliveries[0].seed,
         remainder=remainder,
-        masks_bad_rows=specs[0].masks_bad_rows,
+        masks_bad_rows=deliveries[0].masks_bad_rows,
     )
-    return Dataset(feed, spec, Options())
+    return Dataset(feed, delivery, Options())
 
 
 def _check_alike(name: str, dataset: Dataset, first_name: str, first: Dataset) -> None:
     """Refuses a dataset whose rows make no batch with those of the first."""
-    (feed, spec), (first_feed, first_spec) = dataset.opened, first.opened
+    (feed, delivery), (first_feed, first_spec) = dataset.opened, first.opened
     if not dataset.schema.equals(first.schema, check_metadata=False):
         raise ConfigError(
             f"mix(): {name!r} delivers {_fields(dataset)}, {first_name!r} delivers {_fields(first)}; a "
             "batch needs one schema. Choose columns=, decode= and transform= so that they agree."
         )
-    if spec.masks_bad_rows != first_spec.masks_bad_rows:
+    if delivery.masks_bad_rows != first_spec.masks_bad_rows:
         raise ConfigError(f"mix(): {name!r} and {first_name!r} have unlike on_bad_row=; use the same for all.")
     if _decoding(feed) != _decoding(first_feed):
         raise ConfigError(
             f"mix(): {name!r} and {first_name!r} have unlike decode= or transform=; use the same for all."
         )
-    if isinstance(spec.order, MixOrder):
+    if isinstance(delivery.order, MixOrder):
         raise ConfigError(f"mix(): {name!r} is a mixture itself; mix all datasets in one call.")
 
 

@@ -9,7 +9,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
-from raylance._dataset.handle import Dataset
+from raylance._dataset.dataset import Dataset
 from raylance.arguments import check_integer, refuse_unknown
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
 from raylance.decode.arrays import list_lengths, row_bytes
@@ -19,7 +19,7 @@ from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order
 from raylance.orders.registry import make_order
 from raylance.planning.plan import REMAINDERS, Remainder
-from raylance.settings import Feed, Options, Spec
+from raylance.settings import Delivery, Feed, Options
 from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.reader import READ_MODES, Reader, ReadMode, is_blob, stored_row_bytes
 from raylance.source.rows import TableRows
@@ -124,7 +124,7 @@ def dataset(
         feed = Feed(source=packed, delivers=packed.columns)
     rows = feed.source.load_selection()
     bound, tables = made_order.bind(SelectionRows(opened, rows))
-    spec = Spec(
+    delivery = Delivery(
         filter=filter,
         split=None if split is None else repr(split),
         rows=rows.rows,
@@ -135,7 +135,7 @@ def dataset(
         remainder=remainder,
         masks_bad_rows=on_bad_row == "mask",
     )
-    return Dataset(feed, spec, Options())
+    return Dataset(feed, delivery, Options())
 
 
 def _check_words(remainder: object, on_bad_row: object, read: object, split: object) -> None:

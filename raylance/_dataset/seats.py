@@ -8,7 +8,7 @@ from raylance import process
 from raylance.batches.batches import Batches
 from raylance.errors import ConfigError
 from raylance.loader import RankLoader
-from raylance.settings import Feed, Options, Spec, map_shared
+from raylance.settings import Delivery, Feed, Options, map_shared
 from raylance.store import Shared
 
 
@@ -20,9 +20,9 @@ class TrainData:
     training function, which takes it for a loader.
     """
 
-    def __init__(self, feed: Feed, spec: Spec, options: Options) -> None:
+    def __init__(self, feed: Feed, delivery: Delivery, options: Options) -> None:
         """Starts nothing; see `RankLoader`."""
-        self._feed, self._spec, self._options = feed, spec, options
+        self._feed, self._delivery, self._options = feed, delivery, options
         self.name: str | None = None
         self.context = SimpleNamespace(execution_options=None)
         self._run: tuple[Any, RankLoader] | None = None
@@ -45,7 +45,7 @@ class TrainData:
             equal: As Ray Data has it; no other than equal steps are made.
             locality_hints: Nodes of the ranks, by rank.
         """
-        from raylance.runtime.cluster.pool import options_of_ranks  # loads Ray
+        from raylance.runtime.cluster.decoders import options_of_ranks  # loads Ray
 
         seat = process.Seat(name=self.name, split=True)
         options = options_of_ranks(self._options, n, locality_hints)
@@ -58,8 +58,8 @@ class TrainData:
     def seated(self, rank: int, world_size: int, options: Options, seat: process.Seat) -> RankLoader:
         """The loader of one rank of a run, at the start of epoch 0."""
         # The process that makes the loaders of a run outlives them.
-        feed, spec = map_shared(self._feed, self._spec, Shared.of_run)
-        return RankLoader(feed, spec, options, rank, world_size, seat=seat)
+        feed, delivery = map_shared(self._feed, self._delivery, Shared.of_run)
+        return RankLoader(feed, delivery, options, rank, world_size, seat=seat)
 
     def run_loader(self) -> RankLoader:
         """The loader of the run that is going on in local mode.

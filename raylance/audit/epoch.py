@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raylance._dataset.handle import Dataset
+from raylance._dataset.dataset import Dataset
 from raylance.arguments import check_integer
 from raylance.audit.selected import Step, Tally, parts_of
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID
@@ -93,22 +93,22 @@ class EpochAudit:
             ConfigError: For numbers that make no sense.
             StateError: For the state of other rows or another order.
         """
-        self._data, (feed, spec) = data, data.opened
+        self._data, (feed, delivery) = data, data.opened
         given = {"global_batch_size": global_batch_size, "world_size": world_size, "epoch": epoch}
         if state is not None:
             parse_state(state)
-            now = make_state(feed.origin, spec, epoch=0, position=0, global_batch_size=None, world_size=1)
+            now = make_state(feed.origin, delivery, epoch=0, position=0, global_batch_size=None, world_size=1)
             anyhow = {name: getattr(now, name) for name in ("uri", "columns", "decode", "transform")}
-            spec, saved = load_state({**state, **anyhow}, now, spec)
+            delivery, saved = load_state({**state, **anyhow}, now, delivery)
             given = {name: getattr(saved, name) if value is None else value for name, value in given.items()}
         size = check_integer("global_batch_size", given["global_batch_size"], 1)
         world = check_integer("world_size", 1 if given["world_size"] is None else given["world_size"], 1)
         self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
         self.position = check_integer("position", position, 0)
-        self.plan: Plan = make_plan(feed, spec, Options(), size, world, spec.remainder)
+        self.plan: Plan = make_plan(feed, delivery, Options(), size, world, delivery.remainder)
         if position >= self.plan.epoch_rows:
             raise ConfigError(f"position={position}: the epoch has {self.plan.epoch_rows:,} rows, from 0 on.")
-        self._spec, self._parts, self._selection = spec, parts_of(data), feed.source.load_selection()
+        self._delivery, self._parts, self._selection = delivery, parts_of(data), feed.source.load_selection()
         self._starts = range(
             position, position + self.plan.steps(position) * self.plan.global_batch_size, self.plan.global_batch_size
         )
@@ -252,7 +252,7 @@ class EpochAudit:
             names = {ROW_OFFSET, COMPONENT, VALID} & set(table.column_names)
             columns = {name: table[name].to_numpy().copy() for name in names}
             real, masked = columns.get(VALID, np.ones(len(table), dtype=np.bool_)), 0
-            if self._spec.masks_bad_rows:  # rows are marked too, and only the plan tells them from padding
+            if self._delivery.masks_bad_rows:  # rows are marked too, and only the plan tells them from padding
                 at = self.position + number * size
                 known = plan.positions(at, *plan.rank_slice(at, loader.rank)) < plan.epoch_rows
                 real, masked = real | known, int((known & ~real).sum())
@@ -263,7 +263,7 @@ class EpochAudit:
         drawn, counts, faults = Tally(tally.selected), {"missing": 0, "twice": 0}, []
         for rows in self._rows(0, self.plan.epoch_rows if any(part.order.repeats for part in self._parts) else 0):
             drawn.add(rows)
-        standings = self._spec.order.standings(self.plan.epoch_rows)
+        standings = self._delivery.order.standings(self.plan.epoch_rows)
         for part, selected, times, draws in zip(self._parts, tally.selected, tally.times, drawn.times, strict=True):
             count, of = int(selected.sum()), f" of {part.name}" * bool(part.name)
             if count != part.rows:

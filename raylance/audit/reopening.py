@@ -4,7 +4,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raylance._dataset.handle import Dataset
+from raylance._dataset.dataset import Dataset
 from raylance._dataset.mixing import mix
 from raylance._dataset.opening import dataset
 from raylance.errors import ConfigError, StateError

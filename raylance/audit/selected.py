@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raylance._dataset.handle import Dataset
+from raylance._dataset.dataset import Dataset
 from raylance.audit.reopening import read_setting
 from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
 from raylance.errors import ConfigError, DatasetError
@@ -135,11 +135,11 @@ class Part:
 
 def parts_of(data: Dataset) -> list[Part]:
     """The datasets of a mixture, or the only one."""
-    (feed, spec), order = data.opened, data.opened[1].order
+    (feed, delivery), order = data.opened, data.opened[1].order
     if not (isinstance(feed.source, MixedRows) and isinstance(order, MixOrder)):
-        return [_part("", feed.source, spec.filter, spec.split, order, spec.rows)]
+        return [_part("", feed.source, delivery.filter, delivery.split, order, delivery.rows)]
     return [
-        _part(of.name, source, spec.filter[of.name], spec.split[of.name], of.order, of.rows)
+        _part(of.name, source, delivery.filter[of.name], delivery.split[of.name], of.order, of.rows)
         for of, source in zip(order.components, feed.source.parts, strict=True)
     ]
 

@@ -16,7 +16,7 @@ from raylance.decode.arrays import Lists, NumpyBatch, Paddings, to_numpy
 from raylance.errors import ConfigError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.plan import Remainder
-from raylance.settings import Feed, Spec
+from raylance.settings import Delivery, Feed
 
 logger = logging.getLogger(__name__)
 
@@ -163,18 +163,18 @@ class Batches:
 
 
 def bind(
-    spec: Spec, global_batch_size: int, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool
+    delivery: Delivery, global_batch_size: int, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool
 ) -> Bound:
     """Checks what all iterators take; `RankLoader.iter_torch_batches` tells the arguments.
 
     Raises:
         ConfigError: For a negative `prefetch_batches`.
     """
-    remainder: Remainder = spec.remainder if drop_last is None else "drop" if drop_last else "ragged"
+    remainder: Remainder = delivery.remainder if drop_last is None else "drop" if drop_last else "ragged"
     hidden = [] if with_row_offset else [ROW_OFFSET]
-    if not (isinstance(spec.order, MixOrder) and with_row_offset):
+    if not (isinstance(delivery.order, MixOrder) and with_row_offset):
         hidden.append(COMPONENT)
-    if remainder != "pad" and not spec.masks_bad_rows:
+    if remainder != "pad" and not delivery.masks_bad_rows:
         hidden.append(VALID)
     return Bound(
         global_batch_size=global_batch_size,

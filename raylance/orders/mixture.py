@@ -211,7 +211,6 @@ class _MixSettled(Settled):
     quotas: tuple[int, ...]
 
     def epoch(self, number: int) -> "_MixEpoch":
-        """See `Settled.epoch`."""
         return _MixEpoch(self, number)
 
 

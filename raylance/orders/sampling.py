@@ -35,13 +35,11 @@ class _Sampled(Order):
         check_count(self, "rows_per_epoch", "auto")
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
-        """See `Order.bind`."""
         tables = self.look_up(rows)
         count = rows.count if self.rows_per_epoch == "auto" else self.rows_per_epoch
         return dataclasses.replace(self, rows_per_epoch=count, fingerprint=_digest(*tables.values())), tables
 
     def settle(self, facts: Facts) -> Settled:
-        """See `Order.settle`."""
         shard_rows = 1 if isinstance(self.shard_rows, str) else self.shard_rows
         return Settled(
             settings=dataclasses.replace(self, shard_rows=shard_rows),
@@ -195,7 +193,6 @@ class _BalancedSettled(Settled):
     batch_rows: int
 
     def epoch(self, number: int) -> "_BalancedEpoch":
-        """See `Settled.epoch`."""
         return _BalancedEpoch(self, number)
 
 
@@ -205,7 +202,6 @@ class _BalancedEpoch(Epoch):
     order: _BalancedSettled
 
     def rows(self, positions: Int64Array) -> Int64Array:
-        """See `Epoch.rows`."""
         members, member_ends = self.order.tables["members"], self.order.tables["member_ends"]
         numbers = uniform(subkeys(self.key("class_balanced"), positions), 2)  # (k, 2)
         classes = self._classes(positions, numbers[:, 0], self.order.tables["weights"])

@@ -108,15 +108,12 @@ class _LanedSettled(Settled):
 
     @property
     def shard_count(self) -> int:
-        """See `Settled.shard_count`."""
         return super().shard_count if self.ends is None else len(self.ends)
 
     def shards_of(self, rows: Int64Array) -> Int64Array:
-        """See `Settled.shards_of`."""
         return super().shards_of(rows) if self.ends is None else np.searchsorted(self.ends, rows, side="right")
 
     def epoch(self, number: int) -> "_LanedEpoch":
-        """See `Settled.epoch`."""
         return _LanedEpoch(self, number)
 
 
@@ -126,7 +123,6 @@ class _LanedEpoch(Epoch):
     order: _LanedSettled
 
     def rows(self, positions: Int64Array) -> Int64Array:
-        """See `Epoch.rows`."""
         lanes, window_rows = self.order.lane_count, self.order.window_rows
         within, lane = np.divmod(np.asarray(positions, dtype=np.int64), lanes)  # (k,), (k,)
         base, extra = divmod(self.order.rows, lanes)
@@ -180,6 +176,7 @@ class _LanedEpoch(Epoch):
         # Rows outnumber shards by far: a table of all of them, where it is small, saves a permutation for each row.
         return _permutation_table(shards, key)[slots] if shards <= _MAX_TABLE else permute(slots, shards, key)
 
+    @functools.cached_property
     def _short_shard(self) -> tuple[int, int]:
         """Place in the sequence and rows of the last shard in storage order, the only one that may be short."""
         last = slot = self.order.shard_count - 1
@@ -190,15 +187,17 @@ class _LanedEpoch(Epoch):
     def _slots(self, sequence: Int64Array) -> Int64Array:
         """Index in the sequence to place of its shard there."""
         if self.order.ends is not None:
-            return np.searchsorted(self._laid_ends(self.order.ends), sequence, side="right")
+            return np.searchsorted(self._laid_ends, sequence, side="right")
         shard_rows = self.order.shard_rows
-        short_slot, short_rows = self._short_shard()
+        short_slot, short_rows = self._short_shard
         behind = sequence >= short_slot * shard_rows + short_rows
         return np.where(behind, (sequence - short_rows) // shard_rows + 1, sequence // shard_rows)
 
-    def _laid_ends(self, ends: Int64Array) -> Int64Array:
+    @functools.cached_property
+    def _laid_ends(self) -> Int64Array:
         """Where the shard at each place of the sequence ends, when shards follow fragments; O(fragments)."""
-        return np.cumsum(np.diff(ends, prepend=0)[self._shard_ids(np.arange(len(ends)))], dtype=np.int64)
+        lengths = np.diff(self.order.tables[_ENDS], prepend=0)
+        return np.cumsum(lengths[self._shard_ids(np.arange(len(lengths)))], dtype=np.int64)
 
     def _unlay(self, sequence: Int64Array) -> Int64Array:
         """Index in the sequence to selected row."""
@@ -207,9 +206,9 @@ class _LanedEpoch(Epoch):
         slots, ends = self._slots(sequence), self.order.ends
         ids = self._shard_ids(slots)
         if ends is not None:
-            return np.asarray(ends[ids] - (self._laid_ends(ends)[slots] - sequence))
+            return np.asarray(ends[ids] - (self._laid_ends[slots] - sequence))
         shard_rows = self.order.shard_rows
-        short_slot, short_rows = self._short_shard()
+        short_slot, short_rows = self._short_shard
         starts = slots * shard_rows - np.where(slots > short_slot, shard_rows - short_rows, 0)
         return ids * shard_rows + (sequence - starts)
 

@@ -220,7 +220,9 @@ class Plan:
         """The chunk behind this one, or None at the end of the epoch."""
         return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.stride)
 
-    def items(self, rank: int, epoch: int, position: int, item_rows: int, max_steps: int = 64) -> Iterator[WorkItem]:
+    def items(
+        self, rank: int, epoch: int, position: int, item_rows: int, first_rows: int = 0, max_steps: int = 64
+    ) -> Iterator[WorkItem]:
         """Cuts a rank's stream into work items, in the order of delivery.
 
         Args:
@@ -228,21 +230,24 @@ class Plan:
             epoch: The epoch.
             position: Where to begin.
             item_rows: Rows to aim at in one item: larger slices are cut, smaller ones joined.
+            first_rows: Rows to aim at in the first item, so that it comes early; each further one may have twice as
+                many as the one before. 0 for all alike.
             max_steps: Most steps to join.
 
         Yields:
             Items of whole slices of one or more steps, or of a part of one step's slice.
         """
-        chunk = self.chunk_at(epoch, position)
+        chunk, rows = self.chunk_at(epoch, position), first_rows or item_rows
         while chunk is not None:
             done = 0
             while done < chunk.steps:
                 at = chunk.position + done * self.stride
                 low, high = self.rank_slice(at, rank)
-                parts = max(1, -(-(high - low) // max(item_rows, 1)))
+                rows = max(1, min(rows, item_rows))
+                parts = max(1, -(-(high - low) // rows))
                 # A smaller last step stands alone: joined slices are all of one size.
                 whole = min(chunk.steps - done, -(-((self.epoch_rows - at) // self.global_batch_size) // self.every))
-                joined = 1 if parts > 1 else max(1, min(whole, item_rows // max(high - low, 1), max_steps))
+                joined = 1 if parts > 1 else max(1, min(whole, rows // max(high - low, 1), max_steps))
                 for part in range(parts):
                     yield WorkItem(
                         rank=rank,
@@ -253,7 +258,7 @@ class Plan:
                         high=(part + 1) * (high - low) // parts,
                         chunk=chunk,
                     )
-                done += joined
+                done, rows = done + joined, 2 * rows
             chunk = self.next_chunk(chunk)
 
 

@@ -37,7 +37,7 @@ class Origin:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
+class Delivery:
     """What is delivered, and in which order: the part of a loader that a checkpoint must agree with.
 
     Attributes:
@@ -69,45 +69,45 @@ class Spec:
 
 
 def make_state(
-    origin: Origin, spec: Spec, *, epoch: int, position: int, global_batch_size: int | None, world_size: int
+    origin: Origin, delivery: Delivery, *, epoch: int, position: int, global_batch_size: int | None, world_size: int
 ) -> State:
     """What a checkpoint says of a loader at a position.
 
     Args:
         origin: Where the rows are from.
-        spec: What is delivered.
+        delivery: What is delivered.
         epoch: Epoch.
         position: Consumed position.
         global_batch_size: Rows of a step, if there was one.
         world_size: Ranks.
     """
     shards = {}
-    if spec.order.is_settled:
-        shards = pack_shards(spec.order.settle(spec.facts).epoch(epoch).completed_shards(position))
+    if delivery.order.is_settled:
+        shards = pack_shards(delivery.order.settle(delivery.facts).epoch(epoch).completed_shards(position))
     return State(
         **{field.name: getattr(origin, field.name) for field in dataclasses.fields(origin)},
-        filter=spec.filter,
-        split=spec.split,
-        rows=spec.rows,
-        fingerprint=spec.fingerprint,
-        seed=spec.seed,
-        order=spec.order.params(),
+        filter=delivery.filter,
+        split=delivery.split,
+        rows=delivery.rows,
+        fingerprint=delivery.fingerprint,
+        seed=delivery.seed,
+        order=delivery.order.params(),
         epoch=epoch,
         position=position,
         completed_shards=shards,
-        components=spec.order.standings(position),
+        components=delivery.order.standings(position),
         global_batch_size=global_batch_size,
         world_size=world_size,
     )
 
 
-def load_state(state: Mapping[str, Any], current: State, spec: Spec) -> tuple[Spec, State]:
+def load_state(state: Mapping[str, Any], current: State, delivery: Delivery) -> tuple[Delivery, State]:
     """Checks a saved state against a loader's own, and takes it over.
 
     Args:
         state: What `state_dict` returned.
         current: The state of the loader that takes it over.
-        spec: What that loader delivers.
+        delivery: What that loader delivers.
 
     Returns:
         What to deliver from now on (what was left to "auto" is taken from the state: another batch size must not change
@@ -118,8 +118,8 @@ def load_state(state: Mapping[str, Any], current: State, spec: Spec) -> tuple[Sp
     """
     saved = parse_state(state)
     check_state(saved, current)
-    spec = dataclasses.replace(spec, order=spec.order.adopt(saved.order))
-    rows = spec.order.settle(spec.facts).epoch_rows
+    delivery = dataclasses.replace(delivery, order=delivery.order.adopt(saved.order))
+    rows = delivery.order.settle(delivery.facts).epoch_rows
     if saved.position > rows:
         raise StateError(
             f"the state is damaged: position {saved.position} of an epoch of {rows}. Use an earlier checkpoint."
@@ -127,7 +127,12 @@ def load_state(state: Mapping[str, Any], current: State, spec: Spec) -> tuple[Sp
     ended = saved.position == rows
     left = rows - saved.position
     # Format 1 moved on to the next epoch only when it was asked for a batch behind the last one.
-    if state["format"] == 1 and spec.remainder == "drop" and saved.position and left < (saved.global_batch_size or 0):
+    if (
+        state["format"] == 1
+        and delivery.remainder == "drop"
+        and saved.position
+        and left < (saved.global_batch_size or 0)
+    ):
         ended = True
         if left:
             logger.warning(
@@ -141,4 +146,4 @@ def load_state(state: Mapping[str, Any], current: State, spec: Spec) -> tuple[Sp
             )
     if ended:
         saved = dataclasses.replace(saved, epoch=saved.epoch + 1, position=0)
-    return spec, saved
+    return delivery, saved

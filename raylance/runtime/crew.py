@@ -23,8 +23,8 @@ class Helper:
         place_at: When it is to be placed; None once that was asked for.
         late: When it is given up, unless it runs by then.
         running: Whether it runs.
-        is_proven: Whether it has answered since another one died.
         heard: When it answered last.
+        asked: Since when it owes a sign of life, because of a fault; None where it owes none.
         calls: What it was given and has not answered, in order, with the time.
     """
 
@@ -32,13 +32,14 @@ class Helper:
     place_at: float | None
     late: float
     running: bool = False
-    is_proven: bool = True
     heard: float = 0.0
+    asked: float | None = None
     calls: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def silent_since(self) -> float | None:
         """Since when it owes an answer."""
-        return max(self.heard, next(iter(self.calls.values()))) if self.calls else None
+        owed = [*itertools.islice(self.calls.values(), 1), *([] if self.asked is None else [self.asked])]
+        return max(self.heard, min(owed)) if owed else None
 
 
 class Crew:
@@ -72,40 +73,46 @@ class Crew:
         self.failure: Exception | None = None
 
     def open(self, now: float) -> None:
-        """Wants the helpers, if it has none yet."""
-        if not self._helpers and self.failure is None:
+        """A pass begins: wants the helpers, unless there are some. Those that do not run yet have their time anew, as
+        nobody has looked for them in between.
+        """
+        if not self._helpers:
             for kind in ("reader", *["decoder"] * self.decoders):
-                self._want("reader" if kind == "reader" else "decoder", now, now + self._placement_timeout_s)
+                self._want("reader" if kind == "reader" else "decoder", now, now)
+        for helper in self._helpers.values():
+            helper.late = now + self._placement_timeout_s
 
     def _want(self, kind: Kind, place_at: float, late: float) -> None:
         self._helpers[next(self._numbers)] = Helper(kind=kind, place_at=place_at, late=late)
 
     # What the dispatcher asks.
 
-    @property
-    def reader(self) -> int | None:
-        """The reader, if it runs."""
-        return next((n for n, helper in self._helpers.items() if helper.kind == "reader" and helper.running), None)
+    def reader(self, *, proven: bool) -> int | None:
+        """The reader, if it runs; see `decoder`."""
+        able = self._running("reader", proven)
+        return able[0] if able else None
 
     def decoder(self, *, proven: bool) -> int | None:
         """The running decoder with the fewest calls and room for one, or None.
 
         Args:
-            proven: Leave out those that have not answered since another one died: where several died at once, work
-                that is done again must not go to the next dead one.
+            proven: Leave out those that have not answered since the last fault: where several died at once, work that
+                is done again must not go to the next dead one.
         """
-        able = [
+        able = [number for number in self._running("decoder", proven) if len(self._helpers[number].calls) < _QUEUED]
+        return min(able, key=lambda number: len(self._helpers[number].calls), default=None)
+
+    def _running(self, kind: Kind, proven: bool = False) -> list[int]:
+        return [
             number
             for number, helper in self._helpers.items()
-            if helper.kind == "decoder" and helper.running and len(helper.calls) < _QUEUED
-            if helper.is_proven or not proven
+            if helper.kind == kind and helper.running and (helper.asked is None or not proven)
         ]
-        return min(able, key=lambda number: len(self._helpers[number].calls), default=None)
 
     @property
     def decoders_running(self) -> int:
         """Decoders that run."""
-        return sum(helper.running for helper in self._helpers.values() if helper.kind == "decoder")
+        return len(self._running("decoder"))
 
     @property
     def reader_decodes(self) -> bool:
@@ -113,7 +120,7 @@ class Crew:
         return not self.decoders or (not self.insists and not self.decoders_running)
 
     def deadline(self) -> float | None:
-        """When `tick` has something to do, unless something happens before."""
+        """When time alone has something happen."""
         times = []
         for helper in self._helpers.values():
             since = helper.silent_since()
@@ -147,10 +154,8 @@ class Crew:
         """Notes a sign of life: of a helper that was placed, or that was asked."""
         found = self._helpers.get(helper)
         if found is not None:
-            found.running = found.is_proven = True
-            found.heard = now
-        decoders = [other.running for other in self._helpers.values() if other.kind == "decoder"]
-        if self.reader is not None and (not self.insists or (len(decoders) == self.decoders and all(decoders))):
+            found.running, found.heard, found.asked = True, now, None
+        if self._running("reader") and (not self.insists or self.decoders_running == self.decoders):
             self.is_complete = True
 
     def not_placed(self, helper: int, fault: Fault, hopeless: bool, now: float) -> list[Command]:
@@ -180,12 +185,14 @@ class Crew:
             return [], []
         self.replaced += 1
         self._want(found.kind, now, now + self._placement_timeout_s)
-        commands: list[Command] = [Dismiss(helper)]
-        for number, other in self._helpers.items():  # it seldom dies alone
-            if other.running:
-                other.is_proven = False
-                commands.append(Ask(number))
-        return list(found.calls), commands
+        return list(found.calls), [Dismiss(helper), *self.ask(now)]  # it seldom dies alone
+
+    def ask(self, now: float) -> list[Command]:
+        """Asks all that run for a sign of life, after a fault."""
+        silent = [number for number, helper in self._helpers.items() if helper.running and helper.asked is None]
+        for number in silent:
+            self._helpers[number].asked = now
+        return [Ask(number) for number in silent]
 
     def hung(self, now: float) -> list[tuple[int, Fault]]:
         """Running helpers that have owed an answer for too long."""
@@ -198,13 +205,19 @@ class Crew:
                 found.append((number, Fault(told=told, advice=advice)))
         return found
 
-    def tick(self, now: float) -> list[Command]:
-        """Has helpers placed that are due, and gives those up that are late."""
+    def due(self, now: float) -> list[Command]:
+        """Has helpers placed that are to be placed by now."""
         commands: list[Command] = []
-        for number, helper in list(self._helpers.items()):
+        for number, helper in self._helpers.items():
             if helper.place_at is not None and now >= helper.place_at:
                 helper.place_at = None
                 commands.append(Place(number, helper.kind))
+        return commands
+
+    def late(self, now: float) -> list[Command]:
+        """Gives helpers up that have found no place in time."""
+        commands: list[Command] = []
+        for number, helper in list(self._helpers.items()):
             if not helper.running and now >= helper.late:
                 commands += self._give_up(number, helper)
         return commands

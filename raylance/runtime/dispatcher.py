@@ -67,6 +67,7 @@ class _Piece:
         call: The call that is awaited.
         since: Since when.
         read: The call that read it.
+        replaced: Helpers that had been replaced until then.
         decode: The call that decoded it.
         receipts: What both said.
         decodes_there: Whether the reader decodes it.
@@ -82,6 +83,7 @@ class _Piece:
     call: int | None = None
     since: float = 0.0
     read: int | None = None
+    replaced: int = 0
     decode: int | None = None
     receipts: list[Receipt] = dataclasses.field(default_factory=list)
     decodes_there: bool = False
@@ -140,8 +142,14 @@ class Dispatcher:
         self._now = 0.0
         self.is_over = False
 
+    def begin(self, now: float) -> list[Command]:
+        """Begins the pass; see `handle`."""
+        self._crew.open(now)
+        return self._decide(now)
+
     def handle(self, event: Event | None, now: float) -> list[Command]:
-        """Takes an event, or None where only time has passed.
+        """Takes an event, or None where there is none and time has passed: what has an answer that is here and was not
+        told yet is not late.
 
         Args:
             event: What happened.
@@ -153,11 +161,16 @@ class Dispatcher:
         self._now = now
         if event is not None:
             self._take(event)
-        for helper, fault in self._crew.hung(now):
-            self._lost(helper, fault)
-        self._check_fetch()
-        self._crew.open(now)
-        self._out += self._crew.tick(now)
+        else:
+            for helper, fault in self._crew.hung(now):
+                self._lost(helper, fault)
+            self._check_fetch()
+            self._out += self._crew.late(now)
+        return self._decide(now)
+
+    def _decide(self, now: float) -> list[Command]:
+        self._now = now
+        self._out += self._crew.due(now)
         if not self.is_over:
             self._advance()
         out, self._out = self._out, []
@@ -211,14 +224,19 @@ class Dispatcher:
                 if piece.item.steps > 1:
                     self._split(piece)  # the steps before the one that fails are still to be delivered
                 else:
-                    piece.stage, piece.error = _Stage.FAILED, error
+                    piece.error = error
+                    self._again(piece, _Stage.FAILED)
             case Faulted(call, fault):
                 self._forget(piece, call)
                 logger.warning("work is done again after a fault of the machines (%s)", fault.told)
+                # What went with a helper that is known to be gone is that helper's fault, which was counted.
+                is_known = piece.read is not None and self._crew.replaced > piece.replaced
                 self._again(piece, _Stage.WAITING)
-                if self._blame(piece, fault):
-                    piece.not_before = self._now + PAUSES_S[piece.faults - 1]
-                    self._split(piece)
+                if not is_known:
+                    self._out += self._crew.ask(self._now)
+                    if self._blame(piece, fault):
+                        piece.not_before = self._now + PAUSES_S[piece.faults - 1]
+                        self._split(piece)
 
     def _done(self, piece: _Piece, call: int, receipt: Receipt) -> None:
         self._stats.add(receipt)
@@ -228,7 +246,7 @@ class Dispatcher:
             return
         piece.receipts.append(receipt)
         if piece.stage is _Stage.READING:
-            piece.read = call
+            piece.read, piece.replaced = call, self._crew.replaced
             piece.stage = _Stage.READ if self._decodes and not piece.decodes_there else _Stage.DONE
         else:
             piece.decode, piece.stage = call, _Stage.DONE
@@ -263,9 +281,9 @@ class Dispatcher:
             self._answered(head, Faulted(call, Fault(told=told, advice="Look at the network and the object stores.")))
 
     def _again(self, piece: _Piece, stage: _Stage) -> None:
-        """Puts a piece back: to be decoded again, or to be read again."""
+        """Puts a piece back, or out of work; only to be decoded again it keeps what was read."""
         piece.call, piece.stage = None, stage
-        if stage is _Stage.WAITING:
+        if stage is not _Stage.READ:
             self._drop_results(piece)
 
     def _drop_results(self, piece: _Piece) -> None:
@@ -289,8 +307,7 @@ class Dispatcher:
             f"({fault.told}). The epoch stops here. {fault.advice} The runtime says: {fault.error or fault.told}"
         )
         piece.error.__cause__ = fault.error
-        self._again(piece, _Stage.WAITING)
-        piece.stage = _Stage.FAILED
+        self._again(piece, _Stage.FAILED)
         return False
 
     def _split(self, piece: _Piece) -> None:
@@ -304,7 +321,7 @@ class Dispatcher:
         place = self._pieces.index(piece)
         del self._pieces[place]
         for item in reversed(self._plan.cut(piece.item, parts) if parts > 1 else [piece.item]):
-            smaller = self._piece(item, allowed_bytes * item.rows / piece.item.rows)
+            smaller = self._piece(item, allowed_bytes * item.rows / max(1, piece.item.rows))
             smaller.faults, smaller.not_before = piece.faults, piece.not_before
             self._pieces.insert(place, smaller)
 
@@ -371,12 +388,11 @@ class Dispatcher:
         return used + piece.nbytes <= self._sizes.limit_bytes or (piece is self._pieces[0] and not self._ready)
 
     def _send_reads(self) -> None:
-        reader = self._crew.reader
-        waiting = [piece for piece in self._pieces if piece.stage is _Stage.WAITING and piece.not_before <= self._now]
-        if reader is None:
-            return
-        for piece in waiting:
-            if not self._has_room(piece):
+        for piece in self._pieces:
+            if piece.stage is not _Stage.WAITING or piece.not_before > self._now:
+                continue
+            reader = self._crew.reader(proven=piece.faults > 0)
+            if reader is None or not self._has_room(piece):
                 return
             piece.stage, piece.not_before = _Stage.READING, 0.0
             piece.decodes_there = self._decodes and self._crew.reader_decodes

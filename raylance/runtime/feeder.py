@@ -14,14 +14,10 @@ from typing import Any
 from raylance.batches.assembly import Assembly
 from raylance.batches.batches import Bound
 from raylance.batches.device import Sender
-from raylance.columns import dataset_names, tell_rows
 from raylance.errors import RaylanceError
-from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime.dispatcher import Dispatcher
-from raylance.runtime.messages import Command, Deliver, Event, GiveUp, Taken
+from raylance.runtime.messages import Command, Deliver, Event, GiveUp, Taken, Wake
 from raylance.runtime.runtime import Runtime
-from raylance.runtime.sizes import Sizes
-from raylance.settings import Feed, Options
 from raylance.telemetry import Stats
 
 _LOOK_S = 5.0  # between looks whether the thread still lives
@@ -111,7 +107,7 @@ class Feeder:
                 found = self._finished.popleft()
                 self._taken = found.after
                 self._changed.notify_all()
-                self._runtime.post(None)
+                self._runtime.post(Wake())
                 return found
             error, self._error = self._error, None
         if error is not None:
@@ -126,7 +122,7 @@ class Feeder:
             self._is_closed = self._has_ended = True
             self._finished.clear()
             self._changed.notify_all()
-        self._runtime.post(None)
+        self._runtime.post(Wake())
         if self._thread is not threading.current_thread():  # the garbage collector runs anywhere
             self._thread.join(_JOIN_S)
         _alive.discard(self)
@@ -149,17 +145,18 @@ class Feeder:
 
     def _pump(self) -> BaseException | None:
         """Carries events and commands to and fro until the pass is over; returns what ended it, if an error did."""
-        event: Event | None = None
-        while not self._is_closed:
-            error = self._do(self._dispatcher.handle(event, self._runtime.now()))
+        commands = self._dispatcher.begin(self._runtime.now())
+        while True:
+            error = self._do(commands)
             while self._assembly and self._has_room(error is not None or self._dispatcher.is_over):
                 self._finish()
-            if error is not None:
+            if error is not None or (self._dispatcher.is_over and not self._assembly):
                 return error
-            if self._dispatcher.is_over and not self._assembly:
-                return None
             event = self._next_event()
-        return None
+            if self._is_closed:  # nothing more is decided; but the event may be about helpers, which outlive the pass
+                self._do([*self._dispatcher.close(), *self._dispatcher.handle(event, self._runtime.now())])
+                return None
+            commands = self._dispatcher.handle(event, self._runtime.now())
 
     def _do(self, commands: list[Command]) -> BaseException | None:
         for command in commands:
@@ -204,64 +201,6 @@ class Feeder:
             if not self._is_closed:
                 self._finished.append(finished)
                 self._changed.notify_all()
-
-
-def start_pass(
-    feed: Feed,
-    plan: Plan,
-    plan_key: str,
-    rank: int,
-    *,
-    epoch: int,
-    position: int,
-    bound: Bound,
-    options: Options,
-    runtime: Runtime,
-    stats: Stats,
-) -> Feeder:
-    """Begins one rank's pass from a position to the end of its epoch.
-
-    Args:
-        feed: What is read and delivered.
-        plan: The plan of the epoch.
-        plan_key: Names it; the same for equal plans, so that what was read ahead is found.
-        rank: The rank.
-        epoch: Epoch.
-        position: Position of the first step.
-        bound: Arguments of the iterator.
-        options: Limits.
-        runtime: Who does the work.
-        stats: Counters to add to.
-    """
-    crew, decoding = runtime.crew, feed.decoding
-    raw_bytes = feed.source.likely_row_bytes
-    decoded_bytes = decoding.row_bytes if decoding else 0
-    limit = options.max_inflight_bytes
-    # One item in work and one waiting, for each decoder.
-    sizes = Sizes(
-        raw_bytes=raw_bytes, decoded_bytes=decoded_bytes, limit_bytes=limit, items=2 * max(1, crew.decoders) + 1
-    )
-    assembly = Assembly(feed, plan, rank, epoch, position)
-
-    def tell(item: WorkItem) -> str:
-        rows = plan.select(item.epoch, plan.item_positions(item))
-        return tell_rows(feed.source.load_selection().offsets(rows), dataset_names(feed.source.uri))
-
-    runtime.begin(plan, plan_key)
-    dispatcher = Dispatcher(
-        plan=plan,
-        rank=rank,
-        items=plan.items(rank, epoch, position, sizes.item_rows()),
-        position=position,
-        crew=crew,
-        sizes=sizes,
-        stats=stats,
-        decodes=decoding is not None,
-        prefetch_batches=bound.prefetch_batches,
-        work_timeout_s=options.work_timeout_s,
-        tell=tell,
-    )
-    return Feeder(dispatcher, runtime, assembly, bound, stats)
 
 
 @atexit.register

@@ -175,4 +175,9 @@ class Taken:
     position: int
 
 
-Event = Placed | NotPlaced | Alive | Done | Fetched | Failed | Faulted | Lost | Taken
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wake:
+    """Ends a wait, and says nothing."""
+
+
+Event = Placed | NotPlaced | Alive | Done | Fetched | Failed | Faulted | Lost | Taken | Wake

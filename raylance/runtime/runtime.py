@@ -39,8 +39,8 @@ class Runtime(Protocol):
         """Carries a command out, or begins to."""
         ...
 
-    def post(self, event: Event | None) -> None:
-        """Adds an event; None only ends a wait."""
+    def post(self, event: Event) -> None:
+        """Adds an event."""
         ...
 
     def next_event(self, timeout_s: float | None) -> Event | None:

@@ -65,7 +65,7 @@ class ThreadRuntime:
             options: Decoding threads ("auto": one for each CPU of the process), and limits.
         """
         self._feed, self._options = feed, options
-        self._inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._helpers: dict[int, _Helper] = {}
         self._results: dict[int, tuple[pa.Table, ...] | None] = {}  # of calls that somebody waits for
         self._plan: tuple[str, Plan] | None = None
@@ -97,7 +97,7 @@ class ThreadRuntime:
         """See `Runtime.now`."""
         return time.monotonic()
 
-    def post(self, event: Event | None) -> None:
+    def post(self, event: Event) -> None:
         """See `Runtime.post`."""
         self._inbox.put(event)
 

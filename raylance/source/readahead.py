@@ -217,12 +217,13 @@ class ReadAhead:
             used, self._next = self._portion_at(plan, track, item.chunk, at), None
             used.is_cold, self._used = True, used
             used.filling = self._thread.submit(self._fill, plan, used, None)
-        assert used.filling is not None
-        if used.is_cold and not used.filling.done() and (stop - at) * self._row_bytes < self._limit / 8:
+        filling = [] if used.filling is None else [used.filling]
+        is_read = all(part.done() for part in filling)
+        if used.is_cold and not is_read and (stop - at) * self._row_bytes < self._limit / 8:
             # Nobody read these rows ahead. The first items are read by themselves, so that a start, or a resume, waits
             # for a batch and not for a window.
             return self._by_itself(plan, track, item, at, allowed_bytes)
-        wait([used.filling])
+        wait(filling)
         if not used.is_whole:  # there was no room for all of it before, or an error that may be over
             try:
                 self._fill(plan, used, None)

@@ -27,30 +27,22 @@ _READ = "import sys, pickle, numpy; o, at = pickle.loads(sys.stdin.buffer.read()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class SampleColumn:
+class _Column:
     """A column in memory; see `raylance.orders.order.Column`."""
 
     data: npt.NDArray[Any]
+    nulls: int = 0
 
     @property
     def kind(self) -> str:
-        """The dtype's name."""
         return self.data.dtype.name
 
-    @property
-    def nulls(self) -> int:
-        """0: an array has none."""
-        return 0
-
     def values(self) -> npt.NDArray[Any]:
-        """The array itself."""
         return self.data
 
     def codes(self) -> tuple[Int64Array, list[Any]]:
-        """The class of each row, and the classes in order of first appearance, as Arrow has them."""
-        classes, first, codes = np.unique(self.data, return_index=True, return_inverse=True)
-        by_place = np.argsort(first)
-        return np.argsort(by_place)[codes].astype(np.int64), classes[by_place].tolist()
+        classes, codes = np.unique(self.data, return_inverse=True)
+        return codes.astype(np.int64), classes.tolist()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +59,7 @@ class SampleRows:
 
     def column(self, name: str) -> Column:
         """A column, by its name."""
-        return SampleColumn(np.asarray(self.columns[name])[: self.count])
+        return _Column(np.asarray(self.columns[name])[: self.count])
 
     def fragment_ends(self) -> Int64Array:
         """Ends of uneven fragments."""

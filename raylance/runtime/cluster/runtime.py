@@ -18,7 +18,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raylance.planning.plan import Plan
-from raylance.runtime.cluster import pool
+from raylance.runtime.cluster import decoders
 from raylance.runtime.cluster.actors import ShardActor
 from raylance.runtime.cluster.faults import as_raised, fault_of, is_helper_gone, is_machine_fault
 from raylance.runtime.crew import Crew
@@ -45,7 +45,7 @@ from raylance.runtime.messages import (
 from raylance.settings import Feed, Options
 from raylance.store import ray_session
 
-Inbox = queue.SimpleQueue[Event | None]
+Inbox = queue.SimpleQueue[Event]
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -59,7 +59,7 @@ class _Helper:
     """
 
     handle: Any
-    pooled: pool.PooledActor | None = None
+    pooled: decoders.PooledActor | None = None
     installed: set[str] = dataclasses.field(default_factory=set)
 
     def knows(self, key: str, value: Any) -> Any:
@@ -105,9 +105,9 @@ class RayRuntime:
         options = self._options
         if options.num_decoders != "auto":
             return options.num_decoders
-        ours, fitting = pool.count_here(options.decoder_cpus), options.auto_decoders
+        ours, fitting = decoders.count_here(options.decoder_cpus), options.auto_decoders
         if fitting is None:
-            fitting = pool.auto_decoders(self._world_size, options.decoder_cpus, ours)
+            fitting = decoders.auto_decoders(self._world_size, options.decoder_cpus, ours)
         return max(ours, fitting)
 
     @property
@@ -124,7 +124,7 @@ class RayRuntime:
         """See `Runtime.now`."""
         return time.monotonic()
 
-    def post(self, event: Event | None) -> None:
+    def post(self, event: Event) -> None:
         """See `Runtime.post`."""
         self._inbox.put(event)
 
@@ -160,12 +160,12 @@ class RayRuntime:
 
     def _place(self, number: int, kind: Kind) -> None:
         if kind == "decoder":
-            pooled = pool.hold(self._key, self._options.decoder_cpus)
+            pooled = decoders.hold(self._key, self._options.decoder_cpus)
             helper, pulse = _Helper(handle=pooled.handle, pooled=pooled), pooled.pulse
         else:
             # On this worker's node where that is possible; it takes no CPU from Ray's count.
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
-            remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **pool.NO_RESTARTS)
+            remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **decoders.NO_RESTARTS)
             helper = _Helper(handle=remote.remote(self._feed, self._options))
             pulse = helper.handle.actor_id.remote()
         self._helpers[number] = helper
@@ -236,7 +236,7 @@ def _failure(call: int, error: BaseException) -> Event:
 
 def _end(key: str, session: str, helper: _Helper, *, is_dead: bool) -> None:
     if helper.pooled is not None:
-        pool.let_go(key, helper.pooled, is_dead=is_dead)
+        decoders.let_go(key, helper.pooled, is_dead=is_dead)
     elif session == ray_session():  # else it went with its session
         ray.kill(helper.handle)
 

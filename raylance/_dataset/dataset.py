@@ -24,8 +24,8 @@ from raylance.loader import RankLoader
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Plan
 from raylance.planning.summary import PlanSummary, summarise
-from raylance.runtime.runtime import Runtime
-from raylance.settings import Feed, Options, Spec, make_plan, map_shared
+from raylance.runtime.helpers import Helpers
+from raylance.settings import Delivery, Feed, Options, make_plan, map_shared
 from raylance.source.packing import PackedRows
 from raylance.source.rows import TableRows
 from raylance.store import Shared
@@ -40,22 +40,22 @@ class Dataset(TrainData):
     whole epoch as rank 0 of 1, the same each time, for use without a trainer.
     """
 
-    def __init__(self, feed: Feed, spec: Spec, options: Options) -> None:
+    def __init__(self, feed: Feed, delivery: Delivery, options: Options) -> None:
         """Starts nothing; `raylance.dataset` and `raylance.mix` make handles."""
-        super().__init__(feed, spec, options)
-        self._idle: Runtime | None = None  # of the last pass, for the next one
+        super().__init__(feed, delivery, options)
+        self._idle: Helpers | None = None  # of the last pass, for the next one
         self._passes: set[RankLoader] = set()  # that go on
         self._lookups: dict[bool | None, Lookup] = {}
         self._pid = os.getpid()
 
     def __len__(self) -> int:
         """Selected rows."""
-        return self._spec.rows
+        return self._delivery.rows
 
     def __repr__(self) -> str:
         source = self._feed.source
         return (
-            f"raylance.dataset({source.uri!r}, version={source.version}, filter={self._spec.filter!r}): "
+            f"raylance.dataset({source.uri!r}, version={source.version}, filter={self._delivery.filter!r}): "
             f"{len(self):,} rows of {', '.join(source.columns)}"
         )
 
@@ -163,9 +163,9 @@ class Dataset(TrainData):
         return self._lookups[mask_bad_rows].read(offsets).select([*feed.delivers, ROW_OFFSET])
 
     @property
-    def opened(self) -> tuple[Feed, Spec]:
+    def opened(self) -> tuple[Feed, Delivery]:
         """What is read and what is delivered: for those that make loaders of it."""
-        return self._feed, self._spec
+        return self._feed, self._delivery
 
     def plan(self, global_batch_size: int = 256, world_size: int = 1) -> PlanSummary:
         """Plans an epoch without reading anything.
@@ -182,7 +182,7 @@ class Dataset(TrainData):
         """
         size = check_integer("plan(): global_batch_size", global_batch_size, 1)
         world_size = check_integer("plan(): world_size", world_size, 1)
-        plan = make_plan(self._feed, self._spec, self._options, size, world_size, self._spec.remainder)
+        plan = make_plan(self._feed, self._delivery, self._options, size, world_size, self._delivery.remainder)
         feed, limit = self._feed, self._options.max_window_bytes
         return summarise(plan, feed.source.likely_row_bytes, self._reads(plan), limit, feed.source.measure)
 
@@ -202,7 +202,7 @@ class Dataset(TrainData):
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
         """Steps of a whole epoch of one rank; see `RankLoader.steps_per_epoch`."""
-        loader = RankLoader(self._feed, self._spec, self._options)
+        loader = RankLoader(self._feed, self._delivery, self._options)
         return loader.steps_per_epoch(global_batch_size=global_batch_size, batch_size=batch_size)
 
     def loader(self, *, rank: int | None = None, world_size: int | None = None, **options: Any) -> RankLoader:
@@ -227,7 +227,7 @@ class Dataset(TrainData):
         refuse = {name: value for name, value in options.items() if name not in _OPTIONS}
         refuse_unknown("loader()", refuse, ("rank", "world_size", *_OPTIONS))
         rank, world_size = check_integer("rank", rank or 0, 0), check_integer("world_size", world_size or 1, 1)
-        return RankLoader(self._feed, self._spec, Options(**options), rank, world_size)
+        return RankLoader(self._feed, self._delivery, Options(**options), rank, world_size)
 
     def iter_torch_batches(self, *, epoch: int = 0, **arguments: Any) -> Batches:
         """Iterates over a whole epoch in torch batches, as rank 0 of 1; iterated again, over the same one.
@@ -256,11 +256,11 @@ class Dataset(TrainData):
         self._refuse_in_larger_world()
         epoch = check_integer("epoch", epoch, 0)
         # What is wrong with the arguments is said now.
-        checked: Batches = getattr(RankLoader(self._feed, self._spec, self._options), method)(**arguments)
+        checked: Batches = getattr(RankLoader(self._feed, self._delivery, self._options), method)(**arguments)
 
         def whole_epoch() -> Iterator[Any]:
             process.check_place(self._pid, None)
-            loader = RankLoader(self._feed, self._spec, self._options, runtime=self._take_idle())
+            loader = RankLoader(self._feed, self._delivery, self._options, helpers=self._take_idle())
             loader.set_epoch(epoch)
             self._passes.add(loader)
             try:
@@ -270,13 +270,13 @@ class Dataset(TrainData):
                     self._passes.remove(loader)
                     if self._idle is not None:  # another pass ended meanwhile
                         self._idle.close()
-                    self._idle = loader.release()
+                    self._idle = loader.helpers
 
         return Batches(whole_epoch, checked.__len__, f"{method}() of {self!r}, epoch {epoch}", None)
 
-    def _take_idle(self) -> Runtime | None:
-        runtime, self._idle = self._idle, None
-        return runtime
+    def _take_idle(self) -> Helpers | None:
+        helpers, self._idle = self._idle, None
+        return helpers
 
     def _refuse_in_larger_world(self) -> None:
         """In a worker of Ray Train, rank 0 of 1 would give all rows to every rank."""
@@ -291,7 +291,7 @@ class Dataset(TrainData):
 
     def share(self) -> None:
         """Puts what is large (selection, weights, …) into the object store, so that all ranks read one copy of it."""
-        map_shared(self._feed, self._spec, Shared.of_run)
+        map_shared(self._feed, self._delivery, Shared.of_run)
 
     def close(self) -> None:
         """Ends passes and their helpers, so that their CPUs are free for others; another pass starts new ones."""

@@ -1,0 +1,99 @@
+"""Owns the helpers of one loader, and the pass that goes on with them; never holds a position."""
+
+import uuid
+
+from raylance.batches.assembly import Assembly
+from raylance.batches.batches import Bound
+from raylance.columns import dataset_names, tell_rows
+from raylance.planning.plan import Plan, WorkItem
+from raylance.runtime.dispatcher import Dispatcher
+from raylance.runtime.feeder import Feeder
+from raylance.runtime.runtime import Runtime, make_runtime
+from raylance.runtime.sizes import Sizes
+from raylance.settings import Feed, Options
+from raylance.telemetry import Stats
+
+
+class Helpers:
+    """Who works for a loader, pass after pass. Picklable until started."""
+
+    def __init__(self, feed: Feed, options: Options, world_size: int = 1) -> None:
+        """Starts nothing.
+
+        Args:
+            feed: What is read and delivered.
+            options: Which helpers, how many, and limits.
+            world_size: Ranks that share the machines.
+        """
+        self._feed, self._options, self._world_size = feed, options, world_size
+        self._named: tuple[Plan, str] | None = None
+        self._feeder: Feeder | None = None
+        self.runtime: Runtime | None = None
+
+    def start(self, plan: Plan, rank: int, *, epoch: int, position: int, bound: Bound, stats: Stats) -> Feeder:
+        """Begins one rank's pass from a position to the end of its epoch, and ends the one before.
+
+        Args:
+            plan: The plan of the epoch.
+            rank: The rank.
+            epoch: Epoch.
+            position: Position of the first step.
+            bound: Arguments of the iterator.
+            stats: Counters to add to.
+        """
+        self.end_pass()  # of an iterator that was left alone: two cannot share the helpers
+        if self.runtime is not None and not self.runtime.is_usable:
+            self.close()
+        self.runtime = runtime = self.runtime or make_runtime(self._feed, self._options, self._world_size)
+        if self._named is None or self._named[0] != plan:  # what was read ahead for an equal plan is found by its name
+            self._named = (plan, uuid.uuid4().hex)
+        runtime.begin(*self._named)
+        dispatcher = self._dispatcher(runtime, plan, rank, epoch, position, bound, stats)
+        assembly = Assembly(self._feed, plan, rank, epoch, position)
+        self._feeder = Feeder(dispatcher, runtime, assembly, bound, stats)
+        return self._feeder
+
+    def _dispatcher(
+        self, runtime: Runtime, plan: Plan, rank: int, epoch: int, position: int, bound: Bound, stats: Stats
+    ) -> Dispatcher:
+        crew, source, decoding = runtime.crew, self._feed.source, self._feed.decoding
+        decoders = max(1, crew.decoders)
+        sizes = Sizes(
+            raw_bytes=source.likely_row_bytes,
+            decoded_bytes=decoding.row_bytes if decoding else 0,
+            limit_bytes=self._options.max_inflight_bytes,
+            items=2 * decoders + 1,  # one item in work and one waiting, for each decoder
+        )
+        low, high = plan.rank_slice(position, rank)
+        first_rows = -(-(high - low) // decoders)  # the first step goes to all decoders
+
+        def tell(item: WorkItem) -> str:
+            rows = plan.select(item.epoch, plan.item_positions(item))
+            return tell_rows(source.load_selection().offsets(rows), dataset_names(source.uri))
+
+        return Dispatcher(
+            plan=plan,
+            rank=rank,
+            items=plan.items(rank, epoch, position, sizes.item_rows(), first_rows),
+            position=position,
+            crew=crew,
+            sizes=sizes,
+            stats=stats,
+            decodes=decoding is not None,
+            prefetch_batches=bound.prefetch_batches,
+            work_timeout_s=self._options.work_timeout_s,
+            tell=tell,
+        )
+
+    def end_pass(self) -> None:
+        """Ends the pass that goes on; the helpers stay."""
+        feeder, self._feeder = self._feeder, None
+        if feeder is not None and not feeder.close():
+            self.runtime = None  # user code hangs in the feeder's thread, which still has it
+
+    def close(self) -> None:
+        """Ends the helpers."""
+        self.end_pass()
+        if self.runtime is not None:
+            self.runtime.close()
+            self.runtime = None

@@ -1,0 +1,206 @@
+"""Owns what a schedule is: a list of integers that says all that chance decides; never runs one.
+
+Zero is always the harmless choice (the first of several, no fault, the shortest wait), so that a schedule is made
+simpler by zeroing and shortening it.
+"""
+
+import dataclasses
+import functools
+import random
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from raylance.orders.order import Facts, Order
+from raylance.orders.sampling import Weighted
+from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
+from raylance.planning.plan import Plan, Remainder, WorkItem
+from raylance.testing import SampleRows
+
+T = TypeVar("T")
+
+BITS = 16
+RAW_BYTES = 400_000  # of a row as it is thought to be
+DECODED_BYTES = 150_000
+EPOCH = 1
+
+
+class Draws:
+    """Integers of 16 bits: from a seed, or given (and zeros behind them)."""
+
+    def __init__(self, seed: int | None = None, given: Sequence[int] = ()) -> None:
+        self.taken: list[int] = []
+        self._given = given
+        self._random = None if seed is None else random.Random(seed)
+
+    def bits(self) -> int:
+        if self._random is not None:
+            value = self._random.getrandbits(BITS)
+        else:
+            at = len(self.taken)
+            value = self._given[at] if at < len(self._given) else 0
+        self.taken.append(value)
+        return value
+
+    def pick(self, choices: Sequence[T]) -> T:
+        return choices[self.bits() * len(choices) >> BITS]
+
+    def chance(self, share: float) -> bool:
+        return self.bits() >= (1 - share) * (1 << BITS)
+
+    def seconds(self, most: float) -> float:
+        return self.bits() * most / (1 << BITS)
+
+
+# What can go wrong when a helper works on a call, when one is placed, and by itself.
+WORK_FAULTS = ("dies", "hangs", "faulted", "lost later", "twice", "late", "slow", "node")
+PLACE_FAULTS = ("refused", "hopeless", "delayed", "never placed")
+FETCH_FAULTS = ("fetch faulted", "fetch hangs")
+TIMED_FAULTS = ("idle dies", "idle hangs", "node dies")
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Scenario:
+    """What a schedule draws before it begins.
+
+    Attributes:
+        order, rows, remainder, chunk_positions: Of the plan.
+        legs: World size, global batch size, and steps to consume (None: all), one after the other: a run and how it
+            is resumed.
+        decoders, insists, decodes, prefetch_batches, limit_bytes: As the loader's options have them.
+        blocks: Whether fetching keeps the thread that pumps, as in Ray.
+        varies: Times that a row may have more raw bytes than it is thought to have.
+        bad_rows: Rows that cannot be decoded, or read.
+        faults: Kinds that happen, with the share of work that they hit.
+        rate: That share.
+        budget: Faults until there are no more.
+        breaks: Chance that a pass is broken off, and another one begun.
+    """
+
+    order: int
+    rows: int
+    remainder: Remainder
+    chunk_positions: int
+    legs: list[tuple[int, int, int | None]]
+    decoders: int
+    insists: bool
+    decodes: bool
+    prefetch_batches: int
+    limit_bytes: int
+    blocks: bool
+    varies: float
+    bad_rows: frozenset[int]
+    faults: frozenset[str]
+    rate: float
+    budget: int
+    breaks: float
+    placement_timeout_s: float = 20.0
+    work_timeout_s: float = 60.0
+
+
+def draw_scenario(draws: Draws) -> Scenario:
+    """Draws what happens, small and harmless where the draws are zero."""
+    pick = draws.pick
+    remainder: Remainder = pick(("drop", "pad", "ragged"))
+    rows = pick((4, 7, 12, 1, 24, 33, 60))
+    legs: list[tuple[int, int, int | None]] = []
+    for _ in range(pick((1, 1, 1, 2, 3))):
+        world_size, size = pick((1, 1, 1, 2, 3)), pick((2, 1, 3, 4, 8))
+        if remainder != "ragged":
+            size = max(size, world_size)
+        if remainder == "drop":
+            size = min(size, rows)
+            world_size = min(world_size, size)
+        legs.append((world_size, size, pick((1, 2, 3, 5))))
+    legs[-1] = (*legs[-1][:2], None)
+    decodes = pick((True, True, True, False))
+    bad = frozenset(row for row in range(pick((0, 0, 0, 0, 1, 2))) for row in [draws.bits() % rows])
+    groups = pick(((), WORK_FAULTS, PLACE_FAULTS, FETCH_FAULTS, TIMED_FAULTS, "all", "all", "some", "some"))
+    kinds = WORK_FAULTS + PLACE_FAULTS + FETCH_FAULTS + TIMED_FAULTS
+    if groups == "some":
+        groups = {pick(kinds) for _ in range(3)}
+    return Scenario(
+        order=pick((0, 1, 2, 3, 4)),
+        rows=rows,
+        remainder=remainder,
+        chunk_positions=pick((1000, 1, 5, 16)),
+        legs=legs,
+        decoders=pick((2, 1, 3, 0)) if decodes else 0,
+        insists=pick((True, False)),
+        decodes=decodes,
+        prefetch_batches=pick((2, 0, 1, 3, 4)),
+        limit_bytes=int(pick((100, 20, 8, 3, 0.1, 1000)) * (1.5 * RAW_BYTES + DECODED_BYTES * decodes)),
+        blocks=pick((False, True)),
+        varies=pick((1.0, 1.0, 1.3, 4.0, 20.0)),
+        bad_rows=bad,
+        faults=frozenset(kinds if groups == "all" else groups),
+        rate=pick((0.0, 0.02, 0.1, 0.4)),
+        budget=pick((2, 1, 4, 12)),
+        breaks=pick((0.0, 0.0, 0.3, 0.7)),
+    )
+
+
+class PlannedRun:
+    """A plan, and what it says, looked up once."""
+
+    def __init__(self, order: int, rows: int, size: int, world_size: int, remainder: Remainder, chunk: int) -> None:
+        self._made_of = order, rows, size, world_size, remainder, chunk
+        self.plan = make_plan(*self._made_of)
+        self._epoch = _epoch(order, rows)
+        self._steps = _known_steps(order, rows, size, world_size, remainder)
+
+    def __reduce__(self) -> Any:
+        return planned, self._made_of
+
+    def step(self, position: int, rank: int) -> list[int]:
+        """Rows of a rank's slice of a step, in the order of delivery; padding is told as -1 - row."""
+        if (position, rank) not in self._steps:
+            plan, whole = self.plan, self._epoch
+            positions = plan.positions(position, *plan.rank_slice(position, rank)).tolist()
+            rows = [whole[p] if p < len(whole) else -1 - whole[p % len(whole)] for p in positions]
+            self._steps[position, rank] = rows
+        return self._steps[position, rank]
+
+    def rows(self, item: WorkItem) -> list[int]:
+        """Rows of an item."""
+        size = self.plan.global_batch_size
+        found: list[int] = []
+        for step in range(item.steps):
+            found += self.step(item.position + step * size, item.rank)[item.low : item.high]
+        return found
+
+
+@functools.cache
+def _epoch(order: int, rows: int) -> list[int]:
+    found: list[int] = make_plan(order, rows, 1, 1, "ragged", 1).select(EPOCH, np.arange(rows)).tolist()
+    return found
+
+
+@functools.cache
+def _known_steps(*_: object) -> dict[tuple[int, int], list[int]]:
+    return {}
+
+
+@functools.cache
+def planned(order: int, rows: int, size: int, world_size: int, remainder: Remainder, chunk: int) -> PlannedRun:
+    return PlannedRun(order, rows, size, world_size, remainder, chunk)
+
+
+def make_plan(order: int, rows: int, size: int, world_size: int, remainder: Remainder, chunk: int) -> Plan:
+    """The one place that makes a plan."""
+    kinds: tuple[Order, ...] = (
+        Sequential(shard_rows=4, window_shards=1, lanes=1),
+        RowShuffle(shard_rows=4),
+        WindowShuffle(shard_rows=3, window_shards=2, lanes=2),
+        ShardShuffle(shard_rows=4, window_shards=1, lanes=1),
+        Weighted(weights=1.0 + np.arange(rows) % 3, shard_rows=3),
+    )
+    bound, tables = kinds[order].bind(SampleRows(count=rows))
+    return Plan(
+        order=bound.settle(Facts(rows=rows, seed=7, tables=tables)),
+        global_batch_size=size,
+        world_size=world_size,
+        remainder=remainder,
+        chunk_positions=chunk,
+    )

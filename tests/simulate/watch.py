@@ -1,0 +1,345 @@
+"""Owns what must always hold, and says which of it does not; knows the dispatcher by its commands and `deadline` alone.
+
+The names of what can be broken:
+
+    order     every row of the plan once, in its place; every step whole; decoded where it should be
+    bytes     a read is sent only where it has room, or where it is awaited first and no whole step waits to be taken
+    crew      never more helpers of a kind than were asked for; none ended that works
+    dead      no command to a helper that does not run, nothing awaited of one that is gone
+    source    decoded and fetched is only what has been read, and was not forgotten
+    deadline  what may never come is awaited with a deadline, and what is done at a deadline moves it
+    deadlock  a pass that is not over waits for something that will happen
+    liveness  once the faults end, the pass does
+    cause     an error only where what it says has happened
+    left      after a pass nothing is kept
+"""
+
+import dataclasses
+from typing import Any
+
+from raylance.errors import HelperError, PlacementError
+from raylance.planning.plan import WorkItem
+from raylance.runtime.dispatcher import MAX_FAULTS
+from raylance.runtime.messages import (
+    Alive,
+    Ask,
+    Command,
+    Decode,
+    Deliver,
+    Dismiss,
+    Done,
+    Event,
+    Failed,
+    Faulted,
+    Fetch,
+    Fetched,
+    Forget,
+    GiveUp,
+    Lost,
+    NotPlaced,
+    Place,
+    Placed,
+    Read,
+    Taken,
+)
+from tests.simulate.schedule import DECODED_BYTES, EPOCH, PlannedRun, Scenario
+
+
+class Broken(AssertionError):  # noqa: N818 - it is no error of the code that raises it
+    """What must hold does not."""
+
+    def __init__(self, what: str, told: str) -> None:
+        super().__init__(f"{what}: {told}")
+        self.what = what
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Seen:
+    """A call, as far as was commanded and told."""
+
+    command: Any
+    item: WorkItem
+    charge: float = 0.0
+    is_answered: bool = False
+    has_result: bool = False
+    is_forgotten: bool = False
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Known:
+    """A helper, as far as was commanded and told."""
+
+    kind: str
+    placed_at: float
+    late: float
+    is_running: bool = False
+    ended_by: str = ""
+    has_asked: bool = False
+    calls: dict[int, None] = dataclasses.field(default_factory=dict)
+
+
+class Watch:
+    """Looks at every event and every command of a rank's passes."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.world: Any = None
+        self.recovered: dict[str, int] = {}
+        self._helpers: dict[int, _Known] = {}
+        self._calls: dict[int, _Seen] = {}
+        self._open: dict[int, _Seen] = {}  # neither answered nor forgotten
+        self._refused: dict[str, list[float]] = {"reader": [], "decoder": []}
+        self._hopeless = False
+        self._hits: dict[tuple[int, int], set[int]] = {}
+        self._is_exact = scenario.insists or not scenario.decoders
+        self._limit = scenario.limit_bytes * (1 + 1e-9)
+
+    def begin(self, planned: PlannedRun, rank: int, position: int) -> None:
+        """A pass begins."""
+        self._planned, self._rank = planned, rank
+        self._next = (position, 0)  # step and row of its slice that are to be delivered next
+        self._part: list[int] = []
+        self._hits.clear()
+        self._flying: dict[int, float] = {}  # charges of reads
+        self._opened, self._ready = 0.0, list[tuple[int, float]]()
+        self.steps: list[tuple[int, list[int]]] = []
+        self._answers: Any = None
+
+    def _recover(self, what: str) -> None:
+        self.recovered[what] = self.recovered.get(what, 0) + 1
+
+    # Events.
+
+    def told(self, event: Event | None) -> None:
+        """The dispatcher is about to be told."""
+        self._answers = None
+        match event:
+            case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
+                seen = self._calls.get(call)
+                if seen is None or seen.is_answered:
+                    return
+                seen.is_answered = True
+                is_result = type(event) is Done and not event.receipt.too_large_bytes
+                seen.has_result = is_result and not seen.is_forgotten
+                if self._open.pop(call, None) is not None:
+                    self._answers = seen
+                helper = self._helpers.get(getattr(seen.command, "helper", -1))
+                if helper is not None:
+                    helper.calls.pop(call, None)
+                    helper.has_asked = False
+            case Placed(number) | Alive(number):
+                helper = self._helpers[number]
+                if not helper.ended_by:
+                    helper.is_running, helper.has_asked = True, False
+            case NotPlaced(number) | Lost(number):
+                self._gone(number, "told")
+            case Taken(position):
+                self._ready = [(after, charge) for after, charge in self._ready if after > position]
+
+    def _gone(self, number: int, by: str) -> None:
+        helper = self._helpers[number]
+        if helper.ended_by:
+            return
+        helper.ended_by = by
+        if helper.is_running and helper.calls:  # it was working on the first that it had not answered, if on any
+            self.hit(next(iter(helper.calls)), self.world.helpers[number].cause)
+
+    def hit(self, call: int, cause: int) -> None:
+        """A fault hits the rows of a call: this is the truth, whatever the dispatcher thinks."""
+        seen = self._calls.get(call)
+        if seen is not None and not seen.is_forgotten:
+            for key in self._keys(seen.item):
+                self._hits.setdefault(key, set()).add(cause)
+
+    def refused(self, number: int, hopeless: bool, now: float) -> None:
+        """A helper was refused."""
+        helper = self._helpers[number]
+        self._refused[helper.kind].append(helper.late)
+        self._hopeless = self._hopeless or hopeless
+
+    def _keys(self, item: WorkItem) -> list[tuple[int, int]]:
+        size = self._planned.plan.global_batch_size
+        rows = range(item.low, max(item.high, item.low + 1))
+        return [(item.position + step * size, row) for step in range(item.steps) for row in rows]
+
+    # Commands.
+
+    def commanded(self, command: Command, now: float) -> None:
+        """The runtime is about to be commanded."""
+        match command:
+            case Place(number, kind):
+                self._check_crew(number, kind, now)
+            case Dismiss(number):
+                self._check_end(number, now)
+            case Ask(number):
+                self._check_runs(number, command)
+                self._helpers[number].has_asked = True
+            case Read(call, number, item):
+                self._check_runs(number, command)
+                self._see(call, command, item, number)
+                self._check_room(command)
+            case Decode(call, number, source):
+                self._check_runs(number, command)
+                self._see(call, command, self._check_source(source, command).item, number)
+                self._recover("decoded by a decoder")
+            case Fetch(call, read, decode):
+                item = self._check_source(read, command).item
+                if decode is not None and self._check_source(decode, command).item != item:
+                    raise Broken("source", f"{command} joins two items")
+                self._see(call, command, item, None)
+            case Forget(calls):
+                for call in calls:
+                    self._flying.pop(call, None)
+                    self._open.pop(call, None)
+                    if call in self._calls:
+                        self._calls[call].is_forgotten = True
+                        self._calls[call].has_result = False
+            case Deliver():
+                self._check_delivery(command)
+            case GiveUp(error):
+                self._check_cause(error, now)
+
+    def _see(self, call: int, command: Any, item: WorkItem, helper: int | None) -> None:
+        if call in self._calls:
+            raise Broken("source", f"{command} has the number of another call")
+        if any(row in self._hits for row in self._keys(item)) and type(command) is not Fetch:
+            self._recover(f"{type(command).__name__.lower()} again after a fault")
+        self._calls[call] = self._open[call] = _Seen(command, item)
+        if helper is not None:
+            self._helpers[helper].calls[call] = None
+
+    def _check_crew(self, number: int, kind: str, now: float) -> None:
+        if any(now < late for late in self._refused[kind]):
+            self._recover("placed again after a refusal")
+        self._helpers[number] = _Known(kind, now, now + self.scenario.placement_timeout_s)
+        held = sum(helper.kind == kind for n, helper in self._helpers.items() if self._is_held(n))
+        if held > (1 if kind == "reader" else self.scenario.decoders):
+            raise Broken("crew", f"{held} {kind}s at {now:.2f} s")
+
+    def _is_held(self, number: int) -> bool:
+        return number not in self.world.helpers or self.world.helpers[number].state != "dismissed"
+
+    def _check_end(self, number: int, now: float) -> None:
+        known, helper = self._helpers[number], self.world.helpers.get(number)
+        if known.ended_by:
+            self._recover("a dead one dismissed")
+            return
+        if not known.is_running:
+            if not self._is_late(known, now) or self._says(Placed, number):
+                raise Broken("crew", f"helper {number} is given up at {now:.2f} s, before {known.late:.2f} s")
+            self._recover("one too late dismissed")
+        elif helper.state == "up" or any(self._says_done(call) for call in known.calls):
+            raise Broken("crew", f"helper {number}, which works, is ended at {now:.2f} s")
+        else:
+            self._recover("a hung one dismissed")
+        self._gone(number, "dismissed")
+
+    def _is_late(self, helper: _Known, now: float) -> bool:
+        """Whether it had its time; one that is placed for another, which was refused, has what is left of that's."""
+        return any(helper.placed_at < late <= now for late in (helper.late, *self._refused[helper.kind]))
+
+    def _says(self, kind: type, number: int) -> bool:
+        return any(type(event) is kind and event.helper == number for event in self.world.inbox)
+
+    def _says_done(self, call: int) -> bool:
+        return any(type(event) in (Done, Failed, Faulted) and event.call == call for event in self.world.inbox)
+
+    def _check_runs(self, number: int, command: Command) -> None:
+        helper = self._helpers.get(number)
+        if helper is None or not helper.is_running or helper.ended_by:
+            raise Broken("dead", f"{command} to a helper that does not run")
+
+    def _check_source(self, call: int, command: Command) -> _Seen:
+        seen = self._calls.get(call)
+        if seen is None or not seen.has_result:
+            raise Broken("source", f"{command} of call {call}, which has no result")
+        return seen
+
+    def _check_room(self, command: Read) -> None:
+        item, scenario = command.item, self.scenario
+        in_one_place = command.decodes or not scenario.decodes
+        raw = 0 if command.decodes else command.allowed_bytes
+        charge = raw + item.rows * DECODED_BYTES * scenario.decodes
+        if command.decodes != (in_one_place and scenario.decodes):
+            raise Broken("order", f"{command} decodes what is not to be decoded")
+        used = sum(self._flying.values()) + sum(charge for _, charge in self._ready)
+        is_first = (item.position, item.low) == self._next and not self._ready
+        if self._is_exact and used + charge > self._limit and not is_first and item.rows:
+            raise Broken("bytes", f"{used:.0f} and {charge:.0f} more, of {self._limit:.0f}")
+        self._flying[command.call] = charge
+        if is_first and used + charge > self._limit:
+            self._recover("alone beyond the limit")
+
+    def _check_delivery(self, command: Deliver) -> None:
+        item, plan = command.item, self._planned.plan
+        fetch = self._answers
+        if fetch is None or type(fetch.command) is not Fetch:
+            raise Broken("order", f"{item} is delivered and was not fetched")
+        if (item.position, item.low) != self._next or item.rank != self._rank or item.epoch != EPOCH:
+            raise Broken("order", f"{item} is delivered, but {self._next} is next")
+        made = command.decoded
+        if command.plain.item != item or made.item != item or made.is_decoded != self.scenario.decodes:
+            raise Broken("order", f"{item} is delivered with what belongs to another, or is not decoded")
+        self._opened += self._flying.pop(fetch.command.read, 0.0)
+        width = item.high - item.low
+        for step in range(item.steps):
+            position = item.position + step * plan.global_batch_size
+            self._part += made.rows[step * width : (step + 1) * width]
+            low, high = plan.rank_slice(position, self._rank)
+            self._next = (position, item.high)
+            if item.high >= high - low:
+                if self._part != self._planned.step(position, self._rank):
+                    raise Broken("order", f"step {position} has the rows {self._part}")
+                after = plan.after(position)
+                self.steps.append((after, self._part))
+                self._next, self._part = (position + plan.global_batch_size, 0), []
+        if not self._part and self._next[1] == 0:
+            self._ready.append((self.steps[-1][0], self._opened))
+            self._opened = 0.0
+
+    def _check_cause(self, error: BaseException, now: float) -> None:
+        row = getattr(error, "row", None)
+        if row is not None:
+            if row not in self._planned.step(self._next[0], self._rank):
+                raise Broken("cause", f"row {row} fails, in another step than {self._next}")
+            self._recover("ended by a row")
+        elif isinstance(error, PlacementError):
+            if not any(h.ended_by == "dismissed" and not h.is_running for h in self._helpers.values()):
+                raise Broken("cause", f"{error}, and none was late")
+            self._recover("ended by a late helper")
+        elif isinstance(error, HelperError) and "could not start" in str(error):
+            refused = [
+                helper for helper in self._helpers.values() if helper.ended_by == "told" and not helper.is_running
+            ]
+            if not self._hopeless and not any(self._is_late(helper, now + 1.0) for helper in refused):
+                raise Broken("cause", f"{error}, and there was time")
+            self._recover("ended by a helper that cannot start")
+        elif isinstance(error, HelperError):
+            hits = self._hits.get(self._next, set())
+            if len(hits) <= MAX_FAULTS:
+                raise Broken("cause", f"{error}, and {self._next} was hit by {sorted(hits)}")
+            self._recover("ended by work lost again and again")
+        else:
+            raise Broken("cause", f"{error!r}")
+
+    # Between.
+
+    def settled(self, event: Event | None, deadline: float | None, now: float) -> None:
+        """The dispatcher has said all that there is to do."""
+        if type(event) is Lost:
+            for call in self._helpers[event.helper].calls:
+                if not self._calls[call].is_forgotten:
+                    raise Broken("dead", f"call {call} of helper {event.helper} is awaited, which is lost")
+        if event is None and deadline is not None and deadline <= now:
+            raise Broken("deadline", f"{deadline:.3f} s is past at {now:.3f} s")
+        helpers = [helper for helper in self._helpers.values() if not helper.ended_by]
+        waits = self._open or any(not helper.is_running or helper.has_asked or helper.calls for helper in helpers)
+        if waits and (deadline is None or deadline > now + self.scenario.work_timeout_s):
+            raise Broken("deadline", f"something is awaited until {deadline}")
+
+    def closed(self) -> None:
+        """The pass is over, and its commands are done."""
+        kept = [call for call, seen in self._calls.items() if seen.has_result]
+        if self.world.table or self._open or kept:
+            raise Broken("left", f"calls {sorted({*self.world.table, *self._open, *kept})} are kept")
+        self._calls = {c: seen for h in self._helpers.values() for c in h.calls for seen in [self._calls[c]]}
