@@ -32,20 +32,20 @@ needs_crds = pytest.mark.skipif(not CRDS.is_dir(), reason="no CRDs of KubeRay in
 
 def cluster_spec(doc: dict[str, Any]) -> dict[str, Any]:
     """The RayClusterSpec of a RayCluster or a RayJob."""
-    return doc["delivery"].get("rayClusterSpec", doc["delivery"])
+    return doc["spec"].get("rayClusterSpec", doc["spec"])
 
 
 def ray_pods(doc: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The pod specs in which Ray runs, by group name."""
     cluster = cluster_spec(doc)
-    workers = {group["groupName"]: group["template"]["delivery"] for group in cluster["workerGroupSpecs"]}
-    return {"head": cluster["headGroupSpec"]["template"]["delivery"], **workers}
+    workers = {group["groupName"]: group["template"]["spec"] for group in cluster["workerGroupSpecs"]}
+    return {"head": cluster["headGroupSpec"]["template"]["spec"], **workers}
 
 
 def all_pods(doc: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The pod specs in which Ray runs, and the one that submits the job."""
-    submitter = doc["delivery"].get("submitterPodTemplate")
-    return ray_pods(doc) | ({"submitter": submitter["delivery"]} if submitter else {})
+    submitter = doc["spec"].get("submitterPodTemplate")
+    return ray_pods(doc) | ({"submitter": submitter["spec"]} if submitter else {})
 
 
 def all_containers(doc: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
@@ -75,7 +75,7 @@ def mount_paths(pod: dict[str, Any], source: str) -> set[str]:
 
 def entrypoint(doc: dict[str, Any]) -> tuple[Path, dict[str, str | None]]:
     """The script of a RayJob's entrypoint, as it lies in this repository, and its flags with their values."""
-    program, script, *arguments = shlex.split(doc["delivery"]["entrypoint"])
+    program, script, *arguments = shlex.split(doc["spec"]["entrypoint"])
     assert program == "python", f"the entrypoint starts {program!r}, not python"
     workdir = re.search(r"^WORKDIR (\S+)$", DOCKERFILE, re.MULTILINE)[1]
     path = PurePosixPath(script)
@@ -118,7 +118,7 @@ def crd_validator(kind: str) -> jsonschema.Draft202012Validator:
     text = (CRDS / f"ray.io_{kind.lower()}s.yaml").read_text(encoding="utf-8")
     # Parsed in C where PyYAML can: in Python it takes some ten seconds.
     crd = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    version = next(version for version in crd["delivery"]["versions"] if version["name"] == "v1")
+    version = next(version for version in crd["spec"]["versions"] if version["name"] == "v1")
     return jsonschema.Draft202012Validator(strict(version["schema"]["openAPIV3Schema"]))
 
 
@@ -136,12 +136,12 @@ def test_manifest_fits_the_crd(doc: dict[str, Any]) -> None:
 
 @needs_crds
 @each_ray_document
-@pytest.mark.parametrize("place", ["delivery", "group", "pod", "container"])
+@pytest.mark.parametrize("place", ["spec", "group", "pod", "container"])
 def test_crd_refuses_a_typo(doc: dict[str, Any], place: str) -> None:
     doc = copy.deepcopy(doc)
     group = cluster_spec(doc)["workerGroupSpecs"][0]
-    pod = group["template"]["delivery"]
-    places = {"delivery": doc["delivery"], "group": group, "pod": pod, "container": pod["containers"][0]}
+    pod = group["template"]["spec"]
+    places = {"spec": doc["spec"], "group": group, "pod": pod, "container": pod["containers"][0]}
     places[place]["tpyo"] = 1
     errors = crd_errors(doc)
     assert ["'tpyo' was unexpected" in error for error in errors] == [True], f"a typo in a {place}: {errors}"
@@ -202,7 +202,7 @@ def test_every_mount_has_its_volume_and_every_claim_its_document(doc: dict[str, 
 def test_claims_can_be_shared_and_outlive_jobs(name: str) -> None:
     claims = [doc for doc in FILES[name] if doc["kind"] == "PersistentVolumeClaim"]
     assert claims in ([], FILES[name]), f"kubectl delete -f {name} would delete the checkpoints as well"
-    modes = [claim["delivery"]["accessModes"] for claim in claims]
+    modes = [claim["spec"]["accessModes"] for claim in claims]
     assert all(mode == ["ReadWriteMany"] for mode in modes), f"pods of several nodes cannot mount {modes}"
 
 
@@ -217,7 +217,7 @@ def test_checkpoints_lie_at_the_same_path_everywhere(doc: dict[str, Any]) -> Non
 def test_shared_memory_holds_the_object_store(doc: dict[str, Any]) -> None:
     cluster = cluster_spec(doc)
     for group in [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]:
-        pod, name = group["template"]["delivery"], group.get("groupName", "head")
+        pod, name = group["template"]["spec"], group.get("groupName", "head")
         (shm,) = (volume["emptyDir"] for volume in pod["volumes"] if "emptyDir" in volume)
         assert shm["medium"] == "Memory", f"the shared memory of {name} lies on a disk: {shm}"
         assert mount_paths(pod, "emptyDir") == {"/dev/shm"}, f"{name} does not mount it at /dev/shm"
@@ -235,7 +235,7 @@ def test_head_does_no_work(doc: dict[str, Any]) -> None:
 @each_ray_document
 def test_pods_without_gpus_offer_none(doc: dict[str, Any]) -> None:
     for group in cluster_spec(doc)["workerGroupSpecs"]:
-        if not gpus(group["template"]["delivery"]):
+        if not gpus(group["template"]["spec"]):
             offered = group["rayStartParams"].get("num-gpus")
             assert offered == "0", f"{group['groupName']} may offer GPUs that it did not ask for"
 
@@ -279,11 +279,11 @@ def test_replicas_lie_within_their_bounds(doc: dict[str, Any]) -> None:
 
 
 def test_cluster_scales_its_decoders_with_autoscaler_v2() -> None:
-    delivery = next(doc["delivery"] for doc in RAY_DOCUMENTS if doc["kind"] == "RayCluster")
-    assert delivery["enableInTreeAutoscaling"] is True, "nothing scales the decoders"
-    assert delivery["autoscalerOptions"]["version"] == "v2", "the autoscaler is not v2"
-    groups = delivery["workerGroupSpecs"]
-    without_gpus = [group for group in groups if not gpus(group["template"]["delivery"])]
+    spec = next(doc["spec"] for doc in RAY_DOCUMENTS if doc["kind"] == "RayCluster")
+    assert spec["enableInTreeAutoscaling"] is True, "nothing scales the decoders"
+    assert spec["autoscalerOptions"]["version"] == "v2", "the autoscaler is not v2"
+    groups = spec["workerGroupSpecs"]
+    without_gpus = [group for group in groups if not gpus(group["template"]["spec"])]
     assert len(without_gpus) < len(groups), "the ranks have no GPU"
     scaling = [group for group in without_gpus if group["minReplicas"] < group["maxReplicas"]]
     assert scaling, "no group of CPU pods scales for decoders"
@@ -314,17 +314,17 @@ def test_a_retry_finds_the_checkpoint(doc: dict[str, Any]) -> None:
 def test_job_has_a_gpu_for_every_rank_and_none_idle(doc: dict[str, Any]) -> None:
     _, flags = entrypoint(doc)
     groups = cluster_spec(doc)["workerGroupSpecs"]
-    offered = sum(group["replicas"] * gpus(group["template"]["delivery"]) for group in groups)
+    offered = sum(group["replicas"] * gpus(group["template"]["spec"]) for group in groups)
     assert "--use-gpu" in flags, "the job runs on GPU pods without using them"
     assert offered == int(flags["--num-workers"]), f"{offered} GPUs for {flags['--num-workers']} ranks"
 
 
 @each_job
 def test_job_ends_and_gives_its_cluster_back(doc: dict[str, Any]) -> None:
-    delivery = doc["delivery"]
-    assert delivery["submissionMode"] == "K8sJobMode", f"the job is submitted by {delivery['submissionMode']}"
-    assert delivery["backoffLimit"] > 0, "a lost head ends the run"
-    assert delivery["shutdownAfterJobFinishes"] is True, "the cluster stays when the job has ended"
-    assert delivery["ttlSecondsAfterFinished"] > 0, "the logs are gone when the job has ended"
-    waiting, running = delivery["preRunningDeadlineSeconds"], delivery["activeDeadlineSeconds"]
+    spec = doc["spec"]
+    assert spec["submissionMode"] == "K8sJobMode", f"the job is submitted by {spec['submissionMode']}"
+    assert spec["backoffLimit"] > 0, "a lost head ends the run"
+    assert spec["shutdownAfterJobFinishes"] is True, "the cluster stays when the job has ended"
+    assert spec["ttlSecondsAfterFinished"] > 0, "the logs are gone when the job has ended"
+    waiting, running = spec["preRunningDeadlineSeconds"], spec["activeDeadlineSeconds"]
     assert 0 < waiting < running, f"an attempt waits {waiting} s of the {running} s that it lasts"

@@ -16,6 +16,7 @@ import pytest
 import ray.train
 
 import raylance
+from raylance.audit import EpochAudit, reopen
 from raylance.planning.state import read_state
 
 DATA = Path(__file__).parent / "data"
@@ -214,6 +215,17 @@ def test_states_of_0_1_0_go_on_with_the_same_rows(old_data: Path, kind: str, cap
         batches = iter(loader.batches(global_batch_size=24, with_row_offset=True))
         assert [next(batches)["_rowoffset"].tolist() for _ in range(2)] == saved["next"]
         assert loader.state_dict()["format"] == 2
+
+
+@pytest.mark.parametrize("kind", ["window", "balanced", "weighted", "mix"])
+def test_a_run_of_0_1_0_is_reopened_and_looked_at(old_data: Path, kind: str) -> None:
+    """By its state alone, wherever the data lies now."""
+    saved = json.loads((DATA / "states-0.1.0.json").read_text())[kind]
+    uris = [str(old_data / name) for name in ("a.lance", "b.lance")][: 2 if kind == "mix" else 1]
+    given = {"order": raylance.Weighted(weights="weight")} if kind == "weighted" else {}
+    epoch = EpochAudit(reopen(saved["state"], uri=uris, **given), state=saved["state"])
+    assert [epoch.rows_of_step(step)["row_offset"].tolist() for step in (4, 5)] == saved["next"]
+    assert epoch.count().ok
 
 
 def test_a_checkpoint_of_0_1_0_is_restored(old_data: Path, tmp_path: Path) -> None:

@@ -72,7 +72,9 @@ def reopen(
         raise ConfigError(f"uri={uris}: the run read {len(parts)} datasets; give a URI for each, or none.")
     opened = {}
     for number, (name, part) in enumerate(parts.items()):
-        one = {key: getattr(saved, key)[name] if is_mixture else getattr(saved, key) for key in _KEPT}
+        one = {key: getattr(saved, key) for key in _KEPT}
+        if is_mixture:  # by name, but for what an older raylance did not write
+            one = {key: value[name] if isinstance(value, Mapping) else value for key, value in one.items()}
         arguments = _arguments(one["branch"], one["version"], one["split"], part, changes)
         where = uris[number] if uris else one["uri"]
         opened[name] = dataset(where, **{"filter": one["filter"], "remainder": remainder, **arguments})
