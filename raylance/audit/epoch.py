@@ -15,6 +15,7 @@ from raylance.audit.selected import Step, Tally, parts_of
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID
 from raylance.errors import ConfigError
 from raylance.loader import RankLoader
+from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Plan
 from raylance.planning.resume import load_state, make_state
@@ -106,12 +107,10 @@ class EpochAudit:
         self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
         self.position = check_integer("position", position, 0)
         self.plan: Plan = make_plan(feed, delivery, Options(), size, world, delivery.remainder)
-        if position >= self.plan.epoch_rows:
+        if self.position >= self.plan.epoch_rows:
             raise ConfigError(f"position={position}: the epoch has {self.plan.epoch_rows:,} rows, from 0 on.")
         self._delivery, self._parts, self._selection = delivery, parts_of(data), feed.source.load_selection()
-        self._starts = range(
-            position, position + self.plan.steps(position) * self.plan.global_batch_size, self.plan.global_batch_size
-        )
+        self._starts = range(self.position, self.position + self.plan.steps(self.position) * size, size)
 
     def by_plan(self) -> Iterator[Ranks]:
         """What each rank gets, step by step, from the work items that its helpers would be given; reads nothing."""
@@ -220,12 +219,9 @@ class EpochAudit:
 
     def _planned(self, positions: Int64Array) -> Step:
         """The rows at positions of the plan; those behind the end of the epoch are padding."""
-        rows, is_mixed = self._selection.offsets(self.plan.select(self.epoch, positions)), bool(self._parts[0].name)
-        return Step(
-            offsets=rows & OFFSET_MASK,
-            real=positions < self.plan.epoch_rows,
-            components=rows >> COMPONENT_SHIFT if is_mixed else None,
-        )
+        rows = self._selection.offsets(self.plan.select(self.epoch, positions))
+        components = rows >> COMPONENT_SHIFT if isinstance(self._delivery.order, MixOrder) else None
+        return Step(offsets=rows & OFFSET_MASK, real=positions < self.plan.epoch_rows, components=components)
 
     def _rows(self, low: int, high: int) -> Iterator[Int64Array]:
         """The rows at positions [low, high), so many at a time."""

@@ -1,0 +1,133 @@
+"""Owns the side-by-side measurement of raylance and its peers; never asserts a speed, it prints what it saw.
+
+    python jobs/benchmark.py                              # everything, about five minutes on two cores
+    python jobs/benchmark.py --only images --readers decode,safe-lance,raylance --epochs 5 --json o.json
+    python jobs/benchmark.py --against ../before          # beside the raylance of another checkout, in the same rounds
+
+Two datasets are made once and kept: JPEG photographs with a label, and float32 vectors with an id; label and
+id are the row's number. Every reader hands torch batches to this process and uses the same cores:
+`--workers` processes, threads, tasks or actors. "decode" is the ceiling: the decode function alone, on bytes
+in memory.
+
+The clock covers, for every reader alike, one whole pass: from the call of `iter()` until the last batch is
+touched. Opening, permuting, starting processes and one warm-up pass, which also fills the page cache, are
+not timed. The last columns tell the first batch from the rest: how long it took, and the rate after it. That
+rate is what a long epoch comes near to, but it flatters a reader that has much prefetched by then, in a short
+pass half of the rows; and the CPU time that the consuming thread itself spends on getting a batch, which no
+prefetching hides from training. Readers take turns, one pass each a round, so that noise of the machine hits all alike;
+a ratio is the median of the ratios within the rounds.
+
+To touch a batch is to sum a strided part of it. The sum does not depend on the order, so readers that share
+a decode function must agree on it; it and the row numbers are checked after the pass. Exit status: 1 when a
+reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .data import cached_dataset, image_batches, vector_batches
+from .measuring import open_before, print_table, run_rounds, serve
+from .readers import READERS, Job, Reader
+
+
+def environment(args: argparse.Namespace) -> dict[str, Any]:
+    """What the numbers depend on."""
+    versions = {"python": platform.python_version()}
+    for package in ("raylance", "ray", "pylance", "lancedb", "torch", "pillow", "pyarrow", "numpy"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return {"cores": os.cpu_count(), **versions, **{key: str(value) for key, value in vars(args).items()}}
+
+
+def positive_integer(text: str) -> int:
+    """An argparse type: an integer of at least 1."""
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line, checked."""
+    names = sorted({name for readers in READERS.values() for name in readers})
+    as_written = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
+    add = functools.partial(parser.add_argument, metavar="N", type=positive_integer)
+    add("--images", default=4000, help="photographs (default %(default)s)")
+    add("--vectors", default=200_000, help="vectors (default %(default)s)")
+    add("--batch-size", default=64, help="images a batch (default %(default)s)")
+    add("--vector-batch-size", default=1024, help="vectors a batch (default %(default)s)")
+    add("--workers", default=os.cpu_count(), help="cores that each reader may use (default %(default)s)")
+    add("--epochs", default=3, help="timed rounds (default %(default)s)")
+    add("--seed", type=int, default=0, help="of the data and of the orders (default %(default)s)")
+    folder = Path(tempfile.gettempdir(), "raylance-benchmark")
+    add("--data-dir", type=Path, default=folder, metavar="DIR", help="of the datasets (default %(default)s)")
+    add("--json", type=Path, metavar="FILE", help="write all raw numbers here")
+    add("--readers", type=str, metavar="A,B", default=",".join(names), help="some of %(default)s")
+    add("--against", type=Path, metavar="DIR", help="a checkout whose raylance takes part, as …-before")
+    parser.add_argument("--only", choices=READERS, help="measure this dataset only")
+    args = parser.parse_args(argv)
+    chosen = set(args.readers.split(","))
+    if unknown := chosen - set(names):
+        parser.error(f"--readers: there is no {', '.join(sorted(unknown))}; choose from {', '.join(names)}")
+    if not any(chosen & set(READERS[kind]) for kind in READERS if args.only in (None, kind)):
+        parser.error(f"--readers: {args.readers} cannot read {args.only}")
+    if args.against and not (args.against / "raylance" / "__init__.py").exists():
+        parser.error(f"--against: {args.against} is no checkout, it has no raylance/__init__.py")
+    if args.seed < 0:
+        parser.error(f"--seed: {args.seed} is negative, and NumPy's seeds start at 0")
+    if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
+        parser.error(f"--json: {args.json} is a folder, or lies in none")
+    try:
+        args.data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--data-dir: cannot be a folder: {error}")
+    return args
+
+
+def choose(kind: str, args: argparse.Namespace) -> dict[str, tuple[Reader, str]]:
+    """The readers of a dataset that the command line names, those of another checkout behind them."""
+    chosen = {name: READERS[kind][name] for name in READERS[kind] if name in args.readers.split(",")}
+    for name in [name for name in chosen if name.startswith("raylance")] if args.against else []:
+        before = functools.partial(open_before, kind=kind, name=name, checkout=args.against.absolute())
+        chosen[f"{name}-before"] = before, chosen[name][1]
+    return chosen
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measures what the command line chose; returns the exit status."""
+    if (sys.argv[1:] if argv is None else argv) == ["--serve"]:
+        return serve()
+    args = parse(argv)
+    report: dict[str, Any] = {"environment": environment(args)}
+    print(*(f"{key}={value}" for key, value in report["environment"].items()))
+    images = image_batches(args.images, args.seed, args.workers)
+    vectors = vector_batches(args.vectors, args.seed)
+    sets = {
+        "images": (("image", "label"), args.images, args.batch_size, images),
+        "vectors": (("vector", "id"), args.vectors, args.vector_batch_size, vectors),
+    }
+    sound = True
+    for kind, (columns, rows, batch_size, batches) in sets.items():
+        chosen = choose(kind, args)
+        if args.only not in (None, kind) or not chosen:
+            continue
+        path = args.data_dir.absolute() / f"{kind}-{rows}-seed{args.seed}.lance"
+        shared = {"columns": columns, "rows": rows, "workers": args.workers, "seed": args.seed}
+        job = Job(uri=cached_dataset(path, rows, batches), batch_size=batch_size, **shared)
+        report[kind] = run_rounds(job, {name: reader for name, (reader, _) in chosen.items()}, args.epochs)
+        sound = print_table(kind, {name: ceiling for name, (_, ceiling) in chosen.items()}, report[kind]) and sound
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1))
+    return 0 if sound else 1
