@@ -189,7 +189,7 @@ def state(one: Pass) -> Any:
             p.item.position, p.item.low, p.stage.value, p.faults, left(p.not_before), p.decodes_there,
             call(p.call), call(p.read), call(p.decode), p.read is not None and p.replaced < crew.replaced,
         )
-        for p in dispatcher._pieces
+        for p in dispatcher._inflight.pieces
     )  # fmt: skip
     helpers = tuple(
         (
@@ -198,9 +198,10 @@ def state(one: Pass) -> Any:
         )
         for n, h in crew._helpers.items()
     )  # fmt: skip
+    flight = dispatcher._inflight
     rest = (
-        operator.length_hint(dispatcher._items), len(dispatcher._upcoming), dispatcher._taken, tuple(dispatcher._ready),
-        dispatcher._open, crew.is_complete, one.after, world.deaths, world.late,
+        operator.length_hint(flight._items), len(flight._upcoming), flight._taken, tuple(flight._ready), flight._open,
+        crew.is_complete, one.after, world.deaths, world.late,
     )  # fmt: skip
     machines = tuple(
         (

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from raylance.runtime import dispatcher as real
 from raylance.runtime.crew import Crew
 from raylance.runtime.dispatcher import Dispatcher
+from raylance.runtime.inflight import InFlight, Stage
 from raylance.runtime.messages import Command, Deliver, Event, Fault, Forget, Lost, Taken
 from raylance.runtime.sizes import Sizes
 from raylance.telemetry import Receipt
@@ -15,12 +15,12 @@ Piece = Any
 
 class ForgetsToSendAgain(Dispatcher):
     def _lost(self, helper: int, fault: Fault) -> None:
-        waiting = real._Stage.WAITING
-        before = {piece for piece in self._pieces if piece.stage is waiting}
+        waiting = Stage.WAITING
+        before = {piece for piece in self._inflight.pieces if piece.stage is waiting}
         super()._lost(helper, fault)
-        for piece in self._pieces:
+        for piece in self._inflight.pieces:
             if piece.stage is waiting and piece not in before:
-                piece.stage = real._Stage.READING
+                piece.stage = Stage.READING
 
 
 class DeliversTwice(Dispatcher):
@@ -30,9 +30,15 @@ class DeliversTwice(Dispatcher):
         ]
 
 
-class IgnoresTheByteLimit(Dispatcher):
-    def _has_room(self, piece: Piece) -> bool:
+class HasAlwaysRoom(InFlight):
+    def has_room(self, piece: Piece) -> bool:
         return True
+
+
+class IgnoresTheByteLimit(Dispatcher):
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._inflight.__class__ = HasAlwaysRoom
 
 
 class WaitsForTheDead(Dispatcher):
@@ -59,7 +65,7 @@ class BlamesTheInnocent(Dispatcher):
         )
         super()._lost(helper, fault)
         for piece in innocent:
-            if piece in self._pieces:
+            if piece in self._inflight.pieces:
                 self._blame(piece, fault)
 
 
@@ -71,8 +77,7 @@ class CountsOneCauseTwice(Dispatcher):
 
 class ForgetsToForget(Dispatcher):
     def _drop_results(self, piece: Piece) -> None:
-        piece.read = piece.decode = None
-        piece.receipts = []
+        piece.results()
 
 
 class LeavesWhatIsOnItsWay(Dispatcher):
@@ -92,17 +97,17 @@ class StartsOneTooMany(Crew):
 class LosesAStepAtASplit(Dispatcher):
     def _split(self, piece: Piece) -> None:
         if piece.item.steps > 1:
-            place = self._pieces.index(piece)
+            place = self._inflight.pieces.index(piece)
             super()._split(piece)
-            del self._pieces[place]
+            del self._inflight.pieces[place]
 
 
 class LosesTheRestOfACut(Dispatcher):
     def _replace(self, piece: Piece, parts: int, allowed_bytes: float) -> None:
-        place, count = self._pieces.index(piece), len(self._pieces)
+        place, count = self._inflight.pieces.index(piece), len(self._inflight.pieces)
         super()._replace(piece, parts, allowed_bytes)
-        if len(self._pieces) > count:
-            del self._pieces[place + 1]
+        if len(self._inflight.pieces) > count:
+            del self._inflight.pieces[place + 1]
 
 
 class NeverTakesTimeForTheEnd(Dispatcher):
@@ -145,18 +150,18 @@ class NeverSeesWhatIsTaken(Dispatcher):
 
 class DecodesNothing(Dispatcher):
     def _send_decodes(self) -> None:
-        for piece in self._pieces:
-            if piece.stage is real._Stage.READ:
-                piece.stage = real._Stage.DONE
+        for piece in self._inflight.pieces:
+            if piece.stage is Stage.READ:
+                piece.stage = Stage.DONE
 
 
 class DeliversWhatIsDoneFirst(Dispatcher):
     def _advance(self) -> None:
-        done = [piece for piece in self._pieces if piece.stage is real._Stage.DONE]
-        head = self._pieces[0] if self._pieces else None
-        if done and head is not None and head.stage is real._Stage.READING:
-            self._pieces.remove(done[0])
-            self._pieces.appendleft(done[0])
+        done = [piece for piece in self._inflight.pieces if piece.stage is Stage.DONE]
+        head = self._inflight.pieces[0] if self._inflight.pieces else None
+        if done and head is not None and head.stage is Stage.READING:
+            self._inflight.pieces.remove(done[0])
+            self._inflight.pieces.appendleft(done[0])
         super()._advance()
 
 
@@ -169,14 +174,14 @@ class ForgetsWhatItLearned(Dispatcher):
     def _done(self, piece: Piece, call: int, receipt: Receipt) -> None:
         if receipt.too_large_bytes:
             self._forget(piece, call)
-            self._again(piece, real._Stage.WAITING)
+            self._again(piece, Stage.WAITING)
             return
         super()._done(piece, call, receipt)
 
 
 class RaisesTooEarly(Dispatcher):
     def _advance(self) -> None:
-        failed = [piece.error for piece in self._pieces if piece.error is not None]
+        failed = [piece.error for piece in self._inflight.pieces if piece.error is not None]
         if failed and failed[0] is not None and not self.is_over:
             self._give_up(failed[0])
         else:
