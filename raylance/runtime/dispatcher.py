@@ -126,12 +126,8 @@ class Dispatcher:
     def close(self) -> list[Command]:
         """Ends the pass; helpers go on with what they have, for nobody."""
         self.is_over = True
-        calls = [
-            call
-            for piece in self._inflight.pieces
-            for call in (piece.call, piece.read, piece.decode)
-            if call is not None
-        ]
+        kept = [call for piece in self._inflight.pieces for call in (piece.call, piece.read, piece.decode)]
+        calls = tuple(call for call in kept if call is not None)
         self._inflight.pieces.clear()
         self._by_call.clear()
         return [Forget(calls)] if calls else []
