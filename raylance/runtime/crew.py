@@ -69,7 +69,7 @@ class Crew:
         self._helpers: dict[int, Helper] = {}
         self._numbers, self._calls = itertools.count(), itertools.count()
         self.is_complete = False
-        self.replaced = 0
+        self.replaced = 0  # helpers that ran and are gone
         self.failure: Exception | None = None
 
     def open(self, now: float) -> None:
@@ -80,6 +80,7 @@ class Crew:
             for kind in ("reader", *["decoder"] * self.decoders):
                 self._want("reader" if kind == "reader" else "decoder", now, now)
         for helper in self._helpers.values():
+            helper.place_at = None if helper.place_at is None else now
             helper.late = now + self._placement_timeout_s
 
     def _want(self, kind: Kind, place_at: float, late: float) -> None:
@@ -166,7 +167,7 @@ class Crew:
         logger.warning("a %s died as it started: %s", found.kind, fault.told)
         if not hopeless and now + _PAUSE_S < found.late:
             self._want(found.kind, now + _PAUSE_S, found.late)
-        elif found.kind == "reader" or (self.insists and not (self.is_complete and self.decoders_running)):
+        elif self._is_missed(found.kind):
             self.failure = HelperError(
                 f"a {found.kind} could not start; what was delivered before is good, nothing follows. Its constructor "
                 f"or its process said: {fault.error or fault.told}"
@@ -210,6 +211,7 @@ class Crew:
         commands: list[Command] = []
         for number, helper in self._helpers.items():
             if helper.place_at is not None and now >= helper.place_at:
+                helper.late += now - helper.place_at  # while nobody looked, it had no chance
                 helper.place_at = None
                 commands.append(Place(number, helper.kind))
         return commands
@@ -225,11 +227,15 @@ class Crew:
     def _give_up(self, number: int, helper: Helper) -> list[Command]:
         """Goes on without a helper that found no place in time, where that is possible."""
         del self._helpers[number]
-        left = sum(other.kind == helper.kind for other in self._helpers.values())
         asked = self.decoders if helper.kind == "decoder" else 1
-        if helper.kind == "reader" or (self.insists and (not self.is_complete or not left)):
-            pending = asked - (self.decoders_running if helper.kind == "decoder" else 0)
+        if self._is_missed(helper.kind):
+            pending = asked - len(self._running(helper.kind))
             self.failure = PlacementError(self._explain(pending, asked, helper.kind))
         else:
-            logger.warning("a %s found no place in time; going on with %d", helper.kind, left)
+            logger.warning("a %s found no place in time; going on without", helper.kind)
         return [Dismiss(number)]
+
+    def _is_missed(self, kind: Kind) -> bool:
+        """Whether there is no going on without one more of a kind."""
+        has_others = any(other.kind == kind for other in self._helpers.values())
+        return kind == "reader" or (self.insists and not (self.is_complete and has_others))

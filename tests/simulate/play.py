@@ -26,7 +26,7 @@ from tests.simulate.schedule import (
 from tests.simulate.watch import Broken, Watch
 from tests.simulate.world import RowError, World
 
-MOST_EVENTS = 20_000
+MOST_EVENTS = 6_000
 MOST_PASSES = 60
 Log = Callable[[str], None] | None
 

@@ -8,9 +8,8 @@ from tests.simulate.schedule import Draws
 from tests.simulate.watch import Broken
 
 
-def fails(given: list[int], wrong: Wrong | None = None) -> tuple[str, list[int]]:
+def fails(draws: Draws, wrong: Wrong | None = None) -> tuple[str, list[int]]:
     """What a schedule breaks ("" if nothing), and as much of it as was drawn until then."""
-    draws = Draws(given=given)
     try:
         play(draws, wrong)
     except Broken as broken:
@@ -23,11 +22,11 @@ def fails(given: list[int], wrong: Wrong | None = None) -> tuple[str, list[int]]
 def shrink(taken: list[int], wrong: Wrong | None = None, most_s: float = 60.0) -> list[int]:
     """The simplest schedule that was found in the time: numbers left out, set to zero, made smaller."""
     end = time.monotonic() + most_s
-    what, best = fails(taken, wrong)
+    what, best = fails(Draws(given=taken), wrong)
 
     def better(other: list[int]) -> bool:
         nonlocal best
-        broken, drawn = fails(other, wrong)
+        broken, drawn = fails(Draws(given=other), wrong)
         while drawn and drawn[-1] == 0:
             drawn = drawn[:-1]  # zeros follow by themselves
         if broken != what or (len(drawn), sum(drawn)) >= (len(best), sum(best)):

@@ -51,10 +51,13 @@ class SmallWorld(World):
 
 @dataclasses.dataclass
 class Explored:
-    """What was seen: states, ways from one to the next, whole orders of events, and how they ended."""
+    """What was seen: states, ways from one to the next (`left` of which were not gone), whole orders of events, and how
+    they ended.
+    """
 
     took_s: float = 0.0
     steps: int = 0
+    left: int = 0
     orders: int = 0
     ends: Counter[str] = dataclasses.field(default_factory=Counter)
     known: dict[Any, int] = dataclasses.field(default_factory=dict)
@@ -118,6 +121,7 @@ def _explore(one: Pass, found: Explored, way: list[Choice]) -> int:
     choices = list(_choices(one))
     if not choices:
         raise Broken("deadlock", f"nothing can happen any more: {way}")
+    found.left += len(choices)
     kept, orders = pickle.dumps(one, pickle.HIGHEST_PROTOCOL), 0
     for number, choice in enumerate(choices):
         other = one if number == len(choices) - 1 else pickle.loads(kept)
@@ -125,7 +129,7 @@ def _explore(one: Pass, found: Explored, way: list[Choice]) -> int:
             _happen(other, choice)
         except Broken as broken:
             raise Broken(broken.what, f"{broken}: {[*way, choice]}") from None
-        found.steps += 1
+        found.steps, found.left = found.steps + 1, found.left - 1
         orders += _explore(other, found, [*way, choice])
     found.known[key] = orders
     return orders
@@ -185,7 +189,7 @@ def state(one: Pass) -> Any:
             p.item.position, p.item.low, p.stage.value, p.faults, left(p.not_before), p.decodes_there,
             call(p.call), call(p.read), call(p.decode), p.read is not None and p.replaced < crew.replaced,
         )
-        for p in dispatcher._pieces
+        for p in dispatcher._inflight.pieces
     )  # fmt: skip
     helpers = tuple(
         (
@@ -194,9 +198,10 @@ def state(one: Pass) -> Any:
         )
         for n, h in crew._helpers.items()
     )  # fmt: skip
+    flight = dispatcher._inflight
     rest = (
-        operator.length_hint(dispatcher._items), len(dispatcher._upcoming), dispatcher._taken, tuple(dispatcher._ready),
-        dispatcher._open, crew.is_complete, one.after, world.deaths, world.late,
+        operator.length_hint(flight._items), len(flight._upcoming), flight._taken, tuple(flight._ready), flight._open,
+        crew.is_complete, one.after, world.deaths, world.late,
     )  # fmt: skip
     machines = tuple(
         (

@@ -44,6 +44,8 @@ from raylance.runtime.messages import (
 )
 from tests.simulate.schedule import DECODED_BYTES, EPOCH, PlannedRun, Scenario
 
+PAUSE_S = 1.0  # before another helper is placed for one that was refused
+
 
 class Broken(AssertionError):  # noqa: N818 - it is no error of the code that raises it
     """What must hold does not."""
@@ -70,8 +72,7 @@ class _Known:
     """A helper, as far as was commanded and told."""
 
     kind: str
-    placed_at: float
-    late: float
+    since: float
     is_running: bool = False
     ended_by: str = ""
     has_asked: bool = False
@@ -88,7 +89,6 @@ class Watch:
         self._helpers: dict[int, _Known] = {}
         self._calls: dict[int, _Seen] = {}
         self._open: dict[int, _Seen] = {}  # neither answered nor forgotten
-        self._refused: dict[str, list[float]] = {"reader": [], "decoder": []}
         self._hopeless = False
         self._hits: dict[tuple[int, int], set[int]] = {}
         self._is_exact = scenario.insists or not scenario.decoders
@@ -104,6 +104,9 @@ class Watch:
         self._opened, self._ready = 0.0, list[tuple[int, float]]()
         self.steps: list[tuple[int, list[int]]] = []
         self._answers: Any = None
+        self._spent = {"reader": 0.0, "decoder": 0.0}  # seconds of those that were refused: others have the rest
+        for helper in self._helpers.values():
+            helper.since = self.world.now  # nobody looked for it in between
 
     def _recover(self, what: str) -> None:
         self.recovered[what] = self.recovered.get(what, 0) + 1
@@ -132,6 +135,10 @@ class Watch:
                 if not helper.ended_by:
                     helper.is_running, helper.has_asked = True, False
             case NotPlaced(number) | Lost(number):
+                helper = self._helpers[number]
+                if type(event) is NotPlaced and not helper.ended_by:
+                    self._spent[helper.kind] += self.world.now - helper.since + PAUSE_S
+                    self._hopeless = self._hopeless or event.hopeless
                 self._gone(number, "told")
             case Taken(position):
                 self._ready = [(after, charge) for after, charge in self._ready if after > position]
@@ -150,12 +157,6 @@ class Watch:
         if seen is not None and not seen.is_forgotten:
             for key in self._keys(seen.item):
                 self._hits.setdefault(key, set()).add(cause)
-
-    def refused(self, number: int, hopeless: bool, now: float) -> None:
-        """A helper was refused."""
-        helper = self._helpers[number]
-        self._refused[helper.kind].append(helper.late)
-        self._hopeless = self._hopeless or hopeless
 
     def _keys(self, item: WorkItem) -> list[tuple[int, int]]:
         size = self._planned.plan.global_batch_size
@@ -209,9 +210,9 @@ class Watch:
             self._helpers[helper].calls[call] = None
 
     def _check_crew(self, number: int, kind: str, now: float) -> None:
-        if any(now < late for late in self._refused[kind]):
+        if self._spent[kind]:
             self._recover("placed again after a refusal")
-        self._helpers[number] = _Known(kind, now, now + self.scenario.placement_timeout_s)
+        self._helpers[number] = _Known(kind, now)
         held = sum(helper.kind == kind for n, helper in self._helpers.items() if self._is_held(n))
         if held > (1 if kind == "reader" else self.scenario.decoders):
             raise Broken("crew", f"{held} {kind}s at {now:.2f} s")
@@ -226,7 +227,7 @@ class Watch:
             return
         if not known.is_running:
             if not self._is_late(known, now) or self._says(Placed, number):
-                raise Broken("crew", f"helper {number} is given up at {now:.2f} s, before {known.late:.2f} s")
+                raise Broken("crew", f"helper {number} is given up at {now:.2f} s, too early")
             self._recover("one too late dismissed")
         elif helper.state == "up" or any(self._says_done(call) for call in known.calls):
             raise Broken("crew", f"helper {number}, which works, is ended at {now:.2f} s")
@@ -236,7 +237,8 @@ class Watch:
 
     def _is_late(self, helper: _Known, now: float) -> bool:
         """Whether it had its time; one that is placed for another, which was refused, has what is left of that's."""
-        return any(helper.placed_at < late <= now for late in (helper.late, *self._refused[helper.kind]))
+        allowed_s = self.scenario.placement_timeout_s - self._spent[helper.kind]
+        return now >= helper.since + allowed_s - 1e-6
 
     def _says(self, kind: type, number: int) -> bool:
         return any(type(event) is kind and event.helper == number for event in self.world.inbox)
@@ -311,7 +313,7 @@ class Watch:
             refused = [
                 helper for helper in self._helpers.values() if helper.ended_by == "told" and not helper.is_running
             ]
-            if not self._hopeless and not any(self._is_late(helper, now + 1.0) for helper in refused):
+            if not self._hopeless and not any(self._is_late(helper, now + PAUSE_S) for helper in refused):
                 raise Broken("cause", f"{error}, and there was time")
             self._recover("ended by a helper that cannot start")
         elif isinstance(error, HelperError):

@@ -155,7 +155,6 @@ class World:
     def _not_placed(self, helper: Helper, told: NotPlaced) -> None:
         if helper.state == "placing":
             helper.state = "dead"
-            self.watch.refused(helper.number, told.hopeless, self.now)
             self.post(told)
 
     def _placed(self, helper: Helper) -> None:

@@ -1,0 +1,215 @@
+"""Owns what the simulation has found, each by the few events that show it, and what a crew and sizes promise."""
+
+from typing import Any
+
+import pytest
+
+from raylance.errors import HelperError, PlacementError
+from raylance.runtime.crew import Crew
+from raylance.runtime.dispatcher import MAX_FAULTS, Dispatcher
+from raylance.runtime.messages import (
+    Alive,
+    Ask,
+    Decode,
+    Deliver,
+    Dismiss,
+    Done,
+    Failed,
+    Fault,
+    Faulted,
+    Fetch,
+    Fetched,
+    Forget,
+    GiveUp,
+    Lost,
+    NotPlaced,
+    Place,
+    Placed,
+    Read,
+)
+from raylance.runtime.sizes import Sizes
+from raylance.telemetry import Receipt, Stats
+from tests.simulate.schedule import DECODED_BYTES, EPOCH, RAW_BYTES, make_plan
+
+FAULT = Fault(told="it died")
+RAW = Receipt(nbytes=RAW_BYTES, raw_bytes=RAW_BYTES)
+DECODED = Receipt(nbytes=DECODED_BYTES)
+
+
+def make_crew(decoders: int = 1, insists: bool = True) -> Crew:
+    return Crew(
+        decoders=decoders,
+        insists=insists,
+        placement_timeout_s=20.0,
+        work_timeout_s=60.0,
+        explain=lambda pending, asked, kind: f"{pending} of {asked} {kind}s",
+    )
+
+
+class Driver:
+    """A dispatcher, and the commands that it has given, by kind."""
+
+    def __init__(self, crew: Crew, rows: int = 4, *, world_size: int = 1, item_rows: int = 1, now: float = 0.0) -> None:
+        plan = make_plan(0, rows, 1, world_size, "ragged" if world_size > 1 else "drop", 1000)
+        sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, limit_bytes=1 << 30, items=5)
+        self.dispatcher = Dispatcher(
+            plan=plan,
+            rank=0,
+            items=plan.items(0, EPOCH, 0, item_rows),
+            position=0,
+            crew=crew,
+            sizes=sizes,
+            stats=Stats(),
+            decodes=True,
+            prefetch_batches=4,
+            work_timeout_s=60.0,
+            tell=lambda item: f"item {item.position}",
+        )
+        self.now = now
+        self.commands = self.dispatcher.begin(now)
+
+    def tell(self, event: Any, now: float | None = None) -> list[Any]:
+        self.now = self.now if now is None else now
+        found = self.dispatcher.handle(event, self.now)
+        self.commands += found
+        return found
+
+    def last(self, kind: type) -> Any:
+        return [command for command in self.commands if type(command) is kind][-1]
+
+    def start(self) -> None:
+        """All helpers run."""
+        for command in [command for command in self.commands if isinstance(command, Place)]:
+            self.tell(Placed(command.helper))
+
+
+def kinds(commands: list[Any]) -> list[type]:
+    return [type(command) for command in commands]
+
+
+def test_what_is_answered_and_not_told_yet_is_not_late() -> None:
+    crew = make_crew()
+    first = Driver(crew)
+    first.start()
+    read = first.last(Read)
+    first.dispatcher.close()
+    again = Driver(crew, now=1000.0)  # nobody took events in between
+    assert Dismiss not in kinds(again.commands)
+    assert again.dispatcher.deadline() is not None
+    for call in range(read.call + 1):
+        assert Dismiss not in kinds(again.tell(Done(call, RAW)))
+    assert Dismiss not in kinds(again.tell(None))
+
+
+def test_helpers_that_nobody_waited_for_have_their_time_anew() -> None:
+    crew = make_crew()
+    first = Driver(crew)
+    first.tell(NotPlaced(1, FAULT, hopeless=False))
+    first.dispatcher.close()
+    again = Driver(crew, now=1000.0)
+    assert kinds([command for command in again.commands if isinstance(command, Place)]) == [Place]
+    assert kinds(again.tell(None)) == []
+    assert crew.failure is None
+    assert isinstance(again.tell(None, 1020.0)[-1], GiveUp)
+    assert isinstance(crew.failure, PlacementError)
+
+
+def test_a_helper_placed_late_because_nobody_looked_has_its_time() -> None:
+    driver = Driver(make_crew(decoders=2, insists=False))
+    driver.tell(Placed(0))
+    driver.tell(NotPlaced(1, FAULT, hopeless=False))
+    placed = [command for command in driver.tell(Alive(0), 60.0) if isinstance(command, Place)]
+    assert Dismiss(placed[0].helper) not in driver.tell(None)
+    assert Dismiss(placed[0].helper) in driver.tell(None, 79.0)
+
+
+def test_a_helper_that_was_asked_and_hangs_is_replaced() -> None:
+    driver = Driver(make_crew(decoders=2), rows=1)
+    driver.start()
+    driver.tell(Done(driver.last(Read).call, RAW))
+    decode = driver.last(Decode)
+    other = ({1, 2} - {decode.helper}).pop()
+    commands = driver.tell(Lost(decode.helper, FAULT))
+    assert {Ask(0), Ask(other)} <= set(commands)
+    driver.tell(Alive(0))
+    assert driver.dispatcher.deadline() == 20.0  # for the one that is placed again
+    assert Dismiss(3) in driver.tell(None, 20.0)
+    assert driver.dispatcher.deadline() == 60.0
+    assert Dismiss(other) in driver.tell(None, 60.0)
+
+
+def test_what_went_with_a_helper_known_to_be_gone_is_not_counted_again() -> None:
+    driver = Driver(make_crew(), rows=1)
+    driver.start()
+    for _ in range(MAX_FAULTS):
+        driver.tell(Done(driver.last(Read).call, RAW))
+        decode = driver.last(Decode)
+        for command in driver.tell(Lost(decode.helper, FAULT)):
+            if isinstance(command, Place):
+                driver.tell(Alive(0))
+                driver.tell(Placed(command.helper))
+        driver.tell(Faulted(driver.last(Decode).call, FAULT))
+    assert GiveUp not in kinds(driver.commands)
+    driver.tell(Done(driver.last(Read).call, RAW))
+    driver.tell(Lost(driver.last(Decode).helper, FAULT))
+    assert isinstance(driver.last(GiveUp).error, HelperError)
+
+
+def test_work_that_is_done_again_waits_for_a_reader_that_has_answered() -> None:
+    driver = Driver(make_crew(), rows=1)
+    driver.start()
+    read = driver.last(Read)
+    driver.tell(Done(read.call, RAW))
+    driver.tell(Faulted(driver.last(Decode).call, FAULT))
+    driver.tell(None, 1.0)
+    assert driver.last(Read) == read
+    driver.tell(Alive(0))
+    assert driver.last(Read) != read
+
+
+def test_a_rank_without_rows_is_split_as_any_other() -> None:
+    driver = Driver(make_crew(), rows=6, world_size=2, item_rows=8)
+    driver.start()
+    assert driver.last(Read).item.rows == 0
+    assert driver.last(Read).item.steps > 1
+    driver.tell(Lost(0, FAULT))
+    driver.start()
+    assert driver.last(Read).item.steps == 1
+
+
+def test_a_row_that_fails_keeps_nothing() -> None:
+    driver = Driver(make_crew(), rows=2)
+    driver.start()
+    first, second = [command for command in driver.commands if isinstance(command, Read)]
+    driver.tell(Done(first.call, RAW))
+    driver.tell(Done(second.call, RAW))
+    ahead, failing = [command for command in driver.commands if isinstance(command, Decode)]
+    assert Forget((second.call,)) in driver.tell(Failed(failing.call, ValueError("row")))
+    driver.tell(Done(ahead.call, DECODED))
+    fetch = driver.last(Fetch)
+    assert kinds(driver.tell(Fetched(fetch.call, None, None))) == [Deliver, Forget, GiveUp]  # type: ignore[arg-type]
+    assert driver.dispatcher.is_over
+
+
+def test_a_decoder_that_cannot_start_is_done_without_while_another_is_on_its_way() -> None:
+    crew = make_crew(decoders=2)
+    driver = Driver(crew)
+    driver.start()
+    driver.tell(Lost(1, FAULT))
+    driver.tell(Lost(2, FAULT))
+    driver.tell(NotPlaced(3, FAULT, hopeless=True))
+    assert crew.failure is None
+    driver.tell(NotPlaced(4, FAULT, hopeless=True))
+    assert isinstance(crew.failure, HelperError)
+    assert driver.dispatcher.close() == []
+
+
+@pytest.mark.parametrize("raw", [100, 500_000])
+def test_sizes_fade_each_by_itself(raw: int) -> None:
+    sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, limit_bytes=1 << 30, items=5)
+    item = next(make_plan(0, 4, 1, 1, "drop", 1000).items(0, EPOCH, 0, 1))
+    for _ in range(100):
+        sizes.learn(item, [Receipt(nbytes=raw, raw_bytes=raw), DECODED])
+        # What a row may bring, it counts for.
+        assert sizes.worth(1) >= sizes.allowed(1) + DECODED_BYTES or sizes.allowed(1) == 64 << 10
+    assert sizes.worth(1) == pytest.approx(1.5 * raw + DECODED_BYTES, rel=0.01)

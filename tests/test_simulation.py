@@ -1,0 +1,74 @@
+"""Owns the schedules that run by default, the small world as a whole, and that wrong dispatchers are caught."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from tests.simulate.play import Wrong, play
+from tests.simulate.schedule import FETCH_FAULTS, PLACE_FAULTS, TIMED_FAULTS, WORK_FAULTS, Draws
+from tests.simulate.shrink import fails, shrink
+from tests.simulate.small import explore
+from tests.simulate.watch import Broken
+from tests.simulate.wrong import BROKEN
+
+FEW = 400
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_nothing_is_lost(block: int) -> None:
+    counts = sum((play(Draws(seed)) for seed in range(block * 500, (block + 1) * 500)), play(Draws()))
+    assert counts["rows"] > 1_000
+    for kind in (*WORK_FAULTS, *PLACE_FAULTS, *FETCH_FAULTS, *TIMED_FAULTS):
+        assert counts[kind], kind  # or the block shows less than it says
+
+
+def test_a_harmless_schedule_is_harmless() -> None:
+    counts = play(Draws())
+    assert counts["rows"] == 4
+    assert not counts["read again after a fault"]
+
+
+def test_a_schedule_is_repeatable() -> None:
+    draws = Draws(7)
+    assert play(draws) == play(Draws(given=draws.taken))
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_wrong_ones_are_caught(name: str) -> None:
+    wrong, what = BROKEN[name]
+    found = (fails(Draws(seed), wrong)[0] for seed in range(FEW))
+    assert next(filter(None, found), "nothing") == what
+
+
+def test_a_failure_is_made_simpler() -> None:
+    wrong, what = BROKEN["WaitsForTheDead"]
+    draws = Draws(2)
+    with pytest.raises(Broken):
+        play(draws, wrong)
+    simple = shrink(draws.taken, wrong, most_s=5.0)
+    assert fails(Draws(given=simple), wrong)[0] == what
+    assert sum(map(bool, simple)) < sum(map(bool, draws.taken)) / 2
+
+
+@pytest.mark.parametrize("insists", [True, False])
+@pytest.mark.parametrize("loses_results", [True, False])
+def test_a_small_world_as_a_whole(insists: bool, loses_results: bool) -> None:
+    found = explore(items=2, deaths=1, late=1, insists=insists, loses_results=loses_results)
+    assert found.ends["everything delivered"]
+    assert found.ends["PlacementError"]
+    assert found.left == 0
+    assert found.orders > 50_000
+
+
+def test_the_small_world_finds_a_lost_one() -> None:
+    with pytest.raises(Broken, match="deadlock"):
+        explore(items=2, deaths=1, late=0, made_of=BROKEN["ForgetsToSendAgain"][0])
+    explore(items=2, deaths=0, late=0, made_of=Wrong())
