@@ -54,7 +54,7 @@ def open_data(args: argparse.Namespace) -> raylance.Dataset:
         given["decode"] = raylance.Image(args.image_column, size=args.image_size)
         given["columns"] = args.columns and sorted({*args.columns, args.image_column})
     given = {name: value for name, value in given.items() if value is not None}
-    if args.state:
+    if args.state is not None:
         return raylance.audit.reopen(args.state, uri=args.uri, remainder=args.remainder, **given)
     if not args.mix:
         return raylance.dataset(args.uri[0], remainder=args.remainder, **given)

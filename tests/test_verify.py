@@ -248,6 +248,10 @@ def test_a_mixture_is_looked_at_by_its_checkpoint(
         assert [row["row_offset"] for row in rows] == batch["_rowoffset"].tolist()
     assert job.main(["--state", str(state)]) == 0
     assert "OK: 100 draws" in capsys.readouterr().out
+    for text in ("{}", "[]"):
+        state.write_text(text)
+        assert job.main(["--state", str(state)]) == 2
+        assert "this is no raylance state" in capsys.readouterr().err
 
 
 def test_storage_options_reach_the_dataset(texts: list[str]) -> None:
