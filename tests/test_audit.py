@@ -180,6 +180,7 @@ def test_a_run_is_reopened_from_its_checkpoint(kind: str, uris: list[str]) -> No
     pack = {"pack": SINGLE[kind]["pack"]} if kind.startswith("packed") else {}
     again = reopen(state, uri=uris if "mixture" in kind else uris[0], **pack)
     assert again.opened[1].fingerprint == data.opened[1].fingerprint
+    assert again.schema.names == data.schema.names
     epoch = EpochAudit(again, state=state)
     assert (epoch.epoch, epoch.plan.global_batch_size, epoch.plan.world_size) == (3, 9, 2)
     rows = epoch.rows_of_step(3, rank=1)
@@ -190,6 +191,16 @@ def test_a_run_is_reopened_from_its_checkpoint(kind: str, uris: list[str]) -> No
     assert epoch.count().ok
     with pytest.raises(StateError, match="belongs to other data or another order"):
         EpochAudit(opened(uris, "value"), state=state | {"seed": 77})
+
+
+def test_weights_that_were_rounded_stay_what_they_were(uris: list[str]) -> None:
+    parts = {name: raylance.dataset(uri, columns=["id"]) for name, uri in zip("ab", uris, strict=False)}
+    data = raylance.mix({"a": (parts["a"], 0.2501), "b": (parts["b"], 0.7499)}, stop=700)
+    state = data.loader().state_dict()
+    assert [part["quota"] for part in state["order"]["components"].values()] == [250, 750]
+    again = EpochAudit(reopen(state, columns=["id"]), global_batch_size=7, state=state)
+    first = EpochAudit(data, global_batch_size=7).rows_of_step(50)
+    assert again.rows_of_step(50).equals(first)
 
 
 def test_what_a_checkpoint_does_not_hold_has_to_be_given(uris: list[str]) -> None:

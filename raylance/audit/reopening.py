@@ -1,8 +1,9 @@
 """Owns how a run's dataset is opened again from what its checkpoint holds; never loads a position."""
 
 import ast
+import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from raylance._dataset.dataset import Dataset
 from raylance._dataset.mixing import mix
@@ -13,6 +14,7 @@ from raylance.orders.registry import ORDERS
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.planning.plan import Remainder
 from raylance.planning.state import UNKNOWN, parse_state
+from raylance.settings import Options
 from raylance.source.packing import PackTokens
 from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
 
@@ -70,6 +72,8 @@ def reopen(
     uris = [uri] if isinstance(uri, str) else list(uri)
     if uris and len(uris) != len(parts):
         raise ConfigError(f"uri={uris}: the run read {len(parts)} datasets; give a URI for each, or none.")
+    if "pack" not in changes and saved.transform is None and saved.columns is not UNKNOWN:
+        changes = {"columns": saved.columns, **changes}
     opened = {}
     for number, (name, part) in enumerate(parts.items()):
         one = {key: getattr(saved, key) for key in _KEPT}
@@ -81,7 +85,12 @@ def reopen(
     if not is_mixture:
         return opened[""]
     weighed = {name: (opened[name], part["quota"]) for name, part in parts.items()}
-    return mix(weighed, stop=saved.order["stop"], remainder=remainder)
+    feed, delivery = mix(weighed, stop=saved.order["stop"], remainder=remainder).opened
+    order = cast("MixOrder", delivery.order)
+    # As they were: quotas that weights were rounded to may have a common divisor, and would be made smaller.
+    components = [dataclasses.replace(part, quota=parts[part.name]["quota"]) for part in order.components]
+    order = dataclasses.replace(order, components=tuple(components))
+    return Dataset(feed, dataclasses.replace(delivery, order=order), Options())
 
 
 def _arguments(branch: Any, version: Any, split: Any, part: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
