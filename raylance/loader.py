@@ -151,12 +151,14 @@ class RankLoader:
         Args:
             global_batch_size: Rows of one step over all ranks; the ranks' shares differ by at most one row.
             batch_size: Instead, rows of one step of each rank.
-            prefetch_batches: Steps to keep in flight at the least.
+            prefetch_batches: Steps to keep in flight at the least, and batches that wait for the consumer at the most;
+                one is made ahead in any case.
             dtypes: dtype of all tensors, or by column; None keeps what is stored. One dtype for all leaves the columns
                 that raylance adds as they are.
             device: Where the tensors go. "auto" is the device of the Ray Train worker, or the CPU outside of one. On
-                CUDA, batches go through pinned memory on a side stream, one ahead.
-            collate_fn: Makes the batch from a dict of NumPy arrays, instead of the dict of tensors.
+                CUDA, batches go through pinned memory on a side stream, and wait there.
+            collate_fn: Makes the batch from a dict of NumPy arrays, instead of the dict of tensors; called in a thread
+                of the loader's.
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
             pin_memory: Put batches that stay on the CPU into pinned memory.
             with_row_offset: Add the column `_rowoffset`, int64: rows as `Dataset.take` addresses them.
