@@ -42,7 +42,12 @@ PAUSES_S = (0.2, 1.0, 5.0)  # before work is done again where nothing died: a st
 
 
 class Dispatcher:
-    """Decides for one pass of one rank; see the module."""
+    """Decides for one pass of one rank; see the module.
+
+    Bytes in flight: an item is sent where it has room, that is, where it and all that is on its way or delivered as a
+    whole step and not taken yet count for `limit_bytes` at most. What is awaited first may always go while no whole
+    step waits to be taken, or nothing would ever be delivered; so may the next parts of a step that is not whole.
+    """
 
     def __init__(
         self,

@@ -67,6 +67,16 @@ def table(counts: Counter[str]) -> Iterable[str]:
             yield f"    {name:45}{counts[name]:12,}"
 
 
+def enumerate_small() -> int:
+    """Explores the small world: minutes for each death more."""
+    for deaths in range(3):
+        for insists in (True, False):
+            print(f"4 items, 2 decoders, up to {deaths} deaths, a late placement, insists={insists}:", flush=True)
+            for line in explore(deaths=deaths, insists=insists).lines():
+                print(f"    {line}", flush=True)
+    return 0
+
+
 def main() -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulate", description=__doc__)
@@ -78,9 +88,7 @@ def main() -> int:
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if args.enumerate:
-        for line in explore().lines():
-            print(line)
-        return 0
+        return enumerate_small()
     if args.shrink:
         what, taken = fails(Draws(args.seed))
         if not what:

@@ -145,13 +145,9 @@ class PlannedRun:
     """A plan, and what it says, looked up once."""
 
     def __init__(self, order: int, rows: int, size: int, world_size: int, remainder: Remainder, chunk: int) -> None:
-        self._made_of = order, rows, size, world_size, remainder, chunk
-        self.plan = make_plan(*self._made_of)
+        self.plan = make_plan(order, rows, size, world_size, remainder, chunk)
         self._epoch = _epoch(order, rows)
         self._steps = _known_steps(order, rows, size, world_size, remainder)
-
-    def __reduce__(self) -> Any:
-        return planned, self._made_of
 
     def step(self, position: int, rank: int) -> list[int]:
         """Rows of a rank's slice of a step, in the order of delivery; padding is told as -1 - row."""

@@ -1,10 +1,17 @@
 """Owns the exploration of a small world as a whole: every order of its events, not a sample; never draws anything.
 
+What is done is told at once: that an answer is long on its way looks as work that takes long. For the same reason only
+helpers die that have something to do, or are being placed: an idle one that died looks as one that dies over the next
+thing that it is given. Nothing hangs, and nothing is told twice: that is for the drawn schedules.
+
 States are told apart by what can matter from then on: numbers of calls and helpers are replaced by their places, times
-by what is left of them. It looks into dispatcher and crew for that, and for nothing else.
+by what is left of them. For that alone it looks into dispatcher and crew.
 """
 
 import dataclasses
+import functools
+import hashlib
+import io
 import operator
 import pickle
 import time
@@ -12,8 +19,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from raylance.planning.plan import Plan, WorkItem
 from tests.simulate.play import Pass, Rank, Wrong
-from tests.simulate.schedule import DECODED_BYTES, RAW_BYTES, Draws, Scenario, planned
+from tests.simulate.schedule import DECODED_BYTES, RAW_BYTES, Draws, PlannedRun, Scenario, planned
 from tests.simulate.watch import Broken
 from tests.simulate.world import Helper, World
 
@@ -49,6 +57,34 @@ class SmallWorld(World):
         self.pending = [(what, about) for what, about in self.pending if about[0] is not helper]  # it does no more
 
 
+class _Nothing(Draws):
+    def bits(self) -> int:
+        return 0
+
+
+# What never changes is not copied.
+_FIXED: dict[int, Any] = {}
+_FIXED_KINDS = (WorkItem, Plan, Scenario, PlannedRun, Wrong)
+
+
+def _keep(one: Pass) -> Callable[[], Pass]:
+    """Keeps a state, to go on from it as often as is wanted."""
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = dict.fromkeys(_FIXED_KINDS, _refer)
+    pickler.dump(one)
+    return functools.partial(pickle.loads, file.getvalue())
+
+
+def _refer(value: Any) -> Any:
+    _FIXED[id(value)] = value
+    return _fixed, (id(value),)
+
+
+def _fixed(number: int) -> Any:
+    return _FIXED[number]
+
+
 @dataclasses.dataclass
 class Explored:
     """What was seen: states, ways from one to the next (`left` of which were not gone), whole orders of events, and how
@@ -60,7 +96,7 @@ class Explored:
     left: int = 0
     orders: int = 0
     ends: Counter[str] = dataclasses.field(default_factory=Counter)
-    known: dict[Any, int] = dataclasses.field(default_factory=dict)
+    known: dict[bytes, int] = dataclasses.field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
         yield f"{len(self.known):,} states, {self.steps:,} steps between them, {self.orders:,} orders of events: all"
@@ -97,7 +133,7 @@ def explore(
         insists=insists, decodes=True, prefetch_batches=items, limit_bytes=int(limit), blocks=False, varies=1.0,
         bad_rows=frozenset(), faults=frozenset(), rate=0.0, budget=0, breaks=0.0, work_timeout_s=1e6,
     )  # fmt: skip
-    rank = Rank(Draws(), scenario, made_of or Wrong(), Counter(), None, SmallWorld)
+    rank = Rank(_Nothing(), scenario, made_of or Wrong(), Counter(), None, SmallWorld)
     rank.world.begin_small(deaths, late, loses_results)
     one = Pass(rank, planned(0, items, 1, 1, "drop", 1000), 0, 0, items)
     found, begin = Explored(), time.monotonic()
@@ -115,16 +151,16 @@ def _explore(one: Pass, found: Explored, way: list[Choice]) -> int:
         if one.error is None and one.after < one.end_at:
             raise Broken("liveness", f"over at {one.after}: {way}")
         return 1
-    key = state(one)
+    key = hashlib.blake2b(repr(state(one)).encode(), digest_size=16).digest()
     if key in found.known:
         return found.known[key]
     choices = list(_choices(one))
     if not choices:
         raise Broken("deadlock", f"nothing can happen any more: {way}")
     found.left += len(choices)
-    kept, orders = pickle.dumps(one, pickle.HIGHEST_PROTOCOL), 0
+    kept, orders = _keep(one), 0
     for number, choice in enumerate(choices):
-        other = one if number == len(choices) - 1 else pickle.loads(kept)
+        other = one if number == len(choices) - 1 else kept()
         try:
             _happen(other, choice)
         except Broken as broken:
