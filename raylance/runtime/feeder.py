@@ -157,9 +157,12 @@ class Feeder:
                 self._do([*self._dispatcher.close(), *self._dispatcher.handle(event, self._runtime.now())])
                 return None
             commands = self._dispatcher.handle(event, self._runtime.now())
+            del event  # it may hold tables, and the next one may take its time
 
     def _do(self, commands: list[Command]) -> BaseException | None:
-        for command in commands:
+        """Carries commands out, and keeps none: some hold tables."""
+        while commands:
+            command = commands.pop(0)
             if isinstance(command, Deliver):
                 self._assembly.add(command.item, command.plain, command.decoded)
             elif isinstance(command, GiveUp):

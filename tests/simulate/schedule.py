@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import random
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
