@@ -213,3 +213,88 @@ def test_sizes_fade_each_by_itself(raw: int) -> None:
         # What a row may bring, it counts for.
         assert sizes.worth(1) >= sizes.allowed(1) + DECODED_BYTES or sizes.allowed(1) == 64 << 10
     assert sizes.worth(1) == pytest.approx(1.5 * raw + DECODED_BYTES, rel=0.01)
+
+
+def test_nothing_is_delivered_before_all_decoders_run_that_were_insisted_upon() -> None:
+    crew = make_crew(decoders=2)
+    crew.open(0.0)
+    for helper in (0, 1, 2):
+        assert not crew.is_complete
+        crew.heard(helper, 0.0)
+    assert crew.is_complete
+
+
+def test_a_decoder_has_one_in_work_and_one_that_waits() -> None:
+    crew = make_crew(decoders=2)
+    crew.open(0.0)
+    crew.heard(1, 0.0)
+    crew.heard(2, 0.0)
+    given = []
+    while (helper := crew.decoder(proven=False)) is not None:
+        given.append(helper)
+        crew.send(helper, 0.0)
+    assert given == [1, 2, 1, 2]
+    assert crew.decoders_running == 2
+    crew.ask(0.0)
+    assert crew.decoders_running == 2
+
+
+def test_who_answers_something_is_not_hung() -> None:
+    crew = make_crew()
+    crew.open(0.0)
+    crew.heard(0, 0.0)
+    calls = [crew.send(0, 0.0) for _ in range(3)]
+    crew.answered(calls[0], 50.0)
+    assert crew.hung(109.0) == []
+    ((helper, fault),) = crew.hung(110.0)
+    assert helper == 0
+    assert fault.told == "reader 0 has not answered for 60 s, which work_timeout_s allows"
+    assert "raise work_timeout_s" in fault.advice
+    crew.ask(109.0)
+    crew.answered(calls[1], 109.0)
+    assert crew.reader(proven=True) == 0
+
+
+def test_a_refusal_shortly_before_the_end_is_the_end() -> None:
+    crew = make_crew(decoders=0)
+    crew.open(0.0)
+    assert crew.not_placed(0, FAULT, False, 18.9) == [Dismiss(0)]
+    assert crew.failure is None
+    crew.due(19.9)
+    crew.not_placed(1, FAULT, False, 19.95)
+    assert "a reader could not start" in str(crew.failure)
+    assert str(crew.failure).endswith("said: it died")
+
+
+def test_an_error_of_placement_says_how_many_of_how_many() -> None:
+    crew = make_crew(decoders=3)
+    crew.open(0.0)
+    crew.heard(0, 0.0)
+    crew.heard(2, 0.0)
+    crew.late(20.0)
+    assert str(crew.failure) == "2 of 3 decoders"
+    alone = make_crew(decoders=3)
+    alone.open(0.0)
+    alone.late(20.0)
+    assert str(alone.failure) == "3 of 3 decoders"
+
+
+def test_sizes_cut_what_is_larger_than_thought() -> None:
+    sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=30_000_000, items=5)  # 6 MB: ten rows an item
+    assert sizes.item_rows() == 10
+    assert sizes.worth(4) == sizes.allowed(4) == 4 * 600_000
+    plan = make_plan(0, 60, 1, 1, "drop", 1000)
+    item = next(plan.items(0, EPOCH, 0, 24))
+    single = plan.cut(item, 24)[0]
+    assert sizes.parts(item) == 3  # more than twice as much as it should have
+    assert sizes.parts(next(plan.items(0, EPOCH, 0, 20))) == 1
+    assert sizes.too_large(item, 24_000_000) == 4
+    assert sizes.worth(1) == 1_500_000
+    assert sizes.too_large(single, 30_000_000) == 1
+    assert sizes.parts(single) == 1
+    assert sizes.allowed(1) == 45_000_000
+    sizes.learn(item, [Receipt(nbytes=24_000_000, raw_bytes=24_000_000)])
+    assert sizes.allowed(1) == pytest.approx(40_500_000)
+    many = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=30_000_000, items=5)
+    many.learn(item, [Receipt(nbytes=24_000_000, raw_bytes=24_000_000), Receipt(nbytes=48_000_000)])
+    assert many.worth(1) == pytest.approx(1_500_000 + 2_000_000)

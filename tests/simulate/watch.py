@@ -10,7 +10,7 @@ The names of what can be broken:
     deadline  what may never come is awaited with a deadline, and what is done at a deadline moves it
     deadlock  a pass that is not over waits for something that will happen
     liveness  once the faults end, the pass does
-    cause     an error only where what it says has happened
+    cause     an error only where what it says has happened; nothing before all decoders ran that were insisted upon
     left      after a pass nothing is kept
 """
 
@@ -89,7 +89,7 @@ class Watch:
         self._helpers: dict[int, _Known] = {}
         self._calls: dict[int, _Seen] = {}
         self._open: dict[int, _Seen] = {}  # neither answered nor forgotten
-        self._hopeless = False
+        self._hopeless = self._has_all = False
         self._hits: dict[tuple[int, int], set[int]] = {}
         self._is_exact = scenario.insists or not scenario.decoders
         self._limit = scenario.limit_bytes * (1 + 1e-9)
@@ -279,6 +279,11 @@ class Watch:
             raise Broken("order", f"{item} is delivered and was not fetched")
         if (item.position, item.low) != self._next or item.rank != self._rank or item.epoch != EPOCH:
             raise Broken("order", f"{item} is delivered, but {self._next} is next")
+        if self.scenario.insists and not self._has_all:
+            ran = sum(helper.kind == "decoder" for helper in self._helpers.values() if helper.is_running)
+            self._has_all = ran >= self.scenario.decoders
+            if not self._has_all:
+                raise Broken("cause", f"{item} is delivered, and only {ran} decoders ran")
         made = command.decoded
         if command.plain.item != item or made.item != item or made.is_decoded != self.scenario.decodes:
             raise Broken("order", f"{item} is delivered with what belongs to another, or is not decoded")

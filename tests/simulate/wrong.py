@@ -188,6 +188,12 @@ class RaisesTooEarly(Dispatcher):
             super()._advance()
 
 
+class BeginsWithoutDecoders(Crew):
+    def open(self, now: float) -> None:
+        super().open(now)
+        self.is_complete = True
+
+
 class IsImpatient(Crew):
     def late(self, now: float) -> list[Command]:
         return super().late(now + 15.0)
@@ -228,6 +234,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
             NeverLooksForTheHung: "deadline",
             WaitsForASignOfLife: "deadline",
             IsImpatient: "crew",
+            BeginsWithoutDecoders: "cause",
         },
         "sizes": {ThinksRowsAreSmall: "bytes"},
     }.items()
