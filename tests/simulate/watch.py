@@ -1,6 +1,5 @@
 """Owns what must always hold, and says which of it does not; knows the dispatcher by its commands and `deadline` alone.
-
-The names of what can be broken:
+What can be broken:
 
     order     every row of the plan once, in its place; every step whole; decoded where it should be
     bytes     a read is sent only where it has room, or where it is awaited first and no whole step waits to be taken
