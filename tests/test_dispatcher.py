@@ -251,8 +251,23 @@ def test_who_answers_something_is_not_hung() -> None:
     assert fault.told == "reader 0 has not answered for 60 s, which work_timeout_s allows"
     assert "raise work_timeout_s" in fault.advice
     crew.ask(109.0)
-    crew.answered(calls[1], 109.0)
+    crew.answered(calls[1], 109.0)  # as it was on its way already
+    assert crew.reader(proven=True) is None
+    crew.alive(0, 109.0)
     assert crew.reader(proven=True) == 0
+
+
+def test_a_sign_of_life_from_before_the_last_death_says_nothing() -> None:
+    crew = make_crew(decoders=3)
+    crew.open(0.0)
+    for helper in range(4):
+        crew.heard(helper, 0.0)
+    crew.lost(1, 1.0)
+    crew.lost(2, 2.0)
+    crew.alive(3, 3.0)
+    assert crew.decoder(proven=True) is None
+    crew.alive(3, 3.0)
+    assert crew.decoder(proven=True) == 3
 
 
 def test_a_refusal_shortly_before_the_end_is_the_end() -> None:

@@ -24,7 +24,8 @@ class Helper:
         late: When it is given up, unless it runs by then.
         running: Whether it runs.
         heard: When it answered last.
-        asked: Since when it owes a sign of life, because of a fault; None where it owes none.
+        asks: Signs of life that it owes, each because of a fault.
+        asked: Since when it owes them.
         calls: What it was given and has not answered, in order, with the time.
     """
 
@@ -33,12 +34,13 @@ class Helper:
     late: float
     running: bool = False
     heard: float = 0.0
-    asked: float | None = None
+    asks: int = 0
+    asked: float = 0.0
     calls: dict[int, float] = dataclasses.field(default_factory=dict)
 
     def silent_since(self) -> float | None:
         """Since when it owes an answer."""
-        owed = [*itertools.islice(self.calls.values(), 1), *([] if self.asked is None else [self.asked])]
+        owed = [*itertools.islice(self.calls.values(), 1), *([self.asked] if self.asks else [])]
         return max(self.heard, min(owed)) if owed else None
 
 
@@ -107,7 +109,7 @@ class Crew:
         return [
             number
             for number, helper in self._helpers.items()
-            if helper.kind == kind and helper.running and (helper.asked is None or not proven)
+            if helper.kind == kind and helper.running and not (proven and helper.asks)
         ]
 
     @property
@@ -152,10 +154,10 @@ class Crew:
                 self.heard(number, now)
 
     def heard(self, helper: int, now: float) -> None:
-        """Notes a sign of life: of a helper that was placed, or that was asked."""
+        """Notes a sign of life."""
         found = self._helpers.get(helper)
         if found is not None:
-            found.running, found.heard, found.asked = True, now, None
+            found.running, found.heard = True, now
         if self._running("reader") and (not self.insists or self.decoders_running == self.decoders):
             self.is_complete = True
 
@@ -186,14 +188,25 @@ class Crew:
             return [], []
         self.replaced += 1
         self._want(found.kind, now, now + self._placement_timeout_s)
-        return list(found.calls), [Dismiss(helper), *self.ask(now)]  # it seldom dies alone
+        return list(found.calls), [Dismiss(helper), *self.ask(now, again=True)]  # it seldom dies alone
 
-    def ask(self, now: float) -> list[Command]:
-        """Asks all that run for a sign of life, after a fault."""
-        silent = [number for number, helper in self._helpers.items() if helper.running and helper.asked is None]
-        for number in silent:
-            self._helpers[number].asked = now
-        return [Ask(number) for number in silent]
+    def alive(self, helper: int, now: float) -> None:
+        """Notes that a helper that was asked answers."""
+        found = self._helpers.get(helper)
+        if found is not None:
+            found.asks = max(0, found.asks - 1)
+        self.heard(helper, now)
+
+    def ask(self, now: float, *, again: bool = False) -> list[Command]:
+        """Asks all that run for a sign of life, after a fault; `again` also those that owe one, which may be on its way
+        already and say nothing of what has happened since.
+        """
+        asked = [number for number, helper in self._helpers.items() if helper.running and (again or not helper.asks)]
+        for number in asked:
+            helper = self._helpers[number]
+            helper.asked = helper.asked if helper.asks else now
+            helper.asks += 1
+        return [Ask(number) for number in asked]
 
     def hung(self, now: float) -> list[tuple[int, Fault]]:
         """Running helpers that have owed an answer for too long."""

@@ -142,8 +142,10 @@ class Dispatcher:
     def _take(self, event: Event) -> None:
         crew, now = self._crew, self._now
         match event:
-            case Placed(helper) | Alive(helper):
+            case Placed(helper):
                 crew.heard(helper, now)
+            case Alive(helper):
+                crew.alive(helper, now)
             case NotPlaced(helper, fault, hopeless):
                 self._out += crew.not_placed(helper, fault, hopeless, now)
             case Lost(helper, fault):

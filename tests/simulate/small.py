@@ -230,7 +230,7 @@ def state(one: Pass) -> Any:
     helpers = tuple(
         (
             name("helper", n), h.kind, left(h.place_at), None if h.running else left(h.late), h.running,
-            h.asked is not None, tuple(call(c) for c in h.calls),
+            h.asks, tuple(call(c) for c in h.calls),
         )
         for n, h in crew._helpers.items()
     )  # fmt: skip

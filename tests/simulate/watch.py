@@ -1,6 +1,5 @@
 """Owns what must always hold, and says which of it does not; knows the dispatcher by its commands and `deadline` alone.
-
-The names of what can be broken:
+What can be broken:
 
     order     every row of the plan once, in its place; every step whole; decoded where it should be
     bytes     a read is sent only where it has room, or where it is awaited first and no whole step waits to be taken
@@ -236,7 +235,7 @@ class Watch:
         self._gone(number, "dismissed")
 
     def _is_late(self, helper: _Known, now: float) -> bool:
-        """Whether it had its time; one that is placed for another, which was refused, has what is left of that's."""
+        """Whether it had its time: what was left of it, where others were refused before."""
         allowed_s = self.scenario.placement_timeout_s - self._spent[helper.kind]
         return now >= helper.since + allowed_s - 1e-6
 
@@ -259,10 +258,9 @@ class Watch:
 
     def _check_room(self, command: Read) -> None:
         item, scenario = command.item, self.scenario
-        in_one_place = command.decodes or not scenario.decodes
         raw = 0 if command.decodes else command.allowed_bytes
         charge = raw + item.rows * DECODED_BYTES * scenario.decodes
-        if command.decodes != (in_one_place and scenario.decodes):
+        if command.decodes and not scenario.decodes:
             raise Broken("order", f"{command} decodes what is not to be decoded")
         used = sum(self._flying.values()) + sum(charge for _, charge in self._ready)
         is_first = (item.position, item.low) == self._next and not self._ready
@@ -280,10 +278,10 @@ class Watch:
         if (item.position, item.low) != self._next or item.rank != self._rank or item.epoch != EPOCH:
             raise Broken("order", f"{item} is delivered, but {self._next} is next")
         if self.scenario.insists and not self._has_all:
-            ran = sum(helper.kind == "decoder" for helper in self._helpers.values() if helper.is_running)
-            self._has_all = ran >= self.scenario.decoders
+            ran = [h for h in self._helpers.values() if h.kind == "decoder" and h.is_running]
+            self._has_all = len(ran) >= self.scenario.decoders
             if not self._has_all:
-                raise Broken("cause", f"{item} is delivered, and only {ran} decoders ran")
+                raise Broken("cause", f"{item} is delivered before all decoders ran")
         made = command.decoded
         if command.plain.item != item or made.item != item or made.is_decoded != self.scenario.decodes:
             raise Broken("order", f"{item} is delivered with what belongs to another, or is not decoded")
@@ -327,7 +325,7 @@ class Watch:
                 raise Broken("cause", f"{error}, and {self._next} was hit by {sorted(hits)}")
             self._recover("ended by work lost again and again")
         else:
-            raise Broken("cause", f"{error!r}")
+            raise Broken("cause", repr(error))
 
     # Between.
 
@@ -349,4 +347,4 @@ class Watch:
         kept = [call for call, seen in self._calls.items() if seen.has_result]
         if self.world.table or self._open or kept:
             raise Broken("left", f"calls {sorted({*self.world.table, *self._open, *kept})} are kept")
-        self._calls = {c: seen for h in self._helpers.values() for c in h.calls for seen in [self._calls[c]]}
+        self._calls = {call: self._calls[call] for helper in self._helpers.values() for call in helper.calls}

@@ -124,12 +124,12 @@ class WaitsForASignOfLife(Crew):
     """As it was: one that was asked, and hangs, is awaited for ever."""
 
     def deadline(self) -> float | None:
-        asked = {number: helper.asked for number, helper in self._helpers.items()}
+        asks = {number: helper.asks for number, helper in self._helpers.items()}
         for helper in self._helpers.values():
-            helper.asked = None
+            helper.asks = 0
         found = super().deadline()
         for number, helper in self._helpers.items():
-            helper.asked = asked[number]
+            helper.asks = asks[number]
         return found
 
 
