@@ -328,12 +328,12 @@ class RankLoader:
             return
         feeder = self.helpers.start(plan, self.rank, epoch=epoch, position=position, bound=bound, stats=self._stats)
         try:
-            for batch, after in feeder:
+            for handed, after in feeder:
                 if iteration != self._iteration:
                     break
                 is_last = plan.steps(after) <= 0
                 self._epoch, self._position = (epoch + 1, 0) if is_last else (epoch, after)
-                yield batch
+                yield handed.pop()
                 if is_last:
                     return
                 if iteration != self._iteration:

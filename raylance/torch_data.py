@@ -298,8 +298,8 @@ class IterableDataset(_Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         helpers, self._idle = self._idle or Helpers(self._opened.feed, self._options), None
         feeder = helpers.start(mine, rank, epoch=epoch, position=position, bound=self._bound(), stats=Stats())
         try:
-            for batch, _ in feeder:
-                yield batch
+            for handed, _ in feeder:
+                yield handed.pop()
         finally:
             helpers.end_pass()
             self._idle = helpers

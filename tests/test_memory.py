@@ -125,7 +125,8 @@ def test_large_rows_all_in_one_place(write_dataset: Callable[..., str], floor: i
                 assert used <= most
         stats = loader.stats()
     assert rows == list(range(1600))
-    assert watch.peak_bytes - floor < 10 * limit
+    # The block that finds them was thought to have 2 MiB, and may hold all 40 of them, 320 MiB; once.
+    assert watch.peak_bytes - floor < 12 * limit
     assert stats["held_bytes"] <= 3 * limit, "and the block that finds them"
 
 

@@ -68,8 +68,10 @@ class Feeder:
 
     # The consumer's side.
 
-    def __iter__(self) -> Iterator[tuple[Any, int]]:
+    def __iter__(self) -> Iterator[tuple[list[Any], int]]:
         """Hands out batches with the position behind each, counting how long each is awaited and kept.
+
+        Each lies in a list, to be taken out of it: so that nobody but the consumer holds on to what it has let go.
 
         Raises:
             Exception: What ended the pass, behind the last good batch.
@@ -89,9 +91,10 @@ class Feeder:
             stats.nbytes += found.nbytes
             stats.masked_rows += found.masked_rows
             stats.epoch_certificate = found.certificate or stats.epoch_certificate
-            batch = found.batch if self._sender is None else self._sender.receive(found.batch)
+            handed, after = [found.batch if self._sender is None else self._sender.receive(found.batch)], found.after
+            del found
             begin = time.perf_counter()
-            yield batch, found.after
+            yield handed, after
             stats.user_s += time.perf_counter() - begin
 
     def _take(self) -> _Finished | None:
