@@ -270,6 +270,7 @@ def test_without_a_decoder_a_place_is_waited_for_until_the_deadline(
             list(iterator)
 
 
+@pytest.mark.slow
 def test_auto_of_two_processes_at_once_takes_what_fits(images_uri: str, tmp_path: Path) -> None:
     wait_for_free_cpus(CPUS)
     dataset = raylance.dataset(images_uri, columns=["id"], transform=with_pid, remainder="ragged")

@@ -305,6 +305,7 @@ def test_a_cluster_that_may_grow_is_waited_for_until_the_run_is_stopped(head, ma
         ),
     ],
 )
+@pytest.mark.slow
 def test_a_ray_of_its_own_that_is_too_small_is_refused_at_once(digits, tmp_path, options, numbers, fix):
     command = ["--data", digits, "--storage-path", tmp_path, "--global-batch-size", 1000, *options]
     alone = clean_environment() | {"RAY_ADDRESS": "local", "CUDA_VISIBLE_DEVICES": ""}

@@ -91,6 +91,7 @@ def test_a_step_larger_than_the_limit_is_read_in_parts(write_dataset: Callable[.
     assert stats["held_bytes"] <= limit * 9 / 8
 
 
+@pytest.mark.slow
 def test_a_tail_that_no_sample_hits(write_dataset: Callable[..., str], floor: int) -> None:
     sizes = [8 * MIB if row % 40 == 7 else 4096 for row in range(1600)]
     uri = write_dataset(*[table(sizes[low : low + 400]) for low in range(0, 1600, 400)])
@@ -150,6 +151,7 @@ def test_a_row_that_is_larger_than_all_that_may_be_held(write_dataset: Callable[
         assert rows == list(range(50, 100)), "with more room, it goes on"
 
 
+@pytest.mark.slow
 def test_documents_are_counted_and_packed_by_their_bytes(write_dataset: Callable[..., str]) -> None:
     """300 documents of a million tokens: opening held them all."""
     script = """
