@@ -32,9 +32,15 @@ hypothesis.settings.load_profile("raylance")
 CPUS = 4
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks what uses the session's Ray: `tests/run` has it in a process of its own."""
+    if "ray_session" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.ray)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs no Ray comes first: where one runs, loaders work by it."""
-    items.sort(key=lambda item: "ray_session" in getattr(item, "fixturenames", ()))
+    items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
 
 
 @pytest.fixture(scope="session")

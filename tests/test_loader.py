@@ -438,6 +438,7 @@ def test_rows_that_were_not_planned_end_the_epoch(images_uri: str, monkeypatch: 
 
 
 @on_ray
+@pytest.mark.slow
 def test_all_idle_decoders_lost_at_once(images_uri: str, undisturbed: list[dict[str, torch.Tensor]]) -> None:
     """As many as would exhaust the deaths that one piece of work may see, and none of them busy."""
     dataset = open_images(images_uri, order=raylance.WindowShuffle(shard_rows=20, window_shards=2, lanes=18))

@@ -80,6 +80,7 @@ def floor(ray_session: None, write_dataset: Callable[..., str]) -> int:
     return run(raylance.dataset(uri).loader(), global_batch_size=8)[1]
 
 
+@pytest.mark.slow
 def test_a_step_larger_than_the_limit_is_read_in_parts(write_dataset: Callable[..., str], floor: int) -> None:
     uri = write_dataset(table([MIB // 2] * 600))
     limit = 16 * MIB

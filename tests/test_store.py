@@ -63,7 +63,7 @@ def test_ranks_of_a_run_get_references(uri: str, ray_session: None, name: str) -
     assert is_view, "a rank reads the one copy, and has none of its own"
 
 
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", ["selection", "weights of an array"])
 def test_a_handle_comes_back_from_a_task_that_ended(uri: str, ray_session: None, name: str) -> None:
     import ray
 

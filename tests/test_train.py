@@ -287,6 +287,7 @@ def test_without_a_data_config_and_with_common_mistakes(images_uri: str, tmp_pat
 
 
 @pytest.mark.parametrize("kind", [raylance.DataConfig, pytest.param(ray.train.DataConfig, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_datasets_to_split_that_names_no_dataset(images_uri: str, tmp_path: Path, kind: type) -> None:
     trainer = TorchTrainer(
         refused_fn,

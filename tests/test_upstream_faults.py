@@ -40,7 +40,6 @@ def flat(steps: list[list[int]]) -> list[int]:
     return [row for rows in steps for row in rows]
 
 
-@pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("order", ["window", "shard", "row"])
 def test_set_epoch_does_something(uri: str, order: str) -> None:
     dataset = raylance.dataset(uri, order=order)
@@ -49,7 +48,6 @@ def test_set_epoch_does_something(uri: str, order: str) -> None:
     assert sorted(flat(first[0])) == sorted(flat(second[0]))
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_a_filter_that_leaves_a_rank_no_row_of_a_fragment_keeps_steps_equal(uri: str) -> None:
     """Batches are dealt after the filter: contiguous ranges of what it leaves, one behind the other over the ranks."""
     dataset = raylance.dataset(uri, filter="group = 1 and id < 30", order="sequential", remainder="ragged")
@@ -73,7 +71,6 @@ def test_ranks_read_what_is_theirs_and_no_more(uri: str) -> None:
     assert sum(map(len, read_by)) == len(set.union(*read_by)) == 400
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_the_global_generator_is_left_alone(uri: str) -> None:
     random.seed(5)
     state = random.getstate()
@@ -81,7 +78,6 @@ def test_the_global_generator_is_left_alone(uri: str) -> None:
     assert random.getstate() == state
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_a_loader_stays_at_its_version(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(table(50))
     dataset = raylance.dataset(uri, order="sequential", remainder="ragged")
@@ -91,7 +87,6 @@ def test_a_loader_stays_at_its_version(write_dataset: Callable[..., str]) -> Non
     assert flat(steps) == list(range(50))
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_a_dataset_that_is_not_split_is_seen_whole_in_storage_order(uri: str) -> None:
     """What Lance's FullScanSampler does: here a loader of rank 0 of 1 on every rank."""
     dataset = raylance.dataset(uri, order="sequential", remainder="ragged")

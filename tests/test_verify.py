@@ -73,7 +73,6 @@ def test_filter_position_and_version(images_uri: str, capsys: pytest.CaptureFixt
     assert "100 consumed before" in found["verdict"]
 
 
-@pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize(
     "options",
     [
@@ -89,7 +88,7 @@ def test_the_real_stream_covers(options: list[object], images_uri: str, capsys: 
 
 
 @pytest.fixture(scope="module")
-def real(images_uri: str, ray_session: None) -> tuple[list[list[Any]], EpochAudit]:
+def real(images_uri: str) -> tuple[list[list[Any]], EpochAudit]:
     """What two real ranks delivered, by step, and what they had to."""
     data = raylance.dataset(images_uri, columns=["id"], remainder="pad")
     epoch = EpochAudit(data, global_batch_size=50, world_size=2)
@@ -165,7 +164,6 @@ def test_a_fault_is_the_exit_status(
     assert text.splitlines()[-1].startswith("FAULT: 16 rows missing, with offsets ")
 
 
-@pytest.mark.usefixtures("ray_session")
 def test_a_replayed_step_is_what_the_loader_delivered(
     images_uri: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -216,7 +214,6 @@ KINDS = {
 
 @pytest.mark.parametrize("stream", [[], ["--stream"]], ids=["plan", "stream"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("ray_session")
 def test_every_kind_of_dataset(
     kind: str, stream: list[str], texts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ The batches are those of the Ray runtime: only who does the work differs.
 import dataclasses
 import os
 import queue
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -68,6 +69,7 @@ class ThreadRuntime:
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._helpers: dict[int, _Helper] = {}
         self._results: dict[int, tuple[pa.Table, ...] | None] = {}  # of calls that somebody waits for
+        self._lock = threading.Lock()
         self._plan: tuple[str, Plan] | None = None
         self.crew = self._new_crew()
         self._end = weakref.finalize(self, _end_all, self._helpers)
@@ -122,8 +124,9 @@ class ThreadRuntime:
             case Fetch():
                 self._fetch(command)
             case Forget(calls):
-                for call in calls:
-                    self._results.pop(call, None)
+                with self._lock:
+                    for call in calls:
+                        self._results.pop(call, None)
             case Ask(helper) if helper in self._helpers:
                 self._helpers[helper].thread.submit(self._inbox.put, Alive(helper))
             case Dismiss(helper) if helper in self._helpers:
@@ -136,7 +139,7 @@ class ThreadRuntime:
         return _Helper(thread=thread, decoding=self._feed.decoding.open() if self._feed.decoding else None)
 
     def _submit(self, call: int, helper: int, work: Callable[[], tuple[tuple[pa.Table, ...], Receipt]]) -> None:
-        inbox, results = self._inbox, self._results  # those of now: `close` makes others
+        inbox, results, lock = self._inbox, self._results, self._lock  # those of now: `close` makes others
         results[call] = None
 
         def run() -> None:
@@ -145,8 +148,9 @@ class ThreadRuntime:
             except BaseException as error:  # a panic in Lance's Rust code is no Exception
                 inbox.put(Failed(call, error))
                 return
-            if call in results:  # else nobody waits for it any more
-                results[call] = tables
+            with lock:
+                if call in results:  # else nobody waits for it any more
+                    results[call] = tables
             inbox.put(Done(call, receipt))
 
         self._helpers[helper].thread.submit(run)
