@@ -45,7 +45,7 @@ class Dataset(TrainData):
         super().__init__(feed, delivery, options)
         self._idle: Helpers | None = None  # of the last pass, for the next one
         self._passes: set[RankLoader] = set()  # that go on
-        self._lookups: dict[bool | None, Lookup] = {}
+        self._lookup: Lookup | None = None
         self._pid = os.getpid()
 
     def __len__(self) -> int:
@@ -158,9 +158,8 @@ class Dataset(TrainData):
             raise DatasetError(
                 f"sequences are numbered from 0 to {len(self) - 1}: {offsets.tolist()[:5]} are not there."
             )
-        if mask_bad_rows not in self._lookups:
-            self._lookups[mask_bad_rows] = Lookup(feed, mask_bad_rows=mask_bad_rows)
-        return self._lookups[mask_bad_rows].read(offsets).select([*feed.delivers, ROW_OFFSET])
+        self._lookup = self._lookup or Lookup(feed)
+        return self._lookup.read(offsets, mask_bad_rows=mask_bad_rows).select([*feed.delivers, ROW_OFFSET])
 
     @property
     def opened(self) -> tuple[Feed, Delivery]:
@@ -310,7 +309,7 @@ class Dataset(TrainData):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_idle": None, "_passes": set(), "_lookups": {}, "_run": None}
+        return self.__dict__ | {"_idle": None, "_passes": set(), "_lookup": None, "_run": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, VALID
+from raylance.decode.rows import Decoding, OpenDecoding
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.settings import Feed
@@ -15,22 +16,27 @@ from raylance.source.rows import RowReader
 class Lookup:
     """Reads rows by their offsets; opens the dataset on first use."""
 
-    def __init__(self, feed: Feed, *, mask_bad_rows: bool | None = None) -> None:
-        """Takes what is read and what is made of it; `mask_bad_rows` overrides what the feed does with such rows."""
-        decoding = feed.decoding
-        if decoding is not None and mask_bad_rows is not None:
-            decoding = dataclasses.replace(decoding, mask_bad_rows=mask_bad_rows)
+    def __init__(self, feed: Feed) -> None:
+        """Takes what is read and what is made of it."""
         self._feed = feed
-        self._decoding = None if decoding is None else decoding.open()
+        self._decodings: dict[bool, OpenDecoding] = {}  # by whether they mask bad rows
         self._opened: RowReader | None = None
 
-    def read(self, offsets: Int64Array, epoch: int = 0, draws: Int64Array | None = None) -> pa.Table:
+    def read(
+        self,
+        offsets: Int64Array,
+        epoch: int = 0,
+        draws: Int64Array | None = None,
+        *,
+        mask_bad_rows: bool | None = None,
+    ) -> pa.Table:
         """Reads rows, each from storage once.
 
         Args:
             offsets: Row offsets as readers take them, int64, shape (k,), in any order, duplicates included.
             epoch: Epoch, which keys random augmentation.
             draws: Where rows repeat, the position of each in the epoch, int64, shape (k,).
+            mask_bad_rows: Overrides what the feed does with rows that cannot be decoded.
 
         Returns:
             k rows in the order asked for, in memory of their own: the feed's columns, `_component`, `_rowoffset` and
@@ -49,9 +55,16 @@ class Lookup:
             told = f"{source.uri!r}, version {source.version}, cannot give these rows: {error}"
             raise DatasetError(told) from error
         valid = pa.array(np.ones(len(offsets), dtype=np.bool_))
-        if self._decoding is not None:
+        if self._feed.decoding is not None:
             drawn = table if draws is None else table.append_column(DRAW, pa.array(draws))
-            table, _ = self._decoding.apply(drawn, epoch, own_memory=True)
+            decoding = self._decoding(self._feed.decoding, mask_bad_rows)
+            table, _ = decoding.apply(drawn, epoch, own_memory=True)
             valid = table[VALID]
         added = {COMPONENT: offsets >> COMPONENT_SHIFT, ROW_OFFSET: offsets & OFFSET_MASK, VALID: valid}
         return pa.table({name: table[name] for name in self._feed.delivers} | added)
+
+    def _decoding(self, setting: Decoding, mask_bad_rows: bool | None) -> OpenDecoding:
+        masks = setting.mask_bad_rows if mask_bad_rows is None else mask_bad_rows
+        if masks not in self._decodings:
+            self._decodings[masks] = dataclasses.replace(setting, mask_bad_rows=masks).open()
+        return self._decodings[masks]

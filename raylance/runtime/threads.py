@@ -7,7 +7,6 @@ import dataclasses
 import os
 import queue
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ import pyarrow as pa
 from raylance.decode.rows import OpenDecoding
 from raylance.planning.plan import Plan
 from raylance.runtime.crew import Crew
+from raylance.runtime.inbox import Inbox
 from raylance.runtime.messages import (
     Alive,
     Ask,
@@ -24,7 +24,6 @@ from raylance.runtime.messages import (
     Decode,
     Dismiss,
     Done,
-    Event,
     Failed,
     Fetch,
     Fetched,
@@ -55,8 +54,8 @@ class _Helper:
             self.reader.close()
 
 
-class ThreadRuntime:
-    """Does the work of one loader in threads; see `raylance.runtime.messages.Runtime`."""
+class ThreadRuntime(Inbox):
+    """Does the work of one loader in threads; see `raylance.runtime.runtime.Runtime`."""
 
     def __init__(self, feed: Feed, options: Options) -> None:
         """Starts nothing.
@@ -65,8 +64,8 @@ class ThreadRuntime:
             feed: What is read and decoded.
             options: Decoding threads ("auto": one for each CPU of the process), and limits.
         """
+        super().__init__()
         self._feed, self._options = feed, options
-        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._helpers: dict[int, _Helper] = {}
         self._results: dict[int, tuple[pa.Table, ...] | None] = {}  # of calls that somebody waits for
         self._lock = threading.Lock()
@@ -77,7 +76,8 @@ class ThreadRuntime:
 
     def _new_crew(self) -> Crew:
         wanted = self._options.num_decoders
-        cpus = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 32)
+        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        cpus = min(cpus, _MAX_AUTO_DECODERS)
         return Crew(
             decoders=0 if self._feed.decoding is None else cpus if wanted == "auto" else wanted,
             insists=True,
@@ -94,21 +94,6 @@ class ThreadRuntime:
     def begin(self, plan: Plan, plan_key: str) -> None:
         """See `Runtime.begin`."""
         self._plan = (plan_key, plan)
-
-    def now(self) -> float:
-        """See `Runtime.now`."""
-        return time.monotonic()
-
-    def post(self, event: Event) -> None:
-        """See `Runtime.post`."""
-        self._inbox.put(event)
-
-    def next_event(self, timeout_s: float | None) -> Event | None:
-        """See `Runtime.next_event`."""
-        try:
-            return self._inbox.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
 
     def do(self, command: Command) -> None:
         """See `Runtime.do`."""

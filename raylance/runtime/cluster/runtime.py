@@ -7,7 +7,6 @@ live outside the trainer's placement group and die with the worker that made the
 import dataclasses
 import functools
 import queue
-import time
 import uuid
 import weakref
 from concurrent.futures import Future
@@ -22,6 +21,7 @@ from raylance.runtime.cluster import decoders
 from raylance.runtime.cluster.actors import ShardActor
 from raylance.runtime.cluster.faults import as_raised, fault_of, is_helper_gone, is_machine_fault
 from raylance.runtime.crew import Crew
+from raylance.runtime.inbox import Inbox
 from raylance.runtime.messages import (
     Alive,
     Ask,
@@ -44,8 +44,6 @@ from raylance.runtime.messages import (
 )
 from raylance.settings import Feed, Options
 from raylance.store import ray_session
-
-Inbox = queue.SimpleQueue[Event]
 
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
@@ -70,7 +68,7 @@ class _Helper:
         return self.handle
 
 
-class RayRuntime:
+class RayRuntime(Inbox):
     """Does the work of one loader by actors; see `raylance.runtime.runtime.Runtime`."""
 
     def __init__(self, feed: Feed, options: Options, world_size: int) -> None:
@@ -81,9 +79,9 @@ class RayRuntime:
             options: How many decoders, and limits.
             world_size: Ranks that share the cluster.
         """
+        super().__init__()
         self._feed, self._options, self._world_size = feed, options, world_size
         self._session, self._key = ray_session(), uuid.uuid4().hex
-        self._inbox: Inbox = queue.SimpleQueue()
         self._helpers: dict[int, _Helper] = {}
         self._results: dict[int, tuple[Any, Any]] = {}  # by call: references of what a read or a decode has made
         self._plan: tuple[str, Any] | None = None
@@ -119,21 +117,6 @@ class RayRuntime:
         """See `Runtime.begin`."""
         if self._plan is None or self._plan[0] != plan_key:
             self._plan = (plan_key, ray.put(plan))
-
-    def now(self) -> float:
-        """See `Runtime.now`."""
-        return time.monotonic()
-
-    def post(self, event: Event) -> None:
-        """See `Runtime.post`."""
-        self._inbox.put(event)
-
-    def next_event(self, timeout_s: float | None) -> Event | None:
-        """See `Runtime.next_event`."""
-        try:
-            return self._inbox.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
 
     def do(self, command: Command) -> None:
         """See `Runtime.do`."""
@@ -204,7 +187,7 @@ class RayRuntime:
         self.crew = self._new_crew()
 
 
-def _report(inbox: Inbox, tell: Any, about: tuple[Any, ...], answer: "Future[Any]") -> None:
+def _report(inbox: queue.SimpleQueue[Event], tell: Any, about: tuple[Any, ...], answer: "Future[Any]") -> None:
     error = answer.exception()
     inbox.put(tell(error, None if error is not None else answer.result(), *about))
 
