@@ -123,7 +123,7 @@ def check_batch_size(global_batch_size: int | None, batch_size: int | None, worl
 def make_plan(
     feed: Feed, delivery: Delivery, options: Options, global_batch_size: int, world_size: int, remainder: Remainder
 ) -> Plan:
-    """Makes the plan of an epoch; fields of the order at "auto" are settled for this batch and world size.
+    """Makes the plan of an epoch; fields of the order at "auto" are settled for this batch, whatever the world size.
 
     Args:
         feed: What is read.
