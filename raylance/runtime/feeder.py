@@ -44,15 +44,7 @@ class Feeder:
     def __init__(
         self, dispatcher: Dispatcher, runtime: Runtime, assembly: Assembly, bound: Bound, stats: Stats
     ) -> None:
-        """Starts the thread.
-
-        Args:
-            dispatcher: Decides.
-            runtime: Does; nobody else may take its events until the feeder is closed.
-            assembly: Puts items together.
-            bound: Arguments of the iterator.
-            stats: Counters to add to.
-        """
+        """Starts the thread; until it is closed, nobody else may take the events of the runtime."""
         self._dispatcher, self._runtime, self._assembly = dispatcher, runtime, assembly
         self._bound, self._stats = bound, stats
         self._sender = None if bound.device is None else Sender(bound.device, bound.pin_memory)

@@ -21,29 +21,14 @@ class Helpers:
     """Who works for a loader, pass after pass. Picklable until started."""
 
     def __init__(self, feed: Feed, options: Options, world_size: int = 1) -> None:
-        """Starts nothing.
-
-        Args:
-            feed: What is read and delivered.
-            options: Which helpers, how many, and limits.
-            world_size: Ranks that share the machines.
-        """
+        """Starts nothing."""
         self._feed, self._options, self._world_size = feed, options, world_size
         self._named: tuple[Plan, str] | None = None
         self._feeder: Feeder | None = None
         self.runtime: Runtime | None = None
 
     def start(self, plan: Plan, rank: int, *, epoch: int, position: int, bound: Bound, stats: Stats) -> Feeder:
-        """Begins one rank's pass from a position to the end of its epoch, and ends the one before.
-
-        Args:
-            plan: The plan of the epoch.
-            rank: The rank.
-            epoch: Epoch.
-            position: Position of the first step.
-            bound: Arguments of the iterator.
-            stats: Counters to add to.
-        """
+        """Begins one rank's pass from a position to the end of its epoch, and ends the one before."""
         self.end_pass()  # of an iterator that was left alone: two cannot share the helpers
         if self.runtime is not None and not self.runtime.is_usable:
             self.close()

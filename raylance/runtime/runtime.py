@@ -21,13 +21,7 @@ class Runtime(abc.ABC):
     """
 
     def __init__(self, feed: Feed, options: Options, *, insists: bool) -> None:
-        """Starts nothing.
-
-        Args:
-            feed: What is read and decoded.
-            options: How many decoders, and limits.
-            insists: See `Crew`.
-        """
+        """Starts nothing; `insists` is the crew's."""
         self._feed, self._options, self._insists = feed, options, insists
         self._helpers: dict[int, Any] = {}
         self._plan: tuple[str, Any] = ("", None)  # its key, and how helpers are given it

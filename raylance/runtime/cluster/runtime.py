@@ -72,13 +72,7 @@ class RayRuntime(Runtime):
     """Does the work of one loader by actors."""
 
     def __init__(self, feed: Feed, options: Options, world_size: int) -> None:
-        """Starts nothing.
-
-        Args:
-            feed: What is read and decoded.
-            options: How many decoders, and limits.
-            world_size: Ranks that share the cluster.
-        """
+        """Starts nothing."""
         self._world_size, self._session, self._key = world_size, ray_session(), uuid.uuid4().hex
         super().__init__(feed, options, insists=options.num_decoders != "auto")
 
