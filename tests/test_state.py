@@ -24,7 +24,7 @@ from raylance.planning.state import (
     write_state,
 )
 from raylance.settings import Delivery, Feed
-from raylance.source.rows import TableRows
+from raylance.source.rows import table_rows
 from raylance.source.selection import Selection, Source
 from raylance.store import Shared
 from tests.test_order import cases
@@ -133,7 +133,7 @@ def test_states_of_every_order_round_trip_at_every_step(order: Settled, batch: i
     """What is written is what is read; what was settled stays; and the state of a loaded state is that state."""
     source = Source(uri="a.lance", version=1)
     selection = Selection.whole(order.rows)
-    rows = TableRows(pinned=source, selection=Shared("selection", selection, 0), columns=["id"], row_bytes=8.0)
+    rows = table_rows(source, Shared("selection", selection, 0), ["id"], row_bytes=8.0)
     feed = Feed(source=rows, delivers=["id"])
     delivery = Delivery(
         filter=None,
