@@ -23,16 +23,7 @@ _NEAR = 0.01
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One dataset of a mixture.
-
-    Attributes:
-        name: Its name.
-        order: Its own order.
-        seed: The seed of its order.
-        rows: Rows of its selection.
-        quota: Its positions in each stretch of the pattern.
-        tables: What its order looked up in its selection.
-    """
+    """One dataset of a mixture, with its own order and seed; its quota is of positions in a stretch of the pattern."""
 
     name: str
     order: Order
@@ -47,9 +38,6 @@ def quotas(weights: Sequence[float]) -> list[int]:
 
     Exact where the weights allow it within 1,000 positions, else to a thousandth; a longer stretch where a weight is
     less than that: exact where 1,000,000 positions allow it, else within 1 % of each weight.
-
-    Args:
-        weights: Positive numbers; their sum does not matter.
 
     Raises:
         ConfigError: If no stretch of 1,000,000 positions keeps the weights.
@@ -111,7 +99,6 @@ class MixOrder(Order):
     """Deals positions to components; a component that ends begins its next epoch, in another order.
 
     Attributes:
-        components: The datasets.
         stop: "first_exhausted" ends the epoch before a row of any component comes again, "all_exhausted" when the last
             component has been seen whole, a number after so many rows.
         chunk_positions: Positions to read together; "auto" is the longest window of a component, within the limit.
@@ -180,48 +167,42 @@ class MixOrder(Order):
             shard_rows=1,
             read_positions=chunk,
             parts=tuple(parts),
-            quotas=self.quotas,
         )
 
     def standings(self, position: int) -> dict[str, dict[str, int]]:
         """Where each component stands: rows consumed in this epoch of the mixture, and of these, of its own epoch."""
         pattern, _ = _deal(self.quotas)
         stretch, rest = divmod(position, len(pattern))
-        counts = np.bincount(pattern[:rest], minlength=len(self.components))
-        taken = {
-            part.name: stretch * part.quota + int(count) for part, count in zip(self.components, counts, strict=True)
-        }
-        sizes = {part.name: part.rows for part in self.components}
-        return {
-            name: {"rows": rows, "passes": rows // sizes[name], "position": rows % sizes[name]}
-            for name, rows in taken.items()
-        }
+        counts = np.bincount(pattern[:rest], minlength=len(self.components)).tolist()
+        standings = {}
+        for part, count in zip(self.components, counts, strict=True):
+            rows = stretch * part.quota + count
+            standings[part.name] = {"rows": rows, "passes": rows // part.rows, "position": rows % part.rows}
+        return standings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _MixSettled(Settled):
-    """A mixture, settled.
+    """A mixture, settled, as its parts are."""
 
-    Attributes:
-        parts: Its components' own orders.
-        quotas: Positions of each in a stretch.
-    """
-
+    settings: MixOrder
     parts: tuple[Settled, ...]
-    quotas: tuple[int, ...]
 
     def epoch(self, number: int) -> "_MixEpoch":
         return _MixEpoch(self, number)
 
 
 class _MixEpoch(Epoch):
-    """One epoch of a mixture."""
+    """One epoch of a mixture. Its rows count through the components, one behind the other."""
 
     order: _MixSettled
 
     def rows(self, positions: Int64Array) -> Int64Array:
-        """See `Epoch.rows`; rows count through the components, one behind the other."""
-        which, within = self._places(positions)
+        quotas = self.order.settings.quotas
+        pattern, rank = _deal(quotas)
+        stretch, place = np.divmod(positions, len(pattern))
+        which = pattern[place]
+        within = stretch * np.array(quotas, dtype=np.int64)[which] + rank[place]  # counts on over a component's epochs
         out = np.empty(len(positions), dtype=np.int64)
         base = 0
         for index, part in enumerate(self.order.parts):
@@ -233,10 +214,3 @@ class _MixEpoch(Epoch):
                 out[mine[now]] = base + part.epoch(self.number * wraps + int(number)).rows(place[now])
             base += part.rows
         return out
-
-    def _places(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Component of each position, and the position within the component, which counts on over its epochs."""
-        pattern, rank = _deal(self.order.quotas)
-        stretch, place = np.divmod(positions, len(pattern))
-        which = pattern[place]
-        return which, stretch * np.array(self.order.quotas, dtype=np.int64)[which] + rank[place]

@@ -221,10 +221,6 @@ class Settled:
         """See `Order.params`."""
         return self.settings.params()
 
-    def standings(self, position: int) -> dict[str, Any]:
-        """See `Order.standings`."""
-        return self.settings.standings(position)
-
     def epoch(self, number: int) -> "Epoch":
         """An epoch, by its number, from 0."""
         return Epoch(self, number)
