@@ -120,11 +120,6 @@ class MixOrder(Order):
         """The components' quotas."""
         return tuple(part.quota for part in self.components)
 
-    @property
-    def is_settled(self) -> bool:
-        """See `Order.is_settled`; the components are settled together with it."""
-        return self.chunk_positions != "auto"
-
     def params(self) -> dict[str, Any]:
         """See `Order.params`; components by name, with their quotas and their own orders."""
         components = {

@@ -36,8 +36,8 @@ class RowShuffle(Order):
 class _Laned(Order):
     """Shards laid end to end, cut into lanes, windows inside the lanes: the settings behind the named orders."""
 
-    shuffles_shards: ClassVar[bool]
-    shuffles_windows: ClassVar[bool]
+    shuffles_shards: ClassVar[bool] = True
+    shuffles_windows: ClassVar[bool] = True
     window_shards: int | Auto = "auto"
     lanes: int | Auto = "auto"
 
@@ -220,8 +220,6 @@ class WindowShuffle(_Laned):
     """
 
     name: ClassVar[str] = "window"
-    shuffles_shards: ClassVar[bool] = True
-    shuffles_windows: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -229,7 +227,6 @@ class ShardShuffle(_Laned):
     """Shards in random order, rows in storage order inside each. Fields as in `WindowShuffle`."""
 
     name: ClassVar[str] = "shard"
-    shuffles_shards: ClassVar[bool] = True
     shuffles_windows: ClassVar[bool] = False
 
 

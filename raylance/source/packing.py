@@ -25,7 +25,6 @@ from raylance.store import Shared
 
 _BLOCK_BYTES = 16 << 20  # of documents, to read at a time
 _FIRST_ROWS = 4  # of which nobody knows the size
-_COLUMNS = ("input_ids", "doc_ids", "first_row", "first_token")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -188,11 +187,7 @@ class PackedRows(RowSource):
 
 
 def pack_rows(documents: RowSource, pack: PackTokens) -> PackedRows:
-    """Packs the documents of a dataset, whose lengths are read once.
-
-    Raises:
-        DatasetError: As `count_tokens`.
-    """
+    """Packs the documents of a dataset, whose lengths are read now; see `count_tokens`."""
     make = functools.partial(count_tokens, documents, pack)
     table = make()
     row_bytes = 16.0 * pack.length
@@ -201,7 +196,7 @@ def pack_rows(documents: RowSource, pack: PackTokens) -> PackedRows:
         branch=documents.branch,
         version=documents.version,
         identity=documents.identity,
-        columns=_COLUMNS,
+        columns=("input_ids", "doc_ids", "first_row", "first_token"),
         row_bytes=row_bytes,
         likely_row_bytes=row_bytes,
         measure="of 16 bytes a token",

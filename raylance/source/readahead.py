@@ -67,11 +67,6 @@ class _Portion:
         """Whether a line is here, as far as is known yet."""
         return self.track == track and self.begin <= line < self.end
 
-    @property
-    def unread_rows(self) -> int:
-        """Rows that are still to be read."""
-        return len(self._stored) - self._read_rows
-
     def unread(self, rows: int) -> Int64Array:
         """The next selected rows to read, ascending."""
         return self._stored[self._read_rows : self._read_rows + rows]
@@ -264,8 +259,7 @@ class ReadAhead:
             portion.open(rows[: portion_rows(len(rows), self._row_bytes, self._limit)])
         least = self._feed.likely_row_bytes
         pace = Pace(self._block_bytes, max(self._row_bytes, least), least_bytes=least)
-        while portion.unread_rows and not portion.is_dropped:
-            wanted = portion.unread(pace.rows())
+        while len(wanted := portion.unread(pace.rows())) and not portion.is_dropped:
             if room is not None and portion.nbytes + len(wanted) * pace.row_bytes > room:
                 return
             block = self._read(wanted)
@@ -280,7 +274,7 @@ class ReadAhead:
                 portion.halve()
             if portion.nbytes > self._limit:
                 self._refuse(portion)
-        portion.is_whole = not portion.unread_rows
+        portion.is_whole = not len(wanted)
         if portion.is_whole and portion.is_held:
             # Up at once, down slowly: too small a portion costs some speed, too large a one is read in vain.
             self._row_bytes = max(self._row_bytes / 2, portion.nbytes / len(portion.rows))

@@ -18,14 +18,13 @@ from raylance.orders.permutation import Int64Array
 ReadMode = Literal["auto", "range", "take"]
 READ_MODES: tuple[ReadMode, ...] = ("auto", "range", "take")
 
+logger = logging.getLogger(__name__)
+
 _RANGE_BYTES = 256 << 10  # runs of at least this many bytes are read as ranges,
 _RANGE_ROWS = 8  # if they have at least this many rows: one take of a few large rows reads them in parallel
 _DENSE = 0.5  # from this share of wanted rows on, reading all and dropping the rest is no slower than a take
 _GAP_BYTES = 64 << 10  # gaps up to this size are read through
 _LONGEST_PAUSE_S = 10.0
-
-logger = logging.getLogger(__name__)
-
 _BATCH_BYTES = 4 << 20  # Lance decodes the batches of a range in parallel, into memory that it can reuse
 
 
@@ -146,8 +145,8 @@ class Reader:
         schema = self.dataset.schema
         blobs = [name for name in self.columns if is_blob(schema.field(name))]
         plain = [name for name in self.columns if name not in blobs]
-        table = self._read_plain(offsets, plain) if plain or not blobs else None
-        columns = {} if table is None else {name: table[name] for name in plain}
+        table = self._read_plain(offsets, plain) if plain else {}
+        columns = {name: table[name] for name in plain}
         for name in blobs:
             found = self.dataset.read_blobs(name, indices=offsets.tolist(), preserve_order=True) if len(offsets) else []
             columns[name] = pa.chunked_array([pa.array([value for _, value in found], pa.large_binary())])

@@ -19,16 +19,13 @@ class Selected(Protocol):
     @property
     def rows(self) -> int:
         """Their number, n."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """Hash of what they are."""
-        ...
 
     def offsets(self, selected: Int64Array) -> Int64Array:
         """Selected rows 0 … n-1 to the offsets that a reader takes, both ascending."""
-        ...
 
 
 class RowReader(Protocol):
@@ -36,7 +33,6 @@ class RowReader(Protocol):
 
     def read(self, offsets: Int64Array) -> pa.Table:
         """Reads rows, offsets ascending; the table has `_rowoffset` beside the columns."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

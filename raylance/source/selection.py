@@ -43,11 +43,7 @@ class Source:
     storage_options: Mapping[str, str] | None = dataclasses.field(default=None, repr=False)
 
     def open(self) -> lance.LanceDataset:
-        """Opens exactly the pinned version.
-
-        Raises:
-            DatasetError: If the version is gone.
-        """
+        """Opens exactly the pinned version, or raises a `DatasetError` where that is gone."""
         version = self.version if self.branch is None else (self.branch, self.version)
         return _open(self.uri, version, self.storage_options)
 
