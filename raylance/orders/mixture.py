@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from raylance.errors import ConfigError
 from raylance.orders.order import Auto, Epoch, Facts, Order, Settled, Tables
@@ -46,29 +47,31 @@ def quotas(weights: Sequence[float]) -> list[int]:
     if not np.isfinite(sum(weights)):
         shares = shares / max(weights)
     shares = shares / sum(shares.tolist())
-    for size in range(len(weights), _SHORT_PATTERN + 1):
-        if np.allclose(shares * size, np.rint(shares * size), rtol=0, atol=1e-9) and np.rint(shares * size).min() >= 1:
-            return [int(quota) for quota in np.rint(shares * size)]
-    if shares.min() * _SHORT_PATTERN > 1 - 1e-9:
-        return [int(quota) for quota in np.rint(shares * _SHORT_PATTERN)]
-    near = 0
-    together = max(1, (1 << 20) // len(weights))
-    for low in range(_SHORT_PATTERN + 1, _LONGEST_PATTERN + 1, together):
-        sizes = np.arange(low, min(low + together, _LONGEST_PATTERN + 1))
-        wanted = shares[:, None] * sizes  # (components, sizes)
-        off = np.where(wanted < 0.5, np.inf, np.abs(np.rint(wanted) - wanted))  # a quota is at least 1
-        exact = np.flatnonzero((off <= 1e-9).all(axis=0))
-        if len(exact):
-            return [int(quota) for quota in np.rint(wanted[:, exact[0]])]
-        close = np.flatnonzero((off <= _NEAR * wanted).all(axis=0))
-        near = near or (int(sizes[close[0]]) if len(close) else 0)
-    if not near:
+    size = _first_stretch(shares, len(weights), _SHORT_PATTERN, 0)
+    if not size and shares.min() * _SHORT_PATTERN > 1 - 1e-9:
+        size = _SHORT_PATTERN
+    for tolerance in (0, _NEAR):
+        size = size or _first_stretch(shares, _SHORT_PATTERN + 1, _LONGEST_PATTERN, tolerance)
+    if not size:
         raise ConfigError(
             f"mix(): the weights {list(weights)} give the rarest dataset {shares.min():.3g} of all rows, and no "
             f"stretch of {_LONGEST_PATTERN:,} positions comes within {_NEAR:.0%} of all weights. Raise it to at least "
             f"{1 / _LONGEST_PATTERN:g} of their sum, make the small ones multiples of one another, or leave it out."
         )
-    return [int(quota) for quota in np.rint(shares * near)]
+    return [int(quota) for quota in np.rint(shares * size)]
+
+
+def _first_stretch(shares: npt.NDArray[np.float64], least: int, most: int, tolerance: float) -> int:
+    """The shortest stretch whose quotas are all at least 1 and near their shares, relatively; 0 where there is none."""
+    together = (1 << 20) // len(shares) + 1
+    for low in range(least, most + 1, together):
+        sizes = np.arange(low, min(low + together, most + 1))
+        wanted = shares[:, None] * sizes  # (components, sizes)
+        off = np.where(wanted < 0.5, np.inf, np.abs(np.rint(wanted) - wanted))
+        near = np.flatnonzero((off <= np.maximum(1e-9, tolerance * wanted)).all(axis=0))
+        if len(near):
+            return int(sizes[near[0]])
+    return 0
 
 
 @functools.lru_cache(maxsize=16)
