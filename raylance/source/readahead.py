@@ -41,7 +41,7 @@ class TooLargeError(Exception):
 class _Portion:
     """Rows that are read and held together, in the order of delivery from line `begin` of a track on.
 
-    Until `open` settles how many they are, they may be those up to line `chunk_end`.
+    Until it is known how many fit, they may be those up to line `chunk_end`.
     """
 
     filling: Future[None]  # reads it ahead; rows that are read by themselves have none

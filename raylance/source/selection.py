@@ -80,7 +80,7 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: M
 
 def _check_version(version: object) -> None:
     match version:
-        case bool():
+        case bool():  # an int to Python
             pass
         case None | int() | str() | tuple((None | str(), None | int())):
             return
