@@ -1,7 +1,10 @@
 """Owns the checks of saved states: round trips, and the refusal of what does not fit."""
 
+import base64
 import dataclasses
 import json
+import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +23,10 @@ from raylance.planning.state import (
     pack_shards,
     parse_state,
     read_state,
-    unpack_shards,
     write_state,
 )
 from raylance.settings import Delivery, Feed
-from raylance.source.rows import TableRows
+from raylance.source.rows import table_rows
 from raylance.source.selection import Selection, Source
 from raylance.store import Shared
 from tests.test_order import cases
@@ -55,6 +57,17 @@ STATE = State(
 def test_round_trip_through_a_file(tmp_path: Path) -> None:
     write_state(STATE.to_dict(), tmp_path)
     assert parse_state(read_state(tmp_path)) == STATE
+
+
+def unpack_shards(packed: Mapping[str, Any]) -> np.ndarray:
+    """Inverts `pack_shards`, by what its docstring says."""
+    if "bitmap" in packed:
+        bits = np.frombuffer(zlib.decompress(base64.b64decode(packed["bitmap"])), dtype=np.uint8)
+        return np.unpackbits(bits, count=packed["shards"]).astype(np.bool_)
+    done = np.zeros(packed["shards"], dtype=np.bool_)
+    for first, end in packed["ranges"]:
+        done[first:end] = True
+    return done
 
 
 @given(done=st.lists(st.booleans(), max_size=200))
@@ -133,7 +146,7 @@ def test_states_of_every_order_round_trip_at_every_step(order: Settled, batch: i
     """What is written is what is read; what was settled stays; and the state of a loaded state is that state."""
     source = Source(uri="a.lance", version=1)
     selection = Selection.whole(order.rows)
-    rows = TableRows(pinned=source, selection=Shared("selection", selection, 0), columns=["id"], row_bytes=8.0)
+    rows = table_rows(source, Shared("selection", selection, 0), ["id"], row_bytes=8.0)
     feed = Feed(source=rows, delivers=["id"])
     delivery = Delivery(
         filter=None,

@@ -10,7 +10,7 @@ from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.settings import Delivery, Feed, Options
-from raylance.source.mixture import MixedRows
+from raylance.source.mixture import mix_rows
 
 
 def mix(
@@ -58,7 +58,7 @@ def mix(
         )
         for name, delivery, quota in zip(datasets, deliveries, shares, strict=True)
     )
-    rows = MixedRows(names=tuple(datasets), parts=tuple(feed.source for feed in feeds))
+    rows = mix_rows({name: feed.source for name, feed in zip(datasets, feeds, strict=True)})
     feed = Feed(
         source=rows,
         delivers=feeds[0].delivers,

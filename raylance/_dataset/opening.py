@@ -22,7 +22,7 @@ from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.settings import Delivery, Feed, Options
 from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.reader import READ_MODES, Reader, ReadMode, is_blob, stored_row_bytes
-from raylance.source.rows import TableRows
+from raylance.source.rows import table_rows
 from raylance.source.selection import Selection, Version, pin, share_selection
 from raylance.source.splits import Split
 from raylance.source.tables import SelectionRows, share_tables
@@ -109,10 +109,10 @@ def dataset(
     )
     # Asking for stored bytes costs a read for each fragment, and tells nothing new where all rows are of one size.
     varies = any(row_bytes(opened.schema.field(name).type) is None for name in names)
-    table = TableRows(
-        pinned=source,
-        selection=selection,
-        columns=names,
+    table = table_rows(
+        source,
+        selection,
+        names,
         row_bytes=max(1.0, probe.nbytes / probe.num_rows),
         read=read,
         stored_bytes=stored_row_bytes(opened, names) if varies else 0.0,
