@@ -68,10 +68,9 @@ class Dataset(TrainData):
     def schema(self) -> pa.Schema:
         """What is delivered, with the dataset's metadata; what is decoded, as `Decoder.arrow_type` says."""
         source = self._feed.source
-        first = source.load_selection().offsets(np.arange(1))
-        fields = self._read(first, mask_bad_rows=True).drop_columns([ROW_OFFSET]).schema
+        delivered = self._read(np.empty(0, dtype=np.int64)).drop_columns([ROW_OFFSET])
         kept = source.pinned.open().schema.metadata if isinstance(source, TableRows) else None
-        return fields.with_metadata(kept)
+        return delivered.schema.with_metadata(kept)
 
     def head(self, rows: int = 5) -> NumpyBatch:
         """Reads the first selected rows in storage order, in this process; needs no Ray.
@@ -150,7 +149,7 @@ class Dataset(TrainData):
         """
         return pd.DataFrame({k: v if v.ndim == 1 else list(v) for k, v in self.head(rows).items()})
 
-    def _read(self, offsets: Int64Array, *, mask_bad_rows: bool | None = None) -> pa.Table:
+    def _read(self, offsets: Int64Array) -> pa.Table:
         """Rows in the order asked for, decoded as in epoch 0, with `_rowoffset`."""
         process.check_place(self._pid, None)
         feed = self._feed
@@ -159,7 +158,7 @@ class Dataset(TrainData):
                 f"sequences are numbered from 0 to {len(self) - 1}: {offsets.tolist()[:5]} are not there."
             )
         self._lookup = self._lookup or Lookup(feed)
-        return self._lookup.read(offsets, mask_bad_rows=mask_bad_rows).select([*feed.delivers, ROW_OFFSET])
+        return self._lookup.read(offsets).select([*feed.delivers, ROW_OFFSET])
 
     @property
     def opened(self) -> tuple[Feed, Delivery]:

@@ -25,39 +25,21 @@ Convert = Callable[[pa.Table], Any]
 _ADDED = (ROW_OFFSET, COMPONENT, VALID)
 
 
-class Positioned(Protocol):
-    """What has a position: a loader."""
+class _Positioned(Protocol):
+    """A `RankLoader`, which is made above this file."""
 
     @property
-    def epoch(self) -> int:
-        """The epoch that the next batch is of."""
-        ...
-
-    def set_epoch(self, epoch: int) -> None:
-        """Goes to the start of an epoch."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """The consumed position, JSON-able."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a saved position."""
-        ...
+    def epoch(self) -> int: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Checked arguments of an iterator.
+    """Checked arguments of an iterator; the columns that it hides, and what makes a batch of a table.
 
-    Attributes:
-        global_batch_size: Rows of one step over all ranks.
-        remainder: What becomes of the rows behind the last whole step.
-        prefetch_batches: Steps to keep in flight at the least.
-        hidden: Columns that are left out.
-        convert: Makes a batch of a table.
-        device: Where tensors go, or None for batches that are no tensors.
-        pin_memory: Whether tensors that stay on the CPU are put into pinned memory.
+    No device is for batches that are no tensors.
     """
 
     global_batch_size: int
@@ -81,7 +63,7 @@ class Batches:
     """
 
     def __init__(
-        self, start: Callable[[], Iterator[Any]], steps: Callable[[], int], told: str, loader: Positioned | None
+        self, start: Callable[[], Iterator[Any]], steps: Callable[[], int], told: str, loader: _Positioned | None
     ) -> None:
         """Starts nothing.
 
@@ -131,7 +113,7 @@ class Batches:
         )
 
     @property
-    def loader(self) -> Positioned:
+    def loader(self) -> _Positioned:
         """The loader whose batches these are.
 
         Raises:

@@ -66,11 +66,7 @@ class Decoding:
         return sum(math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize for decoder in self.decoders)
 
     def open(self) -> "OpenDecoding":
-        """Opens it in this process.
-
-        Raises:
-            ConfigError: For a decoder that says of itself what no column can have.
-        """
+        """Opens it in this process; refuses a decoder that says of itself what no column can have."""
         return OpenDecoding(self)
 
 
@@ -78,25 +74,17 @@ class OpenDecoding:
     """Decodes and transforms tables; holds output memory from call to call, and row decoders of the threads."""
 
     def __init__(self, decoding: Decoding) -> None:
-        """See `Decoding.open`."""
         self._decoding = decoding
         self._columns = [_Column(decoder) for decoder in decoding.decoders]
 
     def apply(
         self, table: pa.Table, epoch: int, executor: Executor | None = None, *, own_memory: bool = False
     ) -> tuple[pa.Table, Receipt]:
-        """Decodes.
+        """Decodes a table of the encoded columns and `_rowoffset`; with a transform, of all columns; where rows repeat,
+        of `_draw` too. Adds `_valid` (bool). An executor lends its threads.
 
-        Args:
-            table: The encoded columns and `_rowoffset`; with a transform, all columns; where rows repeat, `_draw`.
-            epoch: Epoch, part of the key of the augmentation.
-            executor: Threads to decode in, or None for the calling thread.
-            own_memory: Whether the result has memory of its own. Otherwise the next call overwrites it: copy it (as
-                sending it through Ray does) before then.
-
-        Returns:
-            A table of the columns, the decoded ones as their decoders' Arrow types, and `_valid` (bool); and what the
-            work took.
+        Unless it shall have memory of its own, the next call overwrites the result: copy it (as sending it through Ray
+        does) before then.
 
         Raises:
             BadRowError: For the first row that cannot be decoded, unless bad rows are masked.
@@ -202,13 +190,9 @@ class _Local(threading.local):
 
 
 def settle(decoder: Decoder, probe: pa.Table) -> Decoder:
-    """Checks that a column holds what a decoder decodes, and settles what the decoder leaves open.
+    """Settles what a decoder leaves open, by a few rows with `_rowoffset`.
 
     A damaged row among good ones is left to `on_bad_row`; a column of which no sampled row decodes is refused.
-
-    Args:
-        decoder: How they are decoded.
-        probe: A few rows, with `_rowoffset`.
 
     Raises:
         ConfigError: If the decoder cannot be opened, or says of itself what no column can have.

@@ -15,14 +15,7 @@ from raylance.orders.permutation import Int64Array
 def transformed_table(
     made: Any, offsets: Int64Array, given: pa.Schema, schema: pa.Schema | None, datasets: tuple[str, ...]
 ) -> pa.Table:
-    """What a transform made of some rows, as a table.
-
-    Args:
-        made: What it returned.
-        offsets: Offsets of the rows.
-        given: Schema of what it was given.
-        schema: What it returned at the opening, which this is cast to; None there.
-        datasets: What errors call the dataset; in a mixture, the datasets by component.
+    """What a transform made of rows of the schema `given`, as a table; its schema at the opening, which is None there.
 
     Raises:
         ConfigError: If it is something else than columns with as many rows, or of other types than at the opening.
