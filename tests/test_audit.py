@@ -151,7 +151,7 @@ def test_which_rows_are_selected_is_lances_word(uris: list[str]) -> None:
     """A selection that had lost a row would plan and deliver without a fault of its own."""
     other = raylance.dataset(uris[0], columns=["id"], filter="id < 100 and id != 50")
     feed, spec = other.opened
-    broken = raylance.Dataset(feed, dataclasses.replace(spec, filter="id < 100"), raylance.Options())
+    broken = raylance.Dataset(feed, dataclasses.replace(spec, filter="id < 100"))
     report = EpochAudit(broken, global_batch_size=10, world_size=2).count()
     assert lance.dataset(uris[0]).take([40])["id"].to_pylist() == [50]
     assert report.counts["missing"] == 1

@@ -40,9 +40,8 @@ class Dataset(TrainData):
     whole epoch as rank 0 of 1, the same each time, for use without a trainer.
     """
 
-    def __init__(self, feed: Feed, delivery: Delivery, options: Options) -> None:
-        """Starts nothing; `raylance.dataset` and `raylance.mix` make handles."""
-        super().__init__(feed, delivery, options)
+    def __init__(self, feed: Feed, delivery: Delivery) -> None:
+        super().__init__(feed, delivery)
         self._idle: Helpers | None = None  # of the last pass, for the next one
         self._passes: set[RankLoader] = set()  # that go on
         self._lookup: Lookup | None = None

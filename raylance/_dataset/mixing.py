@@ -9,7 +9,7 @@ from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.planning.plan import REMAINDERS, Remainder
-from raylance.settings import Delivery, Feed, Options
+from raylance.settings import Delivery, Feed
 from raylance.source.mixture import MixedRows
 
 
@@ -79,7 +79,7 @@ def mix(
         remainder=remainder,
         masks_bad_rows=deliveries[0].masks_bad_rows,
     )
-    return Dataset(feed, delivery, Options())
+    return Dataset(feed, delivery)
 
 
 def _check_alike(name: str, dataset: Dataset, first_name: str, first: Dataset) -> None:

@@ -17,7 +17,6 @@ from raylance.orders.registry import ORDERS
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.planning.plan import Remainder
 from raylance.planning.state import UNKNOWN, parse_state
-from raylance.settings import Options
 from raylance.source.packing import PackTokens
 from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
 
@@ -114,7 +113,7 @@ def reopen(
     # As they were: quotas that weights were rounded to may have a common divisor, and would be made smaller.
     components = [dataclasses.replace(part, quota=parts[part.name]["quota"]) for part in order.components]
     order = dataclasses.replace(order, components=tuple(components))
-    return Dataset(feed, dataclasses.replace(delivery, order=order), Options())
+    return Dataset(feed, dataclasses.replace(delivery, order=order))
 
 
 def _order(name: Any = None, **params: Any) -> Order:

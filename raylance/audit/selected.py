@@ -49,7 +49,7 @@ class Tally:
     """How often each row of each dataset came."""
 
     def __init__(self, selected: Sequence[BoolArray]) -> None:
-        """Takes the selected rows, as a mask over the row offsets of each dataset."""
+        """The selected rows are masks over the row offsets of each dataset."""
         self.selected = selected
         self.times = [np.zeros(len(rows), dtype=np.uint32) for rows in selected]
         self.foreign = 0
@@ -68,16 +68,9 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One dataset of those that are audited.
+    """One dataset of those that are audited, with its name in the mixture, or "".
 
-    Attributes:
-        name: Its name in the mixture, or "".
-        table: Its rows, or documents.
-        filter: Its filter.
-        split: Its split, as checkpoints write it.
-        pack: How documents become rows, or None.
-        order: Its order.
-        rows: Its rows by the plan.
+    What packs its documents, the rows of the table, is None where rows are delivered; `rows` counts by the plan.
     """
 
     name: str

@@ -6,14 +6,15 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NoReturn, Protocol
 
+import numpy as np
 import pyarrow as pa
 import torch
+import torch.utils.dlpack
 
 from raylance.arguments import check_integer
-from raylance.batches.convert import Dtypes, to_torch
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID
-from raylance.decode.arrays import Lists, NumpyBatch, Paddings, to_numpy
-from raylance.errors import ConfigError
+from raylance.decode.arrays import AS_LISTS, Lists, NumpyBatch, Paddings, to_numpy
+from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.plan import Remainder
 from raylance.settings import Delivery, Feed
@@ -21,6 +22,7 @@ from raylance.settings import Delivery, Feed
 logger = logging.getLogger(__name__)
 
 BatchFormat = Literal["numpy", "pyarrow", "pandas"]
+Dtypes = torch.dtype | Mapping[str, torch.dtype] | None
 Convert = Callable[[pa.Table], Any]
 _ADDED = (ROW_OFFSET, COMPONENT, VALID)
 
@@ -65,14 +67,7 @@ class Batches:
     def __init__(
         self, start: Callable[[], Iterator[Any]], steps: Callable[[], int], told: str, loader: _Positioned | None
     ) -> None:
-        """Starts nothing.
-
-        Args:
-            start: Begins a pass.
-            steps: Tells the steps of a whole epoch.
-            told: What it is, for the repr.
-            loader: Whose position moves, or None.
-        """
+        """Takes what begins a pass, what tells the steps of a whole epoch, and whose position moves, if anybody's."""
         self._start, self._steps, self._told, self._loader = start, steps, told, loader
         self._current: Iterator[Any] | None = None
 
@@ -114,7 +109,7 @@ class Batches:
 
     @property
     def loader(self) -> _Positioned:
-        """The loader whose batches these are.
+        """The `RankLoader` whose batches these are.
 
         Raises:
             ConfigError: If they are a handle's, which has no position.
@@ -247,3 +242,36 @@ def _warn_of_ragged(uri: str, names: tuple[str, ...]) -> None:
         uri,
         dict.fromkeys(names, 0),
     )
+
+
+def to_torch(
+    table: pa.Table, *, lists: Lists = AS_LISTS, dtypes: Mapping[str, torch.dtype], channels_last: frozenset[str]
+) -> dict[str, Any]:
+    """Turns what `to_numpy` gives into tensors, by column; strings, bytes and unpadded lists into Python lists.
+
+    Columns that have their channels last, (n, H, W, C), become (n, C, H, W) views in channels-last memory.
+
+    Raises:
+        DatasetError: If a column of numbers has nulls, or a column has no torch type.
+    """
+    batch: dict[str, Any] = {}
+    for name, array in to_numpy(table, lists).items():
+        if array.dtype == object:
+            for value in array:
+                _refuse_dates(name, table[name].type, value)
+            batch[name] = [torch.tensor(value) if isinstance(value, np.ndarray) else value for value in array]
+            continue
+        _refuse_dates(name, table[name].type, array)
+        tensor = torch.utils.dlpack.from_dlpack(array)
+        if name in channels_last and tensor.ndim == 4:
+            tensor = tensor.permute(0, 3, 1, 2)
+        batch[name] = tensor.to(dtypes[name]) if name in dtypes else tensor
+    return batch
+
+
+def _refuse_dates(name: str, kind: pa.DataType, value: Any) -> None:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "mMO":
+        raise DatasetError(
+            f"column {name!r} is {kind}, for which torch has no type; the batch stops here. Leave it out of columns=, "
+            'or iterate with iter_batches(batch_format="numpy").'
+        )

@@ -43,7 +43,7 @@ class Sender:
     """
 
     def __init__(self, device: torch.device, pin_memory: bool) -> None:
-        """Takes where to; `pin_memory` puts batches that stay on the CPU into pinned memory, for the caller's copy."""
+        """Batches that stay on the CPU are pinned for a copy that the caller makes."""
         self._device, self._pins = device, pin_memory
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":

@@ -54,8 +54,7 @@ def to_numpy(table: pa.Table, lists: Lists = AS_LISTS) -> NumpyBatch:
 def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists) -> npt.NDArray[Any]:
     kind = column.type
     if pa.types.is_dictionary(kind):
-        decoded = [chunk.dictionary_decode() for chunk in column.chunks]
-        return _numpy_column(name, pa.chunked_array(decoded, kind.value_type), lists)
+        return _numpy_column(name, column.cast(kind.value_type), lists)
     padding, length = lists.paddings.get(name), lists.lengths.get(name)
     if _is_list(kind) and (padding is not None or length is not None):
         return _padded(name, column, padding, length)
@@ -153,10 +152,9 @@ def list_lengths(table: pa.Table) -> dict[str, int | None]:
     return found
 
 
-def row_bytes(kind: pa.DataType) -> int | None:
-    """Bytes of one value of a dense column, or None where values vary in size."""
-    shape, _, leaf = _layout(kind)
-    return None if leaf is None else max(1, math.prod(shape) * leaf.bit_width // 8)
+def is_dense(kind: pa.DataType) -> bool:
+    """Whether all values are of one size."""
+    return _layout(kind)[2] is not None
 
 
 def to_arrow(array: npt.NDArray[Any]) -> pa.Array:

@@ -26,7 +26,7 @@ from raylance.decode.decoder import Decoder, Draws
 from raylance.errors import ConfigError
 
 Pixels = npt.NDArray[np.uint8]
-Box = tuple[int, int, int, int]
+Box = tuple[int, int, int, int]  # left, top, width, height
 
 _EXIF_ORIENTATION = 0x0112
 _BOX_DRAWS = 40  # uniform numbers set aside for the box; the flip uses the next one
@@ -37,16 +37,8 @@ class Crop(Protocol):
     """Chooses the part of a source image that becomes the output."""
 
     def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
-        """Chooses a box.
-
-        Args:
-            width: Width of the source in pixels.
-            height: Height of the source in pixels.
-            size: (height, width) of the output.
-            draws: Uniform numbers in [0, 1) of this row and epoch, shape (40,).
-
-        Returns:
-            (left, top, width, height) within the source.
+        """A box within a source of so many pixels, for an output of `size`, (height, width); the draws are uniform in
+        [0, 1), of this row and epoch, shape (40,).
         """
         ...
 

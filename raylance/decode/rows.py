@@ -19,7 +19,7 @@ from raylance.decode.arrays import NumpyBatch, to_arrow, to_numpy
 from raylance.decode.decoder import Decoder, check_decoder_output
 from raylance.decode.transform import transformed_table
 from raylance.errors import BadRowError, ConfigError, DatasetError
-from raylance.orders.permutation import BoolArray, Int64Array, UInt64Array, derive_key, mix64, subkeys, uniform
+from raylance.orders.permutation import BoolArray, UInt64Array, derive_key, mix64, subkeys, uniform
 from raylance.telemetry import Receipt
 
 Transform = Callable[[NumpyBatch], dict[str, Any]]
@@ -30,8 +30,6 @@ class Decoding:
     """What happens to rows between reading and collating; picklable, and opened where it happens.
 
     Attributes:
-        decoders: What decodes columns, settled.
-        seed: Seed of the augmentation.
         mask_bad_rows: Whether a row that cannot be decoded becomes zeros with `_valid` False, instead of an error.
         transform: The user's function, or None. It gets a dict of arrays by column, as `iter_batches` gives them, with
             `_rowoffset` (int64) and `_seed` (uint64, of the row, the epoch and the seed: for `numpy.random.default_rng`
@@ -94,47 +92,40 @@ class OpenDecoding:
         """
         begin = time.perf_counter()
         transform, transformed = self._decoding.transform, self._decoding.transformed
-        offsets = table[ROW_OFFSET].to_numpy()
-        draws = table[DRAW].to_numpy() if DRAW in table.column_names else None
         valid = np.ones(table.num_rows, dtype=np.bool_)
         for column in self._columns:
             out, name = column.buffer(table.num_rows, own_memory), column.decoder.column
-            keys = self._keys(offsets, draws, epoch, "augment", name)
-            decode_row = self._row_decoder(column, table[name], offsets, keys, out, valid)
+            decode_row = self._row_decoder(column, table, epoch, out, valid)
             for _ in (map if executor is None else executor.map)(decode_row, range(table.num_rows)):
                 pass
             table = table.set_column(table.column_names.index(name), name, to_arrow(out))
         if transformed is not None and table.num_rows == 0:
             table = pa.Table.from_batches([], schema=transformed)
         elif transform is not None:
-            arrays = to_numpy(table.drop_columns([DRAW] if draws is not None else []))
+            offsets = table[ROW_OFFSET].to_numpy()
+            arrays = to_numpy(table)
+            arrays.pop(DRAW, None)
             arrays[ROW_OFFSET] = offsets & OFFSET_MASK  # the row's own, and memory of its own
-            arrays[SEED] = self._keys(offsets, draws, epoch, "transform")
+            arrays[SEED] = self._keys(table, epoch, "transform")
             table = transformed_table(transform(arrays), offsets, table.schema, transformed, self._decoding.datasets)
         hidden = [name for name in (ROW_OFFSET, DRAW) if name in table.column_names]
         done = table.drop_columns(hidden).append_column(VALID, pa.array(valid))
         seconds = time.perf_counter() - begin
         return done, Receipt(nbytes=done.nbytes, decode_s=seconds)
 
-    def _keys(self, offsets: Int64Array, draws: Int64Array | None, epoch: int, *purpose: str) -> UInt64Array:
+    def _keys(self, table: pa.Table, epoch: int, *purpose: str) -> UInt64Array:
         """One key for each row; where rows repeat, one for each draw, or all copies of a row would look the same."""
-        keys = subkeys(derive_key(self._decoding.seed, epoch, *purpose), offsets)
-        return keys if draws is None else mix64(keys ^ subkeys(derive_key("draw"), draws))
+        keys = subkeys(derive_key(self._decoding.seed, epoch, *purpose), table[ROW_OFFSET].to_numpy())
+        return mix64(keys ^ subkeys(derive_key("draw"), table[DRAW].to_numpy())) if DRAW in table.column_names else keys
 
     def _row_decoder(
-        self,
-        column: "_Column",
-        values: pa.ChunkedArray,
-        offsets: Int64Array,
-        keys: UInt64Array,
-        out: npt.NDArray[Any],
-        valid: BoolArray,
+        self, column: "_Column", table: pa.Table, epoch: int, out: npt.NDArray[Any], valid: BoolArray
     ) -> Callable[[int], None]:
         """A function that decodes row i of a column to `out[i]`, and clears `valid[i]` where a bad row is masked."""
-        name, datasets = column.decoder.column, self._decoding.datasets
-        draws = uniform(keys, column.decoder.draws)  # (rows, draws)
+        name, datasets, offsets = column.decoder.column, self._decoding.datasets, table[ROW_OFFSET].to_numpy()
+        draws = uniform(self._keys(table, epoch, "augment", name), column.decoder.draws)  # (rows, draws)
         # Read-only: Arrow's memory is not always, and these rows may be decoded again.
-        encoded = [memoryview(value.as_buffer()).toreadonly() if value.is_valid else None for value in values]
+        encoded = [memoryview(value.as_buffer()).toreadonly() if value.is_valid else None for value in table[name]]
 
         def decode_row(row: int) -> None:
             decode_into = column.local.decode_into

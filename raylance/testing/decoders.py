@@ -54,7 +54,6 @@ def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[b
     told = _check_setting(settled)
     trial = _Trial(settled, samples)
     trial.check_output()
-    trial.check_history()
     trial.check_threads()
     trial.check_bad(trial.damaged() if bad is None else bad)
     if json.dumps(describe(settled)) != told:
@@ -75,11 +74,7 @@ def _sent(decoder: Decoder) -> Any:
 
 
 def _check_setting(decoder: Decoder) -> str:
-    """Checks a decoder as a value.
-
-    Returns:
-        What a checkpoint says of it.
-    """
+    """Checks a decoder as a value; returns what a checkpoint says of it."""
     for field in dataclasses.fields(decoder):
         try:
             setattr(decoder, field.name, getattr(decoder, field.name))
@@ -114,8 +109,6 @@ class _Trial:
                 _fail(self._decoder, f"sample {row} decodes otherwise each time: only bytes and draws may decide")
             if self._decode(self._decoder.open(), row, garbage=0xFF) != expected:
                 _fail(self._decoder, f"sample {row} leaves parts of `out` as they were: write all of it")
-
-    def check_history(self) -> None:
         self._check_rows(self._decoder.open(), "after others", [*range(len(self.expected))] * 2)
 
     def check_threads(self) -> None:
