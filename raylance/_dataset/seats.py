@@ -55,11 +55,7 @@ class TrainData:
         return RankLoader(feed, delivery, options, rank, world_size, seat=seat)
 
     def run_loader(self) -> RankLoader:
-        """The loader of the run that is going on in local mode.
-
-        Raises:
-            ConfigError: Outside of local mode: a handle has no position.
-        """
+        """The loader of the run that is going on in local mode; refused elsewhere, since a handle has no position."""
         run = process.local_run(self)
         if run is None:
             raise ConfigError(

@@ -109,12 +109,7 @@ class Part:
             yield batch.filter(pa.array(kept))
 
     def take(self, offsets: Int64Array, columns: Sequence[str]) -> dict[str, list[Any]]:
-        """Stored values of rows, in the order asked for.
-
-        Raises:
-            DatasetError: If there is no such column.
-            ConfigError: For sequences of packed documents.
-        """
+        """Stored values of rows, in the order asked for; sequences of packed documents have none."""
         opened = self.table.pinned.open()
         if self.pack is not None and columns:
             raise ConfigError(f"columns={list(columns)}: sequences are stored nowhere; read them by take(row_offset).")

@@ -142,11 +142,7 @@ class Batches:
 def bind(
     delivery: Delivery, global_batch_size: int, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool
 ) -> Bound:
-    """Checks what all iterators take; `RankLoader.iter_torch_batches` tells the arguments.
-
-    Raises:
-        ConfigError: For a negative `prefetch_batches`.
-    """
+    """Checks what all iterators take; `RankLoader.iter_torch_batches` tells the arguments."""
     remainder: Remainder = delivery.remainder if drop_last is None else "drop" if drop_last else "ragged"
     hidden = [] if with_row_offset else [ROW_OFFSET]
     if not (isinstance(delivery.order, MixOrder) and with_row_offset):
@@ -168,11 +164,7 @@ def torch_converter(
     collate_fn: Callable[[NumpyBatch], Any] | None,
     pad_lists: Paddings | None,
 ) -> Convert:
-    """A function from a table to what `iter_torch_batches` yields; its arguments are checked now.
-
-    Raises:
-        ConfigError: For a column that is not there or of another kind, or a dtype that is none of torch's.
-    """
+    """A function from a table to what `iter_torch_batches` yields; its arguments are checked now."""
     lists = _lists(feed, pad_lists)
     if collate_fn is not None:
         if dtypes is not None:
@@ -184,11 +176,7 @@ def torch_converter(
 
 
 def host_converter(feed: Feed, batch_format: str, pad_lists: Paddings | None) -> Convert:
-    """A function from a table to what `iter_batches` yields; its arguments are checked now.
-
-    Raises:
-        ConfigError: For an unknown format, or a column that is not there or holds no lists.
-    """
+    """A function from a table to what `iter_batches` yields; its arguments are checked now."""
     if batch_format == "numpy":
         lists = _lists(feed, pad_lists)
         return lambda table: to_numpy(table, lists)
@@ -250,9 +238,6 @@ def to_torch(
     """Turns what `to_numpy` gives into tensors, by column; strings, bytes and unpadded lists into Python lists.
 
     Columns that have their channels last, (n, H, W, C), become (n, C, H, W) views in channels-last memory.
-
-    Raises:
-        DatasetError: If a column of numbers has nulls, or a column has no torch type.
     """
     batch: dict[str, Any] = {}
     for name, array in to_numpy(table, lists).items():

@@ -9,11 +9,7 @@ from raylance.errors import ConfigError
 
 
 def torch_device(device: str | torch.device) -> torch.device:
-    """Reads a device argument.
-
-    Raises:
-        ConfigError: If torch knows no such device, or has no CUDA for it.
-    """
+    """Reads a device argument; refuses one that torch does not know, or has no CUDA for."""
     try:
         found = torch.device(device)
     except RuntimeError as error:

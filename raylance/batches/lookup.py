@@ -26,10 +26,6 @@ class Lookup:
             offsets: Row offsets as readers take them, int64, shape (k,), in any order, duplicates included.
             epoch: Epoch, which keys random augmentation.
             draws: Where rows repeat, the position of each in the epoch, int64, shape (k,).
-
-        Raises:
-            DatasetError: For an offset that the pinned version does not have.
-            BadRowError: For a row that cannot be decoded, unless such rows are masked.
         """
         source = self._feed.source
         stored, places = np.unique(offsets, return_inverse=True)

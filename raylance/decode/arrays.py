@@ -23,11 +23,8 @@ Paddings = Mapping[str, int | float | None]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lists:
-    """What becomes of columns of lists of numbers; those that are not named come as lists.
-
-    Attributes:
-        paddings: The value that fills lists up to the longest one of the batch; None leaves them lists.
-        lengths: The length that all lists have, which makes them one array.
+    """What becomes of columns of lists of numbers: they are padded to the longest one of the batch, None leaves them
+    lists; or all have one length, and become one array. Those that are not named come as lists.
     """
 
     paddings: Paddings = dataclasses.field(default_factory=dict)
@@ -43,10 +40,7 @@ def to_numpy(table: pa.Table, lists: Lists = AS_LISTS) -> NumpyBatch:
     Numbers are (n,), fixed-size lists and lists of one length (n, k), fixed-shape tensors (n, …) with their axes in
     logical order, padded lists (n, longest); strings, binary, other lists and structs object arrays (n,). All of them
     can be changed in place: numbers are views of the table's memory where it lies in one piece, so that the table must
-    have no other reader.
-
-    Raises:
-        DatasetError: If a column of numbers has nulls, or a list has another length than all are said to have.
+    have no other reader. Nulls among numbers are refused.
     """
     return {name: _numpy_column(name, table[name], lists) for name in table.column_names}
 

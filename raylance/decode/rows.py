@@ -83,12 +83,6 @@ class OpenDecoding:
 
         Unless it shall have memory of its own, the next call overwrites the result: copy it (as sending it through Ray
         does) before then.
-
-        Raises:
-            BadRowError: For the first row that cannot be decoded, unless bad rows are masked.
-            ConfigError: If the transform returns something else than arrays with as many rows, of the types that the
-                opening found, or if the settings have no place for a row, such as an image of another size than the
-                first where none was asked for.
         """
         begin = time.perf_counter()
         transform, transformed = self._decoding.transform, self._decoding.transformed
@@ -184,10 +178,6 @@ def settle(decoder: Decoder, probe: pa.Table) -> Decoder:
     """Settles what a decoder leaves open, by a few rows with `_rowoffset`.
 
     A damaged row among good ones is left to `on_bad_row`; a column of which no sampled row decodes is refused.
-
-    Raises:
-        ConfigError: If the decoder cannot be opened, or says of itself what no column can have.
-        DatasetError: If none of the rows decodes.
     """
     failures: list[Exception] = []
     for row in range(probe.num_rows):

@@ -15,11 +15,7 @@ from raylance.orders.permutation import Int64Array
 def transformed_table(
     made: Any, offsets: Int64Array, given: pa.Schema, schema: pa.Schema | None, datasets: tuple[str, ...]
 ) -> pa.Table:
-    """What a transform made of rows of the schema `given`, as a table; its schema at the opening, which is None there.
-
-    Raises:
-        ConfigError: If it is something else than columns with as many rows, or of other types than at the opening.
-    """
+    """What a transform made of rows of the schema `given`, as a table of the schema of the opening; None there."""
     if not isinstance(made, dict) or not made:
         raise ConfigError(f"transform returned {type(made).__name__}: it must return a dict of arrays by column.")
     made = {name: values for name, values in made.items() if name not in (ROW_OFFSET, SEED)}
