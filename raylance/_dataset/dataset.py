@@ -100,10 +100,10 @@ class Dataset(TrainData):
         wanted = np.atleast_1d(np.asarray(offsets))
         if wanted.size and (wanted.ndim != 1 or wanted.dtype.kind not in "iu"):
             raise ConfigError(f"take({offsets!r}): give row offsets, a list of integers.")
-        names = list(self._feed.source.version) if isinstance(self._feed.source.version, dict) else []
-        place = names.index(component) if component in names else component
+        names = list(self.version) if isinstance(self.version, dict) else []
+        place: Any = names.index(component) if component in names else component
         with contextlib.suppress(TypeError):
-            place = operator.index(place)  # type: ignore[arg-type]
+            place = operator.index(place)
         if names and not (isinstance(place, int) and 0 <= place < len(names)):
             raise ConfigError(
                 f"take(component={component!r}): each dataset of a mixture counts its own rows, so say which one is "
@@ -111,8 +111,7 @@ class Dataset(TrainData):
             )
         if not names and component is not None:
             raise ConfigError(f"take(component={component!r}): this is no mixture; leave component= out.")
-        high = (place or 0) << COMPONENT_SHIFT if isinstance(place, int) else 0
-        return _to_numpy(self._read(wanted.astype(np.int64) | high))
+        return _to_numpy(self._read(wanted.astype(np.int64) | (place if names else 0) << COMPONENT_SHIFT))
 
     def __getitem__(self, index: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
         """Reads selected rows by their place in storage order, from 0; needs no Ray.

@@ -1,5 +1,6 @@
 """Owns the check that a decoder keeps what raylance relies on; never part of a run."""
 
+import contextlib
 import copy
 import dataclasses
 import gc
@@ -76,11 +77,9 @@ def _sent(decoder: Decoder) -> Any:
 def _check_setting(decoder: Decoder) -> str:
     """Checks a decoder as a value; returns what a checkpoint says of it."""
     for field in dataclasses.fields(decoder):
-        try:
+        with contextlib.suppress(dataclasses.FrozenInstanceError):
             setattr(decoder, field.name, getattr(decoder, field.name))
-        except dataclasses.FrozenInstanceError:
-            continue
-        _fail(decoder, f"its field {field.name} can be set: make it a dataclass(frozen=True)")
+            _fail(decoder, f"its field {field.name} can be set: make it a dataclass(frozen=True)")
     try:
         equal, loaded = bool(copy.deepcopy(decoder) == decoder), _sent(decoder)
         told, told_after = (json.dumps(describe(one)) for one in (decoder, loaded))
