@@ -328,8 +328,7 @@ class Dataset(TrainData):
 
 def _to_numpy(table: pa.Table) -> NumpyBatch:
     """As `iter_batches` gives it, but lists are one array wherever those of this table are all of one length."""
-    lengths = {name: length for name, length in list_lengths(table).items() if length is not None}
-    return to_numpy(table, Lists(lengths=lengths))
+    return to_numpy(table, Lists(lengths=list_lengths(table)))
 
 
 _OPTIONS = tuple(field.name for field in dataclasses.fields(Options))

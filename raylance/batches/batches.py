@@ -216,8 +216,7 @@ def _lists(feed: Feed, pad_lists: Any) -> Lists:
     ragged = [name for name, length in feed.list_lengths.items() if length is None and name not in paddings]
     if ragged:
         _warn_of_ragged(str(feed.source.uri), tuple(ragged))
-    fixed = {name: length for name, length in feed.list_lengths.items() if length is not None}
-    return Lists(paddings=paddings, lengths={k: v for k, v in fixed.items() if k not in paddings})
+    return Lists(paddings=paddings, lengths=feed.list_lengths)
 
 
 @functools.cache

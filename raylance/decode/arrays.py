@@ -23,12 +23,12 @@ Paddings = Mapping[str, int | float | None]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lists:
-    """What becomes of columns of lists of numbers: they are padded to the longest one of the batch, None leaves them
-    lists; or all have one length, and become one array. Those that are not named come as lists.
+    """What becomes of columns of lists of numbers: one array where they are padded, or else are all of one length; with
+    None, and where they are not named, they stay lists.
     """
 
     paddings: Paddings = dataclasses.field(default_factory=dict)
-    lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    lengths: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
 
 
 AS_LISTS = Lists()
@@ -49,7 +49,8 @@ def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists) -> npt.NDArr
     kind = column.type
     if pa.types.is_dictionary(kind):
         return _numpy_column(name, column.cast(kind.value_type), lists)
-    padding, length = lists.paddings.get(name), lists.lengths.get(name)
+    padding = lists.paddings.get(name)
+    length = None if name in lists.paddings else lists.lengths.get(name)
     if _is_list(kind) and (padding is not None or length is not None):
         return _padded(name, column, padding, length)
     if _is_list(kind) and pa.types.is_primitive(kind.value_type):
