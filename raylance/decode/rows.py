@@ -14,10 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raylance.columns import COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, SEED, VALID, tell_rows
+from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, SEED, VALID, tell_rows
 from raylance.decode.arrays import NumpyBatch, to_arrow, to_numpy
 from raylance.decode.decoder import Decoder, check_decoder_output
-from raylance.decode.transform import transformed_table
 from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.orders.permutation import BoolArray, UInt64Array, derive_key, mix64, subkeys, uniform
 from raylance.telemetry import Receipt
@@ -96,12 +95,11 @@ class OpenDecoding:
         if transformed is not None and table.num_rows == 0:
             table = pa.Table.from_batches([], schema=transformed)
         elif transform is not None:
-            offsets = table[ROW_OFFSET].to_numpy()
             arrays = to_numpy(table)
             arrays.pop(DRAW, None)
-            arrays[ROW_OFFSET] = offsets & OFFSET_MASK  # the row's own, and memory of its own
+            arrays[ROW_OFFSET] = table[ROW_OFFSET].to_numpy() & OFFSET_MASK  # the row's own, and memory of its own
             arrays[SEED] = self._keys(table, epoch, "transform")
-            table = transformed_table(transform(arrays), offsets, table.schema, transformed, self._decoding.datasets)
+            table = self._to_table(transform(arrays), table)
         hidden = [name for name in (ROW_OFFSET, DRAW) if name in table.column_names]
         done = table.drop_columns(hidden).append_column(VALID, pa.array(valid))
         seconds = time.perf_counter() - begin
@@ -142,6 +140,61 @@ class OpenDecoding:
                 valid[row] = False
 
         return decode_row
+
+    def _to_table(self, made: Any, given: pa.Table) -> pa.Table:
+        """What the transform made of a table; its columns are those of the opening, and of their types, but there."""
+        schema = self._decoding.transformed
+        if not isinstance(made, dict) or not made:
+            raise ConfigError(f"transform returned {type(made).__name__}: it must return a dict of arrays by column.")
+        made = {name: values for name, values in made.items() if name not in (ROW_OFFSET, SEED)}
+        added = sorted({COMPONENT, DRAW, VALID} & set(made))
+        if added or not made:
+            raise ConfigError(
+                f"transform returned {', '.join(added) or 'no column of its own'}: {VALID}, {COMPONENT} and {DRAW} are "
+                f"columns that raylance adds, {ROW_OFFSET} and {SEED} are left out of what it returns. Return columns "
+                "under names of their own."
+            )
+        names = list(made) if schema is None else schema.names
+        if set(names) != set(made):
+            raise ConfigError(
+                f"transform returned the columns {', '.join(made)} for {self._tell(given)}, at the opening it returned "
+                f"{', '.join(names)}; the epoch stops here, because pieces of a step would not fit together. Return "
+                "the same columns always."
+            )
+        return pa.table({name: self._to_column(name, made[name], given) for name in names})
+
+    def _to_column(self, name: str, values: Any, given: pa.Table) -> pa.Array:
+        rows, schema = _length(values), self._decoding.transformed
+        if rows != len(given):
+            what = type(values).__name__ if rows is None else f"{rows} rows"
+            raise ConfigError(
+                f"transform returned {what} in {name!r} for {len(given)} rows: rows lost or added here would make "
+                "ranks uneven. Return one for each; filter rows with filter= instead."
+            )
+        kind = None if schema is None else schema.field(name).type
+        found = type(values).__name__
+        try:
+            array = _arrow(values)
+            found = str(array.type)
+            if kind is None and _is_untold(array.type):
+                kind = given[name].type if name in given.column_names else None
+                if kind is None or _is_untold(kind):
+                    raise ConfigError(
+                        f"transform returned only None or empty lists in {name!r} for the {rows} rows tried at the "
+                        f"opening, which does not tell its type ({found}), and later pieces could be of any; nothing "
+                        "was started. Return a pyarrow array, which says it: pa.array(values, pa.string()), say."
+                    )
+            return array if kind is None else _cast(array, kind)
+        except (pa.ArrowException, TypeError) as error:
+            raise ConfigError(
+                f"transform returned {found} in column {name!r} for {self._tell(given)}, which cannot become "
+                f"{'one Arrow type' if kind is None else f'{kind}, as at the opening'} ({error}); it stops here, "
+                "because pieces of a step must be of one type. Return the same type always: values.astype(…), or a "
+                "pyarrow array such as pa.array(values, pa.string())."
+            ) from error
+
+    def _tell(self, table: pa.Table) -> str:
+        return tell_rows(table[ROW_OFFSET].to_numpy(), self._decoding.datasets)
 
 
 class _Column:
@@ -198,3 +251,35 @@ def settle(decoder: Decoder, probe: pa.Table) -> Decoder:
         f"column {decoder.column!r} holds no {decoder.content}: of {len(failures)} rows sampled none decodes (the "
         f"first says: {failures[0]}); nothing was started. Name a column of {decoder.content} in decode=."
     ) from failures[0]
+
+
+def _length(values: Any) -> int | None:
+    """Rows of a column, or None for what is no column."""
+    try:
+        return None if isinstance(values, str | bytes) else len(values)
+    except TypeError:
+        return None
+
+
+def _is_untold(kind: pa.DataType) -> bool:
+    """Whether a type was inferred from nothing but None or empty lists, in it or somewhere inside."""
+    return pa.types.is_null(kind) or any(_is_untold(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """An array as another type, where no value is lost; tensors of one shape by their numbers."""
+    if array.type == kind:
+        return array
+    tensors = isinstance(kind, pa.FixedShapeTensorType) and isinstance(array.type, pa.FixedShapeTensorType)
+    if tensors and (array.type.shape, array.type.permutation) == (kind.shape, kind.permutation):
+        return pa.ExtensionArray.from_storage(kind, array.storage.cast(kind.storage_type))
+    return array.cast(kind)
+
+
+def _arrow(values: Any) -> pa.Array:
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    array: npt.NDArray[Any] = np.asarray(values) if not isinstance(values, list) else np.array(values, dtype=object)
+    if array.dtype == object or array.dtype.kind in "US":
+        return pa.array(array.tolist())
+    return to_arrow(array)
