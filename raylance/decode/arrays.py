@@ -68,7 +68,7 @@ def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists) -> npt.NDArr
         flat: pa.Array = chunk
         _refuse_nulls(name, flat)
         while not pa.types.is_primitive(flat.type):
-            flat = flat.storage if isinstance(flat.type, pa.ExtensionType | pa.BaseExtensionType) else flat.flatten()
+            flat = flat.storage if isinstance(flat.type, pa.BaseExtensionType) else flat.flatten()
             _refuse_nulls(name, flat)
         arrays.append(_writable(flat).reshape(len(chunk), *shape))  # (rows of the chunk, *shape)
     stored = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
