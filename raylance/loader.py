@@ -15,8 +15,7 @@ import torch
 
 from raylance import process
 from raylance.arguments import check_integer, refuse_unknown
-from raylance.batches.batches import Batches, BatchFormat, Bound, bind, host_converter, torch_converter
-from raylance.batches.convert import Dtypes
+from raylance.batches.batches import Batches, BatchFormat, Bound, Dtypes, bind, host_converter, torch_converter
 from raylance.batches.device import torch_device
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.errors import ConfigError, RaylanceError
