@@ -39,18 +39,15 @@ class _Positioned(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Checked arguments of an iterator; the columns that it hides, and what makes a batch of a table.
-
-    No device is for batches that are no tensors.
-    """
+    """Checked arguments of an iterator."""
 
     global_batch_size: int
     remainder: Remainder
     prefetch_batches: int
-    hidden: tuple[str, ...]
-    convert: Convert
-    device: torch.device | None = None
-    pin_memory: bool = False
+    hidden: tuple[str, ...]  # columns that are left out
+    convert: Convert  # makes a batch of a table
+    device: torch.device | None = None  # None for batches that are no tensors
+    pin_memory: bool = False  # of tensors that stay on the CPU
 
 
 class Batches:
