@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +108,16 @@ def actors_of(loader: Any) -> tuple[Any, list[Any]]:
     for number, helper in runtime._helpers.items():
         by_kind[runtime.crew._helpers[number].kind].append(helper.handle)
     return next(iter(by_kind["reader"]), None), by_kind["decoder"]
+
+
+def wait_for_free_cpus(cpus: int) -> None:
+    """Waits until what earlier tests have ended gives its CPUs back; what they forgot to end is an error."""
+    import ray
+
+    deadline = time.monotonic() + 60
+    while ray.available_resources().get("CPU", 0) != cpus and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert ray.available_resources().get("CPU", 0) == cpus
 
 
 def in_object_store() -> int:

@@ -22,7 +22,7 @@ import ray
 import ray.exceptions
 
 import raylance
-from tests.conftest import CPUS
+from tests.conftest import CPUS, wait_for_free_cpus
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -222,13 +222,6 @@ def occupied() -> Iterator[Callable[[int], None]]:
     yield take
     for holder in holders:
         ray.kill(holder)
-
-
-def wait_for_free_cpus(cpus: int) -> None:
-    deadline = time.monotonic() + 60
-    while ray.available_resources().get("CPU", 0) != cpus and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert ray.available_resources().get("CPU", 0) == cpus
 
 
 def with_pid(batch: dict[str, Any]) -> dict[str, Any]:

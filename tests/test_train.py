@@ -14,7 +14,7 @@ from ray.train.torch import TorchTrainer
 
 import raylance
 from raylance.train import _save
-from tests.conftest import CPUS, actors_of
+from tests.conftest import CPUS, actors_of, wait_for_free_cpus
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -318,10 +318,10 @@ def local_fn(config: dict[str, Any]) -> None:
 
 def test_local_mode_hands_over_a_working_loader(images_uri: str, tmp_path: Path) -> None:
     """num_workers=0 runs the function in this process, with the handle itself, which stands for the run's loader."""
-    out, handle = tmp_path / "seen.json", open_train(images_uri)
+    out, handle, other = tmp_path / "seen.json", open_train(images_uri), open_train(images_uri, seed=1)
     trainer = TorchTrainer(
         local_fn,
-        train_loop_config={"out": str(out), "other": open_train(images_uri, seed=1)},
+        train_loop_config={"out": str(out), "other": other},
         scaling_config=ray.train.ScalingConfig(num_workers=0),
         run_config=ray.train.RunConfig(storage_path=str(tmp_path)),
         datasets={"train": handle},
@@ -334,3 +334,6 @@ def test_local_mode_hands_over_a_working_loader(images_uri: str, tmp_path: Path)
     assert first != second, "epochs move on"
     trainer.fit()
     assert json.loads(out.read_text()) == [first, second], "another run begins at the beginning"
+    for data in (handle, other):
+        data.close()
+    wait_for_free_cpus(CPUS)
