@@ -41,7 +41,7 @@ class Column(Protocol):
         ...
 
     def codes(self) -> tuple[Int64Array, list[Any]]:
-        """The class of each selected row, int64, shape (n,), and what the classes are called."""
+        """The class of each selected row, int64, shape (n,), and what the classes are called: only those that occur."""
         ...
 
 

@@ -44,7 +44,10 @@ class ColumnValues:
 
     def codes(self) -> tuple[Int64Array, list[Any]]:
         """See `Column.codes`."""
-        encoded = self.data.combine_chunks().dictionary_encode()
+        data = self.data
+        if pa.types.is_dictionary(data.type):  # may name classes of which no row is selected
+            data = data.cast(data.type.value_type)
+        encoded = data.combine_chunks().dictionary_encode()
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.unify_dictionaries().combine_chunks()
         return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
