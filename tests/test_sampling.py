@@ -39,6 +39,8 @@ def test_weights_as_an_array() -> None:
     weights[[3, 70]] = 1, 3
     rows = draw(Weighted(weights=weights, rows_per_epoch=4000), 100)
     assert set(rows.tolist()) == {3, 70}
+    bound, tables = Weighted(weights=weights).bind(sample(100))
+    assert (bound.weights.shape, list(tables)) == ((0,), ["cumulative"]), "the array is kept once, in the tables"
     assert 0.70 < (rows == 70).mean() < 0.80
 
 
@@ -100,24 +102,35 @@ def test_golden_draws(order: Order, wanted: list[int]) -> None:
 # What checkpoints of 0.1.0 say of the tables: others would be refused.
 GOLDEN_FINGERPRINTS: list[tuple[Order, str]] = [
     (Weighted(weights="weight"), "5783e20dcae1a91d6501634fd10c5550"),
+    (Weighted(weights=np.arange(30) % 7), "5783e20dcae1a91d6501634fd10c5550"),
     (ClassBalanced(column="class"), "80550612ca2343524ff072c58021de97"),
     (ClassBalanced(column="class", class_weights={"class 0": 1, "class 4": 3}), "76c9eb8b6aaa760f6f2cb2e612479561"),
 ]
 
 
-@pytest.mark.parametrize(("order", "wanted"), GOLDEN_FINGERPRINTS, ids=["weighted", "class", "class weights"])
+@pytest.mark.parametrize(("order", "wanted"), GOLDEN_FINGERPRINTS, ids=["weighted", "array", "class", "class weights"])
 def test_golden_fingerprints(order: Order, wanted: str) -> None:
     assert order.bind(sample(30))[0].params()["fingerprint"] == wanted
 
 
 @pytest.mark.parametrize(
-    "order", [Weighted(weights="weight"), ClassBalanced(column="class"), ClassBalanced(column="class", batch_rows=6)]
+    "order",
+    [
+        Weighted(weights="weight"),
+        Weighted(weights="weight", shard_rows=5),
+        ClassBalanced(column="class"),
+        ClassBalanced(column="class", batch_rows=6),
+    ],
+    ids=repr,
 )
 def test_what_was_settled_stays(order: Order) -> None:
     settled = settle(order, 100, global_batch_size=20)
     assert settled.settings.is_settled
     again = settled.settings.settle(Facts(rows=100, seed=3, tables=settled.tables, global_batch_size=7))
     assert again == settled
+    assert (
+        settled.shard_rows == settled.params()["shard_rows"] == (1 if order.shard_rows == "auto" else order.shard_rows)
+    )
 
 
 def test_the_first_class_of_a_batch_is_the_same_however_many_follow() -> None:
@@ -228,7 +241,7 @@ def test_weights_whose_sum_is_no_number() -> None:
         (Weighted(weights=np.array([1.0, np.nan, 1])), "weight nan at selected row 1"),
         (Weighted(weights=np.zeros(3)), "all weights of the array are 0"),
         (Weighted(weights=np.ones(4)), r"shape \(4,\).*the selection has 3 rows"),
-        (Weighted(weights="class"), "is str.*, not a number"),
+        (Weighted(weights="class"), "column 'class' is str.*, not a number"),
         (ClassBalanced(column="class", classes_per_batch=4), "only 3 classes"),
         (
             ClassBalanced(column="class", classes_per_batch=3, class_weights={"class 0": 1, "class 1": 1}),
