@@ -29,16 +29,7 @@ _MUST_MATCH = ("uri", "branch", "version", "identity", "filter", "split", "rows"
 # These may change between runs, but rarely on purpose.
 _SHOULD_MATCH = ("columns", "decode", "transform")
 _SINCE_FORMAT_2 = ("branch", "identity", *_SHOULD_MATCH)
-
-
-class _Unknown:
-    """Stands for what an older raylance did not write; agrees with everything."""
-
-    def __repr__(self) -> str:
-        return "unknown"
-
-
-UNKNOWN = _Unknown()
+UNKNOWN = object()  # what an older raylance did not write; agrees with everything
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
