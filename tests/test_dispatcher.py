@@ -300,14 +300,17 @@ def test_sizes_cut_what_is_larger_than_thought() -> None:
     assert sizes.worth(4) == sizes.allowed(4) == 4 * 600_000
     plan = make_plan(0, 60, 1, 1, "drop", 1000)
     item = next(plan.items(0, EPOCH, 0, 24))
-    single = plan.cut(item, 24)[0]
+    single, pair = plan.cut(item, 24)[0], plan.cut(item, 12)[0]
     assert sizes.parts(item) == 3  # more than twice as much as it should have
     assert sizes.parts(next(plan.items(0, EPOCH, 0, 20))) == 1
+    assert sizes.too_large(pair, 1_000_000) == sizes.too_large(item, 7_000_000) == 2
     assert sizes.too_large(item, 24_000_000) == 4
     assert sizes.worth(1) == 1_500_000
     assert sizes.too_large(single, 30_000_000) == 1
     assert sizes.parts(single) == 1
+    assert sizes.parts(pair) == 15
     assert sizes.allowed(1) == 45_000_000
+    assert Sizes(raw_bytes=0, decoded_bytes=0, limit_bytes=100, items=1).item_rows() == 100
     sizes.learn(item, [Receipt(nbytes=24_000_000, raw_bytes=24_000_000)])
     assert sizes.allowed(1) == pytest.approx(40_500_000)
     many = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=30_000_000, items=5)
