@@ -240,7 +240,7 @@ def test_what_a_state_says() -> None:
         (1, "ragged", 90, 20, (1, 90)),
     ],
 )
-def test_where_a_loader_goes_on(
+def test_where_a_run_goes_on(
     version: int,
     remainder: Remainder,
     position: int,
