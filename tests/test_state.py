@@ -71,6 +71,8 @@ def test_shards_round_trip(done: list[bool]) -> None:
 
 
 def test_many_scattered_shards_become_a_bitmap() -> None:
+    for ranges, kind in ((1024, "ranges"), (1025, "bitmap")):
+        assert kind in pack_shards(np.arange(2 * ranges) % 2 == 0)
     done = np.arange(1_000_003) % 3 == 0
     packed = pack_shards(done)
     assert "bitmap" in packed
@@ -85,12 +87,38 @@ def test_another_batch_world_or_auto_is_accepted() -> None:
     check_state(STATE, dataclasses.replace(STATE, global_batch_size=7, world_size=5, epoch=0, position=0))
     check_state(STATE, dataclasses.replace(STATE, order=AUTO))
     check_state(dataclasses.replace(STATE, order=AUTO), STATE)
+    check_state(dataclasses.replace(STATE, order=AUTO | {"lanes": 1}), dataclasses.replace(STATE, order=AUTO))
+
+
+def test_components_are_told_apart_by_their_place() -> None:
+    parts = {"a": {"quota": 1}, "b": {"quota": 2}}
+    mixed, turned = (
+        dataclasses.replace(STATE, order={"name": "mix", "components": dict(items)})
+        for items in (parts.items(), reversed(parts.items()))
+    )
+    check_state(mixed, mixed)
+    check_state(STATE, dataclasses.replace(STATE, order=dict(reversed(STATE.order.items()))))
+    with pytest.raises(StateError, match=r"order.components: saved \['a', 'b'\], now \['b', 'a'\]"):
+        check_state(mixed, turned)
+    other = dataclasses.replace(STATE, order={"name": "mix", "components": {"a": {"quota": 1}, "c": {"quota": 2}}})
+    with pytest.raises(StateError, match=r"order.components.c: saved None, now \{'quota': 2\}"):
+        check_state(mixed, other)
+
+
+def test_what_is_made_of_the_rows_may_change_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    check_state(STATE, STATE)
+    assert not caplog.records
+    check_state(STATE, dataclasses.replace(STATE, columns=["image"], transform="of.mine"))
+    told = "  columns: saved ['image', 'label'], now ['image']\n  transform: saved None, now 'of.mine'"
+    assert [record.args for record in caplog.records] == [(told,)]
+    assert "same rows, but they are made into batches otherwise" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"uri": "b.lance"}, "uri: saved 'a.lance', now 'b.lance'"),
+        ({"uri": {"a": "a.lance"}}, "uri: saved 'a.lance', now {'a': 'a.lance'}"),
         ({"version": 4}, "version: saved 3, now 4"),
         ({"filter": None}, "filter: saved 'x > 1', now None"),
         ({"rows": 99}, "rows: saved 100, now 99"),
@@ -98,6 +126,7 @@ def test_another_batch_world_or_auto_is_accepted() -> None:
         ({"seed": 1}, "seed: saved 0, now 1"),
         ({"order": {**STATE.order, "lanes": 8}}, "order.lanes: saved 4, now 8"),
         ({"order": {"name": "row", "shard_rows": 10}}, "order.name: saved 'window', now 'row'"),
+        ({"order": {"name": "row", "shard_rows": 10}}, "order.lanes: saved 4, now None"),
     ],
 )
 def test_what_differs_is_shown_side_by_side(change: dict[str, Any], message: str) -> None:
