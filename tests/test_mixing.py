@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 import raylance
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import Facts, Settled
+from raylance.orders.sampling import Weighted
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
+from raylance.testing import SampleRows
 from raylance.torch_data import IterableDataset
 from tests.test_order import every_row, mixtures
 from tests.test_plan import global_batches, make_plan
@@ -181,6 +183,25 @@ def test_a_mixture_takes_saved_sizes_over() -> None:
     assert not auto.is_settled
     assert auto.adopt(saved) == settled
     assert dataclasses.replace(auto, chunk_positions=7).adopt(saved) == dataclasses.replace(settled, chunk_positions=7)
+
+
+def test_what_is_explicit_of_a_mixture_stays() -> None:
+    weights = np.array([0.0, 1, 2, 3])
+    order, tables = Weighted(weights=weights).bind(SampleRows(count=4))
+    part = Component(name="drawn", order=order, seed=6, rows=4, quota=1, tables=tables)
+    facts = Facts(rows=4, seed=5, row_bytes=1e9, max_window_bytes=1)
+    mixed = MixOrder(components=(part,), stop=1, chunk_positions=7).settle(facts)
+    assert (mixed.seed, mixed.epoch_rows, mixed.read_positions, mixed.params()["chunk_positions"]) == (5, 1, 7, 7)
+    own = order.settle(Facts(rows=4, seed=6, tables=tables))
+    assert mixed.epoch(0).rows(np.arange(4)).tolist() == every_row(own)
+    least = dataclasses.replace(mixed.settings, chunk_positions="auto")
+    assert least.settle(facts).read_positions == 1
+
+
+@pytest.mark.parametrize("stop", ["never", 0, -3, True, 1.5])
+def test_where_no_mixture_stops(stop: Any) -> None:
+    with pytest.raises(raylance.ConfigError, match=f"stop={stop!r}: must be .*a number of rows"):
+        MixOrder(components=(), stop=stop)
 
 
 def table(first: int, rows: int) -> pa.Table:

@@ -61,6 +61,9 @@ def test_golden_keys_and_numbers() -> None:
     assert derive_key(0, 1, "window") == 11577790840076578142
     assert subkeys(1, [0, 1]).tolist() == [11385487063155714807, 658006869215568080]
     assert uniform(subkeys(1, [0]), 2)[0].tolist() == [0.5225540511444501, 0.2864190728595838]
+
+
+def test_golden_row_generators() -> None:
     assert row_rng(1, 2, np.int64(3)).bit_generator.random_raw(2).tolist() == [
         8895896060035382607,
         18250708782240277499,
