@@ -1,5 +1,6 @@
 """Owns what the simulation has found, each by the few events that show it, and what a crew and sizes promise."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from raylance.errors import HelperError, PlacementError
 from raylance.runtime.crew import Crew
 from raylance.runtime.dispatcher import MAX_FAULTS, Dispatcher
+from raylance.runtime.inflight import InFlight, Stage
 from raylance.runtime.messages import (
     Alive,
     Ask,
@@ -316,3 +318,61 @@ def test_sizes_cut_what_is_larger_than_thought() -> None:
     many = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=30_000_000, items=5)
     many.learn(item, [Receipt(nbytes=24_000_000, raw_bytes=24_000_000), Receipt(nbytes=48_000_000)])
     assert many.worth(1) == pytest.approx(1_500_000 + 2_000_000)
+
+
+def make_inflight(prefetch_batches: int, limit_bytes: int = 1 << 30, items: int = 5) -> InFlight:
+    """Steps of four rows, of which each is an item."""
+    plan = make_plan(0, 60, 4, 1, "drop", 1000)
+    sizes = Sizes(raw_bytes=100_000, decoded_bytes=0, limit_bytes=limit_bytes, items=items)
+    return InFlight(plan, 0, plan.items(0, EPOCH, 0, 1), 0, sizes, prefetch_batches)
+
+
+@pytest.mark.parametrize(("prefetch_batches", "taken"), [(0, 4), (1, 4), (2, 8), (3, 12)])
+def test_steps_are_taken_on_as_far_ahead_as_asked_for(prefetch_batches: int, taken: int) -> None:
+    inflight = make_inflight(prefetch_batches)
+    inflight.take_on(decoders=1)
+    assert len(inflight.pieces) == taken
+
+
+def test_what_waits_for_the_consumer_counts_as_taken_on() -> None:
+    inflight = make_inflight(1)
+    inflight.take_on(decoders=2)
+    assert len(inflight.pieces) == 5
+    inflight.deliver()
+    inflight.take_on(decoders=3)
+    assert len(inflight.pieces) == 6  # and one of a step that is not whole
+    for _ in range(3):
+        inflight.deliver()
+    inflight.take_on(decoders=4)
+    assert len(inflight.pieces) == 5  # and four of a step that nobody has taken
+    inflight.taken(4)
+    inflight.take_on(decoders=4)
+    assert len(inflight.pieces) == 9
+
+
+def test_what_is_sent_fills_the_limit_and_no_more() -> None:
+    inflight = make_inflight(1, limit_bytes=300_000, items=2)  # a row counts for 150,000
+    inflight.take_on(decoders=1)
+    first, second = inflight.pieces
+    assert inflight.has_room(first)
+    first.stage = Stage.READING
+    assert inflight.has_room(second)
+    second.nbytes += 1
+    assert not inflight.has_room(second)
+
+
+def test_smaller_pieces_may_have_their_share_of_what_is_known() -> None:
+    plan = make_plan(0, 60, 1, 1, "drop", 1000)
+    sizes = Sizes(raw_bytes=100_000, decoded_bytes=0, limit_bytes=1 << 30, items=5)
+    inflight = InFlight(plan, 0, plan.items(0, EPOCH, 0, 4), 0, sizes, 1)
+    inflight.take_on(decoders=1)
+    whole, behind = inflight.pieces[0], inflight.pieces[1]
+    whole.faults, whole.not_before = 2, 7.0
+    inflight.replace(whole, 2, 8_000_000)
+    half = inflight.pieces[1]
+    inflight.replace(half, 2, half.allowed_bytes)
+    inflight.replace(inflight.pieces[1], 1, 9_000_000)
+    pieces = list(itertools.takewhile(lambda piece: piece is not behind, inflight.pieces))
+    assert [(piece.item.position, piece.item.rows) for piece in pieces] == [(0, 2), (2, 1), (3, 1)]
+    assert [piece.allowed_bytes for piece in pieces] == [4_000_000, 9_000_000, 2_000_000]
+    assert all((piece.faults, piece.not_before) == (2, 7.0) for piece in pieces)
