@@ -294,6 +294,19 @@ def test_an_error_of_placement_says_how_many_of_how_many() -> None:
     alone.open(0.0)
     alone.late(20.0)
     assert str(alone.failure) == "3 of 3 decoders"
+    reader = make_crew(decoders=0)
+    reader.open(0.0)
+    reader.late(20.0)
+    assert str(reader.failure) == "1 of 1 readers"
+
+
+def test_what_is_done_without_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    crew = make_crew(decoders=1, insists=False)
+    crew.open(0.0)
+    crew.heard(0, 0.0)
+    assert crew.late(20.0) == [Dismiss(1)]
+    assert crew.failure is None
+    assert caplog.messages == ["a decoder found no place in time; going on without"]
 
 
 def test_sizes_cut_what_is_larger_than_thought() -> None:
