@@ -113,6 +113,23 @@ def test_one_class_diverges_nowhere() -> None:
     assert shuffle_quality(make_plan(SEQUENTIAL), np.zeros(ROWS)).class_divergence == 1
 
 
+def test_as_many_steps_are_measured_as_asked_for() -> None:
+    plan = make_plan(SEQUENTIAL, 6000, 8)
+    for found, epochs, steps in (
+        (shuffle_quality(plan), 1, 256),
+        (shuffle_quality(plan, sample_steps=1), 1, 1),
+        (shuffle_quality(plan, epochs=2, sample_steps=1000), 2, 750),
+    ):
+        assert (found.epochs, found.steps) == (epochs, steps)
+
+
+@pytest.mark.parametrize("rows", [7, 11, 137, 1009])
+def test_a_batch_of_all_rows_diverges_nowhere(rows: int) -> None:
+    """Also where blocks are not all of one size."""
+    found = shuffle_quality(make_plan(RowShuffle(shard_rows=3), rows, rows), sample_steps=2)
+    assert all(measure.value == pytest.approx(0, abs=1e-12) for measure in found.divergences.values())
+
+
 def test_other_sizes_are_compared() -> None:
     plan, labels = make_plan(window(4, 2, 10), 2000, 8), np.arange(2000) // 300
     compared = compare_windows(plan, labels)
