@@ -281,6 +281,33 @@ def test_a_refusal_shortly_before_the_end_is_the_end() -> None:
     crew.not_placed(1, FAULT, False, 19.95)
     assert "a reader could not start" in str(crew.failure)
     assert str(crew.failure).endswith("said: it died")
+    last = make_crew(decoders=0)
+    last.open(0.0)
+    last.not_placed(0, FAULT, False, 19.0)  # another one would have no time at all
+    assert last.failure is not None
+
+
+def test_who_owes_a_sign_of_life_owes_it_since_it_was_first_asked() -> None:
+    crew = make_crew()
+    crew.open(0.0)
+    crew.heard(0, 0.0)
+    assert crew.ask(10.0) == [Ask(0)]
+    assert crew.ask(20.0) == []
+    assert crew.ask(50.0, again=True) == [Ask(0)]
+    assert crew.hung(69.9) == []
+    assert [helper for helper, _ in crew.hung(70.0)] == [0]
+
+
+def test_who_is_gone_is_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    crew = make_crew(decoders=2)
+    crew.open(0.0)
+    crew.heard(0, 0.0)
+    crew.lost(0, 1.0)
+    assert crew.lost(0, 1.0) == ([], [])
+    assert crew.replaced == 1
+    assert crew.not_placed(1, FAULT, False, 2.0) == [Dismiss(1)]
+    assert crew.not_placed(1, FAULT, False, 2.0) == []
+    assert caplog.messages == ["a decoder died as it started: it died"]
 
 
 def test_an_error_of_placement_says_how_many_of_how_many() -> None:
