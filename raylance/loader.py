@@ -15,8 +15,7 @@ import torch
 
 from raylance import process
 from raylance.arguments import check_integer, refuse_unknown
-from raylance.batches.batches import Batches, BatchFormat, Bound, bind, host_converter, torch_converter
-from raylance.batches.convert import Dtypes
+from raylance.batches.batches import Batches, BatchFormat, Bound, Dtypes, bind, host_converter, torch_converter
 from raylance.batches.device import torch_device
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.errors import ConfigError, RaylanceError
@@ -35,7 +34,6 @@ loaders_of_train: "weakref.WeakSet[RankLoader]" = weakref.WeakSet()
 """Those that Ray Train gave to this process."""
 
 Sizes = tuple[int | None, int | None]  # rows of a step over all ranks, or of each rank
-_BATCH_ARGUMENTS = ("global_batch_size", "batch_size", "prefetch_batches", "drop_last", "with_row_offset", "pad_lists")
 
 
 class RankLoader:
@@ -175,7 +173,7 @@ class RankLoader:
         Raises:
             ConfigError, BadRowError, PlacementError, HelperError: As their docstrings say.
         """
-        refuse_unknown("iter_torch_batches()", unknown, (*_BATCH_ARGUMENTS, "dtypes", "device", "collate_fn"))
+        refuse_unknown("iter_torch_batches()", unknown, RankLoader.iter_torch_batches.__kwdefaults__ or ())
         bound = self._bind((global_batch_size, batch_size), prefetch_batches, drop_last, with_row_offset)
         return self._batches(
             dataclasses.replace(
@@ -218,7 +216,7 @@ class RankLoader:
         Raises:
             ConfigError, BadRowError, PlacementError, HelperError: As their docstrings say.
         """
-        refuse_unknown("iter_batches()", unknown, (*_BATCH_ARGUMENTS, "batch_format"))
+        refuse_unknown("iter_batches()", unknown, RankLoader.iter_batches.__kwdefaults__ or ())
         bound = self._bind((global_batch_size, batch_size), prefetch_batches, drop_last, with_row_offset)
         bound = dataclasses.replace(bound, convert=host_converter(self._feed, batch_format, pad_lists))
         return self._batches(bound, batch_format)

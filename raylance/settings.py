@@ -13,7 +13,6 @@ from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Auto, Tables
 from raylance.planning.plan import Plan, Remainder
 from raylance.planning.resume import Delivery as Delivery
-from raylance.planning.resume import Origin
 from raylance.planning.state import describe
 from raylance.source.rows import RowSource
 from raylance.store import Shared, SharedTables
@@ -38,17 +37,17 @@ class Feed:
     list_lengths: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
 
     @property
-    def origin(self) -> Origin:
-        """What a checkpoint says of it."""
-        return Origin(
-            uri=self.source.uri,
-            branch=self.source.branch,
-            version=self.source.version,
-            identity=self.source.identity,
-            columns=list(self.delivers),
-            decode=[describe(decoder) for decoder in self.decoding.decoders] if self.decoding else [],
-            transform=describe(self.decoding.transform) if self.decoding else None,
-        )
+    def origin(self) -> dict[str, Any]:
+        """What a checkpoint says of it: fields of `State`."""
+        return {
+            "uri": self.source.uri,
+            "branch": self.source.branch,
+            "version": self.source.version,
+            "identity": self.source.identity,
+            "columns": list(self.delivers),
+            "decode": [describe(decoder) for decoder in self.decoding.decoders] if self.decoding else [],
+            "transform": describe(self.decoding.transform) if self.decoding else None,
+        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +122,7 @@ def check_batch_size(global_batch_size: int | None, batch_size: int | None, worl
 def make_plan(
     feed: Feed, delivery: Delivery, options: Options, global_batch_size: int, world_size: int, remainder: Remainder
 ) -> Plan:
-    """Makes the plan of an epoch; fields of the order at "auto" are settled for this batch and world size.
+    """Makes the plan of an epoch; fields of the order at "auto" are settled for this batch, whatever the world size.
 
     Args:
         feed: What is read.

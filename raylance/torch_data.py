@@ -17,8 +17,7 @@ import torch
 import torch.utils.data
 
 from raylance.arguments import check_integer, refuse_unknown
-from raylance.batches.batches import Bound, bind, torch_converter
-from raylance.batches.convert import Dtypes, to_torch
+from raylance.batches.batches import Bound, Dtypes, bind, to_torch, torch_converter
 from raylance.batches.lookup import Lookup
 from raylance.columns import VALID
 from raylance.decode.arrays import NumpyBatch, Paddings

@@ -11,7 +11,6 @@ import torch
 
 from raylance import process
 from raylance._dataset.dataset import Dataset
-from raylance._dataset.seats import TrainData
 from raylance.batches.batches import Batches
 from raylance.errors import ConfigError, StateError
 from raylance.loader import RankLoader, loaders_of_train
@@ -20,7 +19,7 @@ from raylance.planning.state import FORMAT, read_state, write_state
 from raylance.runtime.cluster.decoders import options_of_ranks
 from raylance.settings import Options
 
-Reported = RankLoader | Batches | TrainData  # the handle itself in local mode
+Reported = RankLoader | Batches | Dataset  # the handle itself in local mode
 _STATE_FILE = "state.pt"
 _LOADERS = "loaders"  # states by name, where there are several
 _DEFAULTS = Options()
@@ -162,13 +161,13 @@ def restore(
         return state
 
 
-def _by_name(loader: Reported | Mapping[str, Reported]) -> dict[str | None, RankLoader | TrainData]:
+def _by_name(loader: Reported | Mapping[str, Reported]) -> dict[str | None, RankLoader | Dataset]:
     """Loaders by name; None names the one that was given by itself."""
     given: Mapping[Any, Any] = loader if isinstance(loader, Mapping) else {None: loader}
-    loaders: dict[str | None, RankLoader | TrainData] = {}
+    loaders: dict[str | None, RankLoader | Dataset] = {}
     for name, value in given.items():
         found = value.loader if isinstance(value, Batches) else value
-        if not isinstance(found, RankLoader | TrainData) or not (name is None or isinstance(name, str)):
+        if not isinstance(found, RankLoader | Dataset) or not (name is None or isinstance(name, str)):
             raise ConfigError(
                 f"{name!r}: {type(value).__name__} is no loader: pass what ray.train.get_dataset_shard(…) returned, or "
                 "a dict of names and loaders."

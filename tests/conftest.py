@@ -100,9 +100,13 @@ def write_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str
 
 def actors_of(loader: Any) -> tuple[Any, list[Any]]:
     """Handles of a loader's shard actor, and of its decode actors."""
-    helpers = [] if loader.helpers.runtime is None else list(loader.helpers.runtime._helpers.values())
-    decoders = [helper.handle for helper in helpers if helper.pooled is not None]
-    return next((helper.handle for helper in helpers if helper.pooled is None), None), decoders
+    runtime = loader.helpers.runtime
+    if runtime is None:
+        return None, []
+    by_kind: dict[str, list[Any]] = {"reader": [], "decoder": []}
+    for number, helper in runtime._helpers.items():
+        by_kind[runtime.crew._helpers[number].kind].append(helper.handle)
+    return next(iter(by_kind["reader"]), None), by_kind["decoder"]
 
 
 def in_object_store() -> int:

@@ -44,6 +44,9 @@ SINGLE: dict[str, dict[str, Any]] = {
     "window": {"order": WINDOW},
     "filter": {"order": "shard", "filter": "id % 4 != 1"},
     "fraction": {"split": raylance.FractionSplit(fractions={"train": 0.7, "val": 0.3}, part="train", by="id")},
+    "fraction by NumPy": {
+        "split": raylance.FractionSplit(fractions={"a": np.float64(0.7), "b": np.float64(0.3)}, part=np.str_("a"))
+    },
     "fraction of offsets": {"split": raylance.FractionSplit(fractions={"a": 0.5, "b": 0.5}, part="b", seed=3)},
     "range": {"split": raylance.RangeSplit([(3, 50), (90, 180)]), "filter": "id > 10"},
     "value": {"split": raylance.ValueSplit("split", "train"), "order": "row"},
@@ -148,7 +151,7 @@ def test_which_rows_are_selected_is_lances_word(uris: list[str]) -> None:
     """A selection that had lost a row would plan and deliver without a fault of its own."""
     other = raylance.dataset(uris[0], columns=["id"], filter="id < 100 and id != 50")
     feed, spec = other.opened
-    broken = raylance.Dataset(feed, dataclasses.replace(spec, filter="id < 100"), raylance.Options())
+    broken = raylance.Dataset(feed, dataclasses.replace(spec, filter="id < 100"))
     report = EpochAudit(broken, global_batch_size=10, world_size=2).count()
     assert lance.dataset(uris[0]).take([40])["id"].to_pylist() == [50]
     assert report.counts["missing"] == 1
@@ -269,13 +272,31 @@ def test_bad_steps_and_columns(uris: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", [value for kind in SINGLE.values() for value in kind.values() if type(value) is not str]
+    "setting",
+    [
+        *(value for kind in SINGLE.values() for value in kind.values() if type(value) is not str),
+        raylance.RangeSplit([(np.int64(3), np.uint8(50))]),
+        raylance.ValueSplit("flag", np.True_),
+        raylance.ValueSplit("size", np.float32(-0.1)),
+    ],
 )
 def test_settings_are_read_from_their_repr(setting: Any) -> None:
     assert read_setting(repr(setting)) == setting
+    assert repr(read_setting(repr(setting))) == repr(setting)
 
 
-@pytest.mark.parametrize("text", ["__import__('os').remove('x')", "ValueSplit(column=x, value=1)", "ValueSplit(", "7"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "__import__('os').remove('x')",
+        "ValueSplit(column=x, value=1)",
+        "ValueSplit('x', np.load('y'))",
+        "ValueSplit('x', np.int64(y))",
+        "ValueSplit('x', np.pi)",
+        "ValueSplit(",
+        "7",
+    ],
+)
 def test_nothing_else_is_read(text: str) -> None:
     with pytest.raises(ConfigError, match="write one of WindowShuffle"):
         read_setting(text)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance.batches.convert import to_torch
+from raylance.batches.batches import to_torch
 from raylance.batches.device import Sender, move, torch_device
 from raylance.decode.arrays import Lists, to_numpy
 from raylance.errors import ConfigError, DatasetError

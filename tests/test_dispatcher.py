@@ -296,6 +296,11 @@ def test_who_owes_a_sign_of_life_owes_it_since_it_was_first_asked() -> None:
     assert crew.ask(50.0, again=True) == [Ask(0)]
     assert crew.hung(69.9) == []
     assert [helper for helper, _ in crew.hung(70.0)] == [0]
+    crew.send(0, 60.0)
+    crew.alive(0, 69.0)
+    crew.alive(0, 69.0)
+    assert crew.hung(128.9) == []
+    assert [helper for helper, _ in crew.hung(129.0)] == [0]
 
 
 def test_who_is_gone_is_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -65,7 +65,7 @@ def test_seeking_equals_replaying_and_standings_count(order: Settled, data: st.D
     np.testing.assert_array_equal(order.epoch(2).rows(np.arange(position, length)), rows[position:])
     base = 0
     for part in parts_of(order):
-        standing = order.standings(position)[part.name]
+        standing = order.settings.standings(position)[part.name]
         consumed = ((rows[:position] >= base) & (rows[:position] < base + part.rows)).sum()
         assert standing["rows"] == consumed == standing["passes"] * part.rows + standing["position"]
         base += part.rows

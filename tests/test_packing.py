@@ -47,7 +47,7 @@ def test_sequences_are_the_cuts_of_one_string(
     table = Documents(ends=ends, pack=pack)
     assert table.rows == -(-len(string) // length)
     chosen = sorted(data.draw(st.sets(st.integers(0, table.rows - 1), min_size=1)))
-    reader = _PackReader(reader=memory, documents=memory, table=table, pack=pack)  # type: ignore[arg-type]
+    reader = _PackReader(reader=memory, documents=memory, table=table)  # type: ignore[arg-type]
     found = reader.read(np.array(chosen, dtype=np.int64)).to_pydict()
     for place, sequence in enumerate(chosen):
         tokens = string[sequence * length : (sequence + 1) * length]

@@ -35,7 +35,7 @@ def run(capsys: pytest.CaptureFixture[str], uri: str, *options: object) -> tuple
     except SystemExit as end:
         status = end.code
     out, err = capsys.readouterr()
-    return status, out + err
+    return status, err + out  # what it printed last comes last, whatever Ray says when it starts
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])

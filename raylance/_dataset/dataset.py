@@ -40,9 +40,8 @@ class Dataset(TrainData):
     whole epoch as rank 0 of 1, the same each time, for use without a trainer.
     """
 
-    def __init__(self, feed: Feed, delivery: Delivery, options: Options) -> None:
-        """Starts nothing; `raylance.dataset` and `raylance.mix` make handles."""
-        super().__init__(feed, delivery, options)
+    def __init__(self, feed: Feed, delivery: Delivery) -> None:
+        super().__init__(feed, delivery)
         self._idle: Helpers | None = None  # of the last pass, for the next one
         self._passes: set[RankLoader] = set()  # that go on
         self._lookup: Lookup | None = None
@@ -68,10 +67,9 @@ class Dataset(TrainData):
     def schema(self) -> pa.Schema:
         """What is delivered, with the dataset's metadata; what is decoded, as `Decoder.arrow_type` says."""
         source = self._feed.source
-        first = source.load_selection().offsets(np.arange(1))
-        fields = self._read(first, mask_bad_rows=True).drop_columns([ROW_OFFSET]).schema
+        delivered = self._read(np.empty(0, dtype=np.int64)).drop_columns([ROW_OFFSET])
         kept = source.pinned.open().schema.metadata if isinstance(source, TableRows) else None
-        return fields.with_metadata(kept)
+        return delivered.schema.with_metadata(kept)
 
     def head(self, rows: int = 5) -> NumpyBatch:
         """Reads the first selected rows in storage order, in this process; needs no Ray.
@@ -102,10 +100,10 @@ class Dataset(TrainData):
         wanted = np.atleast_1d(np.asarray(offsets))
         if wanted.size and (wanted.ndim != 1 or wanted.dtype.kind not in "iu"):
             raise ConfigError(f"take({offsets!r}): give row offsets, a list of integers.")
-        names = list(self._feed.source.version) if isinstance(self._feed.source.version, dict) else []
-        place = names.index(component) if component in names else component
+        names = list(self.version) if isinstance(self.version, dict) else []
+        place: Any = names.index(component) if component in names else component
         with contextlib.suppress(TypeError):
-            place = operator.index(place)  # type: ignore[arg-type]
+            place = operator.index(place)
         if names and not (isinstance(place, int) and 0 <= place < len(names)):
             raise ConfigError(
                 f"take(component={component!r}): each dataset of a mixture counts its own rows, so say which one is "
@@ -113,8 +111,7 @@ class Dataset(TrainData):
             )
         if not names and component is not None:
             raise ConfigError(f"take(component={component!r}): this is no mixture; leave component= out.")
-        high = (place or 0) << COMPONENT_SHIFT if isinstance(place, int) else 0
-        return _to_numpy(self._read(wanted.astype(np.int64) | high))
+        return _to_numpy(self._read(wanted.astype(np.int64) | (place if names else 0) << COMPONENT_SHIFT))
 
     def __getitem__(self, index: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
         """Reads selected rows by their place in storage order, from 0; needs no Ray.
@@ -150,7 +147,7 @@ class Dataset(TrainData):
         """
         return pd.DataFrame({k: v if v.ndim == 1 else list(v) for k, v in self.head(rows).items()})
 
-    def _read(self, offsets: Int64Array, *, mask_bad_rows: bool | None = None) -> pa.Table:
+    def _read(self, offsets: Int64Array) -> pa.Table:
         """Rows in the order asked for, decoded as in epoch 0, with `_rowoffset`."""
         process.check_place(self._pid, None)
         feed = self._feed
@@ -159,7 +156,7 @@ class Dataset(TrainData):
                 f"sequences are numbered from 0 to {len(self) - 1}: {offsets.tolist()[:5]} are not there."
             )
         self._lookup = self._lookup or Lookup(feed)
-        return self._lookup.read(offsets, mask_bad_rows=mask_bad_rows).select([*feed.delivers, ROW_OFFSET])
+        return self._lookup.read(offsets).select([*feed.delivers, ROW_OFFSET])
 
     @property
     def opened(self) -> tuple[Feed, Delivery]:
@@ -331,8 +328,7 @@ class Dataset(TrainData):
 
 def _to_numpy(table: pa.Table) -> NumpyBatch:
     """As `iter_batches` gives it, but lists are one array wherever those of this table are all of one length."""
-    lengths = {name: length for name, length in list_lengths(table).items() if length is not None}
-    return to_numpy(table, Lists(lengths=lengths))
+    return to_numpy(table, Lists(lengths=list_lengths(table)))
 
 
 _OPTIONS = tuple(field.name for field in dataclasses.fields(Options))

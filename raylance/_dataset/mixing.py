@@ -9,8 +9,8 @@ from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.planning.plan import REMAINDERS, Remainder
-from raylance.settings import Delivery, Feed, Options
-from raylance.source.mixture import MixedRows
+from raylance.settings import Delivery, Feed
+from raylance.source.mixture import mix_rows
 
 
 def mix(
@@ -43,22 +43,20 @@ def mix(
         raise ConfigError("mix() got no dataset: give a dict of name to (dataset, weight).")
     if remainder not in REMAINDERS:
         raise ConfigError(f"remainder={remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
-    for name, (_, weight) in parts.items():
+    first = next(iter(parts))
+    for name, (dataset, weight) in parts.items():
         if not (weight > 0 and math.isfinite(weight)):
             raise ConfigError(f"mix(): the weight of {name!r} is {weight!r}; give a positive number, or leave it out.")
-    datasets = {name: dataset for name, (dataset, _) in parts.items()}
-    first_name = next(iter(datasets))
-    for name in datasets:
-        _check_alike(name, datasets[name], first_name, datasets[first_name])
-    feeds, deliveries = zip(*(dataset.opened for dataset in datasets.values()), strict=True)
+        _check_alike(name, dataset, first, parts[first][0])
+    feeds, deliveries = zip(*(dataset.opened for dataset, _ in parts.values()), strict=True)
     shares = quotas([weight for _, weight in parts.values()])
     components = tuple(
         Component(
             name=name, order=delivery.order, seed=delivery.seed, rows=delivery.rows, quota=quota, tables=delivery.tables
         )
-        for name, delivery, quota in zip(datasets, deliveries, shares, strict=True)
+        for name, delivery, quota in zip(parts, deliveries, shares, strict=True)
     )
-    rows = MixedRows(names=tuple(datasets), parts=tuple(feed.source for feed in feeds))
+    rows = mix_rows({name: feed.source for name, feed in zip(parts, feeds, strict=True)})
     feed = Feed(
         source=rows,
         delivers=feeds[0].delivers,
@@ -70,8 +68,8 @@ def mix(
     )
     selection = rows.load_selection()
     delivery = Delivery(
-        filter={name: delivery.filter for name, delivery in zip(datasets, deliveries, strict=True)},
-        split={name: delivery.split for name, delivery in zip(datasets, deliveries, strict=True)},
+        filter={name: delivery.filter for name, delivery in zip(parts, deliveries, strict=True)},
+        split={name: delivery.split for name, delivery in zip(parts, deliveries, strict=True)},
         rows=selection.rows,
         fingerprint=selection.fingerprint,
         order=MixOrder(components=components, stop=stop),
@@ -79,7 +77,7 @@ def mix(
         remainder=remainder,
         masks_bad_rows=deliveries[0].masks_bad_rows,
     )
-    return Dataset(feed, delivery, Options())
+    return Dataset(feed, delivery)
 
 
 def _check_alike(name: str, dataset: Dataset, first_name: str, first: Dataset) -> None:

@@ -12,26 +12,22 @@ import pyarrow as pa
 from raylance._dataset.dataset import Dataset
 from raylance.arguments import check_integer, refuse_unknown
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
-from raylance.decode.arrays import list_lengths, row_bytes
+from raylance.decode.arrays import is_dense, list_lengths
 from raylance.decode.decoder import Decoder
 from raylance.decode.rows import Decoding, Transform, settle
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order
 from raylance.orders.registry import make_order
 from raylance.planning.plan import REMAINDERS, Remainder
-from raylance.settings import Delivery, Feed, Options
+from raylance.settings import Delivery, Feed
 from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.reader import READ_MODES, Reader, ReadMode, is_blob, stored_row_bytes
-from raylance.source.rows import TableRows
+from raylance.source.rows import table_rows
 from raylance.source.selection import Selection, Version, pin, share_selection
 from raylance.source.splits import Split
 from raylance.source.tables import SelectionRows, share_tables
 
 _PROBE_ROWS = 16
-_ARGUMENTS = (
-    "version", "columns", "filter", "split", "decode", "transform", "pack", "order", "seed", "remainder", "on_bad_row",
-    "read", "storage_options",
-)  # fmt: skip
 
 
 def dataset(
@@ -82,8 +78,7 @@ def dataset(
             column to decode that holds no images.
         ConfigError: An argument that cannot be honoured.
     """
-    if unknown:
-        refuse_unknown("raylance.dataset()", unknown, _ARGUMENTS)
+    refuse_unknown("raylance.dataset()", unknown, dataset.__kwdefaults__ or ())
     _check_words(remainder, on_bad_row, read, split)
     seed, made_order = check_integer("seed", seed, None), make_order(order)
     decoders = _check_decoders(decode)
@@ -108,11 +103,11 @@ def dataset(
         names,
     )
     # Asking for stored bytes costs a read for each fragment, and tells nothing new where all rows are of one size.
-    varies = any(row_bytes(opened.schema.field(name).type) is None for name in names)
-    table = TableRows(
-        pinned=source,
-        selection=selection,
-        columns=names,
+    varies = not all(is_dense(opened.schema.field(name).type) for name in names)
+    table = table_rows(
+        source,
+        selection,
+        names,
         row_bytes=max(1.0, probe.nbytes / probe.num_rows),
         read=read,
         stored_bytes=stored_row_bytes(opened, names) if varies else 0.0,
@@ -135,7 +130,7 @@ def dataset(
         remainder=remainder,
         masks_bad_rows=on_bad_row == "mask",
     )
-    return Dataset(feed, delivery, Options())
+    return Dataset(feed, delivery)
 
 
 def _check_words(remainder: object, on_bad_row: object, read: object, split: object) -> None:

@@ -20,9 +20,8 @@ class TrainData:
     training function, which takes it for a loader.
     """
 
-    def __init__(self, feed: Feed, delivery: Delivery, options: Options) -> None:
-        """Starts nothing; see `RankLoader`."""
-        self._feed, self._delivery, self._options = feed, delivery, options
+    def __init__(self, feed: Feed, delivery: Delivery) -> None:
+        self._feed, self._delivery, self._options = feed, delivery, Options()
         self.name: str | None = None
         self.context = SimpleNamespace(execution_options=None)
         self._run: tuple[Any, RankLoader] | None = None
@@ -38,13 +37,7 @@ class TrainData:
     def streaming_split(
         self, n: int, *, equal: bool = True, locality_hints: Sequence[str] | None = None
     ) -> list[RankLoader]:
-        """The loaders of n ranks, which share the dataset; always in equal steps.
-
-        Args:
-            n: Ranks.
-            equal: As Ray Data has it; no other than equal steps are made.
-            locality_hints: Nodes of the ranks, by rank.
-        """
+        """The loaders of n ranks on these nodes, which share the dataset; always in equal steps, whatever `equal`."""
         from raylance.runtime.cluster.decoders import options_of_ranks  # loads Ray
 
         seat = process.Seat(name=self.name, split=True)
@@ -62,11 +55,7 @@ class TrainData:
         return RankLoader(feed, delivery, options, rank, world_size, seat=seat)
 
     def run_loader(self) -> RankLoader:
-        """The loader of the run that is going on in local mode.
-
-        Raises:
-            ConfigError: Outside of local mode: a handle has no position.
-        """
+        """The loader of the run that is going on in local mode; refused elsewhere, since a handle has no position."""
         run = process.local_run(self)
         if run is None:
             raise ConfigError(

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -137,15 +138,14 @@ class EpochAudit:
             delivered: What each rank got, step by step: by `by_stream`, or kept by a training loop; None is `by_plan`.
         """
         plan, tally = self.plan, Tally([part.selected() for part in self._parts])
-        counts, steps, wrong = dict.fromkeys(("delivered", "padding", "masked"), 0), [0] * plan.world_size, []
+        counts, steps, wrong = Counter(delivered=0, padding=0, masked=0), [0] * plan.world_size, []
         for number, ranks in enumerate(self.by_plan() if delivered is None else delivered):
             parts = [step for step in ranks if step is not None]
             rows, real = np.concatenate([part.rows for part in parts]), np.concatenate([part.real for part in parts])
             steps = [done + (step is not None) for done, step in zip(steps, ranks, strict=True)]
             tally.add(rows[real])
-            for name, more in (("delivered", real.sum()), ("padding", (~real).sum())):
-                counts[name] += int(more)
-            counts["masked"] += sum(part.masked for part in parts)
+            masked = sum(part.masked for part in parts)
+            counts.update(delivered=int(real.sum()), padding=int((~real).sum()), masked=masked)
             at = self.position + number * plan.global_batch_size
             due = self._planned(plan.positions(at, 0, plan.step_size(at))) if at in self._starts else None
             if due is None or not (np.array_equal(rows, due.rows) and np.array_equal(real, due.real)):
@@ -160,7 +160,7 @@ class EpochAudit:
             faults.append(f"steps of the ranks {steps}, of the plan {len(self._starts)}")
         if wrong:
             faults.append(f"{len(wrong):,} steps have other rows than the plan, the first is {wrong[0]}")
-        counts |= {"aside": self.position + plan.epoch_rows - end, **found, "foreign": tally.foreign}
+        counts.update(aside=self.position + plan.epoch_rows - end, **found, foreign=tally.foreign)
         expected, what, each = sum(int(rows.sum()) for rows in tally.selected), "rows", "every selected row"
         if plan.order.repeats:
             expected, what, each = plan.epoch_rows, "draws", "every planned draw"

@@ -5,23 +5,40 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+import numpy as np
+
 from raylance._dataset.dataset import Dataset
 from raylance._dataset.mixing import mix
 from raylance._dataset.opening import dataset
 from raylance.errors import ConfigError, StateError
 from raylance.orders.mixture import MixOrder
+from raylance.orders.order import Order
 from raylance.orders.registry import ORDERS
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.planning.plan import Remainder
 from raylance.planning.state import UNKNOWN, parse_state
-from raylance.settings import Options
 from raylance.source.packing import PackTokens
 from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
 
 _KEPT = ("uri", "version", "branch", "filter", "split")
-_RECORDED = {**ORDERS, ClassBalanced.name: ClassBalanced}
+_RECORDED: dict[str, type[Order]] = {**ORDERS, ClassBalanced.name: ClassBalanced}
 _WRITTEN = (*ORDERS.values(), Weighted, ClassBalanced, FractionSplit, RangeSplit, ValueSplit, PackTokens)
 _SETTINGS = {kind.__name__: kind for kind in _WRITTEN}
+
+
+class _Scalars(ast.NodeTransformer):
+    """Makes constants of NumPy's scalars, which stand in a repr as np.float64(0.9) and np.True_."""
+
+    def visit(self, node: ast.AST) -> Any:
+        match super().visit(node):
+            case ast.Call(ast.Attribute(ast.Name("np"), name), [ast.expr() as value], []):
+                kind = getattr(np, name, None)
+                if isinstance(kind, type) and issubclass(kind, np.number | np.character):
+                    constant: Any = kind(ast.literal_eval(value))
+                    return ast.Constant(constant)
+            case ast.Attribute(ast.Name("np"), "True_" | "False_" as name):
+                return ast.Constant(getattr(np, name))
+        return node
 
 
 def read_setting(text: str) -> Any:
@@ -34,7 +51,7 @@ def read_setting(text: str) -> Any:
         ConfigError: If it says anything else.
     """
     try:
-        call = ast.parse(text.strip(), mode="eval").body
+        call = _Scalars().visit(ast.parse(text.strip(), mode="eval").body)
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id in _SETTINGS):
             raise ValueError("it is none of them")
         fields = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
@@ -79,9 +96,15 @@ def reopen(
         one = {key: getattr(saved, key) for key in _KEPT}
         if is_mixture:  # by name, but for what an older raylance did not write
             one = {key: value[name] if isinstance(value, Mapping) else value for key, value in one.items()}
-        arguments = _arguments(one["branch"], one["version"], one["split"], part, changes)
-        where = uris[number] if uris else one["uri"]
-        opened[name] = dataset(where, **{"filter": one["filter"], "remainder": remainder, **arguments})
+        arguments = {
+            "version": one["version"] if one["branch"] in (None, UNKNOWN) else (one["branch"], one["version"]),
+            "filter": one["filter"],
+            "split": None if one["split"] is None else read_setting(one["split"]),
+            "seed": part["seed"],
+            "order": changes["order"] if "order" in changes else _order(**part["order"]),
+            "remainder": remainder,
+        }
+        opened[name] = dataset(uris[number] if uris else one["uri"], **(arguments | changes))
     if not is_mixture:
         return opened[""]
     weighed = {name: (opened[name], part["quota"]) for name, part in parts.items()}
@@ -90,22 +113,14 @@ def reopen(
     # As they were: quotas that weights were rounded to may have a common divisor, and would be made smaller.
     components = [dataclasses.replace(part, quota=parts[part.name]["quota"]) for part in order.components]
     order = dataclasses.replace(order, components=tuple(components))
-    return Dataset(feed, dataclasses.replace(delivery, order=order), Options())
+    return Dataset(feed, dataclasses.replace(delivery, order=order))
 
 
-def _arguments(branch: Any, version: Any, split: Any, part: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of `raylance.dataset` for what a checkpoint says, and for what shall be another."""
-    params = dict(part["order"])
-    name = params.pop("name", None)
-    if "order" not in changes and name not in _RECORDED:
+def _order(name: Any = None, **params: Any) -> Order:
+    """The order that a checkpoint holds."""
+    if name not in _RECORDED:
         raise ConfigError(f"the run's order {name!r} is not all in its checkpoint: give it as order=.")
     try:
-        order = changes["order"] if "order" in changes else _RECORDED[name](**params)
+        return _RECORDED[name](**params)
     except TypeError as error:
         raise StateError(f"the state is damaged: its order is {params} ({error}). Use an earlier one.") from error
-    return {
-        "version": version if branch in (None, UNKNOWN) else (branch, version),
-        "split": None if split is None else read_setting(split),
-        "seed": part["seed"],
-        "order": order,
-    } | dict(changes)

@@ -49,7 +49,7 @@ class Tally:
     """How often each row of each dataset came."""
 
     def __init__(self, selected: Sequence[BoolArray]) -> None:
-        """Takes the selected rows, as a mask over the row offsets of each dataset."""
+        """The selected rows are masks over the row offsets of each dataset."""
         self.selected = selected
         self.times = [np.zeros(len(rows), dtype=np.uint32) for rows in selected]
         self.foreign = 0
@@ -68,16 +68,9 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One dataset of those that are audited.
+    """One dataset of those that are audited, with its name in the mixture, or "".
 
-    Attributes:
-        name: Its name in the mixture, or "".
-        table: Its rows, or documents.
-        filter: Its filter.
-        split: Its split, as checkpoints write it.
-        pack: How documents become rows, or None.
-        order: Its order.
-        rows: Its rows by the plan.
+    What packs its documents, the rows of the table, is None where rows are delivered; `rows` counts by the plan.
     """
 
     name: str
@@ -116,12 +109,7 @@ class Part:
             yield batch.filter(pa.array(kept))
 
     def take(self, offsets: Int64Array, columns: Sequence[str]) -> dict[str, list[Any]]:
-        """Stored values of rows, in the order asked for.
-
-        Raises:
-            DatasetError: If there is no such column.
-            ConfigError: For sequences of packed documents.
-        """
+        """Stored values of rows, in the order asked for; sequences of packed documents have none."""
         opened = self.table.pinned.open()
         if self.pack is not None and columns:
             raise ConfigError(f"columns={list(columns)}: sequences are stored nowhere; read them by take(row_offset).")

@@ -16,17 +16,11 @@ from raylance.settings import Feed
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The rows of one step of a rank.
+    """What is told of a rank's step: the position behind it, and at the end of an epoch, what the pass has proved."""
 
-    Attributes:
-        table: The feed's columns, `_component`, `_rowoffset` and `_valid`.
-        after: Position behind the step.
-        masked_rows: Rows that could not be decoded.
-        certificate: What the pass has proved, at the end of the epoch; else None.
-    """
-
-    table: pa.Table
     after: int
+    rows: int
+    nbytes: int
     masked_rows: int
     certificate: dict[str, Any] | None
 
@@ -35,7 +29,6 @@ class Assembly:
     """Puts the items of one rank's pass together, step by step."""
 
     def __init__(self, feed: Feed, plan: Plan, rank: int, epoch: int, position: int) -> None:
-        """Takes what the items are compared with: the plan, from a position on."""
         self._feed, self._plan, self._rank, self._epoch, self._begin = feed, plan, rank, epoch, position
         self._selection = feed.source.load_selection()
         self._after = position
@@ -45,11 +38,7 @@ class Assembly:
         self._steps: deque[tuple[pa.Table, int]] = deque()
 
     def add(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> None:
-        """Takes the next item.
-
-        Raises:
-            CoverageError: If its rows are not those of the plan.
-        """
+        """Takes the next item, whose rows must be those of the plan."""
         table, valid = self._merge(item, plain, decoded)
         rows = item.high - item.low
         low, high = self._plan.rank_slice(item.position, self._rank)
@@ -65,8 +54,8 @@ class Assembly:
         """Whether a step is whole."""
         return bool(self._steps)
 
-    def next_step(self) -> Step:
-        """Takes the oldest step that is whole."""
+    def next_step(self) -> tuple[pa.Table, Step]:
+        """Takes the oldest step that is whole: its rows, and what is told of them."""
         table, masked_rows = self._steps.popleft()
         self._after = self._plan.after(self._after)
         certificate = None
@@ -79,7 +68,13 @@ class Assembly:
                 "positions": [self._begin, self._after],
                 **dataclasses.asdict(self._coverage),
             }
-        return Step(table=table, after=self._after, masked_rows=masked_rows, certificate=certificate)
+        return table, Step(
+            after=self._after,
+            rows=table.num_rows,
+            nbytes=table.nbytes,
+            masked_rows=masked_rows,
+            certificate=certificate,
+        )
 
     def _merge(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> tuple[pa.Table, Any]:
         """Joins the columns in the feed's order, and says which rows are real and which were decoded."""
@@ -93,8 +88,8 @@ class Assembly:
             )
         real = positions < self._plan.epoch_rows
         self._coverage.add(wanted[real])
-        columns = {name: plain[name] for name in plain.column_names}
-        columns |= {} if decoded is None else {name: decoded[name] for name in decoded.column_names}
+        parts = [plain] if decoded is None else [plain, decoded]
+        columns = {name: part[name] for part in parts for name in part.column_names}
         done = columns[VALID].to_numpy() if VALID in columns else np.ones(item.rows, dtype=np.bool_)
         columns[COMPONENT] = pa.chunked_array([wanted >> COMPONENT_SHIFT])
         columns[ROW_OFFSET] = pa.chunked_array([wanted & OFFSET_MASK])

@@ -6,14 +6,15 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NoReturn, Protocol
 
+import numpy as np
 import pyarrow as pa
 import torch
+import torch.utils.dlpack
 
 from raylance.arguments import check_integer
-from raylance.batches.convert import Dtypes, to_torch
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID
-from raylance.decode.arrays import Lists, NumpyBatch, Paddings, to_numpy
-from raylance.errors import ConfigError
+from raylance.decode.arrays import AS_LISTS, Lists, NumpyBatch, Paddings, to_numpy
+from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.plan import Remainder
 from raylance.settings import Delivery, Feed
@@ -21,52 +22,32 @@ from raylance.settings import Delivery, Feed
 logger = logging.getLogger(__name__)
 
 BatchFormat = Literal["numpy", "pyarrow", "pandas"]
+Dtypes = torch.dtype | Mapping[str, torch.dtype] | None
 Convert = Callable[[pa.Table], Any]
 _ADDED = (ROW_OFFSET, COMPONENT, VALID)
 
 
-class Positioned(Protocol):
-    """What has a position: a loader."""
+class _Positioned(Protocol):
+    """A `RankLoader`, which is made above this file."""
 
     @property
-    def epoch(self) -> int:
-        """The epoch that the next batch is of."""
-        ...
-
-    def set_epoch(self, epoch: int) -> None:
-        """Goes to the start of an epoch."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """The consumed position, JSON-able."""
-        ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a saved position."""
-        ...
+    def epoch(self) -> int: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """Checked arguments of an iterator.
-
-    Attributes:
-        global_batch_size: Rows of one step over all ranks.
-        remainder: What becomes of the rows behind the last whole step.
-        prefetch_batches: Steps to keep in flight at the least.
-        hidden: Columns that are left out.
-        convert: Makes a batch of a table.
-        device: Where tensors go, or None for batches that are no tensors.
-        pin_memory: Whether tensors that stay on the CPU are put into pinned memory.
-    """
+    """Checked arguments of an iterator."""
 
     global_batch_size: int
     remainder: Remainder
     prefetch_batches: int
-    hidden: tuple[str, ...]
-    convert: Convert
-    device: torch.device | None = None
-    pin_memory: bool = False
+    hidden: tuple[str, ...]  # columns that are left out
+    convert: Convert  # makes a batch of a table
+    device: torch.device | None = None  # None for batches that are no tensors
+    pin_memory: bool = False  # of tensors that stay on the CPU
 
 
 class Batches:
@@ -81,16 +62,9 @@ class Batches:
     """
 
     def __init__(
-        self, start: Callable[[], Iterator[Any]], steps: Callable[[], int], told: str, loader: Positioned | None
+        self, start: Callable[[], Iterator[Any]], steps: Callable[[], int], told: str, loader: _Positioned | None
     ) -> None:
-        """Starts nothing.
-
-        Args:
-            start: Begins a pass.
-            steps: Tells the steps of a whole epoch.
-            told: What it is, for the repr.
-            loader: Whose position moves, or None.
-        """
+        """Takes what begins a pass, what tells the steps of a whole epoch, and whose position moves, if anybody's."""
         self._start, self._steps, self._told, self._loader = start, steps, told, loader
         self._current: Iterator[Any] | None = None
 
@@ -131,8 +105,8 @@ class Batches:
         )
 
     @property
-    def loader(self) -> Positioned:
-        """The loader whose batches these are.
+    def loader(self) -> _Positioned:
+        """The `RankLoader` whose batches these are.
 
         Raises:
             ConfigError: If they are a handle's, which has no position.
@@ -165,11 +139,7 @@ class Batches:
 def bind(
     delivery: Delivery, global_batch_size: int, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool
 ) -> Bound:
-    """Checks what all iterators take; `RankLoader.iter_torch_batches` tells the arguments.
-
-    Raises:
-        ConfigError: For a negative `prefetch_batches`.
-    """
+    """Checks what all iterators take; `RankLoader.iter_torch_batches` tells the arguments."""
     remainder: Remainder = delivery.remainder if drop_last is None else "drop" if drop_last else "ragged"
     hidden = [] if with_row_offset else [ROW_OFFSET]
     if not (isinstance(delivery.order, MixOrder) and with_row_offset):
@@ -191,11 +161,7 @@ def torch_converter(
     collate_fn: Callable[[NumpyBatch], Any] | None,
     pad_lists: Paddings | None,
 ) -> Convert:
-    """A function from a table to what `iter_torch_batches` yields; its arguments are checked now.
-
-    Raises:
-        ConfigError: For a column that is not there or of another kind, or a dtype that is none of torch's.
-    """
+    """A function from a table to what `iter_torch_batches` yields; its arguments are checked now."""
     lists = _lists(feed, pad_lists)
     if collate_fn is not None:
         if dtypes is not None:
@@ -207,11 +173,7 @@ def torch_converter(
 
 
 def host_converter(feed: Feed, batch_format: str, pad_lists: Paddings | None) -> Convert:
-    """A function from a table to what `iter_batches` yields; its arguments are checked now.
-
-    Raises:
-        ConfigError: For an unknown format, or a column that is not there or holds no lists.
-    """
+    """A function from a table to what `iter_batches` yields; its arguments are checked now."""
     if batch_format == "numpy":
         lists = _lists(feed, pad_lists)
         return lambda table: to_numpy(table, lists)
@@ -251,8 +213,7 @@ def _lists(feed: Feed, pad_lists: Any) -> Lists:
     ragged = [name for name, length in feed.list_lengths.items() if length is None and name not in paddings]
     if ragged:
         _warn_of_ragged(str(feed.source.uri), tuple(ragged))
-    fixed = {name: length for name, length in feed.list_lengths.items() if length is not None}
-    return Lists(paddings=paddings, lengths={k: v for k, v in fixed.items() if k not in paddings})
+    return Lists(paddings=paddings, lengths=feed.list_lengths)
 
 
 @functools.cache
@@ -265,3 +226,33 @@ def _warn_of_ragged(uri: str, names: tuple[str, ...]) -> None:
         uri,
         dict.fromkeys(names, 0),
     )
+
+
+def to_torch(
+    table: pa.Table, *, lists: Lists = AS_LISTS, dtypes: Mapping[str, torch.dtype], channels_last: frozenset[str]
+) -> dict[str, Any]:
+    """Turns what `to_numpy` gives into tensors, by column; strings, bytes and unpadded lists into Python lists.
+
+    Columns that have their channels last, (n, H, W, C), become (n, C, H, W) views in channels-last memory.
+    """
+    batch: dict[str, Any] = {}
+    for name, array in to_numpy(table, lists).items():
+        if array.dtype == object:
+            for value in array:
+                _refuse_dates(name, table[name].type, value)
+            batch[name] = [torch.tensor(value) if isinstance(value, np.ndarray) else value for value in array]
+            continue
+        _refuse_dates(name, table[name].type, array)
+        tensor = torch.utils.dlpack.from_dlpack(array)
+        if name in channels_last and tensor.ndim == 4:
+            tensor = tensor.permute(0, 3, 1, 2)
+        batch[name] = tensor.to(dtypes[name]) if name in dtypes else tensor
+    return batch
+
+
+def _refuse_dates(name: str, kind: pa.DataType, value: Any) -> None:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "mMO":
+        raise DatasetError(
+            f"column {name!r} is {kind}, for which torch has no type; the batch stops here. Leave it out of columns=, "
+            'or iterate with iter_batches(batch_format="numpy").'
+        )

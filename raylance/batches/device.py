@@ -9,11 +9,7 @@ from raylance.errors import ConfigError
 
 
 def torch_device(device: str | torch.device) -> torch.device:
-    """Reads a device argument.
-
-    Raises:
-        ConfigError: If torch knows no such device, or has no CUDA for it.
-    """
+    """Reads a device argument; refuses one that torch does not know, or has no CUDA for."""
     try:
         found = torch.device(device)
     except RuntimeError as error:
@@ -43,7 +39,7 @@ class Sender:
     """
 
     def __init__(self, device: torch.device, pin_memory: bool) -> None:
-        """Takes where to; `pin_memory` puts batches that stay on the CPU into pinned memory, for the caller's copy."""
+        """Batches that stay on the CPU are pinned for a copy that the caller makes."""
         self._device, self._pins = device, pin_memory
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":

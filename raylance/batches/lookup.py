@@ -1,12 +1,9 @@
 """Owns single rows on demand: read and decoded by the thread that asks; never plans, never reads ahead."""
 
-import dataclasses
-
 import numpy as np
 import pyarrow as pa
 
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, VALID
-from raylance.decode.rows import Decoding, OpenDecoding
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.settings import Feed
@@ -17,34 +14,18 @@ class Lookup:
     """Reads rows by their offsets; opens the dataset on first use."""
 
     def __init__(self, feed: Feed) -> None:
-        """Takes what is read and what is made of it."""
         self._feed = feed
-        self._decodings: dict[bool, OpenDecoding] = {}  # by whether they mask bad rows
+        self._decoding = feed.decoding.open() if feed.decoding else None
         self._opened: RowReader | None = None
 
-    def read(
-        self,
-        offsets: Int64Array,
-        epoch: int = 0,
-        draws: Int64Array | None = None,
-        *,
-        mask_bad_rows: bool | None = None,
-    ) -> pa.Table:
-        """Reads rows, each from storage once.
+    def read(self, offsets: Int64Array, epoch: int = 0, draws: Int64Array | None = None) -> pa.Table:
+        """Reads rows, each from storage once: the feed's columns, `_component`, `_rowoffset` and `_valid`, in memory of
+        their own.
 
         Args:
             offsets: Row offsets as readers take them, int64, shape (k,), in any order, duplicates included.
             epoch: Epoch, which keys random augmentation.
             draws: Where rows repeat, the position of each in the epoch, int64, shape (k,).
-            mask_bad_rows: Overrides what the feed does with rows that cannot be decoded.
-
-        Returns:
-            k rows in the order asked for, in memory of their own: the feed's columns, `_component`, `_rowoffset` and
-            `_valid`.
-
-        Raises:
-            DatasetError: For an offset that the pinned version does not have.
-            BadRowError: For a row that cannot be decoded, unless such rows are masked.
         """
         source = self._feed.source
         stored, places = np.unique(offsets, return_inverse=True)
@@ -55,16 +36,9 @@ class Lookup:
             told = f"{source.uri!r}, version {source.version}, cannot give these rows: {error}"
             raise DatasetError(told) from error
         valid = pa.array(np.ones(len(offsets), dtype=np.bool_))
-        if self._feed.decoding is not None:
+        if self._decoding is not None:
             drawn = table if draws is None else table.append_column(DRAW, pa.array(draws))
-            decoding = self._decoding(self._feed.decoding, mask_bad_rows)
-            table, _ = decoding.apply(drawn, epoch, own_memory=True)
+            table, _ = self._decoding.apply(drawn, epoch, own_memory=True)
             valid = table[VALID]
         added = {COMPONENT: offsets >> COMPONENT_SHIFT, ROW_OFFSET: offsets & OFFSET_MASK, VALID: valid}
         return pa.table({name: table[name] for name in self._feed.delivers} | added)
-
-    def _decoding(self, setting: Decoding, mask_bad_rows: bool | None) -> OpenDecoding:
-        masks = setting.mask_bad_rows if mask_bad_rows is None else mask_bad_rows
-        if masks not in self._decodings:
-            self._decodings[masks] = dataclasses.replace(setting, mask_bad_rows=masks).open()
-        return self._decodings[masks]

@@ -23,35 +23,24 @@ Paddings = Mapping[str, int | float | None]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lists:
-    """What becomes of columns of lists of numbers; those that are not named come as lists.
-
-    Attributes:
-        paddings: The value that fills lists up to the longest one of the batch; None leaves them lists.
-        lengths: The length that all lists have, which makes them one array.
+    """What becomes of columns of lists of numbers: one array where they are padded, or else are all of one length; with
+    None, and where they are not named, they stay lists.
     """
 
     paddings: Paddings = dataclasses.field(default_factory=dict)
-    lengths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    lengths: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
 
 
 AS_LISTS = Lists()
 
 
 def to_numpy(table: pa.Table, lists: Lists = AS_LISTS) -> NumpyBatch:
-    """Turns a table of n rows into arrays.
+    """Turns a table of n rows into arrays by column.
 
-    Args:
-        table: The rows.
-        lists: What becomes of columns of lists.
-
-    Returns:
-        By column: numbers (n,), fixed-size lists and lists of one length (n, k), fixed-shape tensors (n, …) with their
-        axes in logical order, padded lists (n, longest); strings, binary, other lists and structs as object arrays
-        (n,). All of them can be changed in place: numbers are views of the table's memory where it lies in one piece,
-        so that the table must have no other reader.
-
-    Raises:
-        DatasetError: If a column of numbers has nulls, or a list has another length than all are said to have.
+    Numbers are (n,), fixed-size lists and lists of one length (n, k), fixed-shape tensors (n, …) with their axes in
+    logical order, padded lists (n, longest); strings, binary, other lists and structs object arrays (n,). All of them
+    can be changed in place: numbers are views of the table's memory where it lies in one piece, so that the table must
+    have no other reader. Nulls among numbers are refused.
     """
     return {name: _numpy_column(name, table[name], lists) for name in table.column_names}
 
@@ -59,39 +48,40 @@ def to_numpy(table: pa.Table, lists: Lists = AS_LISTS) -> NumpyBatch:
 def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists) -> npt.NDArray[Any]:
     kind = column.type
     if pa.types.is_dictionary(kind):
-        decoded = [chunk.dictionary_decode() for chunk in column.chunks]
-        return _numpy_column(name, pa.chunked_array(decoded, kind.value_type), lists)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        padding = lists.paddings.get(name)
-        if padding is not None or name in lists.lengths:
-            return _padded(name, column, padding, lists.lengths.get(name))
-        if not pa.types.is_primitive(kind.value_type):
-            return _objects(column.to_pylist())
+        return _numpy_column(name, column.cast(kind.value_type), lists)
+    padding = lists.paddings.get(name)
+    length = None if name in lists.paddings else lists.lengths.get(name)
+    if _is_list(kind) and (padding is not None or length is not None):
+        return _padded(name, column, padding, length)
+    if _is_list(kind) and pa.types.is_primitive(kind.value_type):
         joined = column.combine_chunks().flatten()
         _refuse_nulls(name, joined)
         values, lengths = _writable(joined), pc.list_value_length(column).fill_null(0).to_numpy()
         ends, valid = lengths.cumsum(), column.is_valid().to_pylist()
         rows = zip((ends - lengths).tolist(), ends.tolist(), valid, strict=True)
-        return _objects([values[start:end] if given else None for start, end, given in rows])
+        return np.fromiter((values[start:end] if given else None for start, end, given in rows), dtype=object)
     shape, axes, leaf = _layout(kind)
     if leaf is None:
-        return _objects(column.to_pylist())
+        return np.fromiter(column.to_pylist(), dtype=object)
     arrays = [] if column.num_chunks else [_writable(pa.array([], leaf)).reshape(0, *shape)]
     for chunk in column.chunks:
         flat: pa.Array = chunk
         _refuse_nulls(name, flat)
         while not pa.types.is_primitive(flat.type):
-            flat = flat.storage if isinstance(flat.type, pa.ExtensionType | pa.BaseExtensionType) else flat.flatten()
+            flat = flat.storage if isinstance(flat.type, pa.BaseExtensionType) else flat.flatten()
             _refuse_nulls(name, flat)
         arrays.append(_writable(flat).reshape(len(chunk), *shape))  # (rows of the chunk, *shape)
     stored = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
     return stored.transpose(0, *(axis + 1 for axis in axes))
 
 
-def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.DataType | None]:
-    """Shape of one value as it is stored, its axes in logical order, and the type of its numbers.
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
-    The type is None for what is not dense numbers.
+
+def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.DataType | None]:
+    """Shape of one value as it is stored, its axes in logical order, and the type of its numbers: None where a value is
+    not dense numbers.
     """
     if isinstance(kind, pa.FixedShapeTensorType):
         axes = range(len(kind.shape)) if kind.permutation is None else kind.permutation
@@ -125,8 +115,7 @@ def _refuse_nulls(name: str, array: pa.Array) -> None:
 
 
 def _padded(name: str, column: pa.ChunkedArray, value: int | float | None, length: int | None) -> npt.NDArray[Any]:
-    whole = column.combine_chunks()
-    lists = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
+    lists = column.combine_chunks()
     _refuse_nulls(name, lists)
     flat = lists.flatten()
     _refuse_nulls(name, flat)
@@ -147,28 +136,20 @@ def _padded(name: str, column: pa.ChunkedArray, value: int | float | None, lengt
     return out
 
 
-def _objects(values: list[Any]) -> npt.NDArray[Any]:
-    out = np.empty(len(values), dtype=object)
-    for row, value in enumerate(values):
-        out[row] = value
-    return out
-
-
 def list_lengths(table: pa.Table) -> dict[str, int | None]:
     """Columns of lists of numbers, and the length that all their lists have; None where they differ, or are empty."""
     found: dict[str, int | None] = {}
     for name in table.column_names:
         kind = table.schema.field(name).type
-        if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_primitive(kind.value_type):
+        if _is_list(kind) and pa.types.is_primitive(kind.value_type):
             lengths = pc.unique(pc.list_value_length(table[name])).to_pylist()  # None for a null
             found[name] = lengths[0] or None if len(lengths) == 1 else None
     return found
 
 
-def row_bytes(kind: pa.DataType) -> int | None:
-    """Bytes of one value of a dense column, or None where values vary in size."""
-    shape, _, leaf = _layout(kind)
-    return None if leaf is None else max(1, math.prod(shape) * leaf.bit_width // 8)
+def is_dense(kind: pa.DataType) -> bool:
+    """Whether all values are of one size."""
+    return _layout(kind)[2] is not None
 
 
 def to_arrow(array: npt.NDArray[Any]) -> pa.Array:

@@ -89,11 +89,7 @@ class Decoder(abc.ABC):
 
 
 def check_decoder_output(decoder: Decoder) -> None:
-    """Checks what a decoder says of itself.
-
-    Raises:
-        ConfigError: For a shape or dtype that no column can have, or a number of draws that is none.
-    """
+    """Refuses a shape or dtype that no column can have, or a number of draws that is none."""
     name = f"{type(decoder).__name__}({decoder.column!r})"
     shape, dtype = getattr(decoder, "shape", None), getattr(decoder, "dtype", None)
     if not isinstance(shape, tuple) or not all(type(side) is int and side >= 1 for side in shape):

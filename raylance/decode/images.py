@@ -26,7 +26,7 @@ from raylance.decode.decoder import Decoder, Draws
 from raylance.errors import ConfigError
 
 Pixels = npt.NDArray[np.uint8]
-Box = tuple[int, int, int, int]
+Box = tuple[int, int, int, int]  # left, top, width, height
 
 _EXIF_ORIENTATION = 0x0112
 _BOX_DRAWS = 40  # uniform numbers set aside for the box; the flip uses the next one
@@ -37,16 +37,8 @@ class Crop(Protocol):
     """Chooses the part of a source image that becomes the output."""
 
     def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
-        """Chooses a box.
-
-        Args:
-            width: Width of the source in pixels.
-            height: Height of the source in pixels.
-            size: (height, width) of the output.
-            draws: Uniform numbers in [0, 1) of this row and epoch, shape (40,).
-
-        Returns:
-            (left, top, width, height) within the source.
+        """A box within a source of so many pixels, for an output of `size`, (height, width); the draws are uniform in
+        [0, 1), of this row and epoch, shape (40,).
         """
         ...
 
@@ -105,8 +97,7 @@ class RandomResizedCrop:
                 left, top = int(left_u * (width - cut_width + 1)), int(top_u * (height - cut_height + 1))
                 return left, top, cut_width, cut_height
         ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
-        cut_width, cut_height = min(width, round(height * ratio)), min(height, round(width / ratio))
-        cut_width, cut_height = max(1, cut_width), max(1, cut_height)
+        cut_width, cut_height = max(1, min(width, round(height * ratio))), max(1, min(height, round(width / ratio)))
         return (width - cut_width) // 2, (height - cut_height) // 2, cut_width, cut_height
 
 
@@ -163,8 +154,8 @@ class Image(Decoder):
         """Takes the size from an image where none is given."""
         if self.size is not None:
             return self
-        size = image_size(encoded) if self.decode_fn is None else self.decode_fn(bytes(encoded)).shape[:2]
-        return dataclasses.replace(self, size=(int(size[0]), int(size[1])), keeps_size=True)
+        pixels = _decode_rgbx(encoded) if self.decode_fn is None else self.decode_fn(bytes(encoded))
+        return dataclasses.replace(self, size=(int(pixels.shape[0]), int(pixels.shape[1])), keeps_size=True)
 
     def decode_into(self, encoded: bytes | memoryview, draws: Draws, out: Pixels) -> None:
         """Decodes one image.
@@ -224,14 +215,8 @@ def _whole_size(column: str, size: Any) -> tuple[int, int]:
     return int(sides[0]), int(sides[1])
 
 
-def image_size(encoded: bytes | memoryview) -> tuple[int, int]:
-    """Size of an encoded image after EXIF rotation, (height, width), by decoding it whole."""
-    height, width = _decode_rgbx(encoded).shape[:2]
-    return height, width
-
-
 def _decode_rgbx(encoded: bytes | memoryview) -> Pixels:
-    """Decodes to uint8 (H, W, 4); the fourth channel is padding. May be read-only."""
+    """Decodes to uint8 (H, W, 4), EXIF rotation applied; the fourth channel is padding. May be read-only."""
     image: PIL.Image.Image = PIL.Image.open(io.BytesIO(encoded))
     if "exif" in image.info and image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
         image = PIL.ImageOps.exif_transpose(image)
@@ -244,12 +229,11 @@ def _decode_rgbx(encoded: bytes | memoryview) -> Pixels:
         image = image.convert("RGB")
     else:
         image.load()
-    height, width = image.height, image.width
     try:
         packed = pa.array(image)
     except ValueError:  # images of more than 16 MB lie in several blocks, which Arrow cannot take over
         return np.asarray(image.convert("RGBX"))
-    return np.asarray(packed.values.to_numpy(zero_copy_only=True).reshape(height, width, 4))
+    return np.asarray(packed.values.to_numpy(zero_copy_only=True).reshape(image.height, image.width, 4))
 
 
 def _grey_of_32_bits(grey: npt.NDArray[Any]) -> Pixels:

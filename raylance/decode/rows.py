@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raylance.columns import COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, SEED, VALID, tell_rows
+from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, SEED, VALID, tell_rows
 from raylance.decode.arrays import NumpyBatch, to_arrow, to_numpy
 from raylance.decode.decoder import Decoder, check_decoder_output
-from raylance.decode.transform import transformed_table
 from raylance.errors import BadRowError, ConfigError, DatasetError
-from raylance.orders.permutation import BoolArray, Int64Array, UInt64Array, derive_key, mix64, subkeys, uniform
+from raylance.orders.permutation import BoolArray, UInt64Array, derive_key, mix64, subkeys, uniform
 from raylance.telemetry import Receipt
 
 Transform = Callable[[NumpyBatch], dict[str, Any]]
@@ -30,8 +29,6 @@ class Decoding:
     """What happens to rows between reading and collating; picklable, and opened where it happens.
 
     Attributes:
-        decoders: What decodes columns, settled.
-        seed: Seed of the augmentation.
         mask_bad_rows: Whether a row that cannot be decoded becomes zeros with `_valid` False, instead of an error.
         transform: The user's function, or None. It gets a dict of arrays by column, as `iter_batches` gives them, with
             `_rowoffset` (int64) and `_seed` (uint64, of the row, the epoch and the seed: for `numpy.random.default_rng`
@@ -66,11 +63,7 @@ class Decoding:
         return sum(math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize for decoder in self.decoders)
 
     def open(self) -> "OpenDecoding":
-        """Opens it in this process.
-
-        Raises:
-            ConfigError: For a decoder that says of itself what no column can have.
-        """
+        """Opens it in this process; refuses a decoder that says of itself what no column can have."""
         return OpenDecoding(self)
 
 
@@ -78,75 +71,53 @@ class OpenDecoding:
     """Decodes and transforms tables; holds output memory from call to call, and row decoders of the threads."""
 
     def __init__(self, decoding: Decoding) -> None:
-        """See `Decoding.open`."""
         self._decoding = decoding
         self._columns = [_Column(decoder) for decoder in decoding.decoders]
 
     def apply(
         self, table: pa.Table, epoch: int, executor: Executor | None = None, *, own_memory: bool = False
     ) -> tuple[pa.Table, Receipt]:
-        """Decodes.
+        """Decodes a table of the encoded columns and `_rowoffset`; with a transform, of all columns; where rows repeat,
+        of `_draw` too. Adds `_valid` (bool). An executor lends its threads.
 
-        Args:
-            table: The encoded columns and `_rowoffset`; with a transform, all columns; where rows repeat, `_draw`.
-            epoch: Epoch, part of the key of the augmentation.
-            executor: Threads to decode in, or None for the calling thread.
-            own_memory: Whether the result has memory of its own. Otherwise the next call overwrites it: copy it (as
-                sending it through Ray does) before then.
-
-        Returns:
-            A table of the columns, the decoded ones as their decoders' Arrow types, and `_valid` (bool); and what the
-            work took.
-
-        Raises:
-            BadRowError: For the first row that cannot be decoded, unless bad rows are masked.
-            ConfigError: If the transform returns something else than arrays with as many rows, of the types that the
-                opening found, or if the settings have no place for a row, such as an image of another size than the
-                first where none was asked for.
+        Unless it shall have memory of its own, the next call overwrites the result: copy it (as sending it through Ray
+        does) before then.
         """
         begin = time.perf_counter()
         transform, transformed = self._decoding.transform, self._decoding.transformed
-        offsets = table[ROW_OFFSET].to_numpy()
-        draws = table[DRAW].to_numpy() if DRAW in table.column_names else None
         valid = np.ones(table.num_rows, dtype=np.bool_)
         for column in self._columns:
             out, name = column.buffer(table.num_rows, own_memory), column.decoder.column
-            keys = self._keys(offsets, draws, epoch, "augment", name)
-            decode_row = self._row_decoder(column, table[name], offsets, keys, out, valid)
+            decode_row = self._row_decoder(column, table, epoch, out, valid)
             for _ in (map if executor is None else executor.map)(decode_row, range(table.num_rows)):
                 pass
             table = table.set_column(table.column_names.index(name), name, to_arrow(out))
         if transformed is not None and table.num_rows == 0:
             table = pa.Table.from_batches([], schema=transformed)
         elif transform is not None:
-            arrays = to_numpy(table.drop_columns([DRAW] if draws is not None else []))
-            arrays[ROW_OFFSET] = offsets & OFFSET_MASK  # the row's own, and memory of its own
-            arrays[SEED] = self._keys(offsets, draws, epoch, "transform")
-            table = transformed_table(transform(arrays), offsets, table.schema, transformed, self._decoding.datasets)
+            arrays = to_numpy(table)
+            arrays.pop(DRAW, None)
+            arrays[ROW_OFFSET] = table[ROW_OFFSET].to_numpy() & OFFSET_MASK  # the row's own, and memory of its own
+            arrays[SEED] = self._keys(table, epoch, "transform")
+            table = self._to_table(transform(arrays), table)
         hidden = [name for name in (ROW_OFFSET, DRAW) if name in table.column_names]
         done = table.drop_columns(hidden).append_column(VALID, pa.array(valid))
         seconds = time.perf_counter() - begin
         return done, Receipt(nbytes=done.nbytes, decode_s=seconds)
 
-    def _keys(self, offsets: Int64Array, draws: Int64Array | None, epoch: int, *purpose: str) -> UInt64Array:
+    def _keys(self, table: pa.Table, epoch: int, *purpose: str) -> UInt64Array:
         """One key for each row; where rows repeat, one for each draw, or all copies of a row would look the same."""
-        keys = subkeys(derive_key(self._decoding.seed, epoch, *purpose), offsets)
-        return keys if draws is None else mix64(keys ^ subkeys(derive_key("draw"), draws))
+        keys = subkeys(derive_key(self._decoding.seed, epoch, *purpose), table[ROW_OFFSET].to_numpy())
+        return mix64(keys ^ subkeys(derive_key("draw"), table[DRAW].to_numpy())) if DRAW in table.column_names else keys
 
     def _row_decoder(
-        self,
-        column: "_Column",
-        values: pa.ChunkedArray,
-        offsets: Int64Array,
-        keys: UInt64Array,
-        out: npt.NDArray[Any],
-        valid: BoolArray,
+        self, column: "_Column", table: pa.Table, epoch: int, out: npt.NDArray[Any], valid: BoolArray
     ) -> Callable[[int], None]:
         """A function that decodes row i of a column to `out[i]`, and clears `valid[i]` where a bad row is masked."""
-        name, datasets = column.decoder.column, self._decoding.datasets
-        draws = uniform(keys, column.decoder.draws)  # (rows, draws)
+        name, datasets, offsets = column.decoder.column, self._decoding.datasets, table[ROW_OFFSET].to_numpy()
+        draws = uniform(self._keys(table, epoch, "augment", name), column.decoder.draws)  # (rows, draws)
         # Read-only: Arrow's memory is not always, and these rows may be decoded again.
-        encoded = [memoryview(value.as_buffer()).toreadonly() if value.is_valid else None for value in values]
+        encoded = [memoryview(value.as_buffer()).toreadonly() if value.is_valid else None for value in table[name]]
 
         def decode_row(row: int) -> None:
             decode_into = column.local.decode_into
@@ -169,6 +140,61 @@ class OpenDecoding:
                 valid[row] = False
 
         return decode_row
+
+    def _to_table(self, made: Any, given: pa.Table) -> pa.Table:
+        """What the transform made of a table; its columns are those of the opening, and of their types, but there."""
+        schema = self._decoding.transformed
+        if not isinstance(made, dict) or not made:
+            raise ConfigError(f"transform returned {type(made).__name__}: it must return a dict of arrays by column.")
+        made = {name: values for name, values in made.items() if name not in (ROW_OFFSET, SEED)}
+        added = sorted({COMPONENT, DRAW, VALID} & set(made))
+        if added or not made:
+            raise ConfigError(
+                f"transform returned {', '.join(added) or 'no column of its own'}: {VALID}, {COMPONENT} and {DRAW} are "
+                f"columns that raylance adds, {ROW_OFFSET} and {SEED} are left out of what it returns. Return columns "
+                "under names of their own."
+            )
+        names = list(made) if schema is None else schema.names
+        if set(names) != set(made):
+            raise ConfigError(
+                f"transform returned the columns {', '.join(made)} for {self._tell(given)}, at the opening it returned "
+                f"{', '.join(names)}; the epoch stops here, because pieces of a step would not fit together. Return "
+                "the same columns always."
+            )
+        return pa.table({name: self._to_column(name, made[name], given) for name in names})
+
+    def _to_column(self, name: str, values: Any, given: pa.Table) -> pa.Array:
+        rows, schema = _length(values), self._decoding.transformed
+        if rows != len(given):
+            what = type(values).__name__ if rows is None else f"{rows} rows"
+            raise ConfigError(
+                f"transform returned {what} in {name!r} for {len(given)} rows: rows lost or added here would make "
+                "ranks uneven. Return one for each; filter rows with filter= instead."
+            )
+        kind = None if schema is None else schema.field(name).type
+        found = type(values).__name__
+        try:
+            array = _arrow(values)
+            found = str(array.type)
+            if kind is None and _is_untold(array.type):
+                kind = given[name].type if name in given.column_names else None
+                if kind is None or _is_untold(kind):
+                    raise ConfigError(
+                        f"transform returned only None or empty lists in {name!r} for the {rows} rows tried at the "
+                        f"opening, which does not tell its type ({found}), and later pieces could be of any; nothing "
+                        "was started. Return a pyarrow array, which says it: pa.array(values, pa.string()), say."
+                    )
+            return array if kind is None else _cast(array, kind)
+        except (pa.ArrowException, TypeError) as error:
+            raise ConfigError(
+                f"transform returned {found} in column {name!r} for {self._tell(given)}, which cannot become "
+                f"{'one Arrow type' if kind is None else f'{kind}, as at the opening'} ({error}); it stops here, "
+                "because pieces of a step must be of one type. Return the same type always: values.astype(…), or a "
+                "pyarrow array such as pa.array(values, pa.string())."
+            ) from error
+
+    def _tell(self, table: pa.Table) -> str:
+        return tell_rows(table[ROW_OFFSET].to_numpy(), self._decoding.datasets)
 
 
 class _Column:
@@ -202,17 +228,9 @@ class _Local(threading.local):
 
 
 def settle(decoder: Decoder, probe: pa.Table) -> Decoder:
-    """Checks that a column holds what a decoder decodes, and settles what the decoder leaves open.
+    """Settles what a decoder leaves open, by a few rows with `_rowoffset`.
 
     A damaged row among good ones is left to `on_bad_row`; a column of which no sampled row decodes is refused.
-
-    Args:
-        decoder: How they are decoded.
-        probe: A few rows, with `_rowoffset`.
-
-    Raises:
-        ConfigError: If the decoder cannot be opened, or says of itself what no column can have.
-        DatasetError: If none of the rows decodes.
     """
     failures: list[Exception] = []
     for row in range(probe.num_rows):
@@ -233,3 +251,35 @@ def settle(decoder: Decoder, probe: pa.Table) -> Decoder:
         f"column {decoder.column!r} holds no {decoder.content}: of {len(failures)} rows sampled none decodes (the "
         f"first says: {failures[0]}); nothing was started. Name a column of {decoder.content} in decode=."
     ) from failures[0]
+
+
+def _length(values: Any) -> int | None:
+    """Rows of a column, or None for what is no column."""
+    try:
+        return None if isinstance(values, str | bytes) else len(values)
+    except TypeError:
+        return None
+
+
+def _is_untold(kind: pa.DataType) -> bool:
+    """Whether a type was inferred from nothing but None or empty lists, in it or somewhere inside."""
+    return pa.types.is_null(kind) or any(_is_untold(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """An array as another type, where no value is lost; tensors of one shape by their numbers."""
+    if array.type == kind:
+        return array
+    tensors = isinstance(kind, pa.FixedShapeTensorType) and isinstance(array.type, pa.FixedShapeTensorType)
+    if tensors and (array.type.shape, array.type.permutation) == (kind.shape, kind.permutation):
+        return pa.ExtensionArray.from_storage(kind, array.storage.cast(kind.storage_type))
+    return array.cast(kind)
+
+
+def _arrow(values: Any) -> pa.Array:
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    array: npt.NDArray[Any] = np.asarray(values) if not isinstance(values, list) else np.array(values, dtype=object)
+    if array.dtype == object or array.dtype.kind in "US":
+        return pa.array(array.tolist())
+    return to_arrow(array)

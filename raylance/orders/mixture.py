@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from raylance.errors import ConfigError
 from raylance.orders.order import Auto, Epoch, Facts, Order, Settled, Tables
@@ -23,16 +24,7 @@ _NEAR = 0.01
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One dataset of a mixture.
-
-    Attributes:
-        name: Its name.
-        order: Its own order.
-        seed: The seed of its order.
-        rows: Rows of its selection.
-        quota: Its positions in each stretch of the pattern.
-        tables: What its order looked up in its selection.
-    """
+    """One dataset of a mixture, with its own order and seed; its quota is of positions in a stretch of the pattern."""
 
     name: str
     order: Order
@@ -48,9 +40,6 @@ def quotas(weights: Sequence[float]) -> list[int]:
     Exact where the weights allow it within 1,000 positions, else to a thousandth; a longer stretch where a weight is
     less than that: exact where 1,000,000 positions allow it, else within 1 % of each weight.
 
-    Args:
-        weights: Positive numbers; their sum does not matter.
-
     Raises:
         ConfigError: If no stretch of 1,000,000 positions keeps the weights.
     """
@@ -58,29 +47,31 @@ def quotas(weights: Sequence[float]) -> list[int]:
     if not np.isfinite(sum(weights)):
         shares = shares / max(weights)
     shares = shares / sum(shares.tolist())
-    for size in range(len(weights), _SHORT_PATTERN + 1):
-        if np.allclose(shares * size, np.rint(shares * size), rtol=0, atol=1e-9) and np.rint(shares * size).min() >= 1:
-            return [int(quota) for quota in np.rint(shares * size)]
-    if shares.min() * _SHORT_PATTERN > 1 - 1e-9:
-        return [int(quota) for quota in np.rint(shares * _SHORT_PATTERN)]
-    near = 0
-    together = max(1, (1 << 20) // len(weights))
-    for low in range(_SHORT_PATTERN + 1, _LONGEST_PATTERN + 1, together):
-        sizes = np.arange(low, min(low + together, _LONGEST_PATTERN + 1))
-        wanted = shares[:, None] * sizes  # (components, sizes)
-        off = np.where(wanted < 0.5, np.inf, np.abs(np.rint(wanted) - wanted))  # a quota is at least 1
-        exact = np.flatnonzero((off <= 1e-9).all(axis=0))
-        if len(exact):
-            return [int(quota) for quota in np.rint(wanted[:, exact[0]])]
-        close = np.flatnonzero((off <= _NEAR * wanted).all(axis=0))
-        near = near or (int(sizes[close[0]]) if len(close) else 0)
-    if not near:
+    size = _first_stretch(shares, len(weights), _SHORT_PATTERN, 0)
+    if not size and shares.min() * _SHORT_PATTERN > 1 - 1e-9:
+        size = _SHORT_PATTERN
+    for tolerance in (0, _NEAR):
+        size = size or _first_stretch(shares, _SHORT_PATTERN + 1, _LONGEST_PATTERN, tolerance)
+    if not size:
         raise ConfigError(
             f"mix(): the weights {list(weights)} give the rarest dataset {shares.min():.3g} of all rows, and no "
             f"stretch of {_LONGEST_PATTERN:,} positions comes within {_NEAR:.0%} of all weights. Raise it to at least "
             f"{1 / _LONGEST_PATTERN:g} of their sum, make the small ones multiples of one another, or leave it out."
         )
-    return [int(quota) for quota in np.rint(shares * near)]
+    return [int(quota) for quota in np.rint(shares * size)]
+
+
+def _first_stretch(shares: npt.NDArray[np.float64], least: int, most: int, tolerance: float) -> int:
+    """The shortest stretch whose quotas are all at least 1 and near their shares, relatively; 0 where there is none."""
+    together = (1 << 20) // len(shares) + 1
+    for low in range(least, most + 1, together):
+        sizes = np.arange(low, min(low + together, most + 1))
+        wanted = shares[:, None] * sizes  # (components, sizes)
+        off = np.where(wanted < 0.5, np.inf, np.abs(np.rint(wanted) - wanted))
+        near = np.flatnonzero((off <= np.maximum(1e-9, tolerance * wanted)).all(axis=0))
+        if len(near):
+            return int(sizes[near[0]])
+    return 0
 
 
 @functools.lru_cache(maxsize=16)
@@ -111,7 +102,6 @@ class MixOrder(Order):
     """Deals positions to components; a component that ends begins its next epoch, in another order.
 
     Attributes:
-        components: The datasets.
         stop: "first_exhausted" ends the epoch before a row of any component comes again, "all_exhausted" when the last
             component has been seen whole, a number after so many rows.
         chunk_positions: Positions to read together; "auto" is the longest window of a component, within the limit.
@@ -132,11 +122,6 @@ class MixOrder(Order):
     def quotas(self) -> tuple[int, ...]:
         """The components' quotas."""
         return tuple(part.quota for part in self.components)
-
-    @property
-    def is_settled(self) -> bool:
-        """See `Order.is_settled`; the components are settled together with it."""
-        return self.chunk_positions != "auto"
 
     def params(self) -> dict[str, Any]:
         """See `Order.params`; components by name, with their quotas and their own orders."""
@@ -180,48 +165,42 @@ class MixOrder(Order):
             shard_rows=1,
             read_positions=chunk,
             parts=tuple(parts),
-            quotas=self.quotas,
         )
 
     def standings(self, position: int) -> dict[str, dict[str, int]]:
         """Where each component stands: rows consumed in this epoch of the mixture, and of these, of its own epoch."""
         pattern, _ = _deal(self.quotas)
         stretch, rest = divmod(position, len(pattern))
-        counts = np.bincount(pattern[:rest], minlength=len(self.components))
-        taken = {
-            part.name: stretch * part.quota + int(count) for part, count in zip(self.components, counts, strict=True)
-        }
-        sizes = {part.name: part.rows for part in self.components}
-        return {
-            name: {"rows": rows, "passes": rows // sizes[name], "position": rows % sizes[name]}
-            for name, rows in taken.items()
-        }
+        counts = np.bincount(pattern[:rest], minlength=len(self.components)).tolist()
+        standings = {}
+        for part, count in zip(self.components, counts, strict=True):
+            rows = stretch * part.quota + count
+            standings[part.name] = {"rows": rows, "passes": rows // part.rows, "position": rows % part.rows}
+        return standings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _MixSettled(Settled):
-    """A mixture, settled.
+    """A mixture, settled, as its parts are."""
 
-    Attributes:
-        parts: Its components' own orders.
-        quotas: Positions of each in a stretch.
-    """
-
+    settings: MixOrder
     parts: tuple[Settled, ...]
-    quotas: tuple[int, ...]
 
     def epoch(self, number: int) -> "_MixEpoch":
         return _MixEpoch(self, number)
 
 
 class _MixEpoch(Epoch):
-    """One epoch of a mixture."""
+    """One epoch of a mixture. Its rows count through the components, one behind the other."""
 
     order: _MixSettled
 
     def rows(self, positions: Int64Array) -> Int64Array:
-        """See `Epoch.rows`; rows count through the components, one behind the other."""
-        which, within = self._places(positions)
+        quotas = self.order.settings.quotas
+        pattern, rank = _deal(quotas)
+        stretch, place = np.divmod(positions, len(pattern))
+        which = pattern[place]
+        within = stretch * np.array(quotas, dtype=np.int64)[which] + rank[place]  # counts on over a component's epochs
         out = np.empty(len(positions), dtype=np.int64)
         base = 0
         for index, part in enumerate(self.order.parts):
@@ -233,10 +212,3 @@ class _MixEpoch(Epoch):
                 out[mine[now]] = base + part.epoch(self.number * wraps + int(number)).rows(place[now])
             base += part.rows
         return out
-
-    def _places(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Component of each position, and the position within the component, which counts on over its epochs."""
-        pattern, rank = _deal(self.order.quotas)
-        stretch, place = np.divmod(positions, len(pattern))
-        which = pattern[place]
-        return which, stretch * np.array(self.order.quotas, dtype=np.int64)[which] + rank[place]

@@ -29,20 +29,16 @@ class Column(Protocol):
     @property
     def kind(self) -> str:
         """Its type, as the dataset names it."""
-        ...
 
     @property
     def nulls(self) -> int:
         """How many values are null."""
-        ...
 
     def values(self) -> npt.NDArray[Any]:
         """The values of all selected rows in storage order, shape (n,)."""
-        ...
 
     def codes(self) -> tuple[Int64Array, list[Any]]:
         """The class of each selected row, int64, shape (n,), and what the classes are called: only those that occur."""
-        ...
 
 
 class Rows(Protocol):
@@ -51,15 +47,12 @@ class Rows(Protocol):
     @property
     def count(self) -> int:
         """Rows of the selection, n."""
-        ...
 
     def column(self, name: str) -> Column:
         """A column of the dataset; it need not be delivered."""
-        ...
 
     def fragment_ends(self) -> Int64Array:
         """Selected rows up to the end of each fragment, int64, ascending, fragments without any left out."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,11 +123,7 @@ class Order:
         return {}
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
-        """Looks up what the order needs; returns also the order with what it now knows of itself.
-
-        Raises:
-            ConfigError: As `look_up`.
-        """
+        """Looks up what the order needs; returns also the order with what it now knows of itself."""
         return self, self.look_up(rows)
 
     @property
@@ -221,10 +210,6 @@ class Settled:
         """See `Order.params`."""
         return self.settings.params()
 
-    def standings(self, position: int) -> dict[str, Any]:
-        """See `Order.standings`."""
-        return self.settings.standings(position)
-
     def epoch(self, number: int) -> "Epoch":
         """An epoch, by its number, from 0."""
         return Epoch(self, number)
@@ -232,12 +217,7 @@ class Settled:
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """One epoch of a settled order.
-
-    Attributes:
-        order: The order.
-        number: The epoch, from 0.
-    """
+    """One epoch, by its number from 0, of a settled order."""
 
     order: Settled
     number: int
@@ -251,12 +231,9 @@ class Epoch:
         return self.order.settings.rows_of(self, positions)
 
     def completed_shards(self, position: int) -> BoolArray:
-        """Tells which shards lie wholly in the consumed prefix [0, position).
+        """Tells which shards, by ID, lie wholly in the consumed prefix [0, position); bool, shape (shard_count,).
 
         Rows that are still to come are enumerated only until every shard has shown one, never the whole epoch.
-
-        Returns:
-            bool, shape (shard_count,), indexed by shard ID.
         """
         done = np.ones(self.order.shard_count, dtype=np.bool_)
         for block in blocks(position, self.order.epoch_rows):
@@ -267,11 +244,7 @@ class Epoch:
 
 
 def check_count(order: Order, field: str, *words: str) -> None:
-    """Refuses a field that is neither one of the words nor an integer of at least 1.
-
-    Raises:
-        ConfigError: With the value and what is possible.
-    """
+    """Refuses a field that is neither one of the words nor an integer of at least 1."""
     value = getattr(order, field)
     if value not in words and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         allowed = " or ".join([*(f'"{word}"' for word in words), "an integer of at least 1"])

@@ -23,15 +23,9 @@ _U1, _U11, _U27, _U30, _U31 = (np.uint64(v) for v in (1, 11, 27, 30, 31))
 
 
 def derive_key(*parts: int | str) -> int:
-    """Hashes named parts to a 64-bit key.
+    """Hashes named parts, integers of any size and strings, to a 64-bit key, e.g. (seed, epoch, "window").
 
     Parts keep their type and their place: (0, 1) and (1, 0) give unrelated keys, as "1" and 1 do.
-
-    Args:
-        *parts: Integers of any size and strings, e.g. (seed, epoch, "window").
-
-    Returns:
-        An integer in [0, 2**64).
     """
     text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
@@ -48,15 +42,7 @@ def mix64(x: UInt64Array) -> UInt64Array:
 
 
 def subkeys(key: int, index: npt.ArrayLike) -> UInt64Array:
-    """Derives one 64-bit key for each index, vectorised.
-
-    Args:
-        key: A 64-bit key from `derive_key`.
-        index: Integers of any shape, read as 64-bit words.
-
-    Returns:
-        Keys of the same shape, uint64.
-    """
+    """Derives one 64-bit key, uint64, for each integer of `index`, of any shape, read as a 64-bit word."""
     words = np.asarray(index).astype(np.int64).view(np.uint64)
     return mix64(mix64((words + _U1) * _GOLDEN_GAMMA) ^ np.uint64(key))
 

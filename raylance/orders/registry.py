@@ -8,12 +8,7 @@ ORDERS: dict[str, type[Order]] = {kind.name: kind for kind in (WindowShuffle, Sh
 
 
 def make_order(order: str | Order) -> Order:
-    """Returns the order itself, or the named one with its defaults.
-
-    Raises:
-        ConfigError: If the name is none of "window", "shard", "sequential", "row", or an order of one's own lacks what
-            every order has.
-    """
+    """Returns the order itself, or the named one with its defaults; refuses one that lacks what every order has."""
     if isinstance(order, str) and order in ORDERS:
         return ORDERS[order]()
     if not isinstance(order, Order):

@@ -40,15 +40,8 @@ class _Sampled(Order):
         return dataclasses.replace(self, rows_per_epoch=count, fingerprint=_digest(*tables.values())), tables
 
     def settle(self, facts: Facts) -> Settled:
-        shard_rows = 1 if isinstance(self.shard_rows, str) else self.shard_rows
-        return Settled(
-            settings=dataclasses.replace(self, shard_rows=shard_rows),
-            rows=facts.rows,
-            seed=facts.seed,
-            tables=facts.tables,
-            epoch_rows=facts.rows if isinstance(self.rows_per_epoch, str) else self.rows_per_epoch,
-            shard_rows=shard_rows,
-        )
+        filled = self.adopt({"shard_rows": 1, "rows_per_epoch": facts.rows, "batch_rows": facts.global_batch_size})
+        return dataclasses.replace(Order.settle(filled, facts), epoch_rows=int(filled.rows_per_epoch))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -173,50 +166,23 @@ class ClassBalanced(_Sampled):
             )
         return _finite_sum(weights)
 
-    def settle(self, facts: Facts) -> Settled:
-        """See `Order.settle`."""
-        batch_rows = facts.global_batch_size if isinstance(self.batch_rows, str) else self.batch_rows
-        settled = super().settle(facts)
-        settings = dataclasses.replace(self, shard_rows=settled.shard_rows, batch_rows=batch_rows)
-        return _BalancedSettled(**vars(settled) | {"settings": settings}, batch_rows=batch_rows)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _BalancedSettled(Settled):
-    """A class-balanced order of one selection.
-
-    Attributes:
-        batch_rows: Draws of a block.
-    """
-
-    settings: ClassBalanced
-    batch_rows: int
-
-    def epoch(self, number: int) -> "_BalancedEpoch":
-        return _BalancedEpoch(self, number)
-
-
-class _BalancedEpoch(Epoch):
-    """One epoch of a class-balanced order."""
-
-    order: _BalancedSettled
-
-    def rows(self, positions: Int64Array) -> Int64Array:
-        members, member_ends = self.order.tables["members"], self.order.tables["member_ends"]
-        numbers = uniform(subkeys(self.key("class_balanced"), positions), 2)  # (k, 2)
-        classes = self._classes(positions, numbers[:, 0], self.order.tables["weights"])
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        """See `Order.rows_of`."""
+        members, member_ends = epoch.order.tables["members"], epoch.order.tables["member_ends"]
+        numbers = uniform(subkeys(epoch.key("class_balanced"), positions), 2)  # (k, 2)
+        classes = self._classes(epoch, positions, numbers[:, 0])
         counts = np.diff(member_ends, prepend=0)[classes]
         within = (numbers[:, 1] * counts).astype(np.int64)  # numbers are at most 1 - 2**-53: less than the count
         return np.asarray(members[member_ends[classes] - counts + within], dtype=np.int64)
 
-    def _classes(self, positions: Int64Array, numbers: Float64Array, weights: Float64Array) -> Int64Array:
-        some = self.order.settings.classes_per_batch
+    def _classes(self, epoch: Epoch, positions: Int64Array, numbers: Float64Array) -> Int64Array:
+        weights, some = epoch.order.tables["weights"], self.classes_per_batch
         if some is None:
             return _draw(np.cumsum(weights), numbers)
-        block, place = np.divmod(positions, self.order.batch_rows)
+        block, place = np.divmod(positions, int(self.batch_rows))
         blocks, where = np.unique(block, return_inverse=True)
         drawable = np.flatnonzero(weights > 0)
-        keys = subkeys(self.key("classes"), blocks)
+        keys = subkeys(epoch.key("classes"), blocks)
         together = max(1, _MAX_NUMBERS // len(weights))
         chosen = np.empty((len(blocks), some), dtype=np.int64)
         for low in range(0, len(keys), together):
@@ -226,18 +192,13 @@ class _BalancedEpoch(Epoch):
 
 
 def _first(numbers: Float64Array, weights: Float64Array, count: int) -> Int64Array:
-    """A weighted sample without replacement for each row of numbers in [0, 1), in the order in which it is drawn.
+    """A weighted sample without replacement for each row of numbers in [0, 1), shape (samples, classes).
 
     The smallest of exponential numbers with the weights as rates are one (Efraimidis, Spirakis: "Weighted random
     sampling with a reservoir", 2006).
 
-    Args:
-        numbers: float64, shape (samples, classes).
-        weights: float64, shape (classes,).
-        count: Classes of a sample; at most as many as have a weight.
-
     Returns:
-        int64, shape (samples, count): places among the classes that have a weight.
+        Places among the classes that have a weight, in the order in which they are drawn; int64, (samples, count).
     """
     drawable = weights > 0
     times = -np.log1p(-numbers[:, drawable]) / weights[drawable]

@@ -36,8 +36,8 @@ class RowShuffle(Order):
 class _Laned(Order):
     """Shards laid end to end, cut into lanes, windows inside the lanes: the settings behind the named orders."""
 
-    shuffles_shards: ClassVar[bool]
-    shuffles_windows: ClassVar[bool]
+    shuffles_shards: ClassVar[bool] = True
+    shuffles_windows: ClassVar[bool] = True
     window_shards: int | Auto = "auto"
     lanes: int | Auto = "auto"
 
@@ -74,7 +74,6 @@ class _Laned(Order):
             lane_count=lanes,
             read_positions=window_shards * rows_each * lanes,
             needs_whole_windows=self.shuffles_windows,
-            shuffles_shards=self.shuffles_shards,
             window_rows=window_shards * rows_each,
         )
 
@@ -91,14 +90,9 @@ def _some_mebibytes(facts: Facts, lanes: int, lane_bytes: float, lane_rows: int)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _LanedSettled(Settled):
-    """A laned order of one selection.
+    """A laned order of one selection; a window of a lane has `window_rows`."""
 
-    Attributes:
-        shuffles_shards: Whether shards are laid in random order.
-        window_rows: Rows of one window of a lane.
-    """
-
-    shuffles_shards: bool
+    settings: _Laned
     window_rows: int
 
     @property
@@ -170,7 +164,7 @@ class _LanedEpoch(Epoch):
 
     def _shard_ids(self, slots: Int64Array) -> Int64Array:
         """Place in the sequence to shard ID."""
-        if not self.order.shuffles_shards:
+        if not self.order.settings.shuffles_shards:
             return slots
         shards, key = self.order.shard_count, self.key("shards")
         # Rows outnumber shards by far: a table of all of them, where it is small, saves a permutation for each row.
@@ -180,7 +174,7 @@ class _LanedEpoch(Epoch):
     def _short_shard(self) -> tuple[int, int]:
         """Place in the sequence and rows of the last shard in storage order, the only one that may be short."""
         last = slot = self.order.shard_count - 1
-        if self.order.shuffles_shards:
+        if self.order.settings.shuffles_shards:
             slot = int(unpermute(last, last + 1, self.key("shards")))
         return slot, self.order.rows - last * self.order.shard_rows
 
@@ -201,7 +195,7 @@ class _LanedEpoch(Epoch):
 
     def _unlay(self, sequence: Int64Array) -> Int64Array:
         """Index in the sequence to selected row."""
-        if not self.order.shuffles_shards:
+        if not self.order.settings.shuffles_shards:
             return sequence
         slots, ends = self._slots(sequence), self.order.ends
         ids = self._shard_ids(slots)
@@ -226,8 +220,6 @@ class WindowShuffle(_Laned):
     """
 
     name: ClassVar[str] = "window"
-    shuffles_shards: ClassVar[bool] = True
-    shuffles_windows: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -235,7 +227,6 @@ class ShardShuffle(_Laned):
     """Shards in random order, rows in storage order inside each. Fields as in `WindowShuffle`."""
 
     name: ClassVar[str] = "shard"
-    shuffles_shards: ClassVar[bool] = True
     shuffles_windows: ClassVar[bool] = False
 
 

@@ -12,11 +12,7 @@ class Coverage:
     """What one iteration delivered, as a count and a multiset hash of row offsets, padding left out.
 
     Every item is compared with the plan when it arrives; this sums the comparisons up, in a form that can be added over
-    ranks: the sum of all ranks' hashes is the hash of the selection when an epoch covered it exactly once.
-
-    Attributes:
-        rows: Rows delivered.
-        hash: Sum of the mixed row offsets, modulo 2**64.
+    ranks: the sum of all ranks' hashes, modulo 2**64, is that of the selection when an epoch covered it exactly once.
     """
 
     rows: int = 0

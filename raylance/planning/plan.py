@@ -22,13 +22,7 @@ _WHOLE = 0.75  # of the limit: a window somewhat larger than was thought is not 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Consecutive steps whose rows one rank reads together.
-
-    Attributes:
-        epoch: Epoch.
-        position: Position of its first step.
-        steps: Number of steps.
-    """
+    """Consecutive steps, from the one at a position on, whose rows one rank reads together."""
 
     epoch: int
     position: int
@@ -42,12 +36,8 @@ class WorkItem:
     Idempotent: from the plan and the item alone, any actor produces the same rows in the same order.
 
     Attributes:
-        rank: Rank that the rows are for.
-        epoch: Epoch.
         position: Position of the first step.
         steps: Steps; more than one only when [low, high) is the whole slice.
-        low: First row of the rank's slice.
-        high: One past the last row of the rank's slice.
         chunk: The chunk that the rows are read with.
     """
 
@@ -70,9 +60,7 @@ class Plan:
     """The steps of every epoch, for all ranks.
 
     Attributes:
-        order: The order, settled.
         global_batch_size: Rows of one step over all ranks, G.
-        world_size: Ranks, W.
         remainder: What becomes of the last n mod G rows: "drop" leaves them out, "pad" fills the step with the epoch's
             first rows, "ragged" makes a smaller last step, in which a rank may get no row.
         chunk_positions: Positions read together. Steps that begin in the same unit of this size form a chunk.
@@ -111,11 +99,6 @@ class Plan:
         return self.order.rows
 
     @property
-    def seed(self) -> int:
-        """Seed of the run."""
-        return self.order.seed
-
-    @property
     def stride(self) -> int:
         """Positions from one step to the next."""
         return self.every * self.global_batch_size
@@ -143,13 +126,7 @@ class Plan:
     def positions(self, position: int, low: int, high: int) -> Int64Array:
         """Epoch positions of rows [low, high) of a step, arranged by (position mod lanes, position div lanes).
 
-        Args:
-            position: Position of the step.
-            low: First row of the arranged step.
-            high: One past the last.
-
-        Returns:
-            int64, shape (high - low,). Positions of padding lie at n and beyond.
+        int64, shape (high - low,). Positions of padding lie at n and beyond.
         """
         lanes, size = self.order.lane_count, self.step_size(position)
         first = position % lanes
@@ -164,11 +141,8 @@ class Plan:
     def item_positions(self, item: WorkItem) -> Int64Array:
         """Epoch positions of the rows of an item, int64, shape (item.rows,), in the order they are delivered."""
         low = self.rank_slice(item.position, item.rank)[0]
-        parts = [
-            self.positions(item.position + step * self.stride, low + item.low, low + item.high)
-            for step in range(item.steps)
-        ]
-        return np.concatenate(parts)
+        starts = range(item.position, item.position + item.steps * self.stride, self.stride)
+        return np.concatenate([self.positions(start, low + item.low, low + item.high) for start in starts])
 
     def select(self, epoch: int, positions: Int64Array) -> Int64Array:
         """Selected rows at epoch positions; padding wraps round to the epoch's first rows."""
@@ -176,10 +150,8 @@ class Plan:
 
     def chunk_rows(self, chunk: Chunk, rank: int) -> Int64Array:
         """Selected rows of a rank's slices of all steps of a chunk, int64, in the order they are delivered."""
-        parts = []
-        for step in range(chunk.steps):
-            position = chunk.position + step * self.stride
-            parts.append(self.positions(position, *self.rank_slice(position, rank)))
+        starts = range(chunk.position, chunk.position + chunk.steps * self.stride, self.stride)
+        parts = [self.positions(start, *self.rank_slice(start, rank)) for start in starts]
         return self.select(chunk.epoch, np.concatenate(parts))
 
     def line(self, position: int, rank: int) -> int:
@@ -223,19 +195,10 @@ class Plan:
     def items(
         self, rank: int, epoch: int, position: int, item_rows: int, first_rows: int = 0, max_steps: int = 64
     ) -> Iterator[WorkItem]:
-        """Cuts a rank's stream into work items, in the order of delivery.
+        """Cuts a rank's stream from a position on into work items, in the order of delivery.
 
-        Args:
-            rank: The rank.
-            epoch: The epoch.
-            position: Where to begin.
-            item_rows: Rows to aim at in one item: larger slices are cut, smaller ones joined.
-            first_rows: Rows to aim at in the first item, so that it comes early; each further one may have twice as
-                many as the one before. 0 for all alike.
-            max_steps: Most steps to join.
-
-        Yields:
-            Items of whole slices of one or more steps, or of a part of one step's slice.
+        They aim at `item_rows` rows: smaller slices are joined, up to `max_steps` of them, and larger ones cut. With
+        `first_rows`, the first item aims at so many, to come early, and each further one at twice as many as the last.
         """
         chunk, rows = self.chunk_at(epoch, position), first_rows or item_rows
         while chunk is not None:
@@ -243,21 +206,13 @@ class Plan:
             while done < chunk.steps:
                 at = chunk.position + done * self.stride
                 low, high = self.rank_slice(at, rank)
-                rows = max(1, min(rows, item_rows))
-                parts = max(1, -(-(high - low) // rows))
+                size, rows = high - low, max(1, min(rows, item_rows))
+                parts = max(1, -(-size // rows))
                 # A smaller last step stands alone: joined slices are all of one size.
                 whole = min(chunk.steps - done, -(-((self.epoch_rows - at) // self.global_batch_size) // self.every))
-                joined = 1 if parts > 1 else max(1, min(whole, rows // max(high - low, 1), max_steps))
-                for part in range(parts):
-                    yield WorkItem(
-                        rank=rank,
-                        epoch=epoch,
-                        position=at,
-                        steps=joined,
-                        low=part * (high - low) // parts,
-                        high=(part + 1) * (high - low) // parts,
-                        chunk=chunk,
-                    )
+                joined = 1 if parts > 1 else max(1, min(whole, rows // max(size, 1), max_steps))
+                item = WorkItem(rank=rank, epoch=epoch, position=at, steps=joined, low=0, high=size, chunk=chunk)
+                yield from self.cut(item, parts)
                 done, rows = done + joined, 2 * rows
             chunk = self.next_chunk(chunk)
 
@@ -275,11 +230,6 @@ def portion_rows(rows: int, row_bytes: float, limit_bytes: int) -> int:
     """Rows to read and hold together, of `rows` that would be best read at once.
 
     All of them where that leaves some room for what comes next, else equal parts of which two have room together.
-
-    Args:
-        rows: Rows of a chunk.
-        row_bytes: Bytes of one of them, about.
-        limit_bytes: Bytes of two portions, the one in use and the next.
     """
     nbytes = rows * row_bytes
     if nbytes <= _WHOLE * limit_bytes:

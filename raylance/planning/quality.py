@@ -130,11 +130,12 @@ def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_s
     if epochs < 1 or sample_steps < 1:
         raise ConfigError(f"epochs={epochs}, sample_steps={sample_steps}: both must be at least 1.")
     n = plan.rows
-    classings = _block_classes(n) if labels is None else [_label_classes(labels, n)]
+    blocks = sorted({min(count, n) for count in _BLOCKS})
+    classings = [_block_classes(count, n) for count in blocks] if labels is None else [_label_classes(labels, n)]
     starts = _sample_starts(plan, sample_steps)
     value = _observe(plan, epochs, starts, classings)
     # Another seed, or a row shuffle would be compared with itself; in a short epoch more epochs, for less noise.
-    ideal_order = RowShuffle().settle(Facts(rows=n, seed=derive_key(plan.seed, "quality", "ideal")))
+    ideal_order = RowShuffle().settle(Facts(rows=n, seed=derive_key(plan.order.seed, "quality", "ideal")))
     ideal_plan = dataclasses.replace(plan, order=ideal_order, remainder="ragged")
     ideal = _observe(ideal_plan, max(epochs, -(-sample_steps // len(starts))), starts, classings)
     reach = max(1, n // _CLOSE)
@@ -164,7 +165,7 @@ def compare_windows(plan: Plan, labels: Labels = None) -> dict[int, dict[int, fl
     settings, size = plan.order.settings, plan.global_batch_size
     if not isinstance(settings, WindowShuffle):
         return {}
-    facts = Facts(rows=plan.rows, seed=plan.seed, tables=plan.order.tables)
+    facts = Facts(rows=plan.rows, seed=plan.order.seed, tables=plan.order.tables)
     lanes = sorted({plan.order.lane_count} | {2**k for k in range(7) if size % 2**k == 0 and 2**k <= plan.rows})
 
     def ratio(window: int, lane_count: int) -> float:
@@ -183,12 +184,9 @@ def _label_classes(labels: npt.ArrayLike, n: int) -> Classes:
     return f"{len(counts)} labels", lambda rows: codes[rows], counts / n
 
 
-def _block_classes(n: int) -> list[Classes]:
-    def blocks(count: int) -> Classes:
-        sizes = np.diff(-(-np.arange(count + 1) * n // count))
-        return f"{count} blocks", lambda rows: rows * count // n, sizes / n
-
-    return [blocks(count) for count in sorted({min(count, n) for count in _BLOCKS})]
+def _block_classes(count: int, n: int) -> Classes:
+    sizes = np.diff(-(-np.arange(count + 1) * n // count))
+    return f"{count} blocks", lambda rows: rows * count // n, sizes / n
 
 
 def _steps(plan: Plan) -> int:
@@ -199,7 +197,7 @@ def _sample_starts(plan: Plan, sample_steps: int) -> list[int]:
     """Positions of the sampled steps, one at random in each of equal parts of the epoch: no period can hide."""
     count = min(sample_steps, _steps(plan))
     edges = np.arange(count + 1) * _steps(plan) // count
-    draws = uniform(subkeys(derive_key(plan.seed, "quality", "steps"), np.arange(count)), 1)[:, 0]
+    draws = uniform(subkeys(derive_key(plan.order.seed, "quality", "steps"), np.arange(count)), 1)[:, 0]
     steps = edges[:-1] + (draws * np.diff(edges)).astype(np.int64)
     return [int(step) * plan.global_batch_size for step in steps]
 
@@ -240,5 +238,5 @@ def _correlation(plan: Plan, epoch: int) -> float:
     count = min(plan.epoch_rows, _PAIRED_ROWS)
     if count < 2:
         return float("nan")
-    positions = permute(np.arange(count), plan.epoch_rows, derive_key(plan.seed, "quality", "pairs"))
+    positions = permute(np.arange(count), plan.epoch_rows, derive_key(plan.order.seed, "quality", "pairs"))
     return float(np.corrcoef(plan.select(epoch, positions), plan.select(epoch + 1, positions))[0, 1])

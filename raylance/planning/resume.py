@@ -14,29 +14,6 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where the rows of a loader are from, and what they are made into, as a checkpoint says it; see `State`.
-
-    Attributes:
-        uri: Dataset; like the next three by component in a mixture.
-        branch: Branch that the version is counted in, or None for what `uri` opens.
-        version: Pinned version.
-        identity: Hash of the version's files.
-        columns: Columns of the batches.
-        decode: What decodes columns, as `describe` writes it.
-        transform: The transform, likewise, or None.
-    """
-
-    uri: Any
-    branch: Any
-    version: Any
-    identity: Any
-    columns: list[str]
-    decode: Any
-    transform: Any
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """What is delivered, and in which order: the part of a loader that a checkpoint must agree with.
 
@@ -45,10 +22,7 @@ class Delivery:
         split: The split that made it, as its repr, or None; likewise.
         rows: Rows of the selection.
         fingerprint: Hash of the selection's row offsets.
-        order: The order, "auto" fields allowed.
-        tables: What the order looked up in the selection.
-        seed: Seed of order and augmentation.
-        remainder: What becomes of the rows behind the last whole step.
+        order: The order, "auto" fields allowed; `tables` is what it looked up in the selection.
         masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
     """
 
@@ -69,23 +43,20 @@ class Delivery:
 
 
 def make_state(
-    origin: Origin, delivery: Delivery, *, epoch: int, position: int, global_batch_size: int | None, world_size: int
+    origin: Mapping[str, Any],
+    delivery: Delivery,
+    *,
+    epoch: int,
+    position: int,
+    global_batch_size: int | None,
+    world_size: int,
 ) -> State:
-    """What a checkpoint says of a loader at a position.
-
-    Args:
-        origin: Where the rows are from.
-        delivery: What is delivered.
-        epoch: Epoch.
-        position: Consumed position.
-        global_batch_size: Rows of a step, if there was one.
-        world_size: Ranks.
-    """
+    """What a checkpoint says of a loader at a position; `origin` are the fields of the state that its feed knows."""
     shards = {}
     if delivery.order.is_settled:
         shards = pack_shards(delivery.order.settle(delivery.facts).epoch(epoch).completed_shards(position))
     return State(
-        **{field.name: getattr(origin, field.name) for field in dataclasses.fields(origin)},
+        **origin,
         filter=delivery.filter,
         split=delivery.split,
         rows=delivery.rows,
@@ -102,12 +73,7 @@ def make_state(
 
 
 def load_state(state: Mapping[str, Any], current: State, delivery: Delivery) -> tuple[Delivery, State]:
-    """Checks a saved state against a loader's own, and takes it over.
-
-    Args:
-        state: What `state_dict` returned.
-        current: The state of the loader that takes it over.
-        delivery: What that loader delivers.
+    """Checks what `state_dict` returned against the current state of a loader, which takes it over.
 
     Returns:
         What to deliver from now on (what was left to "auto" is taken from the state: another batch size must not change
@@ -124,26 +90,19 @@ def load_state(state: Mapping[str, Any], current: State, delivery: Delivery) -> 
         raise StateError(
             f"the state is damaged: position {saved.position} of an epoch of {rows}. Use an earlier checkpoint."
         )
-    ended = saved.position == rows
-    left = rows - saved.position
+    left, size = rows - saved.position, saved.global_batch_size or 0
     # Format 1 moved on to the next epoch only when it was asked for a batch behind the last one.
-    if (
-        state["format"] == 1
-        and delivery.remainder == "drop"
-        and saved.position
-        and left < (saved.global_batch_size or 0)
-    ):
-        ended = True
-        if left:
-            logger.warning(
-                "the checkpoint of an earlier raylance stands %d rows before the end of epoch %d, fewer than its "
-                'global batch of %d, and remainder="drop" leaves them out: the run goes on with epoch %d. If it read '
-                'them, as with drop_last=False, build the dataset with remainder="ragged".',
-                left,
-                saved.epoch,
-                saved.global_batch_size,
-                saved.epoch + 1,
-            )
-    if ended:
+    had_last = state["format"] == 1 and delivery.remainder == "drop" and saved.position > 0 and left < size
+    if had_last and left:
+        logger.warning(
+            "the checkpoint of an earlier raylance stands %d rows before the end of epoch %d, fewer than its global "
+            'batch of %d, and remainder="drop" leaves them out: the run goes on with epoch %d. If it read them, as '
+            'with drop_last=False, build the dataset with remainder="ragged".',
+            left,
+            saved.epoch,
+            size,
+            saved.epoch + 1,
+        )
+    if had_last or not left:
         saved = dataclasses.replace(saved, epoch=saved.epoch + 1, position=0)
     return delivery, saved

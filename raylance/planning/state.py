@@ -29,7 +29,10 @@ _MUST_MATCH = ("uri", "branch", "version", "identity", "filter", "split", "rows"
 # These may change between runs, but rarely on purpose.
 _SHOULD_MATCH = ("columns", "decode", "transform")
 _SINCE_FORMAT_2 = ("branch", "identity", *_SHOULD_MATCH)
-UNKNOWN = object()  # what an older raylance did not write; agrees with everything
+
+
+UNKNOWN: Any = object()
+"""Stands for what an older raylance did not write; agrees with everything."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +42,13 @@ class State:
     Attributes:
         uri: Dataset; like the next five by component in a mixture.
         branch: Branch that the version is counted in, or None for what `uri` opens.
-        version: Pinned version.
         identity: Hash of the version's files: another dataset written in its place has another.
-        filter: Filter, or None.
         split: Split, as its repr, or None.
         rows: Rows of the selection.
         fingerprint: Hash of the selected row offsets.
-        seed: Seed of order and augmentation.
-        columns: Columns of the batches.
         decode: What decodes images, as `describe` writes it.
         transform: The transform, likewise, or None.
         order: Parameters of the order; "auto" where nothing was iterated yet.
-        epoch: Epoch.
         position: Rows of the epoch's order consumed by all ranks together.
         completed_shards: IDs of shards wholly in the consumed prefix, as `pack_shards` writes them.
         components: In a mixture, where each dataset stands, by name; for information.
@@ -84,11 +82,7 @@ class State:
 
 
 def parse_state(saved: Mapping[str, Any]) -> State:
-    """Reads a state of this format, or of an older one; what that did not write is `UNKNOWN`.
-
-    Raises:
-        StateError: If the format is newer or the fields are not a state's.
-    """
+    """Reads a state of this format, or of an older one, of which `UNKNOWN` is what that did not write."""
     found = saved.get("format") if isinstance(saved, Mapping) else None
     if not _is_count(found, 1):
         raise StateError(f"this is no raylance state: its format number is {found!r}. Pass what state_dict() returned.")
@@ -131,7 +125,7 @@ def check_state(saved: State, current: State) -> None:
     if differing:
         raise StateError(
             "the checkpoint belongs to other data or another order, so its position would mean other rows:\n"
-            f"{_table(differing)}\n"
+            f"{differing}\n"
             "Build the dataset with the saved values (version=… pins the version), or start under a new run name."
         )
     unknown = [name for name in _SINCE_FORMAT_2 if getattr(saved, name) is UNKNOWN]
@@ -146,22 +140,17 @@ def check_state(saved: State, current: State) -> None:
         logger.warning(
             "the run goes on with the same rows, but they are made into batches otherwise than before the "
             "checkpoint:\n%s\nIf that was not meant, build the dataset with the saved values.",
-            _table(differing),
+            differing,
         )
 
 
-Difference = tuple[str, Any, Any]
+def _compare(saved: State, current: State, names: tuple[str, ...]) -> str:
+    """What differs, both values side by side."""
+    found = [other for name in names for other in _differences(name, getattr(saved, name), getattr(current, name))]
+    return "\n".join(f"  {name}: saved {old!r}, now {new!r}" for name, old, new in found)
 
 
-def _compare(saved: State, current: State, names: tuple[str, ...]) -> list[Difference]:
-    return [found for name in names for found in _differences(name, getattr(saved, name), getattr(current, name))]
-
-
-def _table(differing: list[Difference]) -> str:
-    return "\n".join(f"  {name}: saved {old!r}, now {new!r}" for name, old, new in differing)
-
-
-def _differences(name: str, saved: Any, current: Any) -> list[Difference]:
+def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, Any]]:
     """Differing values by dotted name, dicts compared key by key; "auto" agrees with every number."""
     if isinstance(saved, Mapping) and isinstance(current, Mapping):
         # The components of a mixture are told apart by their place, so the order of their names counts.
@@ -202,11 +191,7 @@ def write_state(state: Mapping[str, Any], directory: str | Path) -> None:
 
 
 def read_state(directory: str | Path) -> dict[str, Any]:
-    """Reads `raylance_state.json` from a checkpoint directory.
-
-    Raises:
-        StateError: If it is missing or truncated.
-    """
+    """Reads `raylance_state.json` from a checkpoint directory; refuses one that is missing or truncated."""
     path = Path(directory, FILE_NAME)
     try:
         loaded = json.loads(path.read_text())
@@ -223,10 +208,7 @@ def read_state(directory: str | Path) -> dict[str, Any]:
 
 
 def pack_shards(done: BoolArray) -> dict[str, Any]:
-    """Packs the IDs of complete shards as half-open ranges, or as a compressed bitmap when there are many.
-
-    Args:
-        done: bool, indexed by shard ID.
+    """Packs the IDs of complete shards, from bools by ID, as half-open ranges or, when there are many, as a bitmap.
 
     Returns:
         {"shards": n, "complete": k, "ranges": [[first, end], …]} or the same with "bitmap", base64 of zlib of bits,
@@ -237,18 +219,3 @@ def pack_shards(done: BoolArray) -> dict[str, Any]:
     if len(edges) <= 2 * _MAX_RANGES:
         return packed | {"ranges": edges.reshape(-1, 2).tolist()}
     return packed | {"bitmap": base64.b64encode(zlib.compress(np.packbits(done).tobytes())).decode()}
-
-
-def unpack_shards(packed: Mapping[str, Any]) -> BoolArray:
-    """Inverts `pack_shards`.
-
-    Returns:
-        bool, indexed by shard ID.
-    """
-    if "bitmap" in packed:
-        bits = np.frombuffer(zlib.decompress(base64.b64decode(packed["bitmap"])), dtype=np.uint8)
-        return np.unpackbits(bits, count=packed["shards"]).astype(np.bool_)
-    done = np.zeros(packed["shards"], dtype=np.bool_)
-    for first, end in packed["ranges"]:
-        done[first:end] = True
-    return done

@@ -10,18 +10,10 @@ from raylance.planning.quality import Labels, ShuffleQuality, compare_windows, s
 def summarise(
     plan: Plan, row_bytes: float, reads: str, max_window_bytes: int = sys.maxsize, measure: str = "as given"
 ) -> "PlanSummary":
-    """What an epoch of a plan is, in numbers.
-
-    Args:
-        plan: The plan.
-        row_bytes: Bytes of a row as it is read, about.
-        reads: How its first rows are read.
-        max_window_bytes: Bytes of raw rows that a rank may hold.
-        measure: How `row_bytes` is known.
-    """
+    """What an epoch of a plan is, in numbers; its arguments are as `PlanSummary` has them."""
     chunk, last = plan.chunk_at(0, 0), plan.world_size - 1  # no rank has more rows than the last one
     rows = plan.chunk_size(chunk, last) if chunk is not None else 0
-    window_bytes = int(portion_rows(rows, row_bytes, max_window_bytes) * row_bytes) if rows else 0
+    window_bytes = int(portion_rows(rows, row_bytes, max_window_bytes) * row_bytes)
     tail = plan.epoch_rows % plan.global_batch_size
     return PlanSummary(
         plan=plan,

@@ -16,27 +16,16 @@ _PAUSE_S = 1.0  # before another helper is placed for one that died as it starte
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Helper:
-    """What is known of a helper.
-
-    Attributes:
-        kind: What it does.
-        place_at: When it is to be placed; None once that was asked for.
-        late: When it is given up, unless it runs by then.
-        running: Whether it runs.
-        heard: When it answered last.
-        asks: Signs of life that it owes, each because of a fault.
-        asked: Since when it owes them.
-        calls: What it was given and has not answered, in order, with the time.
-    """
+    """What is known of a helper."""
 
     kind: Kind
-    place_at: float | None
-    late: float
+    place_at: float | None  # when it is to be placed; None once that was asked for
+    late: float  # when it is given up, unless it runs by then
     running: bool = False
-    heard: float = 0.0
-    asks: int = 0
-    asked: float = 0.0
-    calls: dict[int, float] = dataclasses.field(default_factory=dict)
+    heard: float = 0.0  # when it answered last
+    asks: int = 0  # signs of life that it owes, each because of a fault
+    asked: float = 0.0  # since when it owes them
+    calls: dict[int, float] = dataclasses.field(default_factory=dict)  # not answered, in order, with the time
 
     def silent_since(self) -> float | None:
         """Since when it owes an answer."""

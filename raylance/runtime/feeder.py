@@ -3,7 +3,6 @@ training thread takes finished batches; never decides which work is done where, 
 """
 
 import atexit
-import dataclasses
 import threading
 import time
 import weakref
@@ -11,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from raylance.batches.assembly import Assembly
+from raylance.batches.assembly import Assembly, Step
 from raylance.batches.batches import Bound
 from raylance.batches.device import Sender
 from raylance.errors import RaylanceError
@@ -26,39 +25,19 @@ _JOIN_S = 10.0  # that a closing consumer waits for user code in the thread to e
 _alive: "weakref.WeakSet[Feeder]" = weakref.WeakSet()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Finished:
-    """A batch to hand out, and what is counted when it is."""
-
-    batch: Any
-    after: int
-    rows: int
-    nbytes: int
-    masked_rows: int
-    certificate: dict[str, Any] | None
-
-
 class Feeder:
     """The batches of one pass, made by a thread of its own, a few ahead of the consumer."""
 
     def __init__(
         self, dispatcher: Dispatcher, runtime: Runtime, assembly: Assembly, bound: Bound, stats: Stats
     ) -> None:
-        """Starts the thread.
-
-        Args:
-            dispatcher: Decides.
-            runtime: Does; nobody else may take its events until the feeder is closed.
-            assembly: Puts items together.
-            bound: Arguments of the iterator.
-            stats: Counters to add to.
-        """
+        """Starts the thread; until it is closed, nobody else may take the events of the runtime."""
         self._dispatcher, self._runtime, self._assembly = dispatcher, runtime, assembly
         self._bound, self._stats = bound, stats
         self._sender = None if bound.device is None else Sender(bound.device, bound.pin_memory)
         self._room = max(1, bound.prefetch_batches)
         self._changed = threading.Condition()
-        self._finished: deque[_Finished] = deque()
+        self._finished: deque[tuple[Any, Step]] = deque()  # batches to hand out
         self._taken: int | None = None
         self._error: BaseException | None = None
         self._has_ended = self._is_closed = False
@@ -86,18 +65,19 @@ class Feeder:
             is_first = False
             if found is None:
                 return
+            batch, step = found
             stats.batches += 1
-            stats.rows += found.rows
-            stats.nbytes += found.nbytes
-            stats.masked_rows += found.masked_rows
-            stats.epoch_certificate = found.certificate or stats.epoch_certificate
-            handed, after = [found.batch if self._sender is None else self._sender.receive(found.batch)], found.after
-            del found
+            stats.rows += step.rows
+            stats.nbytes += step.nbytes
+            stats.masked_rows += step.masked_rows
+            stats.epoch_certificate = step.certificate or stats.epoch_certificate
+            handed = [batch if self._sender is None else self._sender.receive(batch)]
+            del found, batch
             begin = time.perf_counter()
-            yield handed, after
+            yield handed, step.after
             stats.user_s += time.perf_counter() - begin
 
-    def _take(self) -> _Finished | None:
+    def _take(self) -> tuple[Any, Step] | None:
         with self._changed:
             while not (self._finished or self._has_ended):
                 self._changed.wait(_LOOK_S)
@@ -108,7 +88,7 @@ class Feeder:
                     )
             if self._finished:
                 found = self._finished.popleft()
-                self._taken = found.after
+                self._taken = found[1].after
                 self._changed.notify_all()
                 self._runtime.post(Wake())
                 return found
@@ -190,22 +170,14 @@ class Feeder:
             return len(self._finished) < self._room and not self._is_closed
 
     def _finish(self) -> None:
-        step = self._assembly.next_step()
+        table, step = self._assembly.next_step()
         with self._stats.timed("collate_s"):
-            batch = self._bound.convert(step.table.drop_columns(self._bound.hidden))
+            batch = self._bound.convert(table.drop_columns(self._bound.hidden))
             if self._sender is not None:
                 batch = self._sender.send(batch)
-        finished = _Finished(
-            batch=batch,
-            after=step.after,
-            rows=step.table.num_rows,
-            nbytes=step.table.nbytes,
-            masked_rows=step.masked_rows,
-            certificate=step.certificate,
-        )
         with self._changed:
             if not self._is_closed:
-                self._finished.append(finished)
+                self._finished.append((batch, step))
                 self._changed.notify_all()
 
 

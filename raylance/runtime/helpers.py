@@ -1,5 +1,6 @@
 """Owns the helpers of one loader, and the pass that goes on with them; never holds a position."""
 
+import importlib
 import uuid
 
 from raylance.batches.assembly import Assembly
@@ -8,9 +9,11 @@ from raylance.columns import dataset_names, tell_rows
 from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime.dispatcher import Dispatcher
 from raylance.runtime.feeder import Feeder
-from raylance.runtime.runtime import Runtime, make_runtime
+from raylance.runtime.runtime import Runtime
 from raylance.runtime.sizes import Sizes
+from raylance.runtime.threads import ThreadRuntime
 from raylance.settings import Feed, Options
+from raylance.store import ray_session
 from raylance.telemetry import Stats
 
 
@@ -18,33 +21,18 @@ class Helpers:
     """Who works for a loader, pass after pass. Picklable until started."""
 
     def __init__(self, feed: Feed, options: Options, world_size: int = 1) -> None:
-        """Starts nothing.
-
-        Args:
-            feed: What is read and delivered.
-            options: Which helpers, how many, and limits.
-            world_size: Ranks that share the machines.
-        """
+        """Starts nothing."""
         self._feed, self._options, self._world_size = feed, options, world_size
         self._named: tuple[Plan, str] | None = None
         self._feeder: Feeder | None = None
         self.runtime: Runtime | None = None
 
     def start(self, plan: Plan, rank: int, *, epoch: int, position: int, bound: Bound, stats: Stats) -> Feeder:
-        """Begins one rank's pass from a position to the end of its epoch, and ends the one before.
-
-        Args:
-            plan: The plan of the epoch.
-            rank: The rank.
-            epoch: Epoch.
-            position: Position of the first step.
-            bound: Arguments of the iterator.
-            stats: Counters to add to.
-        """
+        """Begins one rank's pass from a position to the end of its epoch, and ends the one before."""
         self.end_pass()  # of an iterator that was left alone: two cannot share the helpers
         if self.runtime is not None and not self.runtime.is_usable:
             self.close()
-        self.runtime = runtime = self.runtime or make_runtime(self._feed, self._options, self._world_size)
+        self.runtime = runtime = self.runtime or self._make_runtime()
         if self._named is None or self._named[0] != plan:  # what was read ahead for an equal plan is found by its name
             self._named = (plan, uuid.uuid4().hex)
         runtime.begin(*self._named)
@@ -52,6 +40,14 @@ class Helpers:
         assembly = Assembly(self._feed, plan, rank, epoch, position)
         self._feeder = Feeder(dispatcher, runtime, assembly, bound, stats)
         return self._feeder
+
+    def _make_runtime(self) -> Runtime:
+        wanted = self._options.runtime
+        if wanted == "threads" or (wanted == "auto" and not ray_session()):
+            return ThreadRuntime(self._feed, self._options)
+        cluster = importlib.import_module("raylance.runtime.cluster.runtime")  # loads Ray
+        runtime: Runtime = cluster.RayRuntime(self._feed, self._options, self._world_size)
+        return runtime
 
     def _dispatcher(
         self, runtime: Runtime, plan: Plan, rank: int, epoch: int, position: int, bound: Bound, stats: Stats

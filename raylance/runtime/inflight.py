@@ -27,39 +27,22 @@ class Stage(Enum):
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Piece:
-    """An item on its way.
-
-    Attributes:
-        item: The item.
-        nbytes: Bytes that it counts for.
-        allowed_bytes: Bytes that its raw rows may have.
-        faults: Faults of the machines that it has seen.
-        stage: Where it stands.
-        not_before: When it may be sent again.
-        call: The call that is awaited.
-        since: Since when.
-        read: The call that read it.
-        replaced: Helpers that had been replaced until then.
-        decode: The call that decoded it.
-        receipts: What both said.
-        decodes_there: Whether the reader decodes it.
-        error: What it ends with.
-    """
+    """An item on its way."""
 
     item: WorkItem
-    nbytes: float
-    allowed_bytes: float
-    faults: int = 0
+    nbytes: float  # that it counts for
+    allowed_bytes: float  # that its raw rows may have
+    faults: int = 0  # of the machines, that it has seen
     stage: Stage = Stage.WAITING
-    not_before: float = 0.0
-    call: int | None = None
-    since: float = 0.0
-    read: int | None = None
-    replaced: int = 0
-    decode: int | None = None
-    receipts: list[Receipt] = dataclasses.field(default_factory=list)
-    decodes_there: bool = False
-    error: BaseException | None = None
+    not_before: float = 0.0  # when it may be sent again
+    call: int | None = None  # that is awaited
+    since: float = 0.0  # since when
+    read: int | None = None  # the call that read it
+    replaced: int = 0  # helpers that had been replaced until then
+    decode: int | None = None  # the call that decoded it
+    receipts: list[Receipt] = dataclasses.field(default_factory=list)  # of both
+    decodes_there: bool = False  # whether the reader decodes it
+    error: BaseException | None = None  # what it ends with
 
     @property
     def is_sent(self) -> bool:

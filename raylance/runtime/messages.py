@@ -13,17 +13,11 @@ Kind = Literal["reader", "decoder"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault of the machines: nothing is wrong with the rows, and the same work may succeed elsewhere or later.
+    """A fault of the machines: nothing is wrong with the rows, and the same work may succeed elsewhere or later."""
 
-    Attributes:
-        told: What happened, in a line.
-        advice: What to do if it does not end.
-        error: What was raised.
-    """
-
-    told: str
-    advice: str = ""
-    error: BaseException | None = None
+    told: str  # what happened, in a line
+    advice: str = ""  # what to do if it does not end
+    error: BaseException | None = None  # what was raised
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

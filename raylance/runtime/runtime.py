@@ -1,67 +1,125 @@
-"""Owns what a runtime is, and which one works where; never what any of them does."""
+"""Owns what a runtime is, and what all that work in this process have in common; never what any of them does."""
 
-import importlib
-from typing import Protocol
+import abc
+import functools
+import queue
+import time
+import weakref
+from collections.abc import Iterable
+from typing import Any
 
 from raylance.planning.plan import Plan
 from raylance.runtime.crew import Crew
-from raylance.runtime.messages import Command, Event
-from raylance.runtime.threads import ThreadRuntime
+from raylance.runtime.messages import Ask, Command, Decode, Dismiss, Event, Fetch, Forget, Kind, Place, Read
 from raylance.settings import Feed, Options
-from raylance.store import ray_session
 
 
-class Runtime(Protocol):
+class Runtime(abc.ABC):
     """Does what it is commanded and says what happened; knows nothing of orders, batches, or what comes next.
 
     `do` never waits for a helper. `post` may be called from any thread, all else from one.
     """
 
-    @property
-    def crew(self) -> Crew:
-        """The helpers that it has."""
-        ...
+    def __init__(self, feed: Feed, options: Options, *, insists: bool) -> None:
+        """Starts nothing; `insists` is the crew's."""
+        self._feed, self._options, self._insists = feed, options, insists
+        self._helpers: dict[int, Any] = {}
+        self._plan: tuple[str, Any] = ("", None)  # its key, and how helpers are given it
+        self._begin_anew()
+        end = weakref.finalize(self, _end_all, self._helpers)
+        end.atexit = False  # feeders that still go on are closed first; Ray ends the actors of an ending process itself
+
+    def _begin_anew(self) -> None:
+        # What helpers of before still say is about numbers that others will have.
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._results: dict[int, Any] = {}  # by call: what a read or a decode has made
+        self.crew = Crew(
+            decoders=0 if self._feed.decoding is None else self._count_decoders(),
+            insists=self._insists,
+            placement_timeout_s=self._options.placement_timeout_s,
+            work_timeout_s=self._options.work_timeout_s,
+            explain=functools.partial(self._explain, self._options),
+        )
 
     @property
     def is_usable(self) -> bool:
         """Whether it can serve another pass; else another one takes its place."""
-        ...
+        return self.crew.failure is None
 
     def begin(self, plan: Plan, plan_key: str) -> None:
         """Takes the plan that the following reads refer to; equal keys stand for equal plans."""
-        ...
+        if self._plan[0] != plan_key:
+            self._plan = (plan_key, self._keep(plan))
 
     def now(self) -> float:
         """Seconds of a clock that never goes back."""
-        ...
-
-    def do(self, command: Command) -> None:
-        """Carries a command out, or begins to."""
-        ...
+        return time.monotonic()
 
     def post(self, event: Event) -> None:
         """Adds an event."""
-        ...
+        self._inbox.put(event)
 
     def next_event(self, timeout_s: float | None) -> Event | None:
         """Waits for an event, for so long; None at the end of the time."""
-        ...
+        try:
+            return self._inbox.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def do(self, command: Command) -> None:
+        """Carries a command out, or begins to."""
+        match command:
+            case Place(helper, kind):
+                self._place(helper, kind)
+            case Read():
+                self._read(command)
+            case Decode():
+                self._decode(command)
+            case Fetch():
+                self._fetch(command)
+            case Forget(calls):
+                self._forget(calls)
+            case Ask(helper) if helper in self._helpers:
+                self._ask(helper)
+            case Dismiss(helper) if helper in self._helpers:
+                self._helpers.pop(helper).end(is_dead=True)
 
     def close(self) -> None:
         """Ends all helpers."""
-        ...
+        _end_all(self._helpers)
+        self._begin_anew()
+
+    def _keep(self, plan: Plan) -> Any:
+        return plan
+
+    def _forget(self, calls: Iterable[int]) -> None:
+        for call in calls:
+            self._results.pop(call, None)
+
+    @abc.abstractmethod
+    def _count_decoders(self) -> int: ...
+
+    @staticmethod
+    @abc.abstractmethod
+    def _explain(options: Options, pending: int, asked: int, kind: Kind) -> str: ...
+
+    @abc.abstractmethod
+    def _place(self, number: int, kind: Kind) -> None: ...
+
+    @abc.abstractmethod
+    def _ask(self, number: int) -> None: ...
+
+    @abc.abstractmethod
+    def _read(self, command: Read) -> None: ...
+
+    @abc.abstractmethod
+    def _decode(self, command: Decode) -> None: ...
+
+    @abc.abstractmethod
+    def _fetch(self, command: Fetch) -> None: ...
 
 
-def make_runtime(feed: Feed, options: Options, world_size: int) -> Runtime:
-    """The runtime that the options name; starts nothing.
-
-    Args:
-        feed: What is read and decoded.
-        options: Which one, how many helpers, and limits.
-        world_size: Ranks that share the machines.
-    """
-    if options.runtime == "threads" or (options.runtime == "auto" and not ray_session()):
-        return ThreadRuntime(feed, options)
-    cluster = importlib.import_module("raylance.runtime.cluster.runtime")  # loads Ray
-    runtime: Runtime = cluster.RayRuntime(feed, options, world_size)
-    return runtime
+def _end_all(helpers: dict[int, Any]) -> None:
+    for helper in helpers.values():
+        helper.end(is_dead=False)
+    helpers.clear()

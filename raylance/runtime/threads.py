@@ -5,34 +5,15 @@ The batches are those of the Ray runtime: only who does the work differs.
 
 import dataclasses
 import os
-import queue
 import threading
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 
-from raylance.decode.rows import OpenDecoding
-from raylance.planning.plan import Plan
-from raylance.runtime.crew import Crew
-from raylance.runtime.inbox import Inbox
-from raylance.runtime.messages import (
-    Alive,
-    Ask,
-    Command,
-    Decode,
-    Dismiss,
-    Done,
-    Failed,
-    Fetch,
-    Fetched,
-    Forget,
-    Kind,
-    Place,
-    Placed,
-    Read,
-)
+from raylance.runtime.messages import Alive, Decode, Done, Failed, Fetch, Fetched, Kind, Placed, Read
+from raylance.runtime.runtime import Runtime
 from raylance.runtime.work import RankReader, own_memory
 from raylance.settings import Feed, Options
 from raylance.telemetry import Receipt
@@ -40,91 +21,66 @@ from raylance.telemetry import Receipt
 _MAX_AUTO_DECODERS = 32
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Helper:
-    """A thread and what it works with."""
-
     thread: ThreadPoolExecutor
-    reader: RankReader | None = None
-    decoding: OpenDecoding | None = None
+    works_with: Any  # a RankReader, or an OpenDecoding
 
-    def end(self) -> None:
-        self.thread.shutdown(wait=False, cancel_futures=True)
-        if self.reader is not None:
-            self.reader.close()
+    def end(self, *, is_dead: bool) -> None:
+        self.thread.shutdown(wait=False, cancel_futures=True)  # one that hangs is left alone
+        if isinstance(self.works_with, RankReader):
+            self.works_with.close()
 
 
-class ThreadRuntime(Inbox):
-    """Does the work of one loader in threads; see `raylance.runtime.runtime.Runtime`."""
+class ThreadRuntime(Runtime):
+    """Does the work of one loader in threads: one that reads, and for "auto" one that decodes for each CPU."""
 
     def __init__(self, feed: Feed, options: Options) -> None:
-        """Starts nothing.
-
-        Args:
-            feed: What is read and decoded.
-            options: Decoding threads ("auto": one for each CPU of the process), and limits.
-        """
-        super().__init__()
-        self._feed, self._options = feed, options
-        self._helpers: dict[int, _Helper] = {}
-        self._results: dict[int, tuple[pa.Table, ...] | None] = {}  # of calls that somebody waits for
+        """Starts nothing."""
+        super().__init__(feed, options, insists=True)
         self._lock = threading.Lock()
-        self._plan: tuple[str, Plan] | None = None
-        self.crew = self._new_crew()
-        self._end = weakref.finalize(self, _end_all, self._helpers)
-        self._end.atexit = False  # a feeder that still goes on is closed first
 
-    def _new_crew(self) -> Crew:
-        wanted = self._options.num_decoders
+    def _count_decoders(self) -> int:
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        cpus = min(cpus, _MAX_AUTO_DECODERS)
-        return Crew(
-            decoders=0 if self._feed.decoding is None else cpus if wanted == "auto" else wanted,
-            insists=True,
-            placement_timeout_s=self._options.placement_timeout_s,
-            work_timeout_s=self._options.work_timeout_s,
-            explain=lambda pending, asked, kind: f"{pending} of {asked} {kind} threads did not start.",
-        )
+        wanted = self._options.num_decoders
+        return min(cpus, _MAX_AUTO_DECODERS) if wanted == "auto" else wanted
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether helpers of an earlier pass can still work; threads can."""
-        return self.crew.failure is None
+    @staticmethod
+    def _explain(options: Options, pending: int, asked: int, kind: Kind) -> str:
+        return f"{pending} of {asked} {kind} threads did not start."
 
-    def begin(self, plan: Plan, plan_key: str) -> None:
-        """See `Runtime.begin`."""
-        self._plan = (plan_key, plan)
+    def _place(self, number: int, kind: Kind) -> None:
+        reads, decoding = kind == "reader", self._feed.decoding
+        works_with = RankReader(self._feed, self._options, own_memory=True) if reads else decoding and decoding.open()
+        self._helpers[number] = _Helper(ThreadPoolExecutor(1, f"raylance-{kind}-{number}"), works_with)
+        self.post(Placed(number))
 
-    def do(self, command: Command) -> None:
-        """See `Runtime.do`."""
-        match command:
-            case Place(helper, kind):
-                self._helpers[helper] = self._start(helper, kind)
-                self.post(Placed(helper))
-            case Read(call, helper):
-                plan = self._plan  # the next pass may have another one
-                self._submit(call, helper, lambda: self._read(command, plan))
-            case Decode(call, helper):
-                self._submit(call, helper, lambda: self._decode(command))
-            case Fetch():
-                self._fetch(command)
-            case Forget(calls):
-                with self._lock:
-                    for call in calls:
-                        self._results.pop(call, None)
-            case Ask(helper) if helper in self._helpers:
-                self._helpers[helper].thread.submit(self._inbox.put, Alive(helper))
-            case Dismiss(helper) if helper in self._helpers:
-                self._helpers.pop(helper).end()  # a thread that hangs is left alone
+    def _ask(self, number: int) -> None:
+        self._helpers[number].thread.submit(self._inbox.put, Alive(number))
 
-    def _start(self, number: int, kind: Kind) -> _Helper:
-        thread = ThreadPoolExecutor(1, thread_name_prefix=f"raylance-{kind}-{number}")
-        if kind == "reader":
-            return _Helper(thread=thread, reader=RankReader(self._feed, self._options, own_memory=True))
-        return _Helper(thread=thread, decoding=self._feed.decoding.open() if self._feed.decoding else None)
+    def _read(self, command: Read) -> None:
+        reader, (key, plan) = self._helpers[command.helper].works_with, self._plan  # the next pass may have another one
 
-    def _submit(self, call: int, helper: int, work: Callable[[], tuple[tuple[pa.Table, ...], Receipt]]) -> None:
-        inbox, results, lock = self._inbox, self._results, self._lock  # those of now: `close` makes others
+        def read() -> tuple[tuple[pa.Table, ...], Receipt]:
+            reader.install(key, plan)
+            plain, second, receipt = reader.read(key, command.item, command.decodes, command.allowed_bytes)
+            return (plain, second), receipt
+
+        self._submit(command, read)
+
+    def _decode(self, command: Decode) -> None:
+        opened, (_, encoded) = self._helpers[command.helper].works_with, self._results[command.source]
+        changes = self._feed.decoding is not None and self._feed.decoding.transform is not None
+
+        def decode() -> tuple[tuple[pa.Table, ...], Receipt]:
+            # A transform may change in place what it is given, and the reader may hold that.
+            table, receipt = opened.apply(own_memory(encoded) if changes else encoded, command.epoch, own_memory=True)
+            return (table,), receipt
+
+        self._submit(command, decode)
+
+    def _submit(self, command: Read | Decode, work: Callable[[], tuple[tuple[pa.Table, ...], Receipt]]) -> None:
+        call, inbox, results, lock = command.call, self._inbox, self._results, self._lock  # `close` makes others
         results[call] = None
 
         def run() -> None:
@@ -138,47 +94,14 @@ class ThreadRuntime(Inbox):
                     results[call] = tables
             inbox.put(Done(call, receipt))
 
-        self._helpers[helper].thread.submit(run)
+        self._helpers[command.helper].thread.submit(run)
 
     def _fetch(self, command: Fetch) -> None:
-        plain, decoded = self._of(command.read)
+        plain, decoded = self._results[command.read]
         if command.decode is not None:
-            decoded = self._of(command.decode)[0]
+            (decoded,) = self._results[command.decode]
         self.post(Fetched(command.call, plain, None if self._feed.decoding is None else decoded))
 
-    def _of(self, call: int) -> tuple[pa.Table, ...]:
-        tables = self._results[call]
-        if tables is None:
-            raise KeyError(f"call {call} has no result")
-        return tables
-
-    def _read(self, command: Read, plan: tuple[str, Plan] | None) -> tuple[tuple[pa.Table, ...], Receipt]:
-        reader = self._helpers[command.helper].reader
-        if plan is None or reader is None:
-            raise KeyError(f"helper {command.helper} reads nothing")
-        reader.install(*plan)
-        plain, second, receipt = reader.read(plan[0], command.item, command.decodes, command.allowed_bytes)
-        return (plain, second), receipt
-
-    def _decode(self, command: Decode) -> tuple[tuple[pa.Table, ...], Receipt]:
-        decoding, setting = self._helpers[command.helper].decoding, self._feed.decoding
-        if decoding is None or setting is None:
-            raise KeyError(f"helper {command.helper} decodes nothing")
-        encoded = self._of(command.source)[1]
-        if setting.transform is not None:
-            encoded = own_memory(encoded)  # it may change them in place, and they may be held by the reader
-        decoded, receipt = decoding.apply(encoded, command.epoch, own_memory=True)
-        return (decoded,), receipt
-
-    def close(self) -> None:
-        """See `Runtime.close`."""
-        _end_all(self._helpers)
-        # What helpers of before still say is about numbers that others will have.
-        self._inbox, self._results = queue.SimpleQueue(), {}
-        self.crew = self._new_crew()
-
-
-def _end_all(helpers: dict[int, _Helper]) -> None:
-    for helper in helpers.values():
-        helper.end()
-    helpers.clear()
+    def _forget(self, calls: Iterable[int]) -> None:
+        with self._lock:
+            super()._forget(calls)

@@ -8,8 +8,8 @@ shuffles them, every token comes exactly once, and a resume in the middle of a d
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from raylance.store import Shared
 
 _BLOCK_BYTES = 16 << 20  # of documents, to read at a time
 _FIRST_ROWS = 4  # of which nobody knows the size
-_COLUMNS = ("input_ids", "doc_ids", "first_row", "first_token")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,11 +50,10 @@ class PackTokens:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """Where the documents of a selection end in their string of tokens.
+    """Where the documents of a selection end in their string of tokens, and so the sequences: a selection of its own.
 
     Attributes:
-        ends: Tokens up to the end of each selected row, its end-of-sequence token included; int64, shape (documents,).
-        pack: How they are packed.
+        ends: Tokens up to the end of each document, its end-of-sequence token included; int64, shape (documents,).
     """
 
     ends: Int64Array
@@ -64,36 +62,27 @@ class Documents:
     @property
     def rows(self) -> int:
         """Sequences."""
-        return -(-int(self.ends[-1]) // self.pack.length) if len(self.ends) else 0
+        return -(-int(self.ends[-1]) // self.pack.length)
 
     @property
     def fingerprint(self) -> str:
         """Hash of the ends and the settings."""
-        digest = hashlib.blake2b(np.ascontiguousarray(self.ends).tobytes(), digest_size=16)
+        digest = hashlib.blake2b(self.ends.tobytes(), digest_size=16)
         digest.update(repr(self.pack).encode())
         return digest.hexdigest()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the table."""
-        return self.ends.nbytes
 
     def offsets(self, selected: Int64Array) -> Int64Array:
         """Sequences are addressed by their own numbers."""
         return selected
 
 
-def count_tokens(reader: RowReader, documents: Selected, pack: PackTokens) -> Documents:
-    """Reads the lengths of all selected documents, once, so many at a time as make some mebibytes.
-
-    Args:
-        reader: Reads the column of tokens.
-        documents: The selected rows.
-        pack: How they are packed.
+def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
+    """Reads the lengths of all selected documents, so many at a time as make some mebibytes.
 
     Raises:
         DatasetError: If the column holds no lists of integers, a null, or no token at all.
     """
+    documents, reader = source.load_selection(), source.open_reader()
     lengths = [np.empty(0, dtype=np.int64)]
     pace, start = Pace(target_bytes=_BLOCK_BYTES, row_bytes=1, limit_rows=_FIRST_ROWS), 0
     while start < documents.rows:
@@ -131,47 +120,44 @@ class _PackReader:
     reader: RowReader
     documents: Selected
     table: Documents
-    pack: PackTokens
 
     def read(self, offsets: Int64Array) -> pa.Table:
-        length, ends = self.pack.length, self.table.ends
+        pack, ends = self.table.pack, self.table.ends
+        length = pack.length
         begin = offsets * length
-        end = np.minimum(begin + length, ends[-1]) if len(offsets) else begin
+        end = np.minimum(begin + length, ends[-1])
         first = np.searchsorted(ends, begin, side="right")
         last = np.searchsorted(ends, end, side="left")  # the document that holds the sequence's last token
         needed = np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(first, last, strict=True)] or [first]))
         rows = self.documents.offsets(needed.astype(np.int64))
-        input_ids = np.full((len(offsets), length), self.pack.pad_id, dtype=np.int64)
+        input_ids = np.full((len(offsets), length), pack.pad_id, dtype=np.int64)
         doc_ids = np.full((len(offsets), length), -1, dtype=np.int64)
         opens, closes = np.where(needed > 0, ends[needed - 1], 0), ends[needed]
         # A document is read whole, however little of it a sequence needs; so only a few at a time.
         filled = np.cumsum(8 * (closes - opens)) // _BLOCK_BYTES
         for group in np.split(np.arange(len(needed)), np.flatnonzero(np.diff(filled)) + 1) if len(needed) else []:
-            found = self.reader.read(rows[group])[self.pack.column].combine_chunks()
+            found = self.reader.read(rows[group])[pack.column].combine_chunks()
             for place, here in enumerate(group):
                 text, opening = found[place].values.to_numpy(), int(opens[here])
-                lowest, highest = (
-                    np.searchsorted(last, needed[here]),
-                    np.searchsorted(first, needed[here], side="right"),
-                )
+                lowest = np.searchsorted(last, needed[here])
+                highest = np.searchsorted(first, needed[here], side="right")
                 for row in range(lowest, highest):
                     start, low = int(begin[row]), max(int(begin[row]), opening)
                     high = min(int(end[row]), int(closes[here]))
                     behind = min(high, opening + len(text))
                     input_ids[row, low - start : behind - start] = text[low - opening : behind - opening]
-                    if behind < high and self.pack.eos_id is not None:
-                        input_ids[row, behind - start] = self.pack.eos_id
+                    if behind < high and pack.eos_id is not None:
+                        input_ids[row, behind - start] = pack.eos_id
                     doc_ids[row, low - start : high - start] = rows[here]
-        row_of = dict(zip(needed.tolist(), rows.tolist(), strict=True))
-        opens_at = np.where(first > 0, ends[first - 1], 0) if len(offsets) else begin
-        columns = {
-            "input_ids": _fixed(input_ids),
-            "doc_ids": _fixed(doc_ids),
-            "first_row": pa.array([row_of[int(document)] for document in first], pa.int64()),
-            "first_token": pa.array(begin - opens_at, pa.int64()),
-            ROW_OFFSET: pa.array(offsets, pa.int64()),
-        }
-        return pa.table(columns)
+        return pa.table(
+            {
+                "input_ids": _fixed(input_ids),
+                "doc_ids": _fixed(doc_ids),
+                "first_row": self.documents.offsets(first),
+                "first_token": begin - np.where(first > 0, ends[first - 1], 0),
+                ROW_OFFSET: offsets,
+            }
+        )
 
 
 def _fixed(array: npt.NDArray[np.int64]) -> pa.Array:
@@ -179,84 +165,42 @@ def _fixed(array: npt.NDArray[np.int64]) -> pa.Array:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class PackedRows:
-    """What a shard actor serves when documents are packed; see `RowSource`.
-
-    Attributes:
-        documents: The feed of the documents.
-        table: Where they end.
-        pack: How they are packed.
-    """
+class PackedRows(RowSource):
+    """The sequences that documents are packed into."""
 
     documents: RowSource
     table: Shared[Documents]
     pack: PackTokens
 
-    @property
-    def uri(self) -> Any:
-        """URI of the dataset."""
-        return self.documents.uri
-
-    @property
-    def branch(self) -> Any:
-        """Its branch."""
-        return self.documents.branch
-
-    @property
-    def version(self) -> Any:
-        """Its version."""
-        return self.documents.version
-
-    @property
-    def identity(self) -> Any:
-        """Hash of its files."""
-        return self.documents.identity
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """Columns of the sequences."""
-        return _COLUMNS
-
-    @property
-    def row_bytes(self) -> float:
-        """Bytes of a sequence: two numbers of 8 bytes a token."""
-        return 16.0 * self.pack.length
-
-    @property
-    def likely_row_bytes(self) -> float:
-        """The same."""
-        return self.row_bytes
-
-    @property
-    def measure(self) -> str:
-        """How it is known."""
-        return "of 16 bytes a token"
-
     def load_selection(self) -> Selected:
-        """The sequences."""
+        """See `RowSource.load_selection`."""
         return self.table.get()
 
     def open_reader(self, retry_s: float = 0.0) -> RowReader:
-        """Opens the documents."""
+        """See `RowSource.open_reader`."""
         documents, reader = self.documents.load_selection(), self.documents.open_reader(retry_s)
-        return _PackReader(reader=reader, documents=documents, table=self.table.get(), pack=self.pack)
+        return _PackReader(reader=reader, documents=documents, table=self.table.get())
 
-    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "PackedRows":
+    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
         """See `RowSource.map_shared`."""
         return dataclasses.replace(self, documents=self.documents.map_shared(change), table=change(self.table))
 
 
 def pack_rows(documents: RowSource, pack: PackTokens) -> PackedRows:
-    """Packs the documents of a dataset, whose lengths are read once.
-
-    Raises:
-        DatasetError: As `count_tokens`.
-    """
-    make = functools.partial(_count_again, documents, pack)
+    """Packs the documents of a dataset, whose lengths are read now; see `count_tokens`."""
+    make = functools.partial(count_tokens, documents, pack)
     table = make()
-    shared = Shared(f"lengths in {pack.column}", table, table.nbytes, make)
-    return PackedRows(documents=documents, table=shared, pack=pack)
-
-
-def _count_again(documents: RowSource, pack: PackTokens) -> Documents:
-    return count_tokens(documents.open_reader(), documents.load_selection(), pack)
+    row_bytes = 16.0 * pack.length
+    return PackedRows(
+        uri=documents.uri,
+        branch=documents.branch,
+        version=documents.version,
+        identity=documents.identity,
+        columns=("input_ids", "doc_ids", "first_row", "first_token"),
+        row_bytes=row_bytes,
+        likely_row_bytes=row_bytes,
+        measure="of 16 bytes a token",
+        documents=documents,
+        table=Shared(f"lengths in {pack.column}", table, table.ends.nbytes, make),
+        pack=pack,
+    )

@@ -34,26 +34,21 @@ class TooLargeError(Exception):
     """Rows that were to be sent together have more bytes than allowed."""
 
     def __init__(self, nbytes: int) -> None:
-        """Takes the bytes that all of them have, about."""
         super().__init__(nbytes)
-        self.nbytes = nbytes
+        self.nbytes = nbytes  # of all of them, about
 
 
-class Portion:
-    """Rows that are read and held together, in the order of delivery from line `begin` of a track on."""
+class _Portion:
+    """Rows that are read and held together, in the order of delivery from line `begin` of a track on.
+
+    Until it is known how many fit, they may be those up to line `chunk_end`.
+    """
+
+    filling: Future[None]  # reads it ahead; rows that are read by themselves have none
 
     def __init__(self, track: Track, chunk: Chunk, begin: int, chunk_end: int) -> None:
-        """Names the rows; `open` settles how many.
-
-        Args:
-            track: What its lines count along.
-            chunk: The chunk that they belong to.
-            begin: Line of the first row.
-            chunk_end: Line behind the last row of the chunk.
-        """
         self.track, self.chunk, self.begin, self.chunk_end = track, chunk, begin, chunk_end
         self.is_held, self.is_cold, self.is_whole, self.is_dropped = True, False, False, False
-        self.filling: Future[None] | None = None
         self.rows = np.empty(0, dtype=np.int64)  # selected rows in the order of delivery
         self.blocks: list[pa.Table] = []
         self.nbytes = self._read_rows = 0
@@ -71,11 +66,6 @@ class Portion:
     def has(self, track: Track, line: int) -> bool:
         """Whether a line is here, as far as is known yet."""
         return self.track == track and self.begin <= line < self.end
-
-    @property
-    def unread_rows(self) -> int:
-        """Rows that are still to be read."""
-        return len(self._stored) - self._read_rows
 
     def unread(self, rows: int) -> Int64Array:
         """The next selected rows to read, ascending."""
@@ -108,9 +98,9 @@ class Portion:
     def parts(self, low: int, high: int) -> Iterator[tuple[pa.Table, Int64Array]]:
         """Gives the rows of lines [low, high) in tables, each with the places of its rows among them."""
         places = self._places[low - self.begin : high - self.begin]
-        ends = np.cumsum([block.num_rows for block in self.blocks])
-        which = np.searchsorted(ends, places, side="right")
-        within = places - (ends - [block.num_rows for block in self.blocks])[which]
+        starts = np.cumsum([0, *(block.num_rows for block in self.blocks)])
+        which = np.searchsorted(starts[1:], places, side="right")
+        within = places - starts[which]
         runs = np.flatnonzero((np.diff(which, prepend=-1) != 0) | (np.diff(within, prepend=-2) != 1))
         if len(places) * self.nbytes >= len(self.rows) * len(runs) * _RUN_BYTES:
             lengths = np.diff(runs, append=len(places))
@@ -130,10 +120,7 @@ class ReadAhead:
     def __init__(self, feed: RowSource, limit_bytes: int, read_timeout_s: float = 0.0) -> None:
         """Opens nothing yet: errors of the first read reach the worker as they are.
 
-        Args:
-            feed: What to read.
-            limit_bytes: Bytes to hold at the most, both portions together; the block being read comes on top.
-            read_timeout_s: Seconds that a read is tried again when the storage fails.
+        Both portions together hold at most `limit_bytes`; the block being read comes on top.
         """
         self._feed, self._limit, self._read_timeout_s = feed, limit_bytes, read_timeout_s
         self._read_bytes, self._counting = 0, threading.Lock()
@@ -142,22 +129,16 @@ class ReadAhead:
         self._row_bytes = feed.likely_row_bytes  # of the last portion
         self._block_bytes = max(1, min(_BLOCK_BYTES, limit_bytes // _BLOCKS))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
-        self._used: Portion | None = None
-        self._next: Portion | None = None
+        self._used: _Portion | None = None
+        self._next: _Portion | None = None
         self._alone: tuple[Track, int] | None = None  # where rows that were read by themselves ended
         self.peak_bytes = 0
 
     def gather(self, plan_key: str, plan: Plan, item: WorkItem, allowed_bytes: float = math.inf) -> pa.Table:
         """The rows of an item, in the order of delivery.
 
-        Args:
-            plan_key: Names the plan.
-            plan: The plan of the item.
-            item: Which rows.
-            allowed_bytes: Bytes that they may have together.
-
         Raises:
-            TooLargeError: If they have more.
+            TooLargeError: If they have more bytes together than allowed.
             DatasetError: If a row has more bytes than the limit by itself, or rows cannot be read.
         """
         track = (plan_key, item.rank, item.epoch, item.position % plan.stride)
@@ -201,7 +182,7 @@ class ReadAhead:
         """A table of no row, with all columns."""
         return self._read(np.empty(0, dtype=np.int64))
 
-    def _portion(self, plan: Plan, track: Track, item: WorkItem, at: int, allowed_bytes: float) -> Portion:
+    def _portion(self, plan: Plan, track: Track, item: WorkItem, at: int, allowed_bytes: float) -> _Portion:
         """A portion that is whole and has line `at`; what follows it is then being read."""
         used, following = self._used, self._next
         stop = plan.line(item.position, item.rank) + item.low + item.rows
@@ -214,16 +195,14 @@ class ReadAhead:
             for portion in (used, following):
                 if portion is not None:
                     portion.is_dropped = True
-            used, self._next = self._portion_at(plan, track, item.chunk, at), None
-            used.is_cold, self._used = True, used
-            used.filling = self._thread.submit(self._fill, plan, used, None)
-        filling = [] if used.filling is None else [used.filling]
-        is_read = all(part.done() for part in filling)
-        if used.is_cold and not is_read and (stop - at) * self._row_bytes < self._limit / 8:
+            self._used = self._next = None
+            self._used = used = self._start(plan, track, item.chunk, at, None)
+            used.is_cold = True
+        if used.is_cold and not used.filling.done() and (stop - at) * self._row_bytes < self._limit / 8:
             # Nobody read these rows ahead. The first items are read by themselves, so that a start, or a resume, waits
             # for a batch and not for a window.
             return self._by_itself(plan, track, item, at, allowed_bytes)
-        wait(filling)
+        wait([used.filling])
         if not used.is_whole:  # there was no room for all of it before, or an error that may be over
             try:
                 self._fill(plan, used, None)
@@ -238,10 +217,14 @@ class ReadAhead:
         # It may have been cut before this line; then the next one begins there.
         return used if used.has(track, at) else self._portion(plan, track, item, at, allowed_bytes)
 
-    def _portion_at(self, plan: Plan, track: Track, chunk: Chunk, begin: int) -> Portion:
-        return Portion(track, chunk, begin, plan.line(chunk.position, track[1]) + plan.chunk_size(chunk, track[1]))
+    def _start(self, plan: Plan, track: Track, chunk: Chunk, begin: int, room: int | None) -> _Portion:
+        """Starts reading a chunk from a line on; with `room`, for now only as much as has that many bytes."""
+        rank = track[1]
+        portion = _Portion(track, chunk, begin, plan.line(chunk.position, rank) + plan.chunk_size(chunk, rank))
+        portion.filling = self._thread.submit(self._fill, plan, portion, room)
+        return portion
 
-    def _start_next(self, plan: Plan, used: Portion) -> Portion | None:
+    def _start_next(self, plan: Plan, used: _Portion) -> _Portion | None:
         """Starts reading what follows a portion; the epoch behind this one most likely comes next."""
         plan_key, rank, _, _ = used.track
         chunk, begin = used.chunk, used.end
@@ -254,21 +237,19 @@ class ReadAhead:
                 return None
             chunk, begin = after, plan.line(after.position, rank)
         track = (plan_key, rank, chunk.epoch, chunk.position % plan.stride)
-        following = self._portion_at(plan, track, chunk, begin)
-        following.filling = self._thread.submit(self._fill, plan, following, self._limit - used.nbytes)
-        return following
+        return self._start(plan, track, chunk, begin, self._limit - used.nbytes)
 
-    def _by_itself(self, plan: Plan, track: Track, item: WorkItem, at: int, allowed_bytes: float) -> Portion:
+    def _by_itself(self, plan: Plan, track: Track, item: WorkItem, at: int, allowed_bytes: float) -> _Portion:
         """Rows of an item that belong to no portion that is there; what is there stays."""
         stop = plan.line(item.position, item.rank) + item.low + item.rows
-        alone = Portion(track, item.chunk, at, stop)
+        alone = _Portion(track, item.chunk, at, stop)
         alone.is_held = False  # it is on its way out, and counts as in flight
         alone.open(plan.select(item.epoch, plan.item_positions(item))[at - stop :])
         self._fill(plan, alone, None, allowed_bytes)
         self._alone = (track, alone.end)
         return alone
 
-    def _fill(self, plan: Plan, portion: Portion, room: int | None, most_bytes: float = math.inf) -> None:
+    def _fill(self, plan: Plan, portion: _Portion, room: int | None, most_bytes: float = math.inf) -> None:
         """Reads the rest of a portion: fewer rows than planned where all together have more bytes than the limit, or
         than `most_bytes`; with `room`, for now only as much as has that many bytes.
         """
@@ -278,8 +259,7 @@ class ReadAhead:
             portion.open(rows[: portion_rows(len(rows), self._row_bytes, self._limit)])
         least = self._feed.likely_row_bytes
         pace = Pace(self._block_bytes, max(self._row_bytes, least), least_bytes=least)
-        while portion.unread_rows and not portion.is_dropped:
-            wanted = portion.unread(pace.rows())
+        while len(wanted := portion.unread(pace.rows())) and not portion.is_dropped:
             if room is not None and portion.nbytes + len(wanted) * pace.row_bytes > room:
                 return
             block = self._read(wanted)
@@ -294,12 +274,12 @@ class ReadAhead:
                 portion.halve()
             if portion.nbytes > self._limit:
                 self._refuse(portion)
-        portion.is_whole = not portion.unread_rows
+        portion.is_whole = not len(wanted)
         if portion.is_whole and portion.is_held:
             # Up at once, down slowly: too small a portion costs some speed, too large a one is read in vain.
             self._row_bytes = max(self._row_bytes / 2, portion.nbytes / len(portion.rows))
 
-    def _refuse(self, portion: Portion) -> None:
+    def _refuse(self, portion: _Portion) -> None:
         offset = int(self._selection.offsets(portion.rows)[0]) & OFFSET_MASK
         nbytes = portion.nbytes
         portion.drop_last()  # or it would count as read

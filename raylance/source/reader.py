@@ -18,14 +18,13 @@ from raylance.orders.permutation import Int64Array
 ReadMode = Literal["auto", "range", "take"]
 READ_MODES: tuple[ReadMode, ...] = ("auto", "range", "take")
 
+logger = logging.getLogger(__name__)
+
 _RANGE_BYTES = 256 << 10  # runs of at least this many bytes are read as ranges,
 _RANGE_ROWS = 8  # if they have at least this many rows: one take of a few large rows reads them in parallel
 _DENSE = 0.5  # from this share of wanted rows on, reading all and dropping the rest is no slower than a take
 _GAP_BYTES = 64 << 10  # gaps up to this size are read through
 _LONGEST_PAUSE_S = 10.0
-
-logger = logging.getLogger(__name__)
-
 _BATCH_BYTES = 4 << 20  # Lance decodes the batches of a range in parallel, into memory that it can reuse
 
 
@@ -77,8 +76,6 @@ class Reader:
     """Reads rows of a pinned dataset.
 
     Attributes:
-        dataset: The dataset, at its pinned version.
-        columns: Columns to read.
         row_bytes: Bytes of a row of these columns, about; chooses between range and take.
         mode: "range" and "take" read so whatever the rows; "auto" chooses, see `choose`.
         reopen: Opens the dataset anew, before a read is tried again.
@@ -104,15 +101,10 @@ class Reader:
             )
 
     def read(self, offsets: Int64Array) -> pa.Table:
-        """Reads rows in ascending order of their offsets.
-
-        Long runs of consecutive offsets are read as ranges, the rest by one take. Blob columns come as their bytes.
-
-        Args:
-            offsets: int64, strictly ascending, shape (k,).
+        """Reads rows by their offsets, int64, strictly ascending; blob columns come as their bytes.
 
         Returns:
-            A table of k rows, each column in one chunk where it fits: the columns, and `_rowoffset` (int64).
+            A row for each offset, each column in one chunk where it fits: the columns, and `_rowoffset` (int64).
 
         Raises:
             DatasetError: If the dataset no longer gives these rows, or its storage failed for too long.
@@ -153,8 +145,8 @@ class Reader:
         schema = self.dataset.schema
         blobs = [name for name in self.columns if is_blob(schema.field(name))]
         plain = [name for name in self.columns if name not in blobs]
-        table = self._read_plain(offsets, plain) if plain or not blobs else None
-        columns = {} if table is None else {name: table[name] for name in plain}
+        table = self._read_plain(offsets, plain) if plain else {}
+        columns = {name: table[name] for name in plain}
         for name in blobs:
             found = self.dataset.read_blobs(name, indices=offsets.tolist(), preserve_order=True) if len(offsets) else []
             columns[name] = pa.chunked_array([pa.array([value for _, value in found], pa.large_binary())])
@@ -182,9 +174,6 @@ class Reader:
 
         Measured: a range of rows is read about as fast as one take of the same rows, and faster where it is long,
         because Lance then decodes in parallel; a take costs the same for dense and for scattered rows.
-
-        Args:
-            offsets: int64, strictly ascending, at least one.
         """
         if self.mode != "auto":
             return self.mode
@@ -194,7 +183,7 @@ class Reader:
         return "range" if long_runs and len(offsets) >= _DENSE * read_rows else "take"
 
     def _ranges(self, offsets: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Half-open ranges that hold the offsets, small gaps read through; two arrays of int64."""
+        """Half-open ranges that hold the offsets, small gaps read through: their starts and their stops."""
         gap_rows = max(1, int(_GAP_BYTES / max(self.row_bytes, 1)))
         first = np.flatnonzero(np.diff(offsets, prepend=offsets[0] - gap_rows - 1) > gap_rows)
         last = np.r_[first[1:], len(offsets)] - 1

@@ -1,8 +1,9 @@
 """Owns the selected rows of one dataset, as a reader of a rank opens them; never decides who gets which."""
 
+import abc
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
@@ -18,16 +19,13 @@ class Selected(Protocol):
     @property
     def rows(self) -> int:
         """Their number, n."""
-        ...
 
     @property
     def fingerprint(self) -> str:
         """Hash of what they are."""
-        ...
 
     def offsets(self, selected: Int64Array) -> Int64Array:
         """Selected rows 0 … n-1 to the offsets that a reader takes, both ascending."""
-        ...
 
 
 class RowReader(Protocol):
@@ -35,114 +33,52 @@ class RowReader(Protocol):
 
     def read(self, offsets: Int64Array) -> pa.Table:
         """Reads rows, offsets ascending; the table has `_rowoffset` beside the columns."""
-        ...
-
-
-class RowSource(Protocol):
-    """Selected rows of pinned data: what a reader of a rank serves; picklable."""
-
-    @property
-    def uri(self) -> Any:
-        """Where the data lies, JSON-able."""
-        ...
-
-    @property
-    def branch(self) -> Any:
-        """The branch that the version is counted in, JSON-able; None for what the URI opens."""
-        ...
-
-    @property
-    def version(self) -> Any:
-        """The pinned version, JSON-able."""
-        ...
-
-    @property
-    def identity(self) -> Any:
-        """Hash of the version's files, JSON-able."""
-        ...
-
-    @property
-    def columns(self) -> Sequence[str]:
-        """Columns to read."""
-        ...
-
-    @property
-    def row_bytes(self) -> float:
-        """Bytes of a row as it is read, of a few rows; "auto" orders are settled from it."""
-        ...
-
-    @property
-    def likely_row_bytes(self) -> float:
-        """Bytes of a row as it is read, the best guess: rows are read so many at a time until more is known."""
-        ...
-
-    @property
-    def measure(self) -> str:
-        """How `likely_row_bytes` is known, in words."""
-        ...
-
-    def load_selection(self) -> Selected:
-        """The selected rows, fetched where only a reference is held."""
-        ...
-
-    def open_reader(self, retry_s: float = 0.0) -> RowReader:
-        """Opens what the offsets address, for reads that are tried again for so long when the storage fails."""
-        ...
-
-    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "RowSource":
-        """The same, with something done to each large value, such as `Shared.of_run`."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class TableRows:
-    """The selected rows of one dataset; see `RowSource`.
+class RowSource(abc.ABC):
+    """Selected rows of pinned data: what a reader of a rank serves; picklable.
 
     Attributes:
-        pinned: The pinned dataset.
-        selection: The selected rows.
+        uri: Where the data lies; like the next three by component in a mixture, JSON-able.
+        branch: Branch that the version is counted in; None for what the URI opens.
+        version: The pinned version.
+        identity: Hash of the version's files.
         columns: Columns to read.
-        row_bytes: Bytes of a row of these columns as it is read, of a few rows; "auto" orders are settled from it.
-        read: How rows are read; see `raylance.source.reader.Reader`.
-        stored_bytes: Bytes of a row as it is stored, the mean of all rows; 0 where it is not known.
+        row_bytes: Bytes of a row as it is read, of a few rows; "auto" orders are settled from it.
+        likely_row_bytes: The best guess of the same: rows are read so many at a time until more is known.
+        measure: How `likely_row_bytes` is known, in words.
     """
+
+    uri: Any
+    branch: Any
+    version: Any
+    identity: Any
+    columns: Sequence[str]
+    row_bytes: float
+    likely_row_bytes: float
+    measure: str
+
+    @abc.abstractmethod
+    def load_selection(self) -> Selected:
+        """The selected rows, fetched where only a reference is held."""
+
+    @abc.abstractmethod
+    def open_reader(self, retry_s: float = 0.0) -> RowReader:
+        """Opens what the offsets address, for reads that are tried again for so long when the storage fails."""
+
+    @abc.abstractmethod
+    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
+        """The same, with something done to each large value, such as `Shared.of_run`."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class TableRows(RowSource):
+    """The selected rows of one dataset, read as `read` says; see `Reader.choose`."""
 
     pinned: Source
     selection: Shared[Selection]
-    columns: Sequence[str]
-    row_bytes: float
-    read: ReadMode = "auto"
-    stored_bytes: float = 0.0
-
-    @property
-    def likely_row_bytes(self) -> float:
-        """See `RowSource.likely_row_bytes`."""
-        return max(self.row_bytes, self.stored_bytes)
-
-    @property
-    def measure(self) -> str:
-        """See `RowSource.measure`."""
-        return "the mean of all as they are stored" if self.stored_bytes > self.row_bytes else "the mean of a few rows"
-
-    @property
-    def uri(self) -> str:
-        """URI of the dataset."""
-        return self.pinned.uri
-
-    @property
-    def branch(self) -> str | None:
-        """See `RowSource.branch`."""
-        return self.pinned.branch
-
-    @property
-    def version(self) -> int:
-        """The pinned version."""
-        return self.pinned.version
-
-    @property
-    def identity(self) -> str:
-        """See `RowSource.identity`."""
-        return self.pinned.identity
+    read: ReadMode
 
     def load_selection(self) -> Selection:
         """See `RowSource.load_selection`."""
@@ -159,6 +95,30 @@ class TableRows:
             retry_s=retry_s,
         )
 
-    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> "TableRows":
+    def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
         """See `RowSource.map_shared`."""
         return dataclasses.replace(self, selection=change(self.selection))
+
+
+def table_rows(
+    pinned: Source,
+    selection: Shared[Selection],
+    columns: Sequence[str],
+    row_bytes: float,
+    stored_bytes: float = 0.0,
+    read: ReadMode = "auto",
+) -> TableRows:
+    """The selected rows of one dataset; `stored_bytes` is the mean of all rows as stored, 0 where it is not known."""
+    return TableRows(
+        uri=pinned.uri,
+        branch=pinned.branch,
+        version=pinned.version,
+        identity=pinned.identity,
+        columns=columns,
+        row_bytes=row_bytes,
+        likely_row_bytes=max(row_bytes, stored_bytes),
+        measure="the mean of all as they are stored" if stored_bytes > row_bytes else "the mean of a few rows",
+        pinned=pinned,
+        selection=selection,
+        read=read,
+    )

@@ -30,8 +30,7 @@ class Source:
     Attributes:
         uri: Path or URI, as Lance takes it; a branch's own URI where that was given.
         version: Version number, never a tag: tags move.
-        branch: The branch that the version is counted in, where a tag or a reference named one; None for what `uri`
-            opens by itself.
+        branch: Branch that a tag or a reference named, and the version is counted in; None for what `uri` opens.
         identity: Hash of the data and deletion files of the version. Files get random names when they are written, so
             it tells a dataset from another one that was written anew in its place, with the same number of rows.
         storage_options: Options of the object store (credentials, endpoint); never shown.
@@ -44,11 +43,7 @@ class Source:
     storage_options: Mapping[str, str] | None = dataclasses.field(default=None, repr=False)
 
     def open(self) -> lance.LanceDataset:
-        """Opens exactly the pinned version.
-
-        Raises:
-            DatasetError: If the version is gone.
-        """
+        """Opens exactly the pinned version, or raises a `DatasetError` where that is gone."""
         version = self.version if self.branch is None else (self.branch, self.version)
         return _open(self.uri, version, self.storage_options)
 
@@ -56,11 +51,7 @@ class Source:
 def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: Mapping[str, str] | None) -> Source:
     """Resolves a version number, a tag, a reference (branch, version), or None for the newest, once.
 
-    Args:
-        uri: Path or URI of a dataset, or of a branch of it.
-        version: What to resolve. A tag may point into a branch; in a reference, None stands for the trunk, and for the
-            newest version.
-        storage_options: Options of the object store.
+    A tag may point into a branch; in a reference, None stands for the trunk, and for the newest version.
 
     Raises:
         ConfigError: If the arguments are of no such type.
@@ -77,42 +68,26 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: M
         uri = os.path.abspath(uri)
     dataset = _open(uri, version, storage_options)
     identity = _identity(dataset)
-    return Source(
-        uri=uri,
-        version=dataset.version,
-        branch=_branch(dataset, uri, version, identity, storage_options),
-        identity=identity,
-        storage_options=storage_options,
-    )
-
-
-def _branch(
-    dataset: lance.LanceDataset,
-    uri: str,
-    version: Version | None,
-    identity: str,
-    storage_options: Mapping[str, str] | None,
-) -> str | None:
-    """The branch that a tag or a reference means, unless it is what the URI and the number open by themselves."""
-    if not isinstance(version, str | tuple):
-        return None
+    source = Source(uri=uri, version=dataset.version, identity=identity, storage_options=storage_options)
+    if version is None or isinstance(version, int):
+        return source
     with contextlib.suppress(DatasetError):  # the URI has no such number
-        if _identity(_open(uri, dataset.version, storage_options)) == identity:
-            return None
+        if _identity(source.open()) == identity:  # what a tag or a reference means is what the URI opens by itself
+            return source
     branch = version[0] if isinstance(version, tuple) else dataset.tags.list()[version]["branch"]
-    return str(branch or _MAIN)
+    return dataclasses.replace(source, branch=str(branch or _MAIN))
 
 
 def _check_version(version: object) -> None:
-    known = version is None or isinstance(version, str) or (isinstance(version, int) and not isinstance(version, bool))
-    if isinstance(version, tuple) and len(version) == 2:
-        name, number = version
-        known = (name is None or isinstance(name, str)) and (number is None or isinstance(number, int))
-    if not known:
-        raise ConfigError(
-            f"version={version!r}: give a version number, the name of a tag, a reference (branch, number or None), or "
-            "None for the newest."
-        )
+    match version:
+        case bool():  # an int to Python
+            pass
+        case None | int() | str() | tuple((None | str(), None | int())):
+            return
+    raise ConfigError(
+        f"version={version!r}: give a version number, the name of a tag, a reference (branch, number or None), or None "
+        "for the newest."
+    )
 
 
 def _identity(dataset: lance.LanceDataset) -> str:
@@ -177,11 +152,7 @@ class Selection:
 
     @classmethod
     def from_offsets(cls, batches: Iterable[Int64Array]) -> Self:
-        """Builds a selection from ascending offsets that arrive in batches.
-
-        Args:
-            batches: int64 offsets, strictly ascending within and across batches.
-        """
+        """Builds a selection from int64 offsets, strictly ascending within and across batches."""
         starts, lengths = [np.empty(0, dtype=np.int64)], [np.empty(0, dtype=np.int64)]
         for offsets in batches:
             if not len(offsets):
@@ -222,14 +193,7 @@ class Selection:
         return np.asarray(np.where(run < 0, 0, within), dtype=np.int64)
 
     def offsets(self, selected: Int64Array) -> Int64Array:
-        """Maps selected rows to row offsets.
-
-        Args:
-            selected: int64 in [0, N), any shape.
-
-        Returns:
-            int64 row offsets of the same shape.
-        """
+        """Maps selected rows, int64 in [0, N) of any shape, to row offsets, int64 of that shape."""
         if self.ends is None:
             return self.starts[selected]
         if len(self.ends) == 1:

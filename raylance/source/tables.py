@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raylance.errors import ConfigError, DatasetError
-from raylance.orders.order import Order, Tables
+from raylance.orders.order import Column, Order, Tables
 from raylance.orders.permutation import Int64Array
 from raylance.source.reader import Reader
 from raylance.source.rows import Selected
@@ -19,31 +19,23 @@ from raylance.store import Shared, SharedTables
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class ColumnValues:
-    """A column for orders; see `raylance.orders.order.Column`.
-
-    Attributes:
-        data: Its values of all selected rows.
-    """
+class _Column:
+    """A column for orders; see `raylance.orders.order.Column`."""
 
     data: pa.ChunkedArray
 
     @property
     def kind(self) -> str:
-        """See `Column.kind`."""
         return str(self.data.type)
 
     @property
     def nulls(self) -> int:
-        """See `Column.nulls`."""
         return int(self.data.null_count)
 
     def values(self) -> npt.NDArray[Any]:
-        """See `Column.values`."""
         return np.asarray(self.data.to_numpy())
 
     def codes(self) -> tuple[Int64Array, list[Any]]:
-        """See `Column.codes`."""
         data = self.data
         if pa.types.is_dictionary(data.type):  # may name classes of which no row is selected
             data = data.cast(data.type.value_type)
@@ -55,12 +47,7 @@ class ColumnValues:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SelectionRows:
-    """A selection for orders; see `raylance.orders.order.Rows`.
-
-    Attributes:
-        dataset: The pinned dataset.
-        selection: The selected rows.
-    """
+    """A selection for orders; see `raylance.orders.order.Rows`."""
 
     dataset: lance.LanceDataset
     selection: Selected
@@ -70,7 +57,7 @@ class SelectionRows:
         """See `Rows.count`."""
         return self.selection.rows
 
-    def column(self, name: str) -> ColumnValues:
+    def column(self, name: str) -> Column:
         """See `Rows.column`."""
         if name not in self.dataset.schema.names:
             raise DatasetError(
@@ -78,7 +65,7 @@ class SelectionRows:
                 f"Its columns are {', '.join(self.dataset.schema.names)}."
             )
         offsets = self._rows("a column").offsets(np.arange(self.count))
-        return ColumnValues(Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name])
+        return _Column(Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name])
 
     def fragment_ends(self) -> Int64Array:
         """See `Rows.fragment_ends`."""
@@ -96,14 +83,7 @@ class SelectionRows:
 
 
 def share_tables(order: Order, tables: Tables, source: Source, selection: Shared[Selection]) -> Tables:
-    """The tables of an order as one value that all processes of a run share.
-
-    Args:
-        order: The order as its user wrote it.
-        tables: What it looked up.
-        source: The pinned dataset.
-        selection: The selected rows.
-    """
+    """What an order, as its user wrote it, looked up: as one value that all processes of a run share."""
     if not tables:
         return tables
     make = functools.partial(_look_up_again, order, source, selection)
@@ -114,4 +94,4 @@ def share_tables(order: Order, tables: Tables, source: Source, selection: Shared
 
 
 def _look_up_again(order: Order, source: Source, selection: Shared[Selection]) -> dict[str, npt.NDArray[Any]]:
-    return dict(order.bind(SelectionRows(source.open(), selection.get()))[1])
+    return dict(order.look_up(SelectionRows(source.open(), selection.get())))

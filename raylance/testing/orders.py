@@ -6,6 +6,7 @@ Each raises an AssertionError that names the promise, the values, and what to ch
 """
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -106,7 +107,7 @@ def check_order(
         _check_sending(settled)
 
 
-def _promise(kept: bool, order: Settled | Order, promise: str, found: str, fix: str) -> None:
+def _promise(order: Settled | Order, kept: bool, promise: str, found: str, fix: str) -> None:
     if not kept:
         settings = order.settings if isinstance(order, Settled) else order
         raise AssertionError(f"{settings!r}: {promise}; but {found}. {fix}")
@@ -114,49 +115,45 @@ def _promise(kept: bool, order: Settled | Order, promise: str, found: str, fix: 
 
 def _check_settings(order: Order, facts: Facts) -> Settled:
     """Settings that can be saved, settled once, and taken up."""
-    settled = order.settle(facts)
+    promise, settled = functools.partial(_promise, order), order.settle(facts)
     params, before = settled.params(), order.params()
-    _promise(
-        json.loads(json.dumps(params, default=repr)) == params,
-        order,
+    read = json.loads(json.dumps(params, default=repr))
+    promise(
+        read == params,
         "params() is what a checkpoint holds, and comes back from JSON as it was",
-        f"{params} comes back as {json.loads(json.dumps(params, default=repr))}",
+        f"{params} comes back as {read}",
         "Make its fields numbers, strings or lists, or leave them out of it by field(compare=False).",
     )
-    _promise(
+    promise(
         settled.settings.is_settled,
-        order,
         'settle() fills every "auto"',
         f"it leaves {[name for name, value in params.items() if value == 'auto']}",
         "Replace them in settle() by what facts say.",
     )
     given = {name: value for name, value in before.items() if value != "auto" and not isinstance(value, dict)}
     now = {name: params.get(name) for name in given}
-    _promise(now == given, order, "settle() keeps what was given", f"{given} is {now}", 'Replace what is "auto" alone.')
+    promise(now == given, "settle() keeps what was given", f"{given} is {now}", 'Replace what is "auto" alone.')
     other = dataclasses.replace(facts, row_bytes=9e5, global_batch_size=7, max_window_bytes=1 << 20)
     again = settled.settings.settle(other)
-    _promise(
+    promise(
         again == settled,
-        order,
         "what is settled stays, whatever row bytes and global batch a resumed run has",
         f"settled again it is {again}, and was {settled}",
         'Let no size that is not "auto" follow from the facts, but for rows and seed.',
     )
-    adopted = order.adopt(json.loads(json.dumps(params)))
-    _promise(
+    adopted = order.adopt(read)
+    promise(
         adopted == settled.settings,
-        order,
         "adopt(params()) is the settled order",
         f"it is {adopted}, and was {settled.settings}",
         'Make every field that is settled one that is "auto" before.',
     )
     sizes = {"epoch_rows": settled.epoch_rows, "shard_rows": settled.shard_rows, "lane_count": settled.lane_count}
     sizes |= {} if settled.read_positions is None else {"read_positions": settled.read_positions}
-    wrong = {name: size for name, size in sizes.items() if isinstance(size, bool) or type(size) is not int or size < 1}
+    wrong = {name: size for name, size in sizes.items() if type(size) is not int or size < 1}
     wrong |= {} if settled.repeats or settled.epoch_rows == facts.rows else {"epoch_rows": settled.epoch_rows}
-    _promise(
+    promise(
         not wrong and settled.rows == facts.rows and settled.seed == facts.seed,
-        order,
         "a settled order has sizes of at least 1, int, and an epoch of all rows unless it repeats some",
         f"it has {wrong or (settled.rows, settled.seed)} over {facts.rows} rows",
         "Give them in settle(); int() makes one of a NumPy integer.",
@@ -167,27 +164,23 @@ def _check_settings(order: Order, facts: Facts) -> Settled:
 def _check_epoch(epoch: Epoch) -> None:
     """Every row once, whatever is asked in which order; complete shards as counted one by one."""
     order, every = epoch.order, np.arange(epoch.order.epoch_rows, dtype=np.int64)
-    wanted = every.copy()
+    promise, wanted = functools.partial(_promise, order), every.copy()
     found = epoch.rows(wanted)
     what = f"epoch {epoch.number} of {order.rows} rows with seed {order.seed}"
-    _promise(
+    promise(
         isinstance(found, np.ndarray) and found.dtype == np.int64 and found.shape == every.shape,
-        order,
         f"rows at {every.shape} positions are int64 of that shape",
         f"they are {getattr(found, 'dtype', type(found))} of shape {np.shape(found)}",
         "Compute them with NumPy from the positions; astype(np.int64) makes other integers so.",
     )
-    _promise(bool((wanted == every).all()), order, "positions are only read", "they were changed", "Copy them first.")
+    promise(bool((wanted == every).all()), "positions are only read", "they were changed", "Copy them first.")
     outside = found[(found < 0) | (found >= order.rows)]
-    _promise(
-        not len(outside), order, f"rows of {what} lie in it", f"{outside[:5]} do not", "Keep them in [0, n) for all n."
-    )
+    promise(not len(outside), f"rows of {what} lie in it", f"{outside[:5]} do not", "Keep them in [0, n) for all n.")
     if not order.repeats:
         seen, times = np.unique(found, return_counts=True)
         missing = np.setdiff1d(every, seen)
-        _promise(
+        promise(
             not len(missing),
-            order,
             "every row comes exactly once an epoch",
             f"in {what}, rows {missing[:5]} are missing and {seen[times > 1][:5]} come again",
             "Make it a bijection of [0, n) for every n, or set repeats = True.",
@@ -196,9 +189,8 @@ def _check_epoch(epoch: Epoch) -> None:
         again = order.epoch(epoch.number) if number % 2 else epoch
         rows = again.rows(asked)
         differ = np.flatnonzero(np.asarray(rows) != found[asked])
-        _promise(
+        promise(
             np.shape(rows) == asked.shape and not len(differ),
-            order,
             "the row at a position depends on settings, selection, seed and epoch alone, not on what else is asked",
             f"in {what}, asked for {asked[:5]} (of {len(asked)}) it is {np.asarray(rows)[:5]}, and was "
             f"{found[asked][:5]}",
@@ -208,7 +200,7 @@ def _check_epoch(epoch: Epoch) -> None:
     if not order.repeats:
         _check_shards(epoch, found)
     else:
-        _promise(not len(epoch.completed_shards(0)), order, "no shard is complete where rows repeat", "some are", "")
+        promise(not len(epoch.completed_shards(0)), "no shard is complete where rows repeat", "some are", "")
 
 
 def _ways_to_ask(every: Int64Array) -> Iterator[Int64Array]:
@@ -225,8 +217,8 @@ def _check_shards(epoch: Epoch, rows: Int64Array) -> None:
     for position in sorted({0, 1, len(rows) // 3, len(rows) // 2, len(rows) - 1, len(rows)}):
         done, wanted = epoch.completed_shards(position), np.bincount(shards[:position], minlength=len(total)) == total
         _promise(
-            np.array_equal(done, wanted) and done.dtype == np.bool_,
             order,
+            np.array_equal(done, wanted) and done.dtype == np.bool_,
             "completed_shards() tells the shards all of whose rows are consumed",
             f"at position {position} it tells {np.flatnonzero(done)[:9]} of {len(done)}, and those are "
             f"{np.flatnonzero(wanted)[:9]} of {len(wanted)}",
@@ -244,8 +236,8 @@ def _check_global_batches(order: Settled, batch: int) -> None:
         found = plan.select(1, np.concatenate(parts)).tolist()
         first = first or found
         _promise(
-            found == first,
             order,
+            found == first,
             "global batches are the same on every world size",
             f"on {world} ranks they are not those on 1",
             "Let rows_of() depend on the position alone.",
@@ -265,8 +257,8 @@ def _check_seeking(order: Order, other_process: bool) -> None:
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     _promise(
-        peak <= _LITTLE_MEMORY,
         order,
+        peak <= _LITTLE_MEMORY,
         "a few rows cost the same memory however long the epoch is, so that a resume at its end does, too",
         f"100 of {_MANY_ROWS:,} rows took {peak / 2**20:,.0f} MiB",
         "Compute the rows that are asked for, as raylance.orders.permutation.permute() does, not all of them.",
@@ -284,8 +276,8 @@ def _check_sending(order: Settled) -> None:
     wanted = order.epoch(1).rows(positions).tolist()
     got = done.stdout.decode().strip()
     _promise(
-        done.returncode == 0 and json.loads(got or "[]") == wanted,
         order,
+        done.returncode == 0 and json.loads(got or "[]") == wanted,
         "an order is sent to other processes and has the same rows there",
         f"it has {got[:60]}, and here {wanted[:5]} {done.stderr.decode()[-300:]}",
         "Hold plain values, and use nothing that differs by process, as hash() of strings does.",

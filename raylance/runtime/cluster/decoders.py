@@ -25,19 +25,12 @@ _MAX_AUTO_DECODERS = 32
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class PooledActor:
-    """A decode actor.
-
-    Attributes:
-        handle: Its handle.
-        pulse: What resolves once it runs.
-        place: Ray session, and the CPUs that it takes.
-        holders: Keys of the loaders that hold it, with which they name their decoding to it.
-    """
+    """A decode actor."""
 
     handle: Any
-    pulse: Any
-    place: tuple[str, float]
-    holders: set[str] = dataclasses.field(default_factory=set)
+    pulse: Any  # what resolves once it runs
+    place: tuple[str, float]  # Ray session, and the CPUs that it takes
+    holders: set[str] = dataclasses.field(default_factory=set)  # keys of loaders, which name their decoding by them
 
 
 _actors: list[PooledActor] = []

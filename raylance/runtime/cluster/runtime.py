@@ -4,11 +4,9 @@ All references belong to this process; raw tables go from the shard actor to a d
 live outside the trainer's placement group and die with the worker that made them.
 """
 
-import dataclasses
 import functools
 import queue
 import uuid
-import weakref
 from concurrent.futures import Future
 from typing import Any
 
@@ -20,84 +18,68 @@ from raylance.planning.plan import Plan
 from raylance.runtime.cluster import decoders
 from raylance.runtime.cluster.actors import ShardActor
 from raylance.runtime.cluster.faults import as_raised, fault_of, is_helper_gone, is_machine_fault
-from raylance.runtime.crew import Crew
-from raylance.runtime.inbox import Inbox
 from raylance.runtime.messages import (
     Alive,
-    Ask,
-    Command,
     Decode,
-    Dismiss,
     Done,
     Event,
     Failed,
     Faulted,
     Fetch,
     Fetched,
-    Forget,
     Kind,
     Lost,
     NotPlaced,
-    Place,
     Placed,
     Read,
 )
+from raylance.runtime.runtime import Runtime
 from raylance.settings import Feed, Options
 from raylance.store import ray_session
 
 
-@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class _Helper:
-    """A helper actor.
+    """A helper actor, and what it was told."""
 
-    Attributes:
-        handle: Its handle.
-        pooled: How this process shares it; None for a shard actor.
-        installed: Keys of the plans or decodings that it knows.
-    """
-
-    handle: Any
-    pooled: decoders.PooledActor | None = None
-    installed: set[str] = dataclasses.field(default_factory=set)
+    def __init__(self, handle: Any, session: str) -> None:
+        self.handle, self.session = handle, session
+        self._installed: set[str] = set()
 
     def knows(self, key: str, value: Any) -> Any:
         """Its handle, after it was told what a key stands for unless it knows."""
-        if key not in self.installed:
+        if key not in self._installed:
             self.handle.install.remote(key, value)
-            self.installed.add(key)
+            self._installed.add(key)
         return self.handle
 
+    def end(self, *, is_dead: bool) -> None:
+        if self.session == ray_session():  # else it went with its session
+            ray.kill(self.handle)
 
-class RayRuntime(Inbox):
-    """Does the work of one loader by actors; see `raylance.runtime.runtime.Runtime`."""
+
+class _SharedHelper(_Helper):
+    """A decode actor, which other loaders of this process may hold too."""
+
+    def __init__(self, pooled: decoders.PooledActor, holder: str) -> None:
+        super().__init__(pooled.handle, pooled.place[0])
+        self._pooled, self._holder = pooled, holder
+
+    def end(self, *, is_dead: bool) -> None:
+        decoders.let_go(self._holder, self._pooled, is_dead=is_dead)
+
+
+class RayRuntime(Runtime):
+    """Does the work of one loader by actors."""
 
     def __init__(self, feed: Feed, options: Options, world_size: int) -> None:
-        """Starts nothing.
+        """Starts nothing."""
+        self._world_size, self._session, self._key = world_size, ray_session(), uuid.uuid4().hex
+        super().__init__(feed, options, insists=options.num_decoders != "auto")
 
-        Args:
-            feed: What is read and decoded.
-            options: How many decoders, and limits.
-            world_size: Ranks that share the cluster.
-        """
-        super().__init__()
-        self._feed, self._options, self._world_size = feed, options, world_size
-        self._session, self._key = ray_session(), uuid.uuid4().hex
-        self._helpers: dict[int, _Helper] = {}
-        self._results: dict[int, tuple[Any, Any]] = {}  # by call: references of what a read or a decode has made
-        self._plan: tuple[str, Any] | None = None
-        self.crew = self._new_crew()
-        self._end = weakref.finalize(self, _end_all, self._key, self._session, self._helpers)
-        self._end.atexit = False  # Ray ends the actors of an ending process itself
-
-    def _new_crew(self) -> Crew:
-        options = self._options
-        return Crew(
-            decoders=self._count_decoders() if self._feed.decoding is not None else 0,
-            insists=options.num_decoders != "auto",
-            placement_timeout_s=options.placement_timeout_s,
-            work_timeout_s=options.work_timeout_s,
-            explain=functools.partial(_no_place, options),
-        )
+    @property
+    def is_usable(self) -> bool:
+        """See `Runtime.is_usable`; helpers go with their Ray session."""
+        return super().is_usable and self._session == ray_session()
 
     def _count_decoders(self) -> int:
         options = self._options
@@ -108,34 +90,8 @@ class RayRuntime(Inbox):
             fitting = decoders.auto_decoders(self._world_size, options.decoder_cpus, ours)
         return max(ours, fitting)
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether the Ray session of its helpers is still the one there is."""
-        return self._session == ray_session() and self.crew.failure is None
-
-    def begin(self, plan: Plan, plan_key: str) -> None:
-        """See `Runtime.begin`."""
-        if self._plan is None or self._plan[0] != plan_key:
-            self._plan = (plan_key, ray.put(plan))
-
-    def do(self, command: Command) -> None:
-        """See `Runtime.do`."""
-        match command:
-            case Place(helper, kind):
-                self._place(helper, kind)
-            case Read():
-                self._read(command)
-            case Decode():
-                self._decode(command)
-            case Fetch():
-                self._fetch(command)
-            case Forget(calls):
-                for call in calls:
-                    self._results.pop(call, None)
-            case Ask(helper) if helper in self._helpers:
-                self._watch(self._helpers[helper].handle.actor_id.remote(), _told_alive, helper)
-            case Dismiss(helper) if helper in self._helpers:
-                _end(self._key, self._session, self._helpers.pop(helper), is_dead=True)
+    def _keep(self, plan: Plan) -> Any:
+        return ray.put(plan)
 
     def _watch(self, ref: Any, tell: Any, *about: Any) -> None:
         """Has an event posted when a call is answered, by Ray's own thread."""
@@ -144,21 +100,21 @@ class RayRuntime(Inbox):
     def _place(self, number: int, kind: Kind) -> None:
         if kind == "decoder":
             pooled = decoders.hold(self._key, self._options.decoder_cpus)
-            helper, pulse = _Helper(handle=pooled.handle, pooled=pooled), pooled.pulse
+            self._helpers[number], pulse = _SharedHelper(pooled, self._key), pooled.pulse
         else:
             # On this worker's node where that is possible; it takes no CPU from Ray's count.
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
             remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **decoders.NO_RESTARTS)
-            helper = _Helper(handle=remote.remote(self._feed, self._options))
-            pulse = helper.handle.actor_id.remote()
-        self._helpers[number] = helper
+            handle: Any = remote.remote(self._feed, self._options)
+            self._helpers[number], pulse = _Helper(handle, self._session), handle.actor_id.remote()
         self._watch(pulse, _told_placed, number)
 
+    def _ask(self, number: int) -> None:
+        self._watch(self._helpers[number].handle.actor_id.remote(), _told_alive, number)
+
     def _read(self, command: Read) -> None:
-        if self._plan is None:
-            raise KeyError("no pass has begun")
-        actor = self._helpers[command.helper].knows(*self._plan)
-        plain, second, receipt = actor.read.remote(self._plan[0], command.item, command.decodes, command.allowed_bytes)
+        actor, (key, _) = self._helpers[command.helper].knows(*self._plan), self._plan
+        plain, second, receipt = actor.read.remote(key, command.item, command.decodes, command.allowed_bytes)
         self._results[command.call] = (plain, second)
         self._watch(receipt, _told_done, command.helper, command.call)
 
@@ -179,12 +135,17 @@ class RayRuntime(Inbox):
         except RayError as error:
             self.post(_failure(command.call, error))
 
-    def close(self) -> None:
-        """See `Runtime.close`."""
-        _end_all(self._key, self._session, self._helpers)
-        # What helpers of before still say is about numbers that others will have.
-        self._inbox, self._results = queue.SimpleQueue(), {}
-        self.crew = self._new_crew()
+    @staticmethod
+    def _explain(options: Options, pending: int, asked: int, kind: Kind) -> str:
+        total = ray.cluster_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
+        free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
+        what, cpus = ("decode actor", options.decoder_cpus) if kind == "decoder" else ("shard actor", 0.0)
+        return (
+            f"{pending} of {asked} {what}s ({cpus:g} CPU each, {cpus * asked:g} together) found no place in "
+            f"{options.placement_timeout_s:g} s: the cluster counts {total:g} CPUs, of which {free:g} are free now. "
+            "Training stops here rather than hang. Ask for fewer (num_decoders=…; 0 decodes in threads of the shard "
+            "actors, which always find a place), add nodes, or raise placement_timeout_s if the cluster still grows."
+        )
 
 
 def _report(inbox: queue.SimpleQueue[Event], tell: Any, about: tuple[Any, ...], answer: "Future[Any]") -> None:
@@ -215,29 +176,3 @@ def _failure(call: int, error: BaseException) -> Event:
     if raised is not error:
         raised.__cause__ = error
     return Failed(call, raised)
-
-
-def _end(key: str, session: str, helper: _Helper, *, is_dead: bool) -> None:
-    if helper.pooled is not None:
-        decoders.let_go(key, helper.pooled, is_dead=is_dead)
-    elif session == ray_session():  # else it went with its session
-        ray.kill(helper.handle)
-
-
-def _end_all(key: str, session: str, helpers: dict[int, _Helper]) -> None:
-    for helper in helpers.values():
-        _end(key, session, helper, is_dead=False)
-    helpers.clear()
-
-
-def _no_place(options: Options, pending: int, asked: int, kind: Kind) -> str:
-    """What to say when helpers found no place, with the numbers."""
-    total = ray.cluster_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
-    free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
-    what, cpus = ("decode actor", options.decoder_cpus) if kind == "decoder" else ("shard actor", 0.0)
-    return (
-        f"{pending} of {asked} {what}s ({cpus:g} CPU each, {cpus * asked:g} together) found no place in "
-        f"{options.placement_timeout_s:g} s: the cluster counts {total:g} CPUs, of which {free:g} are free now. "
-        "Training stops here rather than hang. Ask for fewer (num_decoders=…; 0 decodes in threads of the shard "
-        "actors, which always find a place), add nodes, or raise placement_timeout_s if the cluster still scales up."
-    )
