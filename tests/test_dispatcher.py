@@ -395,6 +395,28 @@ def test_what_waits_for_the_consumer_counts_as_taken_on() -> None:
     assert len(inflight.pieces) == 9
 
 
+def test_bytes_that_wait_for_the_consumer_count_too() -> None:
+    inflight = make_inflight(9, limit_bytes=1_200_000, items=8)  # a row counts for 150,000
+    inflight.take_on(decoders=9)
+    assert len(inflight.pieces) == 8
+    for _ in range(4):
+        inflight.deliver()
+    inflight.take_on(decoders=9)
+    assert len(inflight.pieces) == 4
+    inflight.taken(4)
+    inflight.take_on(decoders=9)
+    assert len(inflight.pieces) == 8
+
+
+def test_items_are_made_as_they_are_wanted() -> None:
+    plan = make_plan(0, 60, 1, 1, "drop", 1000)
+    items = plan.items(0, EPOCH, 0, 1)
+    sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=1 << 30, items=5)
+    inflight = InFlight(plan, 0, items, 0, sizes, 1)
+    inflight.take_on(decoders=1)
+    assert len(list(items)) == 60 - len(inflight.pieces) - 1  # the next one, which is known and not wanted yet
+
+
 def test_what_is_sent_fills_the_limit_and_no_more() -> None:
     inflight = make_inflight(1, limit_bytes=300_000, items=2)  # a row counts for 150,000
     inflight.take_on(decoders=1)
