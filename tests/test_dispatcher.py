@@ -1,5 +1,6 @@
 """Owns what the simulation has found, each by the few events that show it, and what a crew and sizes promise."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from raylance.errors import HelperError, PlacementError
 from raylance.runtime.crew import Crew
 from raylance.runtime.dispatcher import MAX_FAULTS, Dispatcher
+from raylance.runtime.inflight import InFlight, Stage
 from raylance.runtime.messages import (
     Alive,
     Ask,
@@ -279,6 +281,38 @@ def test_a_refusal_shortly_before_the_end_is_the_end() -> None:
     crew.not_placed(1, FAULT, False, 19.95)
     assert "a reader could not start" in str(crew.failure)
     assert str(crew.failure).endswith("said: it died")
+    last = make_crew(decoders=0)
+    last.open(0.0)
+    last.not_placed(0, FAULT, False, 19.0)  # another one would have no time at all
+    assert last.failure is not None
+
+
+def test_who_owes_a_sign_of_life_owes_it_since_it_was_first_asked() -> None:
+    crew = make_crew()
+    crew.open(0.0)
+    crew.heard(0, 0.0)
+    assert crew.ask(10.0) == [Ask(0)]
+    assert crew.ask(20.0) == []
+    assert crew.ask(50.0, again=True) == [Ask(0)]
+    assert crew.hung(69.9) == []
+    assert [helper for helper, _ in crew.hung(70.0)] == [0]
+    crew.send(0, 60.0)
+    crew.alive(0, 69.0)
+    crew.alive(0, 69.0)
+    assert crew.hung(128.9) == []
+    assert [helper for helper, _ in crew.hung(129.0)] == [0]
+
+
+def test_who_is_gone_is_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    crew = make_crew(decoders=2)
+    crew.open(0.0)
+    crew.heard(0, 0.0)
+    crew.lost(0, 1.0)
+    assert crew.lost(0, 1.0) == ([], [])
+    assert crew.replaced == 1
+    assert crew.not_placed(1, FAULT, False, 2.0) == [Dismiss(1)]
+    assert crew.not_placed(1, FAULT, False, 2.0) == []
+    assert caplog.messages == ["a decoder died as it started: it died"]
 
 
 def test_an_error_of_placement_says_how_many_of_how_many() -> None:
@@ -292,6 +326,19 @@ def test_an_error_of_placement_says_how_many_of_how_many() -> None:
     alone.open(0.0)
     alone.late(20.0)
     assert str(alone.failure) == "3 of 3 decoders"
+    reader = make_crew(decoders=0)
+    reader.open(0.0)
+    reader.late(20.0)
+    assert str(reader.failure) == "1 of 1 readers"
+
+
+def test_what_is_done_without_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    crew = make_crew(decoders=1, insists=False)
+    crew.open(0.0)
+    crew.heard(0, 0.0)
+    assert crew.late(20.0) == [Dismiss(1)]
+    assert crew.failure is None
+    assert caplog.messages == ["a decoder found no place in time; going on without"]
 
 
 def test_sizes_cut_what_is_larger_than_thought() -> None:
@@ -300,16 +347,99 @@ def test_sizes_cut_what_is_larger_than_thought() -> None:
     assert sizes.worth(4) == sizes.allowed(4) == 4 * 600_000
     plan = make_plan(0, 60, 1, 1, "drop", 1000)
     item = next(plan.items(0, EPOCH, 0, 24))
-    single = plan.cut(item, 24)[0]
+    single, pair = plan.cut(item, 24)[0], plan.cut(item, 12)[0]
     assert sizes.parts(item) == 3  # more than twice as much as it should have
     assert sizes.parts(next(plan.items(0, EPOCH, 0, 20))) == 1
+    assert sizes.too_large(pair, 1_000_000) == sizes.too_large(item, 7_000_000) == 2
     assert sizes.too_large(item, 24_000_000) == 4
     assert sizes.worth(1) == 1_500_000
     assert sizes.too_large(single, 30_000_000) == 1
     assert sizes.parts(single) == 1
+    assert sizes.parts(pair) == 15
     assert sizes.allowed(1) == 45_000_000
+    assert Sizes(raw_bytes=0, decoded_bytes=0, limit_bytes=100, items=1).item_rows() == 100
     sizes.learn(item, [Receipt(nbytes=24_000_000, raw_bytes=24_000_000)])
     assert sizes.allowed(1) == pytest.approx(40_500_000)
     many = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=30_000_000, items=5)
     many.learn(item, [Receipt(nbytes=24_000_000, raw_bytes=24_000_000), Receipt(nbytes=48_000_000)])
     assert many.worth(1) == pytest.approx(1_500_000 + 2_000_000)
+
+
+def make_inflight(prefetch_batches: int, limit_bytes: int = 1 << 30, items: int = 5) -> InFlight:
+    """Steps of four rows, of which each is an item."""
+    plan = make_plan(0, 60, 4, 1, "drop", 1000)
+    sizes = Sizes(raw_bytes=100_000, decoded_bytes=0, limit_bytes=limit_bytes, items=items)
+    return InFlight(plan, 0, plan.items(0, EPOCH, 0, 1), 0, sizes, prefetch_batches)
+
+
+@pytest.mark.parametrize(("prefetch_batches", "taken"), [(0, 4), (1, 4), (2, 8), (3, 12)])
+def test_steps_are_taken_on_as_far_ahead_as_asked_for(prefetch_batches: int, taken: int) -> None:
+    inflight = make_inflight(prefetch_batches)
+    inflight.take_on(decoders=1)
+    assert len(inflight.pieces) == taken
+
+
+def test_what_waits_for_the_consumer_counts_as_taken_on() -> None:
+    inflight = make_inflight(1)
+    inflight.take_on(decoders=2)
+    assert len(inflight.pieces) == 5
+    inflight.deliver()
+    inflight.take_on(decoders=3)
+    assert len(inflight.pieces) == 6  # and one of a step that is not whole
+    for _ in range(3):
+        inflight.deliver()
+    inflight.take_on(decoders=4)
+    assert len(inflight.pieces) == 5  # and four of a step that nobody has taken
+    inflight.taken(4)
+    inflight.take_on(decoders=4)
+    assert len(inflight.pieces) == 9
+
+
+def test_bytes_that_wait_for_the_consumer_count_too() -> None:
+    inflight = make_inflight(9, limit_bytes=1_200_000, items=8)  # a row counts for 150,000
+    inflight.take_on(decoders=9)
+    assert len(inflight.pieces) == 8
+    for _ in range(4):
+        inflight.deliver()
+    inflight.take_on(decoders=9)
+    assert len(inflight.pieces) == 4
+    inflight.taken(4)
+    inflight.take_on(decoders=9)
+    assert len(inflight.pieces) == 8
+
+
+def test_items_are_made_as_they_are_wanted() -> None:
+    plan = make_plan(0, 60, 1, 1, "drop", 1000)
+    items = plan.items(0, EPOCH, 0, 1)
+    sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=1 << 30, items=5)
+    inflight = InFlight(plan, 0, items, 0, sizes, 1)
+    inflight.take_on(decoders=1)
+    assert len(list(items)) == 60 - len(inflight.pieces) - 1  # the next one, which is known and not wanted yet
+
+
+def test_what_is_sent_fills_the_limit_and_no_more() -> None:
+    inflight = make_inflight(1, limit_bytes=300_000, items=2)  # a row counts for 150,000
+    inflight.take_on(decoders=1)
+    first, second = inflight.pieces
+    assert inflight.has_room(first)
+    first.stage = Stage.READING
+    assert inflight.has_room(second)
+    second.nbytes += 1
+    assert not inflight.has_room(second)
+
+
+def test_smaller_pieces_may_have_their_share_of_what_is_known() -> None:
+    plan = make_plan(0, 60, 1, 1, "drop", 1000)
+    sizes = Sizes(raw_bytes=100_000, decoded_bytes=0, limit_bytes=1 << 30, items=5)
+    inflight = InFlight(plan, 0, plan.items(0, EPOCH, 0, 4), 0, sizes, 1)
+    inflight.take_on(decoders=1)
+    whole, behind = inflight.pieces[0], inflight.pieces[1]
+    whole.faults, whole.not_before = 2, 7.0
+    inflight.replace(whole, 2, 8_000_000)
+    half = inflight.pieces[1]
+    inflight.replace(half, 2, half.allowed_bytes)
+    inflight.replace(inflight.pieces[1], 1, 9_000_000)
+    pieces = list(itertools.takewhile(lambda piece: piece is not behind, inflight.pieces))
+    assert [(piece.item.position, piece.item.rows) for piece in pieces] == [(0, 2), (2, 1), (3, 1)]
+    assert [piece.allowed_bytes for piece in pieces] == [4_000_000, 9_000_000, 2_000_000]
+    assert all((piece.faults, piece.not_before) == (2, 7.0) for piece in pieces)

@@ -1,5 +1,6 @@
 """Owns the promises of mixtures: quotas, components in their own order, exactly once, resume."""
 
+import dataclasses
 import os
 import signal
 from collections.abc import Callable
@@ -15,7 +16,9 @@ from hypothesis import strategies as st
 import raylance
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import Facts, Settled
-from raylance.orders.shuffles import RowShuffle
+from raylance.orders.sampling import Weighted
+from raylance.orders.shuffles import RowShuffle, WindowShuffle
+from raylance.testing import SampleRows
 from raylance.torch_data import IterableDataset
 from tests.test_order import every_row, mixtures
 from tests.test_plan import global_batches, make_plan
@@ -75,12 +78,21 @@ def test_quotas() -> None:
     assert sum(quotas([0.123456, 0.876544])) == 1000
     assert quotas([1] * 1500) == [1] * 1500
     assert quotas([0.112, 0.407, 0.0011]) == [215, 783, 2], "to a thousandth, as checkpoints of 0.1.0 have it"
+    # Where one rule ends and the next one begins: which it is decides orders.
+    assert quotas([1, 998]) == [1, 998]
+    assert quotas([2, 999]) == [2, 998], "exact within 1,000 positions"
+    assert quotas([0.5 + 3e-9, 0.5 - 3e-9]) == [500, 500], "exact to a billionth of a row"
+    assert quotas([1, 499.5, 499.5]) == [1, 500, 500]
+    assert quotas([0.0013, 0.5, 0.4987]) == [1, 500, 499]
 
 
 def test_small_weights_are_kept_by_longer_stretches() -> None:
     assert quotas([0.0005, 0.9995]) == [1, 1999]
     assert quotas([1e-6, 1 - 1e-6]) == [1, 999_999]
     assert quotas([0.0009, 0.5, 0.4991]) == [9, 5000, 4991]
+    assert quotas([1, 1000]) == [1, 1000]
+    assert quotas([1, 1_000_000]) == [1, 990_099], "exact within 1,000,000 positions, else the first within 1 %"
+    assert quotas([0.000995, 1 / np.pi, 1 - 0.000995 - 1 / np.pi]) == [1, 319, 681]
     with pytest.raises(raylance.ConfigError, match=r"1e-09 of all rows.*1,000,000 positions.*at least 1e-06"):
         quotas([1e-9, 1])
     with pytest.raises(raylance.ConfigError, match="no stretch"):
@@ -123,6 +135,73 @@ def test_every_stretch_keeps_the_quotas() -> None:
     from_b = order.settle(Facts(rows=1400, seed=0)).epoch(0).rows(np.arange(500)) >= 700
     for start in range(490):
         assert 2 <= from_b[start : start + 10].sum() <= 4
+
+
+# Frozen, as test_order.GOLDEN is: by epoch.
+GOLDEN_MIXED = {
+    0: [1, 7, 0, 3, 5, 4, 2, 6, 2, 3, 6, 4, 0, 5, 1, 2, 7, 1, 3],
+    1: [2, 5, 3, 4, 6, 0, 1, 7, 4, 3, 5, 0, 1, 7, 2, 0, 6, 2, 4],
+    3: [1, 7, 2, 3, 5, 0, 4, 6, 2, 4, 7, 1, 3, 5, 0, 1, 6, 3, 0],
+}
+
+
+@pytest.mark.parametrize("epoch", GOLDEN_MIXED)
+def test_golden_mixture(epoch: int) -> None:
+    parts = (
+        Component(name="a", order=RowShuffle(shard_rows=3), seed=1, rows=5, quota=2),
+        Component(name="b", order=WindowShuffle(shard_rows=2, window_shards=1, lanes=1), seed=2, rows=3, quota=1),
+    )
+    order = MixOrder(components=parts, stop=19, chunk_positions=6).settle(Facts(rows=8, seed=0))
+    assert every_row(order, epoch) == GOLDEN_MIXED[epoch]
+
+
+def test_a_mixture_takes_saved_sizes_over() -> None:
+    window, row = WindowShuffle(shard_rows=4), RowShuffle()
+    auto = MixOrder(
+        components=(
+            Component(name="a", order=window, seed=1, rows=100, quota=3),
+            Component(name="b", order=row, seed=2, rows=50, quota=1),
+        ),
+        stop="all_exhausted",
+    )
+    settled = auto.settle(Facts(rows=150, seed=0, row_bytes=1e6, global_batch_size=8)).settings
+    saved = settled.params()
+    assert saved == {
+        "name": "mix",
+        "stop": "all_exhausted",
+        "chunk_positions": 128,
+        "components": {
+            "a": {
+                "quota": 3,
+                "rows": 100,
+                "seed": 1,
+                "order": {"name": "window", "shard_rows": 4, "window_shards": 3, "lanes": 8},
+            },
+            "b": {"quota": 1, "rows": 50, "seed": 2, "order": {"name": "row", "shard_rows": 4}},
+        },
+    }
+    assert not auto.is_settled
+    assert auto.adopt(saved) == settled
+    assert dataclasses.replace(auto, chunk_positions=7).adopt(saved) == dataclasses.replace(settled, chunk_positions=7)
+
+
+def test_what_is_explicit_of_a_mixture_stays() -> None:
+    weights = np.array([0.0, 1, 2, 3])
+    order, tables = Weighted(weights=weights).bind(SampleRows(count=4))
+    part = Component(name="drawn", order=order, seed=6, rows=4, quota=1, tables=tables)
+    facts = Facts(rows=4, seed=5, row_bytes=1e9, max_window_bytes=1)
+    mixed = MixOrder(components=(part,), stop=1, chunk_positions=7).settle(facts)
+    assert (mixed.seed, mixed.epoch_rows, mixed.read_positions, mixed.params()["chunk_positions"]) == (5, 1, 7, 7)
+    own = order.settle(Facts(rows=4, seed=6, tables=tables))
+    assert mixed.epoch(0).rows(np.arange(4)).tolist() == every_row(own)
+    least = dataclasses.replace(mixed.settings, chunk_positions="auto")
+    assert least.settle(facts).read_positions == 1
+
+
+@pytest.mark.parametrize("stop", ["never", 0, -3, True, 1.5])
+def test_where_no_mixture_stops(stop: Any) -> None:
+    with pytest.raises(raylance.ConfigError, match=f"stop={stop!r}: must be .*a number of rows"):
+        MixOrder(components=(), stop=stop)
 
 
 def table(first: int, rows: int) -> pa.Table:

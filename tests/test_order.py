@@ -1,6 +1,7 @@
 """Owns the contract that every order keeps, as properties; and the frozen orders."""
 
 import dataclasses
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder
-from raylance.orders.order import Facts, Order, Settled
+from raylance.orders.order import Epoch, Facts, Order, Rows, Settled, Tables
+from raylance.orders.permutation import Int64Array
 from raylance.orders.registry import ORDERS, make_order
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle, auto_lanes
@@ -231,10 +233,40 @@ def test_explicit_values_are_kept() -> None:
     assert (settled.shard_rows, settled.lane_count, settled.read_positions) == (77, 5, 5 * 3 * 77)
 
 
-@pytest.mark.parametrize("bad", [{"shard_rows": 0}, {"lanes": -1}, {"window_shards": 1.5}, {"lanes": True}])
-def test_bad_parameters(bad: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(bad))):
-        WindowShuffle(**bad)  # type: ignore[arg-type]
+@pytest.mark.parametrize("wrong", [{"shard_rows": 0}, {"lanes": -1}, {"window_shards": 1.5}, {"lanes": True}])
+def test_wrong_parameters(wrong: dict[str, object]) -> None:
+    [(name, value)] = wrong.items()
+    with pytest.raises(ConfigError, match=rf'{name}={value}\): must be "auto" or .*an integer of at least 1'):
+        WindowShuffle(**wrong)  # type: ignore[arg-type]
+
+
+def test_saved_sizes_are_taken_over_where_none_are_given() -> None:
+    settled = settle(WindowShuffle(), 1000, row_bytes=1e4, global_batch_size=20).settings
+    saved = settled.params()
+    assert saved == {"name": "window", "shard_rows": 13, "window_shards": 4, "lanes": 20}
+    assert settled.is_settled
+    assert WindowShuffle().adopt(saved) == settled
+    assert WindowShuffle(lanes=3).adopt(saved) == dataclasses.replace(settled, lanes=3)
+
+
+class ByWeight(Order):
+    """Says nothing but what an order of one's own must say."""
+
+    name: ClassVar[str] = "by weight"
+
+    def look_up(self, rows: Rows) -> Tables:
+        return {"sorted": np.argsort(rows.column("weight").values(), kind="stable")}
+
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return epoch.order.tables["sorted"][positions]
+
+
+def test_an_order_of_ones_own_finds_what_it_looked_up() -> None:
+    order = settle(ByWeight(), 21)
+    assert every_row(order) == sorted(range(21), key=lambda row: row % 7)
+    assert order.settings == ByWeight(shard_rows=6)
+    with pytest.raises(NotImplementedError, match="^Order says by no"):
+        settle(Order(), 3).epoch(0).rows(np.arange(3))
 
 
 def test_unknown_orders() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylance.orders.permutation import derive_key, permute, subkeys, uniform, unpermute
+from raylance.orders.permutation import derive_key, permute, row_rng, subkeys, uniform, unpermute
 
 keys = st.integers(0, 2**64 - 1)
 
@@ -31,6 +31,18 @@ def test_many_domains_at_once_equal_one_by_one(cases: list[tuple[int, int]]) -> 
     assert many.tolist() == [int(permute(n - 1, n, key)) for n, key in cases]
 
 
+@pytest.mark.parametrize("shapes", [((5,), (1,), ()), ((1, 4), (3, 1), (3, 1)), ((), (3,), (3,)), ((2, 2), (), (2, 2))])
+def test_arguments_are_broadcast(shapes: tuple[tuple[int, ...], ...]) -> None:
+    index, n, key = (
+        low + step * np.arange(np.prod(shape)).reshape(shape)
+        for shape, low, step in zip(shapes, (0, 5, 7), (1, 90, 1), strict=True)
+    )
+    whole = permute(index, n, key)
+    one_by_one = [int(permute(*each)) for each in np.broadcast(index, n, key)]
+    assert whole.shape == np.broadcast_shapes(*shapes)
+    assert whole.ravel().tolist() == one_by_one
+
+
 # Frozen. Whoever changes these makes every checkpoint that exists resume on other rows: raise state.FORMAT as well.
 GOLDEN = {
     (1, 0): [0],
@@ -49,6 +61,13 @@ def test_golden_keys_and_numbers() -> None:
     assert derive_key(0, 1, "window") == 11577790840076578142
     assert subkeys(1, [0, 1]).tolist() == [11385487063155714807, 658006869215568080]
     assert uniform(subkeys(1, [0]), 2)[0].tolist() == [0.5225540511444501, 0.2864190728595838]
+
+
+def test_golden_row_generators() -> None:
+    assert row_rng(1, 2, np.int64(3)).bit_generator.random_raw(2).tolist() == [
+        8895896060035382607,
+        18250708782240277499,
+    ]
 
 
 def test_keys_are_hashes_and_not_sums() -> None:

@@ -10,7 +10,8 @@ from raylance.errors import ConfigError
 from raylance.orders.order import Facts, Order
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 from raylance.planning.plan import Plan, Remainder
-from raylance.planning.quality import Measure, ShuffleQuality, shuffle_quality
+from raylance.planning.quality import Measure, ShuffleQuality, compare_windows, shuffle_quality
+from tests.test_order import settle
 
 SEQUENTIAL = Sequential(shard_rows=100, window_shards=1, lanes=1)
 ROWS, BATCH = 60_000, 64
@@ -112,6 +113,41 @@ def test_one_class_diverges_nowhere() -> None:
     assert shuffle_quality(make_plan(SEQUENTIAL), np.zeros(ROWS)).class_divergence == 1
 
 
+def test_as_many_steps_are_measured_as_asked_for() -> None:
+    plan = make_plan(SEQUENTIAL, 6000, 8)
+    for found, epochs, steps in (
+        (shuffle_quality(plan), 1, 256),
+        (shuffle_quality(plan, sample_steps=1), 1, 1),
+        (shuffle_quality(plan, epochs=2, sample_steps=1000), 2, 750),
+    ):
+        assert (found.epochs, found.steps) == (epochs, steps)
+
+
+@pytest.mark.parametrize("rows", [7, 11, 137, 1009])
+def test_a_batch_of_all_rows_diverges_nowhere(rows: int) -> None:
+    """Also where blocks are not all of one size."""
+    found = shuffle_quality(make_plan(RowShuffle(shard_rows=3), rows, rows), sample_steps=2)
+    assert all(measure.value == pytest.approx(0, abs=1e-12) for measure in found.divergences.values())
+
+
+def test_other_sizes_are_compared() -> None:
+    plan, labels = make_plan(window(4, 2, 10), 2000, 8), np.arange(2000) // 300
+    compared = compare_windows(plan, labels)
+    assert [*compared] == [1, 2, 4, 16, 64]
+    assert all([*by_lanes] == [1, 2, 4, 8] for by_lanes in compared.values())
+    assert compared[2][4] == shuffle_quality(plan, labels, sample_steps=128).class_divergence
+    other = make_plan(window(1, 16, 10), 2000, 8)
+    assert compared[16][1] == shuffle_quality(other, labels, sample_steps=128).class_divergence
+    assert compare_windows(make_plan(SEQUENTIAL)) == {}
+    assert [*compare_windows(make_plan(window(1, 1, 2), 4, 8, remainder="ragged"))[1]] == [1, 2, 4], "no lane is empty"
+
+
+def test_fragments_are_compared() -> None:
+    order = settle(WindowShuffle(shard_rows="fragment", window_shards=1, lanes=1), 60)
+    plan = Plan(order=order, global_batch_size=6, world_size=1, remainder="drop", chunk_positions=60)
+    assert compare_windows(plan)[1][1] == shuffle_quality(plan, sample_steps=128).class_divergence
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 11, 130])
 @pytest.mark.parametrize("batch", [1, 2, 128])
 @pytest.mark.parametrize("order", [SEQUENTIAL, RowShuffle(shard_rows=3), window(4, 2, 2)], ids=lambda order: order.name)
@@ -150,7 +186,7 @@ def test_ratio_of_nothing() -> None:
     assert Measure(value=3, ideal=2).ratio == 1.5
 
 
-def test_bad_arguments() -> None:
+def test_wrong_arguments() -> None:
     plan = make_plan(SEQUENTIAL)
     with pytest.raises(ConfigError, match=r"labels of shape \(5,\): give one for each of 60000"):
         shuffle_quality(plan, np.zeros(5))

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.orders.order import Facts, Order
+from raylance.orders.order import Epoch, Facts, Order
+from raylance.orders.permutation import subkeys, uniform
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.testing import SampleRows
 from tests.test_order import every_row, sample, settle
@@ -38,6 +39,8 @@ def test_weights_as_an_array() -> None:
     weights[[3, 70]] = 1, 3
     rows = draw(Weighted(weights=weights, rows_per_epoch=4000), 100)
     assert set(rows.tolist()) == {3, 70}
+    bound, tables = Weighted(weights=weights).bind(sample(100))
+    assert (bound.weights.shape, list(tables)) == ((0,), ["cumulative"]), "the array is kept once, in the tables"
     assert 0.70 < (rows == 70).mean() < 0.80
 
 
@@ -94,6 +97,88 @@ GOLDEN: list[tuple[Order, list[int]]] = [
 @pytest.mark.parametrize(("order", "wanted"), GOLDEN, ids=["weighted", "class", "classes per batch"])
 def test_golden_draws(order: Order, wanted: list[int]) -> None:
     assert draw(order, 30).tolist() == wanted
+
+
+# What checkpoints of 0.1.0 say of the tables: others would be refused.
+GOLDEN_FINGERPRINTS: list[tuple[Order, str]] = [
+    (Weighted(weights="weight"), "5783e20dcae1a91d6501634fd10c5550"),
+    (Weighted(weights=np.arange(30) % 7), "5783e20dcae1a91d6501634fd10c5550"),
+    (ClassBalanced(column="class"), "80550612ca2343524ff072c58021de97"),
+    (ClassBalanced(column="class", class_weights={"class 0": 1, "class 4": 3}), "76c9eb8b6aaa760f6f2cb2e612479561"),
+]
+
+
+@pytest.mark.parametrize(("order", "wanted"), GOLDEN_FINGERPRINTS, ids=["weighted", "array", "class", "class weights"])
+def test_golden_fingerprints(order: Order, wanted: str) -> None:
+    assert order.bind(sample(30))[0].params()["fingerprint"] == wanted
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        Weighted(weights="weight"),
+        Weighted(weights="weight", shard_rows=5),
+        ClassBalanced(column="class"),
+        ClassBalanced(column="class", batch_rows=6),
+    ],
+    ids=repr,
+)
+def test_what_was_settled_stays(order: Order) -> None:
+    settled = settle(order, 100, global_batch_size=20)
+    assert settled.settings.is_settled
+    again = settled.settings.settle(Facts(rows=100, seed=3, tables=settled.tables, global_batch_size=7))
+    assert again == settled
+    assert (
+        settled.shard_rows == settled.params()["shard_rows"] == (1 if order.shard_rows == "auto" else order.shard_rows)
+    )
+
+
+def test_the_first_class_of_a_batch_is_the_same_however_many_follow() -> None:
+    rows = many_classes(2000)
+    draws = []
+    for some in (1, 2):
+        order, tables = ClassBalanced(column="class", classes_per_batch=some, batch_rows=2).bind(rows)
+        draws.append(order.settle(Facts(rows=6000, seed=0, tables=tables)).epoch(0).rows(np.arange(0, 400, 2)))
+    assert draws[0].tolist() == draws[1].tolist()
+
+
+def unmix64(word: int) -> int:
+    """Inverts `mix64`."""
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        word = (word ^ word >> shift ^ word >> 2 * shift) * pow(factor, -1, 2**64) % 2**64
+    return word
+
+
+def position_of(key: int, draw: int, word: int) -> int:
+    """The position whose draw, counted from 1, is made of a word."""
+    gamma = 0x9E3779B97F4A7C15
+    subkey = (unmix64(word) - draw * gamma) % 2**64
+    return (unmix64(unmix64(subkey) ^ key) * pow(gamma, -1, 2**64) - 1) % 2**64
+
+
+def extremes(epoch: Epoch, purpose: str, draw: int) -> list[int]:
+    """Rows at the smallest number that is ever drawn, 0, and at the largest one below 1."""
+    found = []
+    for words, number in ((range(2**11), 0.0), (range(2**64 - 2**11, 2**64), 1 - 2.0**-53)):
+        positions = [position_of(epoch.key(purpose), draw, word) for word in words]
+        position = np.array([min(positions)])
+        assert uniform(subkeys(epoch.key(purpose), position), draw)[0, -1] == number
+        found.append(int(epoch.rows(position)[0]))
+    return found
+
+
+@pytest.mark.parametrize("least", [1.0, 5e-324, 2.0**1022])
+def test_the_ends_of_the_weights(least: float) -> None:
+    order = Weighted(weights=np.array([0, 0, 1, 1, 0]) * least)
+    assert extremes(settle(order, 5).epoch(0), "weighted", 1) == [2, 3]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 1000])
+def test_the_ends_of_a_class(size: int) -> None:
+    rows = SampleRows(count=size + 2, columns={"class": np.r_[0, np.ones(size, dtype=np.int64), 2]})
+    order, tables = ClassBalanced(column="class", class_weights={1: 1}).bind(rows)
+    epoch = order.settle(Facts(rows=size + 2, seed=0, tables=tables)).epoch(0)
+    assert extremes(epoch, "class_balanced", 2) == [1, size]
 
 
 def many_classes(classes: int = 20_000) -> SampleRows:
@@ -156,11 +241,17 @@ def test_weights_whose_sum_is_no_number() -> None:
         (Weighted(weights=np.array([1.0, np.nan, 1])), "weight nan at selected row 1"),
         (Weighted(weights=np.zeros(3)), "all weights of the array are 0"),
         (Weighted(weights=np.ones(4)), r"shape \(4,\).*the selection has 3 rows"),
-        (Weighted(weights="class"), "is str.*, not a number"),
+        (Weighted(weights="class"), "column 'class' is str.*, not a number"),
         (ClassBalanced(column="class", classes_per_batch=4), "only 3 classes"),
+        (
+            ClassBalanced(column="class", classes_per_batch=3, class_weights={"class 0": 1, "class 1": 1}),
+            "only 2 classes",
+        ),
         (ClassBalanced(column="class", class_weights={"class 9": 1}), "names \\['class 9'\\], of which.*no row"),
-        (ClassBalanced(column="class", class_weights={"class 0": -1}), "not negative"),
-        (ClassBalanced(column="class", class_weights={"class 0": 0}), "one of them positive"),
+        (ClassBalanced(column="class", class_weights={9: 1, "b": 1}), "names \\[9, 'b'\\], of which.*no row"),
+        (ClassBalanced(column="class", class_weights={"class 0": -1}), "gives \\['class 0'\\]: .*not negative"),
+        (ClassBalanced(column="class", class_weights={"class 4": np.inf}), "gives \\['class 4'\\]: .*finite"),
+        (ClassBalanced(column="class", class_weights={"class 0": 0}), "gives all .* weight 0: .*one of them positive"),
     ],
 )
 def test_impossible_weights(order: Order, message: str) -> None:
@@ -215,6 +306,21 @@ def test_a_checkpoint_of_other_weights_is_refused(write_dataset: Callable[..., s
     other = raylance.dataset(uri, order=Weighted(weights=np.ones(300)))
     with pytest.raises(raylance.StateError, match="order.fingerprint: saved"):
         other.loader().load_state_dict(state)
+
+
+def test_a_class_without_selected_rows_is_none_through_the_loader(write_dataset: Callable[..., str]) -> None:
+    """A dictionary column names classes that the filter left out; a draw of one gave the last row of another."""
+    kinds = pa.array([f"c{row % 3}" for row in range(300)])
+    uris = [
+        write_dataset(pa.table({"id": range(300), "kind": values})) for values in (kinds, kinds.dictionary_encode())
+    ]
+    ids = []
+    for uri in uris:
+        with raylance.dataset(uri, order=ClassBalanced(column="kind"), filter="id % 3 != 0").loader() as loader:
+            ids.append(np.concatenate([batch["id"] for batch in loader.iter_batches(global_batch_size=20)]))
+        with pytest.raises(raylance.ConfigError, match=r"names \['c0'\], of which.*no row"):
+            raylance.dataset(uri, order=ClassBalanced(column="kind", class_weights={"c0": 1}), filter="id % 3 != 0")
+    assert ids[0].tolist() == ids[1].tolist()
 
 
 @pytest.mark.parametrize("order", [Weighted(weights="wait"), ClassBalanced(column="wait")])

@@ -38,7 +38,7 @@ class Column(Protocol):
         """The values of all selected rows in storage order, shape (n,)."""
 
     def codes(self) -> tuple[Int64Array, list[Any]]:
-        """The class of each selected row, int64, shape (n,), and what the classes are called."""
+        """The class of each selected row, int64, shape (n,), and what the classes are called: only those that occur."""
 
 
 class Rows(Protocol):

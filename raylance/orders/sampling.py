@@ -142,7 +142,7 @@ class ClassBalanced(_Sampled):
         by_label = np.argsort(np.argsort(np.array([str(label) for label in classes])))
         codes, weights = by_label[codes], weights[np.argsort(by_label)]
         members = np.argsort(codes, kind="stable").astype(np.int64)
-        ends = np.cumsum(np.bincount(codes, minlength=len(classes)), dtype=np.int64)
+        ends = np.cumsum(np.bincount(codes), dtype=np.int64)
         return {"members": members, "member_ends": ends, "weights": weights}
 
     def _weights(self, classes: list[Any]) -> Float64Array:
@@ -172,7 +172,7 @@ class ClassBalanced(_Sampled):
         numbers = uniform(subkeys(epoch.key("class_balanced"), positions), 2)  # (k, 2)
         classes = self._classes(epoch, positions, numbers[:, 0])
         counts = np.diff(member_ends, prepend=0)[classes]
-        within = np.minimum((numbers[:, 1] * counts).astype(np.int64), counts - 1)
+        within = (numbers[:, 1] * counts).astype(np.int64)  # numbers are at most 1 - 2**-53: less than the count
         return np.asarray(members[member_ends[classes] - counts + within], dtype=np.int64)
 
     def _classes(self, epoch: Epoch, positions: Int64Array, numbers: Float64Array) -> Int64Array:

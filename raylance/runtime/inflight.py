@@ -120,7 +120,7 @@ class InFlight:
         """Puts smaller pieces in the place of one that has to be read again."""
         place = self.pieces.index(piece)
         del self.pieces[place]
-        for item in reversed(self._plan.cut(piece.item, parts) if parts > 1 else [piece.item]):
+        for item in reversed(self._plan.cut(piece.item, parts)):
             smaller = self._piece(item, allowed_bytes * item.rows / max(1, piece.item.rows))
             smaller.faults, smaller.not_before = piece.faults, piece.not_before
             self.pieces.insert(place, smaller)
@@ -140,7 +140,7 @@ class InFlight:
         item = piece.item
         self._open = (self._open[0] + piece.nbytes, self._open[1] + 1)
         low, high = self._plan.rank_slice(item.position, self._rank)
-        if item.steps > 1 or item.high == high - low:
+        if item.high == high - low:
             last = item.position + (item.steps - 1) * self._plan.stride
             self._ready.append((self._plan.after(last), *self._open))
             self._open = (0.0, 0)

@@ -47,7 +47,7 @@ class Sizes:
     def parts(self, item: WorkItem) -> int:
         """Into how many items an item should be cut, now that more is known; 1 leaves it."""
         parts = self.worth(item.rows) / self._item_bytes
-        return max(2, math.ceil(parts)) if parts > _CUT_FROM and item.rows > 1 else 1
+        return math.ceil(parts) if parts > _CUT_FROM and item.rows > 1 else 1
 
     def too_large(self, item: WorkItem, raw_bytes: int) -> int:
         """Learns from an item that has more bytes than it was allowed; returns the parts that it should be cut into."""

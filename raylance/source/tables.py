@@ -36,7 +36,10 @@ class _Column:
         return np.asarray(self.data.to_numpy())
 
     def codes(self) -> tuple[Int64Array, list[Any]]:
-        encoded = self.data.combine_chunks().dictionary_encode()
+        data = self.data
+        if pa.types.is_dictionary(data.type):  # may name classes of which no row is selected
+            data = data.cast(data.type.value_type)
+        encoded = data.combine_chunks().dictionary_encode()
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.unify_dictionaries().combine_chunks()
         return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
