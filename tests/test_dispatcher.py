@@ -358,6 +358,7 @@ def test_sizes_cut_what_is_larger_than_thought() -> None:
     assert sizes.parts(pair) == 15
     assert sizes.allowed(1) == 45_000_000
     assert Sizes(raw_bytes=0, decoded_bytes=0, limit_bytes=100, items=1).item_rows() == 100
+    assert Sizes(raw_bytes=1e9, decoded_bytes=0, limit_bytes=100, items=1).item_rows() == 1
     sizes.learn(item, [Receipt(nbytes=24_000_000, raw_bytes=24_000_000)])
     assert sizes.allowed(1) == pytest.approx(40_500_000)
     many = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=30_000_000, items=5)
@@ -442,4 +443,5 @@ def test_smaller_pieces_may_have_their_share_of_what_is_known() -> None:
     pieces = list(itertools.takewhile(lambda piece: piece is not behind, inflight.pieces))
     assert [(piece.item.position, piece.item.rows) for piece in pieces] == [(0, 2), (2, 1), (3, 1)]
     assert [piece.allowed_bytes for piece in pieces] == [4_000_000, 9_000_000, 2_000_000]
+    assert [piece.nbytes for piece in pieces] == [4_000_000, 9_000_000, 2_000_000], "what it may have, it counts for"
     assert all((piece.faults, piece.not_before) == (2, 7.0) for piece in pieces)

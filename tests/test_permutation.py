@@ -39,7 +39,7 @@ def test_arguments_are_broadcast(shapes: tuple[tuple[int, ...], ...]) -> None:
     )
     whole = permute(index, n, key)
     one_by_one = [int(permute(*each)) for each in np.broadcast(index, n, key)]
-    assert whole.shape == np.broadcast_shapes(*shapes)
+    assert (whole.shape, whole.dtype) == (np.broadcast_shapes(*shapes), np.int64)
     assert whole.ravel().tolist() == one_by_one
 
 

@@ -2,12 +2,14 @@
 
 import itertools
 import tracemalloc
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from raylance.errors import ConfigError
-from raylance.orders.order import Facts, Order
+from raylance.orders.order import Epoch, Facts, Order
+from raylance.orders.permutation import Int64Array
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 from raylance.planning.plan import Plan, Remainder
 from raylance.planning.quality import Measure, ShuffleQuality, compare_windows, shuffle_quality
@@ -121,6 +123,28 @@ def test_as_many_steps_are_measured_as_asked_for() -> None:
         (shuffle_quality(plan, epochs=2, sample_steps=1000), 2, 750),
     ):
         assert (found.epochs, found.steps) == (epochs, steps)
+
+
+class Noted(Order):
+    """Storage order, which notes the steps that it is asked for."""
+
+    name: ClassVar[str] = "noted"
+    asked: ClassVar[list[tuple[int, int]]] = []
+
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        if len(positions) == 8:
+            self.asked.append((epoch.number, int(positions[0])))
+        return positions
+
+
+def test_a_step_of_each_part_of_each_epoch_is_measured() -> None:
+    Noted.asked.clear()
+    shuffle_quality(make_plan(Noted(shard_rows=1), 6400, 8), epochs=2, sample_steps=20)
+    assert [epoch for epoch, _ in Noted.asked] == [0] * 20 + [1] * 20
+    starts = np.array([start for _, start in Noted.asked[:20]])
+    assert not (starts % 8).any()
+    assert (starts // 320).tolist() == list(range(20))
+    assert len(set(starts % 320)) > 5, "at random within its part"
 
 
 @pytest.mark.parametrize("rows", [7, 11, 137, 1009])
