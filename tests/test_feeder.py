@@ -1,5 +1,7 @@
 """Owns the thread between helpers and consumer: what a consumer may do to it, and that nothing of it is left behind."""
 
+import concurrent.futures.thread
+import contextlib
 import gc
 import os
 import signal
@@ -138,14 +140,23 @@ def test_close_in_mid_pass(uri: str) -> None:
     assert ids_of(loader.batches(global_batch_size=BATCH)) == list(range(BATCH, ROWS))
 
 
-def test_the_garbage_collector_ends_a_pass(uri: str) -> None:
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("taken", [1, ROWS // BATCH], ids=["in a pass", "behind one"])
+def test_the_garbage_collector_ends_a_pass_wherever_it_runs(uri: str, taken: int) -> None:
+    """Also in a thread of the helpers' own that is just giving work to its executor, and so holds its locks."""
     before = threading.active_count()
     loader = loader_of(uri)
     batches = iter(loader.batches(global_batch_size=BATCH))
-    next(batches)
-    assert feeders()
-    del batches, loader
-    gc.collect()
+    assert len([next(batches) for _ in range(taken)]) == taken
+    helpers = loader.helpers.runtime._helpers.values()
+    locks = [helper.thread._shutdown_lock for helper in helpers]
+    garbage: list[Any] = [loader, batches]
+    garbage.append(garbage)
+    del batches, loader, garbage, helpers
+    with contextlib.ExitStack() as held:
+        for lock in (*locks, concurrent.futures.thread._global_shutdown_lock):
+            held.enter_context(lock)
+        gc.collect()
     assert not feeders()
     deadline = time.monotonic() + 20
     while threading.active_count() > before and time.monotonic() < deadline:

@@ -86,6 +86,7 @@ class Runtime(abc.ABC):
 
     def close(self) -> None:
         """Ends all helpers."""
+        self._forget(tuple(self._results))
         _end_all(self._helpers)
         self._begin_anew()
 

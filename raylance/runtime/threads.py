@@ -1,6 +1,10 @@
 """Owns the runtime that works by threads of this process, for use without Ray; never decides.
 
 The batches are those of the Ray runtime: only who does the work differs.
+
+A helper that ends is dropped, and its executor with it, which ends the thread. It is not shut down: the garbage
+collector, which ends the helpers of a runtime that nobody closed, may run in the midst of an executor's `submit`, in
+that very thread, and shutting down would wait for the lock that `submit` holds.
 """
 
 import dataclasses
@@ -27,7 +31,6 @@ class _Helper:
     works_with: Any  # a RankReader, or an OpenDecoding
 
     def end(self, *, is_dead: bool) -> None:
-        self.thread.shutdown(wait=False, cancel_futures=True)  # one that hangs is left alone
         if isinstance(self.works_with, RankReader):
             self.works_with.close()
 
@@ -38,7 +41,7 @@ class ThreadRuntime(Runtime):
     def __init__(self, feed: Feed, options: Options) -> None:
         """Starts nothing."""
         super().__init__(feed, options, insists=True)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def _count_decoders(self) -> int:
         cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -84,15 +87,16 @@ class ThreadRuntime(Runtime):
         results[call] = None
 
         def run() -> None:
+            receipt = Receipt()
             try:
-                tables, receipt = work()
+                if call in results:  # else nobody waits for it any more
+                    tables, receipt = work()
+                    with lock:
+                        if call in results:
+                            results[call] = tables
+                inbox.put(Done(call, receipt))
             except BaseException as error:  # a panic in Lance's Rust code is no Exception
                 inbox.put(Failed(call, error))
-                return
-            with lock:
-                if call in results:  # else nobody waits for it any more
-                    results[call] = tables
-            inbox.put(Done(call, receipt))
 
         self._helpers[command.helper].thread.submit(run)
 

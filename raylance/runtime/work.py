@@ -86,10 +86,8 @@ class RankReader:
         return own_memory(table) if self._own_memory else table
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends reading ahead; the threads go with this object."""
         self._ahead.close()
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def own_memory(table: pa.Table) -> pa.Table:

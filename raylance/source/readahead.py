@@ -166,11 +166,10 @@ class ReadAhead:
         return table.take(pa.array(inverse))
 
     def close(self) -> None:
-        """Ends the thread; what it reads now is the last."""
+        """Ends reading ahead: the block that is being read now is the last. Takes no lock; see `ThreadRuntime`."""
         for portion in (self._used, self._next):
             if portion is not None:
                 portion.is_dropped = True
-        self._thread.shutdown(wait=False, cancel_futures=True)
 
     def read_bytes_since(self) -> int:
         """Bytes read from storage since this was asked last."""
