@@ -217,6 +217,7 @@ def die_on_some_rows(encoded: bytes) -> np.ndarray:
     return np.zeros((2, 2, 3), np.uint8)
 
 
+@pytest.mark.slow
 @on_ray
 def test_a_crash_loop_ends_in_an_error_that_names_the_rows(write_dataset: Callable[..., str]) -> None:
     values = [b"x" * (97 if row == 70 else 5) for row in range(100)]

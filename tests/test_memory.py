@@ -105,6 +105,7 @@ def test_a_tail_that_no_sample_hits(write_dataset: Callable[..., str], floor: in
     assert stats["held_bytes"] <= limit + 2 * 8 * MIB
 
 
+@pytest.mark.slow
 def test_large_rows_all_in_one_place(write_dataset: Callable[..., str], floor: int) -> None:
     """Neither what is held nor what is in flight goes by what rows before them had."""
     sizes = [8 * MIB if 800 <= row < 840 else 4096 for row in range(1600)]
