@@ -322,10 +322,12 @@ def test_a_bad_row_of_a_mixture_is_named_with_its_dataset(write_dataset: Callabl
 
 
 @pytest.mark.slow
-def test_a_crash_loop_in_a_mixture_names_the_datasets_own_rows(write_dataset: Callable[..., str]) -> None:
+def test_a_crash_loop_in_a_mixture_names_the_datasets_own_rows(
+    write_dataset: Callable[..., str], ray_session: None
+) -> None:
     mixed, uri = with_one(write_dataset, b"deadly")
     with (
-        mixed.loader(num_decoders=1) as loader,
+        mixed.loader(num_decoders=1, runtime="ray") as loader,
         pytest.raises(raylance.HelperError) as caught,
     ):
         list(loader.iter_batches(global_batch_size=8))
