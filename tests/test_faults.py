@@ -255,11 +255,13 @@ def test_without_a_decoder_a_place_is_waited_for_until_the_deadline(
     dataset = raylance.dataset(images_uri, columns=["id"], transform=with_pid, order="sequential")
     with dataset.loader(num_decoders=2, placement_timeout_s=15, **ONE_STEP) as loader:
         iterator = loader.iter_batches(global_batch_size=10)
-        pids = {int(next(iterator)["pid"][0]) for _ in range(20)}
+        pids: set[int] = set()
+        while len(pids) < 2:
+            pids.add(int(next(iterator)["pid"][0]))
         occupied(CPUS)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        with pytest.raises(raylance.PlacementError, match="1 of 1 decode actors.*found no place in 15 s"):
+        with pytest.raises(raylance.PlacementError, match="2 of 2 decode actors.*found no place in 15 s"):
             list(iterator)
 
 
