@@ -22,7 +22,7 @@ import ray
 import ray.exceptions
 
 import raylance
-from tests.conftest import CPUS, wait_for_free_cpus
+from tests.conftest import CPUS, actors_of, wait_for_free_cpus
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -255,9 +255,8 @@ def test_without_a_decoder_a_place_is_waited_for_until_the_deadline(
     dataset = raylance.dataset(images_uri, columns=["id"], transform=with_pid, order="sequential")
     with dataset.loader(num_decoders=2, placement_timeout_s=15, **ONE_STEP) as loader:
         iterator = loader.iter_batches(global_batch_size=10)
-        pids: set[int] = set()
-        while len(pids) < 2:
-            pids.add(int(next(iterator)["pid"][0]))
+        next(iterator)
+        pids = ray.get([decoder.__ray_call__.remote(lambda _: os.getpid()) for decoder in actors_of(loader)[1]])
         occupied(CPUS)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
