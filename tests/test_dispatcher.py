@@ -7,7 +7,7 @@ import pytest
 
 from raylance.errors import HelperError, PlacementError
 from raylance.runtime.crew import Crew
-from raylance.runtime.dispatcher import MAX_FAULTS, Dispatcher
+from raylance.runtime.dispatcher import MAX_FAULTS, PAUSES_S, Dispatcher
 from raylance.runtime.inflight import InFlight, Stage
 from raylance.runtime.messages import (
     Alive,
@@ -445,3 +445,64 @@ def test_smaller_pieces_may_have_their_share_of_what_is_known() -> None:
     assert [piece.allowed_bytes for piece in pieces] == [4_000_000, 9_000_000, 2_000_000]
     assert [piece.nbytes for piece in pieces] == [4_000_000, 9_000_000, 2_000_000], "what it may have, it counts for"
     assert all((piece.faults, piece.not_before) == (2, 7.0) for piece in pieces)
+
+
+def test_items_are_read_side_by_side_and_decoded_where_they_were_read_for() -> None:
+    driver = Driver(make_crew(decoders=2))
+    driver.start()
+    reads = [command for command in driver.commands if isinstance(command, Read)]
+    assert [read.item.position for read in reads] == [0, 1, 2, 3], "none waits for another to be read"
+    for read in reversed(reads):
+        driver.tell(Done(read.call, RAW))
+    decodes = [command for command in driver.commands if isinstance(command, Decode)]
+    assert {decode.source for decode in decodes} == {read.call for read in reads}
+    assert {decode.epoch for decode in decodes} == {EPOCH}
+
+
+def test_what_a_lost_decoder_had_is_decoded_again_and_not_read_again() -> None:
+    driver = Driver(make_crew(decoders=2), rows=1)
+    driver.start()
+    read = driver.last(Read)
+    driver.tell(Done(read.call, RAW))
+    lost = driver.last(Decode).helper
+    driver.tell(Lost(lost, FAULT))
+    (other,) = {1, 2} - {lost}
+    commands = driver.tell(Alive(other))
+    assert [(command.helper, command.source) for command in commands if isinstance(command, Decode)] == [
+        (other, read.call)
+    ]
+    assert driver.last(Read) is read
+
+
+def test_work_waits_a_while_after_a_fault_of_which_nothing_died() -> None:
+    driver = Driver(make_crew(), rows=1)
+    driver.start()
+    read = driver.last(Read)
+    driver.tell(Faulted(read.call, FAULT), 10.0)
+    driver.tell(Alive(0))
+    driver.tell(Alive(1))
+    assert driver.last(Read) is read
+    assert driver.dispatcher.deadline() == 10.0 + PAUSES_S[0]
+    assert kinds(driver.tell(None, 10.0 + PAUSES_S[0])) == [Read]
+
+
+def test_new_work_goes_also_to_helpers_that_owe_a_sign_of_life() -> None:
+    driver = Driver(make_crew(decoders=2), rows=2)
+    driver.start()
+    first, second = [command for command in driver.commands if isinstance(command, Read)]
+    driver.tell(Done(first.call, RAW))
+    lost = driver.last(Decode).helper
+    assert Decode not in kinds(driver.tell(Lost(lost, FAULT))), "what is done again waits for one that has answered"
+    (decode,) = [command for command in driver.tell(Done(second.call, RAW)) if isinstance(command, Decode)]
+    assert decode.source == second.call
+
+
+def test_results_have_their_time_to_get_here() -> None:
+    driver = Driver(make_crew(), rows=1)
+    driver.start()
+    driver.tell(Done(driver.last(Read).call, RAW))
+    driver.tell(Done(driver.last(Decode).call, DECODED))
+    fetch = driver.last(Fetch)
+    assert driver.tell(None, 59.0) == []
+    assert driver.dispatcher.deadline() == 60.0
+    assert Forget((fetch.read, fetch.decode)) in driver.tell(None, 60.0)
