@@ -48,6 +48,10 @@ def make_crew(decoders: int = 1, insists: bool = True) -> Crew:
     )
 
 
+def of_kind(commands: list[Any], kind: type) -> list[Any]:
+    return [command for command in commands if type(command) is kind]
+
+
 class Driver:
     """A dispatcher, and the commands that it has given, by kind."""
 
@@ -76,12 +80,15 @@ class Driver:
         self.commands += found
         return found
 
+    def given(self, kind: type) -> list[Any]:
+        return of_kind(self.commands, kind)
+
     def last(self, kind: type) -> Any:
-        return [command for command in self.commands if type(command) is kind][-1]
+        return self.given(kind)[-1]
 
     def start(self) -> None:
         """All helpers run."""
-        for command in [command for command in self.commands if isinstance(command, Place)]:
+        for command in self.given(Place):
             self.tell(Placed(command.helper))
 
 
@@ -109,7 +116,7 @@ def test_helpers_that_nobody_waited_for_have_their_time_anew() -> None:
     first.tell(NotPlaced(1, FAULT, hopeless=False))
     first.dispatcher.close()
     again = Driver(crew, now=1000.0)
-    assert kinds([command for command in again.commands if isinstance(command, Place)]) == [Place]
+    assert kinds(again.given(Place)) == [Place]
     assert kinds(again.tell(None)) == []
     assert crew.failure is None
     assert isinstance(again.tell(None, 1020.0)[-1], GiveUp)
@@ -120,7 +127,7 @@ def test_a_helper_placed_late_because_nobody_looked_has_its_time() -> None:
     driver = Driver(make_crew(decoders=2, insists=False))
     driver.tell(Placed(0))
     driver.tell(NotPlaced(1, FAULT, hopeless=False))
-    placed = [command for command in driver.tell(Alive(0), 60.0) if isinstance(command, Place)]
+    placed = of_kind(driver.tell(Alive(0), 60.0), Place)
     assert Dismiss(placed[0].helper) not in driver.tell(None)
     assert Dismiss(placed[0].helper) in driver.tell(None, 79.0)
 
@@ -182,10 +189,10 @@ def test_a_rank_without_rows_is_split_as_any_other() -> None:
 def test_a_row_that_fails_keeps_nothing() -> None:
     driver = Driver(make_crew(), rows=2)
     driver.start()
-    first, second = [command for command in driver.commands if isinstance(command, Read)]
+    first, second = driver.given(Read)
     driver.tell(Done(first.call, RAW))
     driver.tell(Done(second.call, RAW))
-    ahead, failing = [command for command in driver.commands if isinstance(command, Decode)]
+    ahead, failing = driver.given(Decode)
     assert Forget((second.call,)) in driver.tell(Failed(failing.call, ValueError("row")))
     driver.tell(Done(ahead.call, DECODED))
     fetch = driver.last(Fetch)
@@ -450,11 +457,11 @@ def test_smaller_pieces_may_have_their_share_of_what_is_known() -> None:
 def test_items_are_read_side_by_side_and_decoded_where_they_were_read_for() -> None:
     driver = Driver(make_crew(decoders=2))
     driver.start()
-    reads = [command for command in driver.commands if isinstance(command, Read)]
+    reads = driver.given(Read)
     assert [read.item.position for read in reads] == [0, 1, 2, 3], "none waits for another to be read"
     for read in reversed(reads):
         driver.tell(Done(read.call, RAW))
-    decodes = [command for command in driver.commands if isinstance(command, Decode)]
+    decodes = driver.given(Decode)
     assert {decode.source for decode in decodes} == {read.call for read in reads}
     assert {decode.epoch for decode in decodes} == {EPOCH}
 
@@ -489,11 +496,11 @@ def test_work_waits_a_while_after_a_fault_of_which_nothing_died() -> None:
 def test_new_work_goes_also_to_helpers_that_owe_a_sign_of_life() -> None:
     driver = Driver(make_crew(decoders=2), rows=2)
     driver.start()
-    first, second = [command for command in driver.commands if isinstance(command, Read)]
+    first, second = driver.given(Read)
     driver.tell(Done(first.call, RAW))
     lost = driver.last(Decode).helper
     assert Decode not in kinds(driver.tell(Lost(lost, FAULT))), "what is done again waits for one that has answered"
-    (decode,) = [command for command in driver.tell(Done(second.call, RAW)) if isinstance(command, Decode)]
+    (decode,) = of_kind(driver.tell(Done(second.call, RAW)), Decode)
     assert decode.source == second.call
 
 
