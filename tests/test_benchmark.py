@@ -22,7 +22,7 @@ def vectors(tmp_path_factory: pytest.TempPathFactory) -> Job:
 def test_the_raylance_of_another_checkout_takes_part(vectors: Job) -> None:
     """It is measured by another process; here with a reader that starts no Ray."""
     with ExitStack() as stack:
-        here = READERS["vectors"]["lance-torch"][0](vectors, stack)
+        here = READERS["vectors"]["lance-torch"].open(vectors, stack)
         there = measuring.open_before(vectors, stack, "vectors", "lance-torch", ROOT)
         passes = [measuring.measure(source, 1) for source in (here, there)]
     assert here.claims == there.claims == 300
@@ -53,8 +53,8 @@ def test_rows_and_values_that_differ_are_faults() -> None:
 def test_each_raylance_has_its_earlier_self(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     chosen = command.choose("images", command.parse(["--against", str(ROOT), "--data-dir", str(tmp_path)]))
     before = {name for name in chosen if name.endswith("-before")}
-    assert {"raylance-before", "raylance-own-before", "raylance-own-256-before"} == before
-    assert all(chosen[name][1] == chosen[name.removesuffix("-before")][1] for name in before)
+    assert {f"{name}-before" for name in READERS["images"] if name.startswith("raylance")} == before
+    assert all(chosen[name].ceiling == chosen[name.removesuffix("-before")].ceiling for name in before)
     with pytest.raises(SystemExit):
         command.parse(["--against", str(tmp_path)])
     assert "is no checkout" in capsys.readouterr().err

@@ -1,24 +1,28 @@
 """Owns the side-by-side measurement of raylance and its peers; never asserts a speed, it prints what it saw.
 
-    python jobs/benchmark.py                              # everything, about five minutes on two cores
-    python jobs/benchmark.py --only images --readers decode,safe-lance,raylance --epochs 5 --json o.json
-    python jobs/benchmark.py --against ../before          # beside the raylance of another checkout, in the same rounds
+    python -m jobs.benchmark                              # everything, some minutes on two cores
+    python -m jobs.benchmark --only images --readers decode,safe-lance,raylance --epochs 5 --json o.json
+    python -m jobs.benchmark --against ../before          # beside the raylance of another checkout, in the same rounds
 
 Two datasets are made once and kept: JPEG photographs with a label, and float32 vectors with an id; label and
-id are the row's number. Every reader hands torch batches to this process and uses the same cores:
-`--workers` processes, threads, tasks or actors. "decode" is the ceiling: the decode function alone, on bytes
-in memory.
+id are the row's number. Every reader hands torch batches to this process and uses the same cores, with one
+thread for numbers (OMP_NUM_THREADS) in each process. Peers with workers are tried with `--workers` of them and
+with more, and the best count takes part. "decode" is the ceiling: the decode function alone, on bytes in
+memory. "raylance-free" decodes nothing, which leaves the way of the data.
 
 The clock covers, for every reader alike, one whole pass: from the call of `iter()` until the last batch is
 touched. Opening, permuting, starting processes and one warm-up pass, which also fills the page cache, are
-not timed. The last columns tell the first batch from the rest: how long it took, and the rate after it. That
+not timed. Before each pass the machine comes to rest, so that nobody pays for what another reader still does;
+and raylance goes to an epoch that it could not expect, so that nothing of it was read ahead before the clock.
+The last columns tell the first batch from the rest: how long it took, and the rate after it. That
 rate is what a long epoch comes near to, but it flatters a reader that has much prefetched by then, in a short
 pass half of the rows; and the CPU time that the consuming thread itself spends on getting a batch, which no
 prefetching hides from training. Readers take turns, one pass each a round, so that noise of the machine hits all alike;
 a ratio is the median of the ratios within the rounds.
 
 To touch a batch is to sum a strided part of it. The sum does not depend on the order, so readers that share
-a decode function must agree on it; it and the row numbers are checked after the pass. Exit status: 1 when a
+a decode function must agree on it; it and the row numbers are checked after the pass. Behind the tables come
+the figures that raylance wants to reach, each beside its target. Exit status: 1 when a
 reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
 """
 
@@ -36,19 +40,34 @@ from pathlib import Path
 from typing import Any
 
 from .data import cached_dataset, image_batches, vector_batches
-from .measuring import open_before, print_table, run_rounds, serve
-from .readers import READERS, Job, Reader
+from .figures import Figure, of_images, of_vectors, print_figures, print_table
+from .measuring import one_thread_each, open_before, run_rounds, serve
+from .readers import READERS, Entry, Job
 
 
 def environment(args: argparse.Namespace) -> dict[str, Any]:
     """What the numbers depend on."""
     versions = {"python": platform.python_version()}
-    for package in ("raylance", "ray", "pylance", "lancedb", "torch", "pillow", "pyarrow", "numpy"):
+    for package in ("raylance", "ray", "pylance", "lancedb", "torch", "pillow", "simplejpeg", "pyarrow", "numpy"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             versions[package] = "not installed"
-    return {"cores": os.cpu_count(), **versions, **{key: str(value) for key, value in vars(args).items()}}
+    return {
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        **versions,
+        **{key: str(value) for key, value in vars(args).items()},
+    }
+
+
+def _processor() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
 def positive_integer(text: str) -> int:
@@ -65,7 +84,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
     add = functools.partial(parser.add_argument, metavar="N", type=positive_integer)
     add("--images", default=4000, help="photographs (default %(default)s)")
-    add("--vectors", default=200_000, help="vectors (default %(default)s)")
+    add("--vectors", default=500_000, help="vectors (default %(default)s)")
     add("--batch-size", default=64, help="images a batch (default %(default)s)")
     add("--vector-batch-size", default=1024, help="vectors a batch (default %(default)s)")
     add("--workers", default=os.cpu_count(), help="cores that each reader may use (default %(default)s)")
@@ -96,17 +115,18 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return args
 
 
-def choose(kind: str, args: argparse.Namespace) -> dict[str, tuple[Reader, str]]:
+def choose(kind: str, args: argparse.Namespace) -> dict[str, Entry]:
     """The readers of a dataset that the command line names, those of another checkout behind them."""
     chosen = {name: READERS[kind][name] for name in READERS[kind] if name in args.readers.split(",")}
     for name in [name for name in chosen if name.startswith("raylance")] if args.against else []:
         before = functools.partial(open_before, kind=kind, name=name, checkout=args.against.absolute())
-        chosen[f"{name}-before"] = before, chosen[name][1]
+        chosen[f"{name}-before"] = Entry(open=before, ceiling=chosen[name].ceiling)
     return chosen
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measures what the command line chose; returns the exit status."""
+    one_thread_each()
     if (sys.argv[1:] if argv is None else argv) == ["--serve"]:
         return serve()
     args = parse(argv)
@@ -115,19 +135,22 @@ def main(argv: list[str] | None = None) -> int:
     images = image_batches(args.images, args.seed, args.workers)
     vectors = vector_batches(args.vectors, args.seed)
     sets = {
-        "images": (("image", "label"), args.images, args.batch_size, images),
-        "vectors": (("vector", "id"), args.vectors, args.vector_batch_size, vectors),
+        "images": (("image", "label"), args.images, args.batch_size, images, of_images),
+        "vectors": (("vector", "id"), args.vectors, args.vector_batch_size, vectors, of_vectors),
     }
-    sound = True
-    for kind, (columns, rows, batch_size, batches) in sets.items():
+    sound, figures = True, list[Figure]()
+    for kind, (columns, rows, batch_size, batches, figures_of) in sets.items():
         chosen = choose(kind, args)
         if args.only not in (None, kind) or not chosen:
             continue
         path = args.data_dir.absolute() / f"{kind}-{rows}-seed{args.seed}.lance"
         shared = {"columns": columns, "rows": rows, "workers": args.workers, "seed": args.seed}
         job = Job(uri=cached_dataset(path, rows, batches), batch_size=batch_size, **shared)
-        report[kind] = run_rounds(job, {name: reader for name, (reader, _) in chosen.items()}, args.epochs)
-        sound = print_table(kind, {name: ceiling for name, (_, ceiling) in chosen.items()}, report[kind]) and sound
+        report[kind] = run_rounds(job, chosen, args.epochs)
+        sound = print_table(kind, chosen, report[kind]) and sound
+        figures += figures_of(report[kind])
+    print_figures(figures)
+    report["figures"] = [figure.as_dict() for figure in figures]
     if args.json:
         args.json.write_text(json.dumps(report, indent=1))
     return 0 if sound else 1

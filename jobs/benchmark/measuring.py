@@ -1,4 +1,4 @@
-"""Owns the passes that are timed, here or with another checkout, and the table of them; never asserts a speed."""
+"""Owns the passes that are timed, here or with another checkout; never asserts a speed, never prints a figure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,47 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from .decoding import touch
-from .readers import READERS, Job, Reader, Source
+from .readers import READERS, Entry, Job, Source
+
+_QUIET = 0.1  # of the cores: below it, the reader before has come to rest
+_LONGEST_REST_S = 5.0
+
+Result = dict[str, Any]
 
 
-def measure(source: Source, epoch: int) -> dict[str, Any]:
+def one_thread_each() -> None:
+    """Gives this process and all that it starts one thread for numbers: workers are the parallelism of every reader,
+    and touching a batch shall wake no pool of threads.
+    """
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+
+
+def rest() -> None:
+    """Waits until the machine is quiet: what a reader still does behind its pass is not the next reader's to pay."""
+    end = time.monotonic() + _LONGEST_REST_S
+    psutil.cpu_percent()
+    while time.monotonic() < end:
+        time.sleep(0.25)
+        if psutil.cpu_percent() < 100 * _QUIET:
+            return
+
+
+def measure(source: Source, epoch: int) -> Result:
     """Times one pass; the head of command.py says what the clock covers."""
     if source.elsewhere:
         return source.elsewhere(epoch)
     made = source.open_pass(epoch)
     gc.collect()  # nobody pays for the garbage of the reader before
+    rest()
     numbers, checksum, first_s, cpu_s = [torch.empty(0, dtype=torch.int64)], 0, 0.0, 0.0
     start = time.perf_counter()
     batches = iter(made)
@@ -47,28 +72,46 @@ def measure(source: Source, epoch: int) -> dict[str, Any]:
     return {**counts, **rates, "seconds": seconds, "first_batch_s": first_s, "thread_ms": thread_ms}
 
 
-def run_rounds(job: Job, readers: dict[str, Reader], epochs: int) -> dict[str, dict[str, Any]]:
+def open_best(job: Job, entry: Entry, stack: ExitStack) -> tuple[Source, Result]:
+    """Opens a reader with each of the worker counts to try, and keeps the one whose warm-up pass was the fastest."""
+    best: tuple[Source, ExitStack, Result] | None = None
+    for workers in sorted({max(1, round(job.workers * share)) for share in entry.tries}):
+        with ExitStack() as trial:
+            source = entry.open(replace(job, workers=workers), trial)
+            warm_up = measure(source, 0) | {"workers": workers}
+            if best is None or warm_up["later_rows_per_s"] > best[2]["later_rows_per_s"]:
+                if best is not None:
+                    best[1].close()
+                best = source, trial.pop_all(), warm_up
+        del source  # DataLoaders end their workers when they go
+    if best is None:
+        raise ValueError(f"{entry} names no worker count to try")
+    stack.push(best[1])
+    return best[0], best[2]
+
+
+def run_rounds(job: Job, entries: dict[str, Entry], rounds: int) -> dict[str, Result]:
     """Opens and warms up every reader, then lets each make one pass a round; returns all by name."""
-    results: dict[str, dict[str, Any]] = {}
+    results: dict[str, Result] = {}
     with ExitStack() as stack:
         sources: dict[str, Source] = {}
-        for name, reader in readers.items():
+        for name, entry in entries.items():
+            print(f"opening {name}", file=sys.stderr)
             try:
-                sources[name] = reader(job, stack)
+                sources[name], warm_up = open_best(job, entry, stack)
             except ImportError as error:
                 print(f"{name}: skipped, {error}")
                 continue
-            warm_up = measure(sources[name], 0)
             results[name] = {"claims": sources[name].claims, "warm_up": warm_up, "passes": []}
-        for epoch in range(1, epochs + 1):
-            print(f"round {epoch} of {epochs}", file=sys.stderr)
-            turn = epoch % max(1, len(sources))
+        for number in range(1, rounds + 1):
+            print(f"round {number} of {rounds}", file=sys.stderr)
+            turn = number % max(1, len(sources))
             for name in [*sources][turn:] + [*sources][:turn]:  # so that none always comes first
-                results[name]["passes"].append(measure(sources[name], epoch))
+                results[name]["passes"].append(measure(sources[name], number))
     return results
 
 
-def fault(result: dict[str, Any], peer: dict[str, Any]) -> str:
+def fault(result: Result, peer: Result) -> str:
     """What is wrong with the rows that a reader delivered, or an empty string."""
     claims = result["claims"]
     for one in result["passes"]:
@@ -79,38 +122,16 @@ def fault(result: dict[str, Any], peer: dict[str, Any]) -> str:
     return ""
 
 
-def median(result: dict[str, Any], key: str) -> float:
+def median(result: Result, key: str) -> float:
     """The median of one number over the passes of a reader."""
     return statistics.median(one[key] for one in result["passes"])
 
 
-def ratio(result: dict[str, Any], other: dict[str, Any] | None, key: str = "rows_per_s") -> str:
-    """The median ratio of two numbers of the same round."""
-    if other is None:
-        return "–"
+def ratio(result: Result, other: Result, key: str = "rows_per_s") -> tuple[float, float, float]:
+    """Median, least and greatest ratio of two numbers of the same round."""
     pairs = zip(result["passes"], other["passes"], strict=True)
-    return f"{statistics.median(one[key] / max(two[key], 1e-9) for one, two in pairs):.2f}"
-
-
-def print_table(kind: str, ceilings: dict[str, str], results: dict[str, dict[str, Any]]) -> bool:
-    """Prints one table; False when a reader delivered other rows than it claims, or other values."""
-    print(f"\n{'':<62}  first batch        after it   CPU of the thread")
-    print(f"{kind:<20}  rows/s          min–max / ceiling / raylance    seconds  rows/s / ceiling   ms a batch")
-    sound = True
-    for name, result in results.items():
-        ceiling = ceilings[name]
-        peer = next(other for key, other in results.items() if ceilings[key] == ceiling)
-        rates = [one["rows_per_s"] for one in result["passes"]]
-        remark = fault(result, peer)
-        sound = sound and not remark
-        print(
-            f"{name:<20} {median(result, 'rows_per_s'):>7.0f} {f'{min(rates):.0f}–{max(rates):.0f}':>16}"
-            f" {ratio(result, results.get(ceiling)):>9} {ratio(result, results.get('raylance')):>10}"
-            f" {median(result, 'first_batch_s'):>10.2f} {median(result, 'later_rows_per_s'):>7.0f}"
-            f" {ratio(result, results.get(ceiling), 'later_rows_per_s'):>9} {median(result, 'thread_ms'):>12.2f}"
-            f"  {remark}".rstrip()
-        )
-    return sound
+    found = [one[key] / max(two[key], 1e-9) for one, two in pairs]
+    return statistics.median(found), min(found), max(found)
 
 
 def open_before(job: Job, stack: ExitStack, kind: str, name: str, checkout: Path) -> Source:
@@ -137,7 +158,7 @@ def serve() -> int:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
     kind, name, job = json.loads(sys.stdin.readline())
     with ExitStack() as stack:
-        source = READERS[kind][name][0](Job(**job), stack)
+        source = READERS[kind][name].open(Job(**job), stack)
         print(source.claims, file=answers)
         for line in sys.stdin:
             print(json.dumps(measure(source, int(line))), file=answers)
