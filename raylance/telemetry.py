@@ -18,6 +18,7 @@ class Receipt:
         decode_s: Seconds of decoding, of all threads together as the wall clock of the call.
         raw_bytes: Bytes of the raw rows.
         held_bytes: Most bytes of raw rows that the shard actor has held.
+        fallback_rows: Rows that the fast codec left to the slow one.
         too_large_bytes: Bytes, about, of rows that were not sent because they have more than allowed; else 0.
     """
 
@@ -27,6 +28,7 @@ class Receipt:
     decode_s: float = 0.0
     raw_bytes: int = 0
     held_bytes: int = 0
+    fallback_rows: int = 0
     too_large_bytes: int = 0
 
 
@@ -42,6 +44,8 @@ class Stats:
         rows: Rows handed out on this rank, padding included.
         masked_rows: Rows handed out as zeros with `_valid` False because they could not be decoded.
         nbytes: Bytes handed out, decoded.
+        fallback_rows: JPEGs that the fast codec left to Pillow, because they are CMYK or damaged, say. Other formats,
+            all of which are Pillow's, do not count.
         read_bytes: Bytes of rows read from storage, what was read ahead included.
         wait_s: Seconds that the trainer waited for the next batch.
         first_batch_s: Of these, seconds before the first batches of iterations.
@@ -57,6 +61,7 @@ class Stats:
     batches: int = 0
     rows: int = 0
     masked_rows: int = 0
+    fallback_rows: int = 0
     nbytes: int = 0
     read_bytes: int = 0
     wait_s: float = 0.0
@@ -83,6 +88,7 @@ class Stats:
         self.read_bytes += receipt.read_bytes
         self.read_s += receipt.read_s
         self.decode_s += receipt.decode_s
+        self.fallback_rows += receipt.fallback_rows
         self.held_bytes = max(self.held_bytes, receipt.held_bytes)
 
     def as_dict(self) -> dict[str, Any]:

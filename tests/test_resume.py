@@ -214,7 +214,7 @@ def test_states_of_0_1_0_go_on_with_the_same_rows(old_data: Path, kind: str, cap
         assert "did not record branch, identity, columns, decode, transform" in caplog.text
         batches = iter(loader.batches(global_batch_size=24, with_row_offset=True))
         assert [next(batches)["_rowoffset"].tolist() for _ in range(2)] == saved["next"]
-        assert loader.state_dict()["format"] == 2
+        assert loader.state_dict()["format"] == 3
 
 
 @pytest.mark.parametrize("kind", ["window", "balanced", "weighted", "mix"])

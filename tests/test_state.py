@@ -49,6 +49,7 @@ STATE = State(
     columns=["image", "label"],
     decode=[],
     transform=None,
+    codecs={},
     order={"name": "window", "shard_rows": 10, "window_shards": 2, "lanes": 4},
     epoch=1,
     position=40,
@@ -156,9 +157,11 @@ SINCE_FORMAT_2 = ["branch", "identity", "columns", "decode", "transform"]
 
 
 def test_a_state_of_format_1_agrees_with_everything_that_it_did_not_say(caplog: pytest.LogCaptureFixture) -> None:
-    old = {key: value for key, value in STATE.to_dict().items() if key not in SINCE_FORMAT_2} | {"format": 1}
+    old = {key: value for key, value in STATE.to_dict().items() if key not in [*SINCE_FORMAT_2, "codecs"]} | {
+        "format": 1
+    }
     saved = parse_state(old)
-    assert saved == dataclasses.replace(STATE, **dict.fromkeys(SINCE_FORMAT_2, UNKNOWN))
+    assert saved == dataclasses.replace(STATE, **dict.fromkeys([*SINCE_FORMAT_2, "codecs"], UNKNOWN))
     check_state(saved, STATE)
     assert [record.args for record in caplog.records] == [("branch, identity, columns, decode, transform",)]
     assert "earlier raylance, which did not record branch, identity" in caplog.text
@@ -247,6 +250,7 @@ ORIGIN = {
     "columns": ["image", "label"],
     "decode": [],
     "transform": None,
+    "codecs": {},
 }
 SETTLED = WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
 DELIVERY = Delivery(

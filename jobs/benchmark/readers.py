@@ -103,7 +103,13 @@ def open_own_decode(job: Job, stack: ExitStack) -> Source:
 
 def own_into(data: bytes, out: np.ndarray) -> None:
     """The decoder of raylance, into given memory; the draws are for augmentation, of which there is none."""
-    own_image().decode_into(data, np.zeros(41), out)
+    own_rows().decode_into(data, np.zeros(41), out)
+
+
+@functools.cache
+def own_rows() -> Any:
+    """What decodes rows in this process: it keeps its memory, as in a decode actor."""
+    return own_image().open()
 
 
 @functools.cache

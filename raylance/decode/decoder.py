@@ -19,7 +19,11 @@ Draws = npt.NDArray[np.float64]
 
 
 class RowDecoder(Protocol):
-    """Decodes rows, one after another; belongs to one thread, so that it may keep scratch memory between rows."""
+    """Decodes rows, one after another; belongs to one thread, so that it may keep scratch memory between rows.
+
+    One that has a fast way and a slow one may count the rows that went the slow one, in an attribute `fallbacks`:
+    `stats()` adds them up.
+    """
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
         """Decodes one row.
@@ -53,6 +57,8 @@ class Decoder(abc.ABC):
         draws: Uniform random numbers that decoding a row takes, keyed by seed, epoch and row; 0 by default.
         channels_last: Whether the last of three axes is the channels', which torch batches have first; not by default.
         content: What such a column holds, for errors.
+        codec: What makes the values, with versions: checkpoints record it, and a resume with another says so. "", which
+            is the default, says nothing.
     """
 
     column: str
@@ -63,6 +69,8 @@ class Decoder(abc.ABC):
         def shape(self) -> tuple[int, ...]: ...  # noqa: D102
         @property
         def dtype(self) -> npt.DTypeLike: ...  # noqa: D102
+        @property
+        def codec(self) -> str: ...  # noqa: D102
 
     @abc.abstractmethod
     def open(self) -> RowDecoder:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, SEED, VALID, tell_rows
 from raylance.decode.arrays import NumpyBatch, to_arrow, to_numpy
-from raylance.decode.decoder import Decoder, check_decoder_output
+from raylance.decode.decoder import Decoder, RowDecoder, check_decoder_output
 from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.orders.permutation import BoolArray, UInt64Array, derive_key, mix64, subkeys, uniform
 from raylance.telemetry import Receipt
@@ -85,7 +85,7 @@ class OpenDecoding:
         """
         begin = time.perf_counter()
         transform, transformed = self._decoding.transform, self._decoding.transformed
-        valid = np.ones(table.num_rows, dtype=np.bool_)
+        valid, fallbacks = np.ones(table.num_rows, dtype=np.bool_), -self.fallbacks
         for column in self._columns:
             out, name = column.buffer(table.num_rows, own_memory), column.decoder.column
             decode_row = self._row_decoder(column, table, epoch, out, valid)
@@ -103,7 +103,12 @@ class OpenDecoding:
         hidden = [name for name in (ROW_OFFSET, DRAW) if name in table.column_names]
         done = table.drop_columns(hidden).append_column(VALID, pa.array(valid))
         seconds = time.perf_counter() - begin
-        return done, Receipt(nbytes=done.nbytes, decode_s=seconds)
+        return done, Receipt(nbytes=done.nbytes, decode_s=seconds, fallback_rows=fallbacks + self.fallbacks)
+
+    @property
+    def fallbacks(self) -> int:
+        """Rows so far that a fast codec left to a slow one."""
+        return sum(int(getattr(opened, "fallbacks", 0)) for column in self._columns for opened in column.opened)
 
     def _keys(self, table: pa.Table, epoch: int, *purpose: str) -> UInt64Array:
         """One key for each row; where rows repeat, one for each draw, or all copies of a row would look the same."""
@@ -117,7 +122,9 @@ class OpenDecoding:
         name, datasets, offsets = column.decoder.column, self._decoding.datasets, table[ROW_OFFSET].to_numpy()
         draws = uniform(self._keys(table, epoch, "augment", name), column.decoder.draws)  # (rows, draws)
         # Read-only: Arrow's memory is not always, and these rows may be decoded again.
-        encoded = [memoryview(value.as_buffer()).toreadonly() if value.is_valid else None for value in table[name]]
+        encoded = [
+            memoryview(value.as_buffer()).cast("B").toreadonly() if value.is_valid else None for value in table[name]
+        ]
 
         def decode_row(row: int) -> None:
             decode_into = column.local.decode_into
@@ -202,7 +209,9 @@ class _Column:
 
     def __init__(self, decoder: Decoder) -> None:
         check_decoder_output(decoder)
-        self.decoder, self.local = decoder, _Local(decoder)
+        self.decoder = decoder
+        self.opened: list[RowDecoder] = []  # of all threads
+        self.local = _Local(decoder, self.opened)
         self._buffer: npt.NDArray[Any] = np.empty((0, *decoder.shape), decoder.dtype)
 
     def buffer(self, rows: int, own_memory: bool) -> npt.NDArray[Any]:
@@ -217,9 +226,11 @@ class _Column:
 class _Local(threading.local):
     """The row decoder of the thread that asks, opened when it asks first; all of them go with this object."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, all_opened: list[RowDecoder]) -> None:
         try:
-            self.decode_into = decoder.open().decode_into
+            opened = decoder.open()
+            self.decode_into = opened.decode_into
+            all_opened.append(opened)
         except Exception as error:
             raise ConfigError(
                 f"{type(decoder).__name__}({decoder.column!r}) cannot be opened ({type(error).__name__}: {error}): "

@@ -21,15 +21,19 @@ from raylance.orders.permutation import BoolArray
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 2
+FORMAT = 3
 FILE_NAME = "raylance_state.json"
 _MAX_RANGES = 1024
 # Each of these must be equal, or the saved position would mean other rows.
 _MUST_MATCH = ("uri", "branch", "version", "identity", "filter", "split", "rows", "fingerprint", "seed")
 # These may change between runs, but rarely on purpose.
-_SHOULD_MATCH = ("columns", "decode", "transform")
-_SINCE_FORMAT_2 = ("branch", "identity", *_SHOULD_MATCH)
+_SHOULD_MATCH = ("columns", "decode", "transform", "codecs")
+_SINCE_FORMAT_2 = ("branch", "identity", "columns", "decode", "transform")
+_SINCE_FORMAT_3 = ("codecs",)  # not missed in an older state: until then, the pixels were the same
 
+_UNSAID = "raylance.unsaid_by_default"
+UNSAID_BY_DEFAULT = {_UNSAID: True}
+"""Metadata of a field that a setting got later: `describe` leaves its default out, as before there was the field."""
 
 UNKNOWN: Any = object()
 """Stands for what an older raylance did not write; agrees with everything."""
@@ -48,6 +52,7 @@ class State:
         fingerprint: Hash of the selected row offsets.
         decode: What decodes images, as `describe` writes it.
         transform: The transform, likewise, or None.
+        codecs: By decoded column, the codec that makes its values, with versions.
         order: Parameters of the order; "auto" where nothing was iterated yet.
         position: Rows of the epoch's order consumed by all ranks together.
         completed_shards: IDs of shards wholly in the consumed prefix, as `pack_shards` writes them.
@@ -68,6 +73,7 @@ class State:
     columns: Any
     decode: Any
     transform: Any
+    codecs: Any
     order: Mapping[str, Any]
     epoch: int
     position: int
@@ -95,6 +101,8 @@ def parse_state(saved: Mapping[str, Any]) -> State:
     given = {key: value for key, value in saved.items() if key != "format"}
     if found < 2:
         given = dict.fromkeys(_SINCE_FORMAT_2, UNKNOWN) | given
+    if found < 3:
+        given = dict.fromkeys(_SINCE_FORMAT_3, UNKNOWN) | given
     if set(given) != fields:
         missing, unknown = sorted(fields - set(given)), sorted(set(given) - fields)
         raise StateError(f"the state is damaged: missing {missing}, unknown {unknown}. Use an earlier checkpoint.")
@@ -171,7 +179,11 @@ def _is_count(value: Any, least: int) -> TypeGuard[int]:
 def describe(value: Any) -> Any:
     """A setting as JSON-able values that are the same in every process: functions by name, never by address."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: describe(getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr}
+        fields = {
+            field.name: describe(found)
+            for field in dataclasses.fields(value)
+            if field.repr and ((found := getattr(value, field.name)) != field.default or _UNSAID not in field.metadata)
+        }
         return {"class": type(value).__qualname__, **fields}
     if isinstance(value, functools.partial):
         return {"partial": describe(value.func), "args": describe(value.args), "keywords": describe(value.keywords)}
