@@ -1,5 +1,7 @@
 """Owns the promises of reading ahead: the rows of the plan in their order, however they are cut, within the limit."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -32,6 +34,11 @@ class InMemory:
 
     def offsets(self, selected: np.ndarray) -> np.ndarray:
         return selected * 2
+
+    def read_into(self, offsets: np.ndarray, add: Callable[[pa.Table], None]) -> None:
+        half = len(offsets) // 2  # some mebibytes at a time
+        for part in (offsets[:half], offsets[half:]) if half else (offsets,):
+            add(self.read(part))
 
     def read(self, offsets: np.ndarray) -> pa.Table:
         if self.fails:

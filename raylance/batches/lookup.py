@@ -7,6 +7,7 @@ from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.settings import Feed
+from raylance.source.memory import take_rows
 from raylance.source.rows import RowReader
 
 
@@ -31,7 +32,7 @@ class Lookup:
         stored, places = np.unique(offsets, return_inverse=True)
         try:
             self._opened = self._opened or source.open_reader()
-            table = self._opened.read(stored).take(pa.array(places))
+            table = take_rows(self._opened.read(stored), places)
         except (IndexError, OverflowError, DatasetError) as error:
             told = f"{source.uri!r}, version {source.version}, cannot give these rows: {error}"
             raise DatasetError(told) from error

@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from raylance.runtime.messages import Alive, Decode, Done, Failed, Fetch, Fetched, Kind, Placed, Read
 from raylance.runtime.runtime import Runtime
-from raylance.runtime.work import RankReader, own_memory
+from raylance.runtime.work import RankReader
 from raylance.settings import Feed, Options
+from raylance.source.memory import own_memory
 from raylance.telemetry import Receipt
 
 _MAX_AUTO_DECODERS = 32
@@ -76,7 +77,7 @@ class ThreadRuntime(Runtime):
         changes = self._feed.decoding is not None and self._feed.decoding.transform is not None
 
         def decode() -> tuple[tuple[pa.Table, ...], Receipt]:
-            # A transform may change in place what it is given, and the reader may hold that.
+            # A transform may change in place what it is given, which may have to be decoded again.
             table, receipt = opened.apply(own_memory(encoded) if changes else encoded, command.epoch, own_memory=True)
             return (table,), receipt
 

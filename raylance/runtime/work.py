@@ -11,6 +11,7 @@ import pyarrow as pa
 from raylance.columns import DRAW, ROW_OFFSET
 from raylance.planning.plan import Plan, WorkItem
 from raylance.settings import Feed, Options
+from raylance.source.memory import own_memory
 from raylance.source.readahead import ReadAhead, TooLargeError
 from raylance.telemetry import Receipt
 
@@ -29,7 +30,7 @@ class RankReader:
         """
         self._decoding, self._own_memory = feed.decoding, own_memory
         self._opened = feed.decoding.open() if feed.decoding else None
-        self._ahead = ReadAhead(feed.source, options.max_window_bytes, options.read_timeout_s)
+        self._ahead = ReadAhead(feed.source, options.max_window_bytes, options.read_timeout_s, own_memory=own_memory)
         self._plans: dict[str, Plan] = {}
         self._threads = ThreadPoolExecutor(options.decode_threads) if feed.decoding else None
 
@@ -63,7 +64,7 @@ class RankReader:
         receipt.read_s, receipt.held_bytes = time.perf_counter() - begin, self._ahead.peak_bytes
         receipt.read_bytes = self._ahead.read_bytes_since()
         if decoding is None or self._opened is None:
-            return self._own(table), table.select([]), receipt
+            return table, table.select([]), receipt
         if decoding.transform is None:
             encoded, plain = table.select([*decoding.columns, ROW_OFFSET]), table.drop_columns(decoding.columns)
         else:
@@ -72,24 +73,15 @@ class RankReader:
             return plain, encoded, receipt
         if plan.order.repeats:
             encoded = encoded.append_column(DRAW, pa.array(plan.item_positions(item)))
-        plain = self._own(plain)
         if not decodes:
             return plain, encoded, receipt
-        if decoding.transform is not None:
+        if decoding.transform is not None and not self._own_memory:
             encoded = own_memory(encoded)  # a transform may change in place what it is given, and this may be held here
         decoded, done = self._opened.apply(encoded, item.epoch, self._threads, own_memory=self._own_memory)
         receipt.decode_s = done.decode_s
         receipt.nbytes = plain.nbytes + done.nbytes
         return plain, decoded, receipt
 
-    def _own(self, table: pa.Table) -> pa.Table:
-        return own_memory(table) if self._own_memory else table
-
     def close(self) -> None:
         """Ends reading ahead; the threads go with this object."""
         self._ahead.close()
-
-
-def own_memory(table: pa.Table) -> pa.Table:
-    """A copy; Arrow makes one only where there is more than one chunk."""
-    return pa.concat_tables([table, table.slice(0, 0)]).combine_chunks()

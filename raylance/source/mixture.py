@@ -45,6 +45,9 @@ class _MixSelection:
 class _MixReader:
     readers: tuple[RowReader, ...]
 
+    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
+        add(self.read(offsets))
+
     def read(self, offsets: Int64Array) -> pa.Table:
         which = offsets >> COMPONENT_SHIFT
         tables = []
@@ -52,7 +55,7 @@ class _MixReader:
             mine = offsets[which == index]
             if len(mine) or not len(offsets):
                 tables.append(reader.read(mine & OFFSET_MASK))
-        table = pa.concat_tables(tables, promote_options="permissive").combine_chunks()
+        table = pa.concat_tables(tables, promote_options="permissive")
         return table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets))
 
 

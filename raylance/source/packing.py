@@ -121,6 +121,9 @@ class _PackReader:
     documents: Selected
     table: Documents
 
+    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
+        add(self.read(offsets))
+
     def read(self, offsets: Int64Array) -> pa.Table:
         pack, ends = self.table.pack, self.table.ends
         length = pack.length

@@ -2,13 +2,15 @@
 bytes that were really read; never decides which rows are delivered, knows no Ray.
 
 A portion is as many rows of a chunk, in the order of delivery, as the limit allows: a whole window where it fits, else
-a part of it, and at the least one row. Cutting changes how rows are read, never which come, or in which order.
+a part of it, and at the least one row. Cutting changes how rows are read, never which come, or in which order. The
+memory of a portion that is done with serves another one.
 """
 
+import functools
 import logging
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
@@ -18,6 +20,7 @@ from raylance.columns import OFFSET_MASK
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan, WorkItem, portion_rows
+from raylance.source.memory import RowMemory, own_memory
 from raylance.source.reader import Pace
 from raylance.source.rows import RowReader, RowSource
 
@@ -50,13 +53,16 @@ class _Portion:
         self.track, self.chunk, self.begin, self.chunk_end = track, chunk, begin, chunk_end
         self.is_held, self.is_cold, self.is_whole, self.is_dropped = True, False, False, False
         self.rows = np.empty(0, dtype=np.int64)  # selected rows in the order of delivery
-        self.blocks: list[pa.Table] = []
-        self.nbytes = self._read_rows = 0
+        self.memory = RowMemory()
+        self.nbytes, self._blocks = 0, list[tuple[int, int]]()  # rows and bytes of each
 
-    def open(self, rows: Int64Array) -> None:
-        """Takes the selected rows, in the order of delivery, at least one."""
+    def open(self, rows: Int64Array, memory: RowMemory | None = None) -> None:
+        """Takes the selected rows, in the order of delivery, at least one; and memory for them."""
         self.rows = rows
         self._stored, self._places = np.unique(rows, return_inverse=True)
+        self.memory = memory or self.memory
+        self.memory.begin(len(rows))
+        self.nbytes, self._blocks = 0, []
 
     @property
     def end(self) -> int:
@@ -69,61 +75,64 @@ class _Portion:
 
     def unread(self, rows: int) -> Int64Array:
         """The next selected rows to read, ascending."""
-        return self._stored[self._read_rows : self._read_rows + rows]
+        return self._stored[self.memory.rows : self.memory.rows + rows]
 
-    def add(self, block: pa.Table) -> None:
-        """Keeps rows that were read."""
-        self.blocks.append(block)
-        self._read_rows += block.num_rows
-        self.nbytes += block.nbytes
+    def add(self, read_into: Callable[[Callable[[pa.Table], None]], None]) -> tuple[int, int]:
+        """Keeps a block of rows that is read now; tells how many rows and bytes it has."""
+        rows, nbytes = self.memory.rows, self.nbytes
+
+        def keep(table: pa.Table) -> None:
+            self.memory.append(table)
+            self.nbytes += table.nbytes
+
+        try:
+            read_into(keep)
+        except BaseException:
+            self.memory.cut(rows)
+            self.nbytes = nbytes
+            raise
+        self._blocks.append((self.memory.rows - rows, self.nbytes - nbytes))
+        return self._blocks[-1]
 
     def drop_last(self) -> None:
         """Gives the last block up: it will be read again."""
-        block = self.blocks.pop()
-        self._read_rows -= block.num_rows
-        self.nbytes -= block.nbytes
+        rows, nbytes = self._blocks.pop()
+        self.memory.cut(self.memory.rows - rows)
+        self.nbytes -= nbytes
 
     def halve(self) -> None:
         """Leaves the second half of the rows, in the order of delivery, to another portion."""
-        stored, blocks, low = self._stored, self.blocks[::-1], 0
-        self.open(self.rows[: len(self.rows) // 2])
-        self.blocks, self.nbytes, self._read_rows = [], 0, 0
-        while blocks:
-            block = blocks.pop()
-            kept = np.flatnonzero(np.isin(stored[low : low + block.num_rows], self._stored))
-            low += block.num_rows
-            if len(kept):
-                self.add(block.take(pa.array(kept)))
+        stored, rows = self._stored, self.rows[: len(self.rows) // 2]
+        kept = self.memory.table().take(pa.array(np.flatnonzero(np.isin(stored[: self.memory.rows], rows))))
+        self.open(rows)
+        self.add(lambda keep: keep(kept))
 
-    def parts(self, low: int, high: int) -> Iterator[tuple[pa.Table, Int64Array]]:
-        """Gives the rows of lines [low, high) in tables, each with the places of its rows among them."""
-        places = self._places[low - self.begin : high - self.begin]
-        starts = np.cumsum([0, *(block.num_rows for block in self.blocks)])
-        which = np.searchsorted(starts[1:], places, side="right")
-        within = places - starts[which]
-        runs = np.flatnonzero((np.diff(which, prepend=-1) != 0) | (np.diff(within, prepend=-2) != 1))
-        if len(places) * self.nbytes >= len(self.rows) * len(runs) * _RUN_BYTES:
-            lengths = np.diff(runs, append=len(places))
-            found = zip(which[runs], within[runs], lengths, strict=True)
-            yield pa.concat_tables(self.blocks[b].slice(at, rows) for b, at, rows in found), np.arange(len(places))
-            return
-        order = np.argsort(which, kind="stable")
-        bounds = np.searchsorted(which[order], np.arange(len(self.blocks) + 1))
-        for block, first, last in zip(self.blocks, bounds[:-1], bounds[1:], strict=True):
-            if first < last:
-                yield block.take(pa.array(within[order[first:last]])), order[first:last]
+    def gather(self, low: int, high: int, *, own: bool) -> pa.Table:
+        """The rows of lines [low, high); where they are one run, and need no memory of their own, a view."""
+        places, table = self._places[low - self.begin : high - self.begin], self.memory.table()
+        runs = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+        if len(places) * self.nbytes < len(self.rows) * len(runs) * _RUN_BYTES:
+            return table.take(pa.array(places))
+        lengths = np.diff(runs, append=len(places))
+        slices = [table.slice(at, rows) for at, rows in zip(places[runs], lengths, strict=True)]
+        return own_memory(slices[0]) if own and len(slices) == 1 else pa.concat_tables(slices).combine_chunks()
 
 
 class ReadAhead:
     """The rows of one rank: gathers items from the portion in use, while the one behind it is being read."""
 
-    def __init__(self, feed: RowSource, limit_bytes: int, read_timeout_s: float = 0.0) -> None:
+    def __init__(
+        self, feed: RowSource, limit_bytes: int, read_timeout_s: float = 0.0, *, own_memory: bool = False
+    ) -> None:
         """Opens nothing yet: errors of the first read reach the worker as they are.
 
-        Both portions together hold at most `limit_bytes`; the block being read comes on top.
+        Both portions together hold at most `limit_bytes`; the block being read comes on top. With `own_memory`, what is
+        gathered has memory of its own; otherwise it is good until the next call.
         """
+        self._own_memory = own_memory
+        self._spare: list[RowMemory] = []
         self._feed, self._limit, self._read_timeout_s = feed, limit_bytes, read_timeout_s
-        self._read_bytes, self._counting = 0, threading.Lock()
+        self._read_bytes, self._lock = 0, threading.Lock()
         self._selection = feed.load_selection()
         self._reader: RowReader | None = None
         self._row_bytes = feed.likely_row_bytes  # of the last portion
@@ -144,26 +153,20 @@ class ReadAhead:
         track = (plan_key, item.rank, item.epoch, item.position % plan.stride)
         at = begin = plan.line(item.position, item.rank) + item.low
         stop = at + item.rows
-        tables, places, nbytes = [], [], 0
+        tables: list[pa.Table] = []
+        nbytes = 0
         while at < stop:
             portion = self._portion(plan, track, item, at, allowed_bytes)
             high = min(stop, portion.end)
-            for table, mine in portion.parts(at, high):
-                nbytes += table.nbytes
-                if nbytes <= allowed_bytes:
-                    tables.append(table)
-                    places.append(mine + (at - begin))
+            # The memory of a portion may go to another one when the next line is asked for.
+            tables.append(portion.gather(at, high, own=self._own_memory or high < stop))
+            nbytes += tables[-1].nbytes
             at = high
             if nbytes > allowed_bytes:
                 raise TooLargeError(nbytes * item.rows // (at - begin))
         if not tables:
             return self.nothing()
-        table, order = pa.concat_tables(tables).combine_chunks(), np.concatenate(places)
-        if np.array_equal(order, np.arange(item.rows)):
-            return table
-        inverse = np.empty(item.rows, dtype=np.int64)
-        inverse[order] = np.arange(item.rows)
-        return table.take(pa.array(inverse))
+        return pa.concat_tables(tables).combine_chunks()
 
     def close(self) -> None:
         """Ends reading ahead: the block that is being read now is the last. Takes no lock; see `ThreadRuntime`."""
@@ -173,27 +176,29 @@ class ReadAhead:
 
     def read_bytes_since(self) -> int:
         """Bytes read from storage since this was asked last."""
-        with self._counting:
+        with self._lock:
             since, self._read_bytes = self._read_bytes, 0
         return since
 
     def nothing(self) -> pa.Table:
         """A table of no row, with all columns."""
-        return self._read(np.empty(0, dtype=np.int64))
+        none: list[pa.Table] = []
+        self._read_into(np.empty(0, dtype=np.int64), none.append)
+        return none[0]
 
     def _portion(self, plan: Plan, track: Track, item: WorkItem, at: int, allowed_bytes: float) -> _Portion:
         """A portion that is whole and has line `at`; what follows it is then being read."""
         used, following = self._used, self._next
         stop = plan.line(item.position, item.rank) + item.low + item.rows
         if following is not None and following.has(track, at) and not (used is not None and used.has(track, at)):
+            self._release(used)
             self._used, self._next = used, following = following, None
         if used is None or not used.has(track, at):
             if used is not None and used.track == track and at < used.begin and self._alone != (track, at):
                 # Work of a lost helper that is done again: what is held now is still wanted.
                 return self._by_itself(plan, track, item, at, allowed_bytes)
-            for portion in (used, following):
-                if portion is not None:
-                    portion.is_dropped = True
+            self._release(used)
+            self._release(following)
             self._used = self._next = None
             self._used = used = self._start(plan, track, item.chunk, at, None)
             used.is_cold = True
@@ -209,7 +214,8 @@ class ReadAhead:
                 # The fault may lie in other rows of the portion: those of this item are read by themselves, and whoever
                 # asks for the portion next has it read again.
                 logger.warning("rows could not be read together (%r); an item is read by itself", error)
-                used.is_dropped, self._used = True, None
+                self._release(used)
+                self._used = None
                 return self._by_itself(plan, track, item, at, allowed_bytes)
         if self._next is None:
             self._next = self._start_next(plan, used)
@@ -222,6 +228,16 @@ class ReadAhead:
         portion = _Portion(track, chunk, begin, plan.line(chunk.position, rank) + plan.chunk_size(chunk, rank))
         portion.filling = self._thread.submit(self._fill, plan, portion, room)
         return portion
+
+    def _release(self, portion: _Portion | None) -> None:
+        """Gives a portion up: its memory serves another one, once nothing is read into it any more."""
+        if portion is not None:
+            portion.is_dropped = True
+            portion.filling.add_done_callback(lambda _: self._keep(portion.memory))
+
+    def _keep(self, memory: RowMemory) -> None:
+        if memory.capacity_bytes <= self._limit / 2:  # two of them have room
+            self._spare.append(memory)
 
     def _start_next(self, plan: Plan, used: _Portion) -> _Portion | None:
         """Starts reading what follows a portion; the epoch behind this one most likely comes next."""
@@ -253,17 +269,17 @@ class ReadAhead:
         than `most_bytes`; with `room`, for now only as much as has that many bytes.
         """
         if not len(portion.rows):
+            with self._lock:
+                memory = self._spare.pop() if self._spare else None
             first = portion.begin - plan.line(portion.chunk.position, portion.track[1])
             rows = plan.chunk_rows(portion.chunk, portion.track[1])[first:]
-            portion.open(rows[: portion_rows(len(rows), self._row_bytes, self._limit)])
+            portion.open(rows[: portion_rows(len(rows), self._row_bytes, self._limit)], memory)
         least = self._feed.likely_row_bytes
         pace = Pace(self._block_bytes, max(self._row_bytes, least), least_bytes=least)
         while len(wanted := portion.unread(pace.rows())) and not portion.is_dropped:
             if room is not None and portion.nbytes + len(wanted) * pace.row_bytes > room:
                 return
-            block = self._read(wanted)
-            pace.saw(block.num_rows, block.nbytes)
-            portion.add(block)
+            pace.saw(*portion.add(functools.partial(self._read_into, wanted)))
             held = {portion, self._used, self._next} if portion.is_held else {self._used, self._next}
             self.peak_bytes = max(self.peak_bytes, sum(other.nbytes for other in held if other is not None))
             if room is not None and portion.nbytes > room:
@@ -288,10 +304,13 @@ class ReadAhead:
             "because the memory of a shard actor is bounded. Raise max_window_bytes, or leave the row out with filter=."
         )
 
-    def _read(self, rows: Int64Array) -> pa.Table:
+    def _read_into(self, rows: Int64Array, keep: Callable[[pa.Table], None]) -> None:
         """Reads selected rows, ascending."""
+
+        def count(table: pa.Table) -> None:
+            with self._lock:
+                self._read_bytes += table.nbytes
+            keep(table)
+
         self._reader = self._reader or self._feed.open_reader(self._read_timeout_s)
-        table = self._reader.read(self._selection.offsets(rows))
-        with self._counting:
-            self._read_bytes += table.nbytes
-        return table
+        self._reader.read_into(self._selection.offsets(rows), count)

@@ -1,9 +1,12 @@
 """Owns reading: row offsets in, one Arrow table out, by range or by take; never decides which rows, never decodes."""
 
 import dataclasses
+import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Literal
 
 import lance
@@ -14,6 +17,7 @@ import tenacity
 from raylance.columns import ROW_OFFSET
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
+from raylance.source.memory import take_rows
 
 ReadMode = Literal["auto", "range", "take"]
 READ_MODES: tuple[ReadMode, ...] = ("auto", "range", "take")
@@ -25,7 +29,8 @@ _RANGE_ROWS = 8  # if they have at least this many rows: one take of a few large
 _DENSE = 0.5  # from this share of wanted rows on, reading all and dropping the rest is no slower than a take
 _GAP_BYTES = 64 << 10  # gaps up to this size are read through
 _LONGEST_PAUSE_S = 10.0
-_BATCH_BYTES = 4 << 20  # Lance decodes the batches of a range in parallel, into memory that it can reuse
+_PIECE_BYTES = 4 << 20  # to read at once, of a range or of scattered rows: the allocator has so much ready, not more
+_REQUESTS = 8  # pieces under way from an object store, where each takes its time; a disk serves one as fast
 
 
 @dataclasses.dataclass(slots=True)
@@ -104,21 +109,29 @@ class Reader:
         """Reads rows by their offsets, int64, strictly ascending; blob columns come as their bytes.
 
         Returns:
-            A row for each offset, each column in one chunk where it fits: the columns, and `_rowoffset` (int64).
+            A row for each offset: the columns, in as many chunks as they came, and `_rowoffset` (int64).
 
         Raises:
             DatasetError: If the dataset no longer gives these rows, or its storage failed for too long.
         """
+        pieces: list[pa.Table] = []
+        self.read_into(offsets, pieces.append)
+        return pa.concat_tables(pieces)
+
+    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
+        """The same, handed on in the order of the offsets, some mebibytes at a time: at least one table."""
         begin = time.monotonic()
         retry_s = self.retry_s if begin - self._gave_up > self.retry_s and self.reopen is not None else 0.0
-        attempts = 0
+        attempts, left = 0, offsets
         try:
             for attempt in retrying(retry_s):
                 with attempt:
                     attempts += 1
                     if attempts > 1 and self.reopen is not None:
                         self.dataset = self.reopen()  # tells a version that is gone from a storage that fails
-                    table = self._read_all(offsets)
+                    for table in self._read_pieces(left):
+                        add(table.append_column(ROW_OFFSET, pa.array(left[: table.num_rows])))
+                        left = left[table.num_rows :]
         except (DatasetError, OSError, ValueError, pa.ArrowException) as error:
             tried = "The epoch stops here."
             if may_pass(error):
@@ -133,41 +146,54 @@ class Reader:
                 f"{rows} of {self.dataset.uri!r}, version {self.dataset.version}, cannot "
                 f"be read ({error}). {tried} If the version was cleaned up: tag what you train on."
             ) from error
-        if table.num_rows != len(offsets):
-            raise DatasetError(
-                f"{self.dataset.uri!r}, version {self.dataset.version}, gave {table.num_rows} rows for {len(offsets)} "
-                "offsets; the epoch stops here so that no row is lost in silence."
-            )
-        # Gathering from one chunk is about ten times as fast as from many.
-        return table.append_column(ROW_OFFSET, pa.array(offsets)).combine_chunks()
 
-    def _read_all(self, offsets: Int64Array) -> pa.Table:
+    def _read_pieces(self, offsets: Int64Array) -> Iterator[pa.Table]:
+        """Reads rows some mebibytes at a time; from an object store, several requests at once."""
+        pieces = deque(self._pieces(offsets))
+        if not _is_remote(self.dataset.uri) or len(pieces) == 1:
+            yield from (self._read_piece(*piece) for piece in pieces)
+            return
+        with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="read") as threads:
+            under_way: deque[Future[pa.Table]] = deque()
+            while pieces or under_way:
+                while pieces and len(under_way) < _REQUESTS:
+                    under_way.append(threads.submit(self._read_piece, *pieces.popleft()))
+                yield under_way.popleft().result()
+
+    def _pieces(self, offsets: Int64Array) -> Iterator[tuple[Int64Array, bool]]:
+        """Cuts offsets into what is read at once, and says whether as a range; at least one piece."""
+        rows = max(1, int(_PIECE_BYTES / max(self.row_bytes, 1)))
+        is_range = len(offsets) > 0 and self.choose(offsets) == "range"
+        firsts = self._range_firsts(offsets) if is_range else np.zeros(1, dtype=np.int64)
+        for first, last in itertools.pairwise([*firsts.tolist(), len(offsets)]):
+            for begin in range(first, max(last, first + 1), rows):
+                yield offsets[begin : min(begin + rows, last)], is_range
+
+    def _read_piece(self, offsets: Int64Array, is_range: bool) -> pa.Table:
         schema = self.dataset.schema
         blobs = [name for name in self.columns if is_blob(schema.field(name))]
         plain = [name for name in self.columns if name not in blobs]
-        table = self._read_plain(offsets, plain) if plain else {}
+        table = self._read_plain(offsets, plain, is_range) if plain else {}
         columns = {name: table[name] for name in plain}
         for name in blobs:
             found = self.dataset.read_blobs(name, indices=offsets.tolist(), preserve_order=True) if len(offsets) else []
             columns[name] = pa.chunked_array([pa.array([value for _, value in found], pa.large_binary())])
-        return pa.table({name: columns[name] for name in self.columns})
+        whole = pa.table({name: columns[name] for name in self.columns})
+        if whole.num_rows != len(offsets):
+            raise DatasetError(
+                f"{whole.num_rows} rows came for {len(offsets)} offsets, and no row may be lost in silence"
+            )
+        return whole
 
-    def _read_plain(self, offsets: Int64Array, columns: list[str]) -> pa.Table:
+    def _read_plain(self, offsets: Int64Array, columns: list[str], is_range: bool) -> pa.Table:
         if len(offsets) == 0:
             # empty_table() knows no tensors with permuted axes.
             return pa.Table.from_batches([], schema=self.dataset.scanner(columns=columns).projected_schema)
-        if self.choose(offsets) == "take":
+        if not is_range:
             return self.dataset.take(pa.array(offsets), columns=columns)
-        starts, stops = self._ranges(offsets)
-        table = pa.concat_tables(
-            self._range(int(start), int(stop - start), columns) for start, stop in zip(starts, stops, strict=True)
-        )
-        if table.num_rows == len(offsets):
-            return table
-        # Rows of the gaps were read as well. A row's place is its offset less what lies before its range.
-        before = np.cumsum(stops - starts) - (stops - starts)
-        which = np.searchsorted(stops, offsets, side="right")
-        return table.take(pa.array(offsets - starts[which] + before[which]))
+        start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
+        table = self.dataset.scanner(columns=columns, offset=start, limit=rows, batch_size=rows).to_table()
+        return table if rows == len(offsets) else take_rows(table, offsets - start)  # rows of gaps were read as well
 
     def choose(self, offsets: Int64Array) -> ReadMode:
         """How rows are read: "range" where runs are long or most rows between the first and the last are wanted.
@@ -177,21 +203,20 @@ class Reader:
         """
         if self.mode != "auto":
             return self.mode
-        starts, stops = self._ranges(offsets)
-        read_rows = int((stops - starts).sum())
-        long_runs = read_rows >= _RANGE_ROWS * len(starts) and read_rows * self.row_bytes >= _RANGE_BYTES * len(starts)
+        firsts = self._range_firsts(offsets)
+        lasts = np.r_[firsts[1:], len(offsets)] - 1
+        read_rows, ranges = int((offsets[lasts] - offsets[firsts] + 1).sum()), len(firsts)
+        long_runs = read_rows >= _RANGE_ROWS * ranges and read_rows * self.row_bytes >= _RANGE_BYTES * ranges
         return "range" if long_runs and len(offsets) >= _DENSE * read_rows else "take"
 
-    def _ranges(self, offsets: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Half-open ranges that hold the offsets, small gaps read through: their starts and their stops."""
+    def _range_firsts(self, offsets: Int64Array) -> Int64Array:
+        """Where ranges begin among the offsets, small gaps read through."""
         gap_rows = max(1, int(_GAP_BYTES / max(self.row_bytes, 1)))
-        first = np.flatnonzero(np.diff(offsets, prepend=offsets[0] - gap_rows - 1) > gap_rows)
-        last = np.r_[first[1:], len(offsets)] - 1
-        return offsets[first], offsets[last] + 1
+        return np.flatnonzero(np.diff(offsets, prepend=offsets[0] - gap_rows - 1) > gap_rows)
 
-    def _range(self, offset: int, rows: int, columns: list[str]) -> pa.Table:
-        batch_rows = max(1, min(rows, int(_BATCH_BYTES / max(self.row_bytes, 1))))
-        return self.dataset.scanner(columns=columns, offset=offset, limit=rows, batch_size=batch_rows).to_table()
+
+def _is_remote(uri: str) -> bool:
+    return "://" in uri and not uri.startswith("file")
 
 
 def is_blob(field: pa.Field) -> bool:

@@ -34,6 +34,9 @@ class RowReader(Protocol):
     def read(self, offsets: Int64Array) -> pa.Table:
         """Reads rows, offsets ascending; the table has `_rowoffset` beside the columns."""
 
+    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
+        """The same, handed on in one or more tables."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RowSource(abc.ABC):

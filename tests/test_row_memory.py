@@ -1,0 +1,147 @@
+"""Owns the promises of memory that is used again: what was copied in comes out, whatever the memory held before."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raylance.source.memory import RowMemory, take_rows
+
+NUMBERS = np.arange(6, dtype=np.float32)
+TENSOR = pa.fixed_shape_tensor(pa.int16(), [2, 3], permutation=[1, 0])
+
+
+def value(kind: pa.DataType, rng: np.random.Generator) -> Any:
+    """A value of a type, as `pa.array` takes it."""
+    if pa.types.is_fixed_size_list(kind):
+        return [value(kind.value_type, rng) for _ in range(kind.list_size)]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [value(kind.value_type, rng) for _ in range(rng.integers(0, 5))]
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return rng.bytes(rng.integers(0, 9))
+    if pa.types.is_fixed_size_binary(kind):
+        return rng.bytes(kind.byte_width)
+    if pa.types.is_struct(kind):
+        return {field.name: value(field.type, rng) for field in kind}
+    if pa.types.is_dictionary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return "".join(rng.choice(["a", "é", "中"], rng.integers(0, 5)))
+    return bool(rng.integers(2)) if pa.types.is_boolean(kind) else int(rng.integers(0, 100))
+
+
+IN_ONE_PIECE: dict[str, pa.DataType] = {
+    "int8": pa.int8(),
+    "float64": pa.float64(),
+    "float16": pa.float16(),
+    "time": pa.timestamp("us"),
+    "fixed binary": pa.binary(3),
+    "vector": pa.list_(pa.float32(), 3),
+    "matrix": pa.list_(pa.list_(pa.int32(), 2), 2),
+    "binary": pa.binary(),
+    "large binary": pa.large_binary(),
+    "string": pa.string(),
+    "large string": pa.large_string(),
+    "tokens": pa.list_(pa.int32()),
+    "large tokens": pa.large_list(pa.int64()),
+    "boxes": pa.list_(pa.list_(pa.float32(), 4)),
+}
+AS_THEY_COME: dict[str, pa.DataType] = {
+    "bool": pa.bool_(),
+    "struct": pa.struct({"a": pa.int32(), "b": pa.string()}),
+    "dictionary": pa.dictionary(pa.int32(), pa.string()),
+    "lists of strings": pa.list_(pa.string()),
+    "list of lists": pa.list_(pa.list_(pa.int32())),
+    "null": pa.null(),
+}
+KINDS = IN_ONE_PIECE | AS_THEY_COME
+
+
+def make_table(rows: int, seed: int, nulls: frozenset[str]) -> pa.Table:
+    rng = np.random.default_rng(seed)
+    columns = {}
+    for name, kind in KINDS.items():
+        values = [None if kind == pa.null() else value(kind, rng) for _ in range(rows)]
+        if name in nulls and rows:
+            values[int(rng.integers(rows))] = None
+        values = [np.float16(v) if kind == pa.float16() and v is not None else v for v in values]
+        columns[name] = pa.array(values, kind)
+    tensors = pa.array(rng.integers(0, 99, (rows, 6)).tolist(), TENSOR.storage_type)
+    columns["tensor"] = pa.ExtensionArray.from_storage(TENSOR, tensors)
+    return pa.table(columns)
+
+
+def same(one: pa.Table, two: pa.Table) -> bool:
+    return bool(one.schema == two.schema and one.to_pylist() == two.to_pylist())
+
+
+@given(
+    pieces=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(0, 3)), min_size=1, max_size=6),
+    expected=st.integers(0, 60),
+    nulls=st.frozensets(st.sampled_from(sorted(KINDS)), max_size=2),
+    first_null=st.integers(0, 6),
+    keep=st.floats(0, 1),
+    seed=st.integers(0, 9),
+)
+def test_what_was_copied_in_comes_out(
+    pieces: list[tuple[int, int, int]], expected: int, nulls: frozenset[str], first_null: int, keep: float, seed: int
+) -> None:
+    """Pieces that are slices of something larger, in chunks; twice in the same memory, cut and added to in between."""
+    memory = RowMemory()
+    for turn in range(2):
+        memory.begin(expected)
+        tables = []
+        for number, (rows, before, behind) in enumerate(pieces):
+            given_nulls = nulls if number >= first_null else frozenset()
+            large = make_table(before + rows + behind, seed + 100 * turn + number, given_nulls)
+            tables.append(large.slice(before, rows))
+            memory.append(pa.concat_tables([tables[-1].slice(0, rows // 2), tables[-1].slice(rows // 2)]))
+        whole = pa.concat_tables(tables)
+        assert memory.rows == whole.num_rows
+        found = memory.table()
+        assert same(found, whole)
+        found.validate(full=True)
+        kept = int(keep * whole.num_rows)
+        memory.cut(kept)
+        assert same(memory.table(), whole.slice(0, kept))
+        memory.append(whole.slice(kept))
+        assert same(memory.table(), whole)
+        indices = np.random.default_rng(seed).permutation(whole.num_rows)
+        wanted = whole.to_pylist()
+        assert memory.table().take(pa.array(indices)).to_pylist() == [wanted[index] for index in indices]
+        assert take_rows(whole, indices).to_pylist() == [wanted[index] for index in indices]
+        pieces_of = {name: memory.table()[name].num_chunks for name in [*IN_ONE_PIECE, "tensor"] if name not in nulls}
+        assert set(pieces_of.values()) == {1}
+
+
+def test_memory_is_used_again() -> None:
+    table = pa.table(
+        {"vector": pa.array(np.ones((1000, 4)).tolist(), pa.list_(pa.float32(), 4)), "data": [b"x" * 50] * 1000}
+    )
+    memory = RowMemory()
+
+    def addresses() -> list[int]:
+        memory.begin(5000)
+        for _ in range(5):
+            memory.append(table)
+        found = memory.table()
+        data = found["data"].chunk(0).buffers()
+        return [found["vector"].chunk(0).flatten().buffers()[1].address, data[1].address, data[2].address]
+
+    first, capacity = addresses(), memory.capacity_bytes
+    assert addresses() == first
+    assert memory.capacity_bytes == capacity
+    assert capacity < 1.2 * 5000 * (16 + 50 + 4) + 100, "what the first rows let expect, and no more"
+
+
+@pytest.mark.slow
+def test_more_than_two_gibibytes_of_binary_stay_in_pieces() -> None:
+    table = pa.table({"data": pa.array([bytes(1 << 28)] * 3, pa.binary())})
+    memory = RowMemory()
+    memory.begin(9)
+    for _ in range(3):
+        memory.append(table)
+    found = memory.table()["data"]
+    assert found.num_chunks > 1
+    assert [len(piece) for piece in found] == [1 << 28] * 9
