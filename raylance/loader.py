@@ -6,8 +6,6 @@ steps.
 
 import dataclasses
 import logging
-import os
-import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, Self
 
@@ -29,20 +27,13 @@ from raylance.telemetry import Stats
 
 logger = logging.getLogger(__name__)
 
-
-loaders_of_train: "weakref.WeakSet[RankLoader]" = weakref.WeakSet()
-"""Those that Ray Train gave to this process."""
-
 Sizes = tuple[int | None, int | None]  # rows of a step over all ranks, or of each rank
 
 
-class RankLoader:
+class RankLoader(process.Seated):
     """One rank's loader. `ray.train.get_dataset_shard` returns it; picklable until it is iterated.
 
     Attributes:
-        rank: This rank.
-        world_size: Ranks that share the epoch.
-        seat: How Ray Train handed it out, or None.
         helpers: Who works for it.
     """
 
@@ -68,21 +59,13 @@ class RankLoader:
             seat: How Ray Train hands it out, or None.
             helpers: Those of an earlier loader of the same feed, or None for new ones.
         """
-        if not 0 <= rank < world_size:
-            raise ConfigError(f"rank={rank} lies outside a world of {world_size}: it must be in [0, {world_size}).")
-        self.rank, self.world_size, self.seat = rank, world_size, seat
+        super().__init__(rank, world_size, seat)
         self._stats = Stats()
         self._feed, self._delivery, self._options = feed, delivery, options
-        self._epoch, self._position = 0, 0
+        self._epoch, self._position, self._iteration = 0, 0, 0
         self._batch_size: int | None = None
         self.helpers = Helpers(feed, options, world_size) if helpers is None else helpers
-        self._iteration = 0
-        self._enter_process()
-
-    def _enter_process(self) -> None:
-        self._pid = os.getpid()
-        if self.seat is not None:
-            loaders_of_train.add(self)
+        self._prepares = helpers is None  # the next epoch; who lends helpers decides what comes next
 
     @property
     def epoch(self) -> int:
@@ -94,10 +77,6 @@ class RankLoader:
         """Whether the ranks share the dataset, and a new loader would deliver other rows than this one goes on with."""
         shared = self.seat is not None and self.seat.split
         return shared and (self._position > 0 or (self._epoch > 0 and not isinstance(self._delivery.order, Sequential)))
-
-    def check_place(self) -> None:
-        """Checks that batches can be delivered in this process; see `raylance.process.check_place`."""
-        process.check_place(self._pid, self.seat)
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch, also of the current one.
@@ -229,6 +208,17 @@ class RankLoader:
         """
         return self.iter_torch_batches(**arguments)
 
+    def prepare(self, **arguments: Any) -> Batches:
+        """Gives what `batches` gives, and begins at once to start helpers, open the dataset and make the first batches:
+        while the model is built, say. Other batches than these find the helpers running.
+
+        Args:
+            **arguments: As `iter_torch_batches` takes them.
+        """
+        batches = self.batches(**arguments)
+        batches.prepare()
+        return batches
+
     def stats(self) -> dict[str, Any]:
         """Timings and counters since the loader was made; `raylance.telemetry.Stats` tells how to read each."""
         return self._stats.as_dict()
@@ -269,7 +259,7 @@ class RankLoader:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._enter_process()
+        self.enter_process()
 
     def _is_no_dataset(self, *_: Any) -> NoReturn:
         raise ConfigError(
@@ -305,10 +295,22 @@ class RankLoader:
 
     def _batches(self, bound: Bound, kind: str) -> Batches:
         size = bound.global_batch_size
-        told = (
-            f"{kind} batches of {self._feed.source.uri!r}, global batch {size}, rank {self.rank} of {self.world_size}"
+        whose = f"rank {self.rank} of {self.world_size}"
+        return Batches(
+            lambda: self._pass(bound),
+            lambda: self._make_plan(size, bound.remainder).steps(),
+            f"{kind} batches of {self._feed.source.uri!r}, global batch {size}, {whose}",
+            self,
+            lambda: self._prepare(bound, self._epoch, self._position),
         )
-        return Batches(lambda: self._pass(bound), lambda: self._make_plan(size, bound.remainder).steps(), told, self)
+
+    def _prepare(self, bound: Bound, epoch: int, position: int) -> None:
+        """Begins to make the first batches of a pass that nobody has asked for yet."""
+        self.check_place()
+        plan = self._make_plan(bound.global_batch_size, bound.remainder)
+        if plan.steps(position) > 0:
+            where = {"epoch": epoch, "position": position, "prefetch_batches": bound.prefetch_batches}
+            self.helpers.prepare(plan, self.rank, **where, stats=self._stats)
 
     def _pass(self, bound: Bound) -> Iterator[Any]:
         """Hands out the rest of the epoch and moves the position with each batch, to the next epoch with the last."""
@@ -324,6 +326,7 @@ class RankLoader:
             logger.warning("%s", no_step_left(plan, epoch, position))
             self._epoch, self._position = epoch + 1, 0
             return
+        prepares = self._prepares
         feeder = self.helpers.start(plan, self.rank, epoch=epoch, position=position, bound=bound, stats=self._stats)
         try:
             for handed, after in feeder:
@@ -331,6 +334,9 @@ class RankLoader:
                     break
                 is_last = plan.steps(after) <= 0
                 self._epoch, self._position = (epoch + 1, 0) if is_last else (epoch, after)
+                if prepares and feeder.has_ended:
+                    prepares = False
+                    self._prepare(bound, epoch + 1, 0)
                 yield handed.pop()
                 if is_last:
                     return

@@ -5,6 +5,7 @@ import importlib
 import os
 import sys
 import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -35,6 +36,37 @@ class Seat:
     name: str | None
     split: bool
     datasets_to_split: tuple[str, ...] | None = None
+
+
+seated: "weakref.WeakSet[Any]" = weakref.WeakSet()
+"""The loaders that Ray Train gave to this process."""
+
+
+class Seated:
+    """A loader's place: which rank it serves, and in which process it does.
+
+    Attributes:
+        rank: This rank.
+        world_size: Ranks that share the epoch.
+        seat: How Ray Train handed it out, or None.
+    """
+
+    def __init__(self, rank: int, world_size: int, seat: Seat | None) -> None:
+        """Takes the place, in this process."""
+        if not 0 <= rank < world_size:
+            raise ConfigError(f"rank={rank} lies outside a world of {world_size}: it must be in [0, {world_size}).")
+        self.rank, self.world_size, self.seat = rank, world_size, seat
+        self.enter_process()
+
+    def enter_process(self) -> None:
+        """Moves to this process."""
+        self._pid = os.getpid()
+        if self.seat is not None:
+            seated.add(self)
+
+    def check_place(self) -> None:
+        """Checks that batches can be delivered in this process; see `check_place`."""
+        check_place(self._pid, self.seat)
 
 
 def train_place() -> tuple[int, int] | None:

@@ -13,7 +13,7 @@ from raylance import process
 from raylance._dataset.dataset import Dataset
 from raylance.batches.batches import Batches
 from raylance.errors import ConfigError, StateError
-from raylance.loader import RankLoader, loaders_of_train
+from raylance.loader import RankLoader
 from raylance.orders.order import Auto
 from raylance.planning.state import FORMAT, read_state, write_state
 from raylance.runtime.cluster.decoders import options_of_ranks
@@ -196,7 +196,7 @@ def _saved_states(saved: dict[str, Any], loaders: Mapping[str | None, Any]) -> M
 def _check_missing(loaders: Mapping[str | None, Any]) -> None:
     """Refuses to leave out a loader of this run that would deliver other rows if it started over."""
     given = list(loaders.values())
-    for other in loaders_of_train:
+    for other in process.seated:
         if not any(other is found for found in given) and other.would_start_over:
             name = other.seat.name if other.seat else None
             raise ConfigError(

@@ -18,6 +18,8 @@ import pytest
 import torch
 
 import raylance
+from raylance.errors import ConfigError
+from tests.conftest import make_images
 
 ROWS, BATCH = 400, 20
 BAD = 203
@@ -263,3 +265,77 @@ def test_on_cuda_the_good_batches_come_before_the_error(uri: str) -> None:
             assert batch["id"].is_cuda
             seen += batch["id"].tolist()
     assert seen == list(range(BAD // BATCH * BATCH))
+
+
+def test_the_next_epoch_is_prepared_while_the_last_batches_are_consumed(images_uri: str) -> None:
+    """Also by another call with the same sizes; and what was prepared for nothing is given up."""
+    dataset = raylance.dataset(images_uri, decode=raylance.Image("image", size=16), order="window", seed=1)
+    with dataset.loader(runtime="threads", num_decoders=2) as fresh:
+        wanted = []
+        for epoch in range(3):
+            fresh.set_epoch(epoch + 7)  # never what is expected
+            fresh.set_epoch(epoch)
+            wanted.append([batch["_rowoffset"].tolist() for batch in batches_of(fresh)])
+    with dataset.loader(runtime="threads", num_decoders=2) as loader:
+        for epoch in range(3):
+            found = [batch["_rowoffset"].tolist() for batch in batches_of(loader)]
+            assert found == wanted[epoch]
+            deadline = time.monotonic() + 30
+            while prepared_rows(loader) < 16 and time.monotonic() < deadline:  # two steps, though nobody has asked
+                time.sleep(0.01)
+            assert prepared_rows(loader) == 16
+        loader.set_epoch(1)
+        assert [batch["_rowoffset"].tolist() for batch in batches_of(loader)] == wanted[1]
+        assert len(feeders()) == 1
+        loader.load_state_dict(loader.state_dict() | {"epoch": 2, "position": 8})
+        assert [batch["_rowoffset"].tolist() for batch in batches_of(loader)] == wanted[2][1:]
+    assert not feeders()
+
+
+def batches_of(loader: raylance.RankLoader) -> raylance.Batches:
+    return loader.iter_torch_batches(global_batch_size=8, with_row_offset=True)
+
+
+def prepared_rows(loader: raylance.RankLoader) -> int:
+    """Rows that lie ready of a pass that was not asked for."""
+    prepared = loader.helpers._prepared
+    return 0 if prepared is None else sum(table.num_rows for table, _ in prepared.feeder._assembly._steps)
+
+
+def test_preparing_begins_before_the_first_batch_is_asked_for(images_uri: str) -> None:
+    dataset = raylance.dataset(images_uri, decode=raylance.Image("image", size=16))
+    with dataset.loader(runtime="threads", num_decoders=1) as loader:
+        batches = loader.prepare(global_batch_size=8)
+        deadline = time.monotonic() + 30
+        while prepared_rows(loader) < 16 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert 16 <= prepared_rows(loader) <= 32, "whole items, the second of two steps"
+        assert loader.state_dict()["position"] == 0
+        before = loader.stats()["read_bytes"]
+        assert len(list(batches)) == len(batches)
+        assert loader.stats()["read_bytes"] > before
+        with pytest.raises(ConfigError, match="no argument"):
+            loader.prepare(global_batch_sise=8)
+
+
+def test_an_error_of_what_was_prepared_comes_when_it_is_asked_for(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(pa.table({"image": pa.array([b"no image"] * 2 + make_images(30), pa.binary())}))
+    dataset = raylance.dataset(uri, decode=raylance.Image("image", size=16), order="sequential")
+    with dataset.loader(runtime="threads", num_decoders=1) as loader:
+        batches = loader.prepare(global_batch_size=8)
+        time.sleep(0.2)
+        for _ in range(2):
+            with pytest.raises(raylance.BadRowError):
+                next(iter(batches))
+
+
+def test_a_loader_that_is_dropped_takes_what_it_prepared_with_it(images_uri: str) -> None:
+    loader = raylance.dataset(images_uri, decode=raylance.Image("image", size=16)).loader(runtime="threads")
+    assert len(list(loader.batches(global_batch_size=8))) > 0
+    assert len(feeders()) == 1
+    del loader
+    gc.collect()
+    deadline = time.monotonic() + 30
+    while feeders() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not feeders()

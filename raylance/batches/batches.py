@@ -62,10 +62,17 @@ class Batches:
     """
 
     def __init__(
-        self, start: Callable[[], Iterator[Any]], steps: Callable[[], int], told: str, loader: _Positioned | None
+        self,
+        start: Callable[[], Iterator[Any]],
+        steps: Callable[[], int],
+        told: str,
+        loader: _Positioned | None,
+        prepare: Callable[[], None] | None = None,
     ) -> None:
-        """Takes what begins a pass, what tells the steps of a whole epoch, and whose position moves, if anybody's."""
-        self._start, self._steps, self._told, self._loader = start, steps, told, loader
+        """Takes what begins a pass, what tells the steps of a whole epoch, whose position moves, if anybody's, and what
+        prepares the next pass, if anything does.
+        """
+        self._start, self._steps, self._told, self._loader, self._prepare = start, steps, told, loader, prepare
         self._current: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -84,6 +91,11 @@ class Batches:
         except BaseException:  # an error ends a pass too; a pass that has ended would look like an epoch that has
             self._current = None
             raise
+
+    def prepare(self) -> None:
+        """Has the first batches of the next pass made from now on, and returns at once; see `RankLoader.prepare`."""
+        if self._prepare is not None:  # a handle's helpers begin with the pass
+            self._prepare()
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on every rank; after a resume in mid-epoch, the first pass has fewer."""

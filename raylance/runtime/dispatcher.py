@@ -66,6 +66,8 @@ class Dispatcher:
     ) -> None:
         """Decides nothing yet.
 
+        While `is_wanted` is False, nobody has asked for the pass: only its first steps are made.
+
         Args:
             plan: The plan of the items.
             rank: Whose they are.
@@ -86,6 +88,7 @@ class Dispatcher:
         self._out: list[Command] = []
         self._now = 0.0
         self.is_over = False
+        self.is_wanted = True
 
     def begin(self, now: float) -> list[Command]:
         """Begins the pass; see `handle`."""
@@ -272,7 +275,7 @@ class Dispatcher:
         if self._crew.failure is not None:
             self._give_up(self._crew.failure)
             return
-        self._inflight.take_on(self._crew.decoders_running)
+        self._inflight.take_on(self._crew.decoders_running if self.is_wanted else None)
         self._send_reads()
         self._send_decodes()
         head = self._inflight.head

@@ -28,14 +28,12 @@ _alive: "weakref.WeakSet[Feeder]" = weakref.WeakSet()
 class Feeder:
     """The batches of one pass, made by a thread of its own, a few ahead of the consumer."""
 
-    def __init__(
-        self, dispatcher: Dispatcher, runtime: Runtime, assembly: Assembly, bound: Bound, stats: Stats
-    ) -> None:
-        """Starts the thread; until it is closed, nobody else may take the events of the runtime."""
-        self._dispatcher, self._runtime, self._assembly = dispatcher, runtime, assembly
-        self._bound, self._stats = bound, stats
-        self._sender = None if bound.device is None else Sender(bound.device, bound.pin_memory)
-        self._room = max(1, bound.prefetch_batches)
+    def __init__(self, dispatcher: Dispatcher, runtime: Runtime, assembly: Assembly, stats: Stats) -> None:
+        """Starts the thread; until it has ended, nobody else may take the events of the runtime."""
+        self._dispatcher, self._runtime, self._assembly, self._stats = dispatcher, runtime, assembly, stats
+        self._bound: Bound | None = None
+        self._sender: Sender | None = None
+        dispatcher.is_wanted = False
         self._changed = threading.Condition()
         self._finished: deque[tuple[Any, Step]] = deque()  # batches to hand out
         self._taken: int | None = None
@@ -46,6 +44,19 @@ class Feeder:
         self._thread.start()
 
     # The consumer's side.
+
+    def bind(self, bound: Bound) -> None:
+        """Has batches made: until then, only the rows of the first ones are brought here."""
+        with self._changed:
+            self._sender = None if bound.device is None else Sender(bound.device, bound.pin_memory)
+            self._bound = bound
+            self._changed.notify_all()
+        self._runtime.post(Wake())
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the runtime is free for another pass: what is left are batches to hand out."""
+        return not self._thread.is_alive()
 
     def __iter__(self) -> Iterator[tuple[list[Any], int]]:
         """Hands out batches with the position behind each, counting how long each is awaited and kept.
@@ -97,15 +108,17 @@ class Feeder:
             raise error
         return None
 
-    def close(self) -> bool:
-        """Ends the pass: what is on its way comes to nobody. Tells whether the thread has ended, as it does unless user
-        code hangs in it.
-        """
+    def stop(self) -> None:
+        """Ends the pass: what is on its way comes to nobody."""
         with self._changed:
             self._is_closed = self._has_ended = True
             self._finished.clear()
             self._changed.notify_all()
         self._runtime.post(Wake())
+
+    def close(self) -> bool:
+        """The same, and waits: tells whether the thread has ended, as it does unless user code hangs in it."""
+        self.stop()
         if self._thread is not threading.current_thread():  # the garbage collector runs anywhere
             self._thread.join(_JOIN_S)
         _alive.discard(self)
@@ -132,13 +145,15 @@ class Feeder:
         while True:
             error = self._do(commands)
             while self._assembly and self._has_room(error is not None or self._dispatcher.is_over):
-                self._finish()
+                if self._bound is not None:
+                    self._finish(self._bound)
             if error is not None or (self._dispatcher.is_over and not self._assembly):
                 return error
             event = self._next_event()
             if self._is_closed:  # nothing more is decided; but the event may be about helpers, which outlive the pass
                 self._do([*self._dispatcher.close(), *self._dispatcher.handle(event, self._runtime.now())])
                 return None
+            self._dispatcher.is_wanted = self._bound is not None
             commands = self._dispatcher.handle(event, self._runtime.now())
             del event  # it may hold tables, and the next one may take its time
 
@@ -169,10 +184,14 @@ class Feeder:
                 self._changed.wait(_LOOK_S)
             return len(self._finished) < self._room and not self._is_closed
 
-    def _finish(self) -> None:
+    @property
+    def _room(self) -> int:
+        return 0 if self._bound is None else max(1, self._bound.prefetch_batches)
+
+    def _finish(self, bound: Bound) -> None:
         table, step = self._assembly.next_step()
         with self._stats.timed("collate_s"):
-            batch = self._bound.convert(table.drop_columns(self._bound.hidden))
+            batch = bound.convert(table.drop_columns(bound.hidden))
             if self._sender is not None:
                 batch = self._sender.send(batch)
         with self._changed:

@@ -86,8 +86,11 @@ class InFlight:
         """Whether all was delivered."""
         return not self.pieces and self._peek() is None
 
-    def take_on(self, decoders: int) -> None:
-        """Takes items on as long as they are wanted and have room; two for each decoder at work are."""
+    def take_on(self, decoders: int | None) -> None:
+        """Takes items on as long as they are wanted and have room: those of the steps to prefetch, and two for each
+        decoder at work.
+        """
+        enough = 0 if decoders is None else 2 * max(1, decoders)
         if any(piece.stage is Stage.FAILED for piece in self.pieces):
             return  # nothing behind it will be delivered
         while (item := self._peek()) is not None:
@@ -97,7 +100,7 @@ class InFlight:
                 return
             items = len(self.pieces) + sum(items for _, _, items in self._ready) + self._open[1]
             ahead = -(-(item.position - self._taken) // self._plan.stride)
-            if items > 2 * max(1, decoders) and ahead >= self._prefetch:
+            if items > enough and ahead >= self._prefetch:
                 return
             self.pieces.append(piece)
             self._upcoming.popleft()
