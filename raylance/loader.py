@@ -154,15 +154,10 @@ class RankLoader(process.Seated):
         """
         refuse_unknown("iter_torch_batches()", unknown, RankLoader.iter_torch_batches.__kwdefaults__ or ())
         bound = self._bind((global_batch_size, batch_size), prefetch_batches, drop_last, with_row_offset)
-        return self._batches(
-            dataclasses.replace(
-                bound,
-                convert=torch_converter(self._feed, dtypes, collate_fn, pad_lists),
-                device=process.default_device() if device == "auto" else torch_device(device),
-                pin_memory=pin_memory,
-            ),
-            "torch",
-        )
+        target = process.default_device() if device == "auto" else torch_device(device)
+        convert = torch_converter(self._feed, dtypes, collate_fn, pad_lists, pin_memory or target.type == "cuda")
+        bound = dataclasses.replace(bound, convert=convert, device=target, pin_memory=pin_memory)
+        return self._batches(bound, "torch")
 
     def iter_batches(
         self,

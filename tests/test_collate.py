@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 import raylance
 from raylance.batches.batches import to_torch
 from raylance.batches.device import Sender, move, torch_device
+from raylance.batches.joining import Joiner
 from raylance.decode.arrays import Lists, to_numpy
 from raylance.errors import ConfigError, DatasetError
 from tests.conftest import make_images
@@ -303,3 +304,48 @@ def test_cuda_batches_arrive_whole_and_in_order() -> None:
     for step, batch in enumerate(map(sender.receive, sent)):
         assert batch["x"].is_cuda
         assert batch["x"].min() == batch["x"].max() == step
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=6),
+    st.sampled_from([np.uint8, np.float32, np.int64, np.bool_]),
+    st.sampled_from([(), (3,), (300, 400)]),
+)
+def test_pieces_are_joined(rows: list[int], dtype: type, shape: tuple[int, ...]) -> None:
+    join = Joiner()
+    for turn in range(3):
+        rng = np.random.default_rng(turn)
+        pieces = [rng.integers(0, 2, (count, *shape)).astype(dtype) for count in rows]
+        joined = join(pieces)
+        np.testing.assert_array_equal(joined, np.concatenate(pieces))
+        assert joined.dtype == dtype
+        assert joined.flags.writeable
+
+
+@pytest.mark.parametrize("keep", ["array", "slice", "tensor", "slice of a tensor", "array of a tensor"])
+def test_memory_of_a_batch_serves_again_once_nobody_has_any_of_it(keep: str) -> None:
+    join = Joiner()
+
+    def make(value: int) -> np.ndarray:
+        return join([np.full((512, 1024), value, np.int32), np.full((512, 1024), value, np.int32)])
+
+    held: Any = make(1)
+    address = held.ctypes.data
+    if keep != "array":
+        held = held[3:5, 7] if keep == "slice" else torch.utils.dlpack.from_dlpack(held)
+        held = held[1:][:, 2:9] if keep == "slice of a tensor" else held
+        held = held.numpy()[5:] if keep == "array of a tensor" else held
+    others = [make(2), make(3)]
+    assert (held == 1).all()
+    assert address not in [other.ctypes.data for other in others]
+    del held
+    assert make(4).ctypes.data == address
+    assert [int(other.min()) for other in others] == [2, 3]
+
+
+def test_memory_of_batches_of_another_size_is_let_go() -> None:
+    join = Joiner()
+    join([np.ones((2, 1 << 20))] * 2)
+    assert [len(spare) for spare in join._spare.values()] == [4 << 23]
+    assert join([np.zeros((1, 1 << 17))] * 2).sum() == 0
+    assert [len(spare) for spare in join._spare.values()] == [2 << 20]

@@ -12,8 +12,9 @@ import torch
 import torch.utils.dlpack
 
 from raylance.arguments import check_integer
+from raylance.batches.joining import Joiner
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID
-from raylance.decode.arrays import AS_LISTS, Lists, NumpyBatch, Paddings, to_numpy
+from raylance.decode.arrays import AS_LISTS, Join, Lists, NumpyBatch, Paddings, to_numpy
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.plan import Remainder
@@ -172,23 +173,26 @@ def torch_converter(
     dtypes: Dtypes,
     collate_fn: Callable[[NumpyBatch], Any] | None,
     pad_lists: Paddings | None,
+    pins: bool = False,
 ) -> Convert:
-    """A function from a table to what `iter_torch_batches` yields; its arguments are checked now."""
-    lists = _lists(feed, pad_lists)
+    """A function from a table to what `iter_torch_batches` yields, in pinned memory or about to be where that is meant;
+    its arguments are checked now.
+    """
+    lists, join = _lists(feed, pad_lists), Joiner(pins=pins)
     if collate_fn is not None:
         if dtypes is not None:
             raise ConfigError("dtypes= and collate_fn= exclude each other: collate_fn makes the batch, so cast there.")
-        return lambda table: collate_fn(to_numpy(table, lists))
+        return lambda table: collate_fn(to_numpy(table, lists, join))
     by_column = _dtypes(feed, dtypes)
     channels_last = feed.decoding.channels_last if feed.decoding else frozenset()
-    return lambda table: to_torch(table, lists=lists, dtypes=by_column, channels_last=channels_last)
+    return lambda table: to_torch(table, lists=lists, dtypes=by_column, channels_last=channels_last, join=join)
 
 
 def host_converter(feed: Feed, batch_format: str, pad_lists: Paddings | None) -> Convert:
     """A function from a table to what `iter_batches` yields; its arguments are checked now."""
     if batch_format == "numpy":
-        lists = _lists(feed, pad_lists)
-        return lambda table: to_numpy(table, lists)
+        lists, join = _lists(feed, pad_lists), Joiner()
+        return lambda table: to_numpy(table, lists, join)
     if batch_format not in ("pyarrow", "pandas"):
         raise ConfigError(f"batch_format={batch_format!r}: must be one of 'numpy', 'pyarrow', 'pandas'.")
     if pad_lists:
@@ -241,14 +245,19 @@ def _warn_of_ragged(uri: str, names: tuple[str, ...]) -> None:
 
 
 def to_torch(
-    table: pa.Table, *, lists: Lists = AS_LISTS, dtypes: Mapping[str, torch.dtype], channels_last: frozenset[str]
+    table: pa.Table,
+    *,
+    lists: Lists = AS_LISTS,
+    dtypes: Mapping[str, torch.dtype],
+    channels_last: frozenset[str],
+    join: Join = np.concatenate,
 ) -> dict[str, Any]:
     """Turns what `to_numpy` gives into tensors, by column; strings, bytes and unpadded lists into Python lists.
 
     Columns that have their channels last, (n, H, W, C), become (n, C, H, W) views in channels-last memory.
     """
     batch: dict[str, Any] = {}
-    for name, array in to_numpy(table, lists).items():
+    for name, array in to_numpy(table, lists, join).items():
         if array.dtype == object:
             for value in array:
                 _refuse_dates(name, table[name].type, value)

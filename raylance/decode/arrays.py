@@ -6,7 +6,7 @@ Numbers come out as views of the received memory wherever the data lies in one p
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from raylance.errors import DatasetError
 
 NumpyBatch = dict[str, npt.NDArray[Any]]
 Paddings = Mapping[str, int | float | None]
+Join = Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]]  # arrays (n, …), one behind another
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,21 +35,21 @@ class Lists:
 AS_LISTS = Lists()
 
 
-def to_numpy(table: pa.Table, lists: Lists = AS_LISTS) -> NumpyBatch:
+def to_numpy(table: pa.Table, lists: Lists = AS_LISTS, join: Join = np.concatenate) -> NumpyBatch:
     """Turns a table of n rows into arrays by column.
 
     Numbers are (n,), fixed-size lists and lists of one length (n, k), fixed-shape tensors (n, …) with their axes in
     logical order, padded lists (n, longest); strings, binary, other lists and structs object arrays (n,). All of them
     can be changed in place: numbers are views of the table's memory where it lies in one piece, so that the table must
-    have no other reader. Nulls among numbers are refused.
+    have no other reader, and else put together by `join`. Nulls among numbers are refused.
     """
-    return {name: _numpy_column(name, table[name], lists) for name in table.column_names}
+    return {name: _numpy_column(name, table[name], lists, join) for name in table.column_names}
 
 
-def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists) -> npt.NDArray[Any]:
+def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists, join: Join) -> npt.NDArray[Any]:
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _numpy_column(name, column.cast(kind.value_type), lists)
+        return _numpy_column(name, column.cast(kind.value_type), lists, join)
     padding = lists.paddings.get(name)
     length = None if name in lists.paddings else lists.lengths.get(name)
     if _is_list(kind) and (padding is not None or length is not None):
@@ -71,7 +72,7 @@ def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists) -> npt.NDArr
             flat = flat.storage if isinstance(flat.type, pa.BaseExtensionType) else flat.flatten()
             _refuse_nulls(name, flat)
         arrays.append(_writable(flat).reshape(len(chunk), *shape))  # (rows of the chunk, *shape)
-    stored = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    stored = arrays[0] if len(arrays) == 1 else join(arrays)
     return stored.transpose(0, *(axis + 1 for axis in axes))
 
 
