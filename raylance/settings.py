@@ -58,7 +58,9 @@ class Options:
     Attributes:
         num_decoders: Decode actors of each rank, shared by its loaders. 0 decodes in threads of the shard actor.
             "auto" takes those that find a place among the CPUs that are free, and until one runs, the shard actor
-            decodes.
+            decodes; those that have nothing to do are given back, and asked for again when they are missed. (min, max)
+            begins with min, and asks for more while the trainer waits for decoding, also where no CPU is free yet: that
+            is what has an autoscaler add nodes.
         decoder_cpus: CPUs that a decode actor takes from Ray's count.
         decode_threads: Threads of a shard actor that decodes by itself.
         max_window_bytes: Most bytes of raw rows that a rank's shard actor holds, the next window included, by what was
@@ -74,7 +76,7 @@ class Options:
         auto_decoders: What "auto" asks for, where it was settled for all ranks at once; None for the free CPUs' share.
     """
 
-    num_decoders: int | Auto = "auto"
+    num_decoders: int | tuple[int, int] | Auto = "auto"
     decoder_cpus: float = 1.0
     decode_threads: int = 1
     max_window_bytes: int = 512 << 20
@@ -86,8 +88,12 @@ class Options:
     auto_decoders: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_decoders != "auto" and (not isinstance(self.num_decoders, int) or self.num_decoders < 0):
-            raise ConfigError(f'num_decoders={self.num_decoders!r}: must be "auto", 0 or a positive integer.')
+        least, most = self.decoder_range
+        if not (type(least) is type(most) is int and (0 <= least == most or 1 <= least < most)):
+            raise ConfigError(
+                f'num_decoders={self.num_decoders!r}: must be "auto", 0, a positive integer, or (min, max) with '
+                "1 <= min < max."
+            )
         if self.runtime not in ("auto", "ray", "threads"):
             raise ConfigError(f'runtime={self.runtime!r}: must be "auto", "ray" or "threads".')
         for name in (
@@ -102,6 +108,12 @@ class Options:
         for name in ("decoder_cpus", "read_timeout_s"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name}={getattr(self, name)!r}: must not be negative.")
+
+    @property
+    def decoder_range(self) -> tuple[int, int]:
+        """Least and most decoders that are asked for; "auto" is settled where it is known what there is."""
+        given: Any = 0 if self.num_decoders == "auto" else self.num_decoders
+        return tuple(given) if isinstance(given, tuple | list) and len(given) == 2 else (given, given)
 
 
 def check_batch_size(global_batch_size: int | None, batch_size: int | None, world_size: int) -> int:

@@ -54,6 +54,7 @@ class Stats:
         collate_s: Seconds spent in this process on turning tables into batches.
         user_s: Seconds between handing out a batch and being asked for the next one.
         helpers_replaced: Helper actors that died and were replaced.
+        decoders: Decoders that run now.
         held_bytes: Most bytes of raw rows that the shard actor held at one time, the block being read included.
         epoch_certificate: What the last iteration that reached the end of an epoch proved, or None; see `certificate`.
     """
@@ -71,6 +72,7 @@ class Stats:
     collate_s: float = 0.0
     user_s: float = 0.0
     helpers_replaced: int = 0
+    decoders: int = 0
     held_bytes: int = 0
     epoch_certificate: dict[str, Any] | None = None
 

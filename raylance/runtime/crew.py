@@ -107,6 +107,27 @@ class Crew:
         return len(self._running("decoder"))
 
     @property
+    def decoders_busy(self) -> int:
+        """Decoders that have work."""
+        return sum(bool(self._helpers[number].calls) for number in self._running("decoder"))
+
+    def resize(self, decoders: int, now: float) -> list[Command]:
+        """Wants another number of decoders: more are placed, and of those that have no work, some go.
+
+        Returns:
+            What to do. There may be more to do later: those that have work stay.
+        """
+        there = [number for number, helper in self._helpers.items() if helper.kind == "decoder"]
+        for _ in range(decoders - len(there)):
+            self._want("decoder", now, now + self._placement_timeout_s)
+        self.decoders = decoders
+        idle = [number for number in there if self._helpers[number].running and not self._helpers[number].calls]
+        gone = idle[: max(0, len(there) - decoders)]
+        for number in gone:
+            del self._helpers[number]
+        return [Dismiss(number, is_lost=False) for number in gone]
+
+    @property
     def reader_decodes(self) -> bool:
         """Whether the reader has to decode what is read now."""
         return not self.decoders or (not self.insists and not self.decoders_running)
@@ -163,6 +184,8 @@ class Crew:
                 f"a {found.kind} could not start; what was delivered before is good, nothing follows. Its constructor "
                 f"or its process said: {fault.error or fault.told}"
             )
+        else:
+            self._go_without(found.kind)
         return [Dismiss(helper)]
 
     def lost(self, helper: int, now: float) -> tuple[list[int], list[Command]]:
@@ -235,7 +258,11 @@ class Crew:
             self.failure = PlacementError(self._explain(pending, asked, helper.kind))
         else:
             logger.warning("a %s found no place in time; going on without", helper.kind)
+            self._go_without(helper.kind)
         return [Dismiss(number)]
+
+    def _go_without(self, kind: Kind) -> None:
+        self.decoders -= kind == "decoder"
 
     def _is_missed(self, kind: Kind) -> bool:
         """Whether there is no going on without one more of a kind."""

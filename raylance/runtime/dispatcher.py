@@ -32,6 +32,7 @@ from raylance.runtime.messages import (
     Read,
     Taken,
 )
+from raylance.runtime.scaling import Scaler
 from raylance.runtime.sizes import Sizes
 from raylance.telemetry import Receipt, Stats
 
@@ -63,10 +64,12 @@ class Dispatcher:
         prefetch_batches: int,
         work_timeout_s: float,
         tell: Callable[[WorkItem], str],
+        scaler: Scaler | None = None,
     ) -> None:
         """Decides nothing yet.
 
-        While `is_wanted` is False, nobody has asked for the pass: only its first steps are made.
+        While `is_wanted` is False, nobody has asked for the pass: only its first steps are made. `is_awaited` says
+        whether the consumer waits.
 
         Args:
             plan: The plan of the items.
@@ -80,19 +83,23 @@ class Dispatcher:
             prefetch_batches: Steps to keep in flight at the least; more where the decoders need it.
             work_timeout_s: Seconds that results may take to get here.
             tell: Names the rows of an item, for an error.
+            scaler: Says how many decoders there should be, where that may change.
         """
         self._inflight = InFlight(plan, rank, items, position, sizes, prefetch_batches)
         self._crew, self._sizes, self._stats = crew, sizes, stats
-        self._decodes, self._work_timeout_s, self._tell = decodes, work_timeout_s, tell
+        self._decodes, self._work_timeout_s, self._tell, self._scaler = decodes, work_timeout_s, tell, scaler
         self._by_call: dict[int, Piece] = {}
         self._out: list[Command] = []
         self._now = 0.0
+        self._asked = crew.decoders
         self.is_over = False
-        self.is_wanted = True
+        self.is_wanted, self.is_awaited = True, False
 
     def begin(self, now: float) -> list[Command]:
         """Begins the pass; see `handle`."""
         self._crew.open(now)
+        if self._scaler is not None:
+            self._scaler.begin()
         return self._decide(now)
 
     def handle(self, event: Event | None, now: float) -> list[Command]:
@@ -118,11 +125,24 @@ class Dispatcher:
 
     def _decide(self, now: float) -> list[Command]:
         self._now = now
+        if self._scaler is not None:
+            self._scale(self._scaler)
         self._out += self._crew.due(now)
         if not self.is_over:
             self._advance()
+        self._stats.decoders = self._crew.decoders_running
+        if self._scaler is not None and self.is_wanted:
+            busy, running = self._crew.decoders_busy, self._crew.decoders_running
+            self._scaler.observe(now, waits=self.is_awaited, busy=busy, running=running)
         out, self._out = self._out, []
         return out
+
+    def _scale(self, scaler: Scaler) -> None:
+        """Has as many decoders as are wanted, or wants as many as found a place."""
+        if self._crew.decoders < self._asked:
+            scaler.refused(self._crew.decoders)
+        self._asked = scaler.wanted
+        self._out += self._crew.resize(scaler.wanted, self._now)
 
     def deadline(self) -> float | None:
         """When `handle` is to be called unless something happens before; None where only an event changes things."""
@@ -155,6 +175,8 @@ class Dispatcher:
                 self._lost(helper, fault)
             case Taken(position):
                 self._inflight.taken(position)
+                if self._scaler is not None:
+                    self._scaler.stepped(now)
             case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
                 crew.answered(call, now)
                 piece = self._by_call.pop(call, None)

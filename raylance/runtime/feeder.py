@@ -38,7 +38,7 @@ class Feeder:
         self._finished: deque[tuple[Any, Step]] = deque()  # batches to hand out
         self._taken: int | None = None
         self._error: BaseException | None = None
-        self._has_ended = self._is_closed = False
+        self._has_ended = self._is_closed = self._is_awaited = False
         self._thread = threading.Thread(target=self._run, name="raylance-feeder", daemon=True)
         _alive.add(self)
         self._thread.start()
@@ -91,12 +91,16 @@ class Feeder:
     def _take(self) -> tuple[Any, Step] | None:
         with self._changed:
             while not (self._finished or self._has_ended):
+                if not self._is_awaited:
+                    self._is_awaited = True
+                    self._runtime.post(Wake())
                 self._changed.wait(_LOOK_S)
                 if not self._thread.is_alive() and not self._has_ended:
                     raise RaylanceError(
                         "the thread that makes batches is not in this process: it was forked in the middle of a pass. "
                         "Begin another pass here, or start processes by spawn."
                     )
+            self._is_awaited = False
             if self._finished:
                 found = self._finished.popleft()
                 self._taken = found[1].after
@@ -153,7 +157,7 @@ class Feeder:
             if self._is_closed:  # nothing more is decided; but the event may be about helpers, which outlive the pass
                 self._do([*self._dispatcher.close(), *self._dispatcher.handle(event, self._runtime.now())])
                 return None
-            self._dispatcher.is_wanted = self._bound is not None
+            self._dispatcher.is_wanted, self._dispatcher.is_awaited = self._bound is not None, self._is_awaited
             commands = self._dispatcher.handle(event, self._runtime.now())
             del event  # it may hold tables, and the next one may take its time
 

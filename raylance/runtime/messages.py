@@ -30,9 +30,12 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dismiss:
-    """End a helper: it died, hangs, or found no place. What it still says is of no interest."""
+    """End a helper: it died, hangs, found no place, or unless `is_lost`, is not needed. What it still says is of no
+    interest.
+    """
 
     helper: int
+    is_lost: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 from raylance.planning.plan import Plan
 from raylance.runtime.crew import Crew
 from raylance.runtime.messages import Ask, Command, Decode, Dismiss, Event, Fetch, Forget, Kind, Place, Read
+from raylance.runtime.scaling import Scaler
 from raylance.settings import Feed, Options
 
 
@@ -33,8 +34,10 @@ class Runtime(abc.ABC):
         # What helpers of before still say is about numbers that others will have.
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._results: dict[int, Any] = {}  # by call: what a read or a decode has made
+        least, begin, most = (0, 0, 0) if self._feed.decoding is None else self._count_decoders()
+        self.scaler = Scaler(least, most, begin) if least < most else None
         self.crew = Crew(
-            decoders=0 if self._feed.decoding is None else self._count_decoders(),
+            decoders=begin,
             insists=self._insists,
             placement_timeout_s=self._options.placement_timeout_s,
             work_timeout_s=self._options.work_timeout_s,
@@ -81,8 +84,8 @@ class Runtime(abc.ABC):
                 self._forget(calls)
             case Ask(helper) if helper in self._helpers:
                 self._ask(helper)
-            case Dismiss(helper) if helper in self._helpers:
-                self._helpers.pop(helper).end(is_dead=True)
+            case Dismiss(helper, is_lost) if helper in self._helpers:
+                self._helpers.pop(helper).end(is_dead=is_lost)
 
     def close(self) -> None:
         """Ends all helpers."""
@@ -98,7 +101,8 @@ class Runtime(abc.ABC):
             self._results.pop(call, None)
 
     @abc.abstractmethod
-    def _count_decoders(self) -> int: ...
+    def _count_decoders(self) -> tuple[int, int, int]:
+        """Decoders to have at the least, at first, and at the most."""
 
     @staticmethod
     @abc.abstractmethod

@@ -44,10 +44,12 @@ class ThreadRuntime(Runtime):
         super().__init__(feed, options, insists=True)
         self._lock = threading.RLock()
 
-    def _count_decoders(self) -> int:
-        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        wanted = self._options.num_decoders
-        return min(cpus, _MAX_AUTO_DECODERS) if wanted == "auto" else wanted
+    def _count_decoders(self) -> tuple[int, int, int]:
+        least, most = self._options.decoder_range
+        if self._options.num_decoders == "auto":  # those that have no work cost nothing
+            cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            least = most = min(cpus, _MAX_AUTO_DECODERS)
+        return least, least, most
 
     @staticmethod
     def _explain(options: Options, pending: int, asked: int, kind: Kind) -> str:

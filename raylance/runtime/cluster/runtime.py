@@ -81,14 +81,16 @@ class RayRuntime(Runtime):
         """See `Runtime.is_usable`; helpers go with their Ray session."""
         return super().is_usable and self._session == ray_session()
 
-    def _count_decoders(self) -> int:
+    def _count_decoders(self) -> tuple[int, int, int]:
         options = self._options
+        least, most = options.decoder_range
         if options.num_decoders != "auto":
-            return options.num_decoders
+            return least, least, most
         ours, fitting = decoders.count_here(options.decoder_cpus), options.auto_decoders
         if fitting is None:
             fitting = decoders.auto_decoders(self._world_size, options.decoder_cpus, ours)
-        return max(ours, fitting)
+        most = max(ours, fitting)
+        return min(1, most), most, most
 
     def _keep(self, plan: Plan) -> Any:
         return ray.put(plan)
