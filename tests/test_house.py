@@ -59,9 +59,9 @@ def test_the_pure_core_loads_numpy_alone() -> None:
 def test_public_surface() -> None:
     names = """
         BadRowError Batches CenterCrop ClassBalanced ConfigError CoverageError DataConfig Dataset DatasetError
-        Decoder FractionSplit HelperError Image Options Order PackTokens PlacementError RandomResizedCrop RangeSplit
-        RankLoader RaylanceError RowShuffle Sequential ShardShuffle StateError ValueSplit Weighted WindowShuffle dataset
-        mix report restore row_rng
+        Decoder FractionSplit HelperError Image Options Order PackTokens PlacementError Provenance RandomResizedCrop
+        RangeSplit RankLoader RaylanceError RowShuffle Sequential ShardShuffle StateError ValueSplit Weighted
+        WindowShuffle dataset mix report restore row_rng
     """
     assert sorted(raylance.__all__) == names.split()
     for name in raylance.__all__:
