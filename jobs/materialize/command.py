@@ -11,9 +11,9 @@ the same rows in the same order, whatever the number of machines. Read in storag
 shuffled as --seed made it, by sequential reads alone.
 
 How: Ray Data's tasks read the source in chunks, from start to end, and write each beside --out, sorted by where its
-rows go; then they merge stretches of all chunks, and write the fragments. A CPU that works holds three buckets at the
-most (--bucket-bytes), whatever the size of the data, and the scratch space is as large as the copy. It is committed as
-one version at the end: before, nothing opens under --out, and a run that fails or is stopped removes what it wrote.
+rows go; then they merge stretches of all chunks, and write the fragments. A CPU that works takes the memory of six
+buckets (--bucket-bytes), whatever the size of the data, and the scratch space is as large as the copy. It is committed
+as one version at the end: before, nothing opens under --out, and a run that fails or is stopped removes what it wrote.
 
 The schema metadata key `raylance:provenance` says what the copy was made from; raylance.dataset() looks whether that
 has moved on, and warns, or refuses (stale="refuse").
@@ -122,6 +122,7 @@ def open_source(args: argparse.Namespace) -> Wish:
         group_by=args.group_by,
         seed=args.seed,
         images=images,
+        image_column=args.image_column,
         rows_per_fragment=args.rows_per_fragment,
         bucket_bytes=args.bucket_bytes,
         overwrite=args.overwrite,
@@ -224,7 +225,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--scratch", metavar="URI",
         help="of what lies between the passes, where every node can write (default: beside --out)")
     add("--bucket-bytes", type=at_least(1 << 16, 1 << 30), metavar="N",
-        help="bytes that are sorted at a time (default: 256 MiB to 1 GiB, with the size of the data)")
+        help="bytes that are sorted at a time (default: 128 MiB to 1 GiB, with the size of the data)")
     add("--storage-options", action="append", type=pair, default=[], metavar="KEY=VALUE",
         help="for the object store, as Lance names it; may be repeated")
     add("--no-progress", action="store_true", help="no progress bar; there is one on terminals only")

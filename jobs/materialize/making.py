@@ -41,7 +41,7 @@ def make(plan: Plan, progress: Bar) -> lance.LanceDataset:
     with contextlib.ExitStack() as stack:
         stack.callback(remove, work.scratch, options)
         if not present:
-            stack.push(lambda *_: remove_half(work.out, options))
+            stack.push(lambda kind, *_: remove_half(work.out, options) if kind else None)
         sorting = stack.enter_context(contextlib.closing(each(scatter, plan.found.chunks, work)))
         runs = [run for done in sorting for run in told(progress, "sorting", done)]
         runs.sort(key=lambda run: (run.first, run.part))
@@ -127,19 +127,20 @@ def list_files(uri: str, options: dict[str, str]) -> list[str]:
 
 
 def remove_half(uri: str, options: dict[str, str]) -> None:
-    """Removes files that were written for a dataset that did not come to be."""
-    if not exists(uri, options):
-        remove(uri, options)
+    """Removes what was written for a dataset that did not come to be; a version that somebody committed stays."""
+    remove(uri, options, unless="_versions/")
 
 
-def remove(uri: str, options: dict[str, str]) -> None:
-    """Removes what lies below a URI; says so where it cannot, since nothing depends on it."""
+def remove(uri: str, options: dict[str, str], unless: str | None = None) -> None:
+    """Removes what lies below a URI, unless a file's name begins so; says so where it cannot, for nothing needs it."""
     try:
-        if "://" not in uri:
-            shutil.rmtree(uri, ignore_errors=True)
+        files = list_files(uri, options)
+        if unless is not None and any(file.startswith(unless) for file in files):
             return
         session = LanceFileSession(uri, storage_options=options)
-        for file in session.list():
+        for file in files:
             session.delete_file(file)
+        if "://" not in uri:  # folders are left
+            shutil.rmtree(uri, ignore_errors=True)
     except (OSError, ValueError, RuntimeError) as error:
         print(f"materialize.py: what lies at {uri} cannot be removed ({error}): nothing needs it", file=sys.stderr)

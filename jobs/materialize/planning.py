@@ -19,13 +19,13 @@ from .layout import fragment_bounds, slot_bounds
 from .shuffle import OFFSET, PLACE, Work, open_version
 from .survey import Survey, survey
 
-LEAST_BUCKET, LARGEST_BUCKET = 256 << 20, 1 << 30  # above, Arrow's 32-bit offsets could overflow
+LEAST_BUCKET, LARGEST_BUCKET = 128 << 20, 1 << 30  # above, Arrow's 32-bit offsets could overflow
 PIECE_BYTES = 1 << 20  # what the second pass reads of a run at a time, at the least
 FRAGMENT_BYTES, FRAGMENT_ROWS = 256 << 20, 1 << 20  # where nothing is asked for; the latter is Lance's own limit
 SLOTS = 4  # of a bucket: what is counted and weighed by itself
 BATCH_BYTES = 4 << 20  # to read and to write at a time
-PROCESS_BYTES = 192 << 20  # of a worker that has loaded what it needs, and of reading ahead
-HELD = 3  # buckets that a task holds at its peak: rows, the same in order, what is read and written meanwhile
+PROCESS_BYTES = 256 << 20  # of a worker that has loaded what it needs
+HELD = 6  # buckets that a task takes at its peak, as measured: two are tables, the rest is Lance's reading and writing
 
 Bar = Callable[[str, int], Any]
 
@@ -41,6 +41,7 @@ class Wish:
     group_by: str | None
     seed: int
     images: Reencode | None
+    image_column: str
     rows_per_fragment: int | None
     bucket_bytes: int | None
     overwrite: bool

@@ -27,7 +27,7 @@ from .layout import Bucket, Run, Stretch
 from .survey import WORD, Chunk, Places, checksum, group_values
 
 PLACE, OFFSET = "_raylance_place", "_raylance_offset"  # of scratch rows, beside their own columns
-READ_AHEAD_BYTES = 64 << 20
+TAKEN_BATCHES = 8  # read by one call: Lance holds them twice
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +116,7 @@ class Made:
 
 def scatter(batch: pa.Table, *, work: Work) -> pa.Table:
     """A task of the first pass: one chunk in, its runs out."""
+    pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps what Lance's threads free: twice the memory
     chunk: Chunk = pickle.loads(batch["task"][0].as_py())
     source = open_version(work.source, work.version, work.storage_options)
     wanted = set(chunk.fragments)
@@ -128,9 +129,8 @@ def scatter(batch: pa.Table, *, work: Work) -> pa.Table:
         offset=chunk.start,
         limit=chunk.rows,
         batch_size=work.batch_rows,
-        io_buffer_size=READ_AHEAD_BYTES,
         scan_in_order=True,
-    )
+    )  # what Lance reads ahead is a part of the chunk; a small io_buffer_size has made it hang
     places, held, held_bytes, seen, runs = Places(chunk, work.rows, work.seed), [], 0, 0, []
 
     def flush() -> None:
@@ -162,10 +162,8 @@ def scatter(batch: pa.Table, *, work: Work) -> pa.Table:
 
 def write_run(work: Work, chunk: Chunk, part: int, held: list[pa.Table]) -> Run:
     """Writes tables, which it empties, as one sorted run."""
-    table = one_chunk(pa.concat_tables(held))
-    held.clear()
-    order = np.argsort(table[PLACE].to_numpy())
-    table = table.take(pa.array(order))
+    table = one_chunk(held)
+    table = table.take(pa.array(np.argsort(table[PLACE].to_numpy())))
     edges = np.searchsorted(table[PLACE].to_numpy(), work.bounds)
     slot_bytes = [table.slice(a, b - a).nbytes if b > a else 0 for a, b in itertools.pairwise(edges)]
     batches = iter(table.to_batches(max_chunksize=work.batch_rows))
@@ -181,6 +179,7 @@ def write_run(work: Work, chunk: Chunk, part: int, held: list[pa.Table]) -> Run:
 
 def gather(batch: pa.Table, *, work: Work) -> pa.Table:
     """A task of the second pass: one bucket in, its fragments out."""
+    pa.set_memory_pool(pa.system_memory_pool())
     bucket: Bucket = pickle.loads(batch["task"][0].as_py())
     scratch, loaded, made = lance.dataset(work.scratch, storage_options=work.storage_options), Loaded(), []
     for start, stop in bucket.fragments:
@@ -216,18 +215,26 @@ class Loaded:
             if stretch is not self.stretch:
                 self.table = None  # before the next one comes
                 self.table, self.stretch = load(scratch, stretch, work), stretch
-            rows = self.table.slice(first - stretch.start, last - first)
-            self.checksum = (self.checksum + checksum(rows[OFFSET].to_numpy(), work.seed)) & WORD
-            plain = pa.Table.from_arrays(rows.select(work.schema.names).columns, schema=work.schema)
-            yield from plain.to_batches(max_chunksize=work.batch_rows)
+            yield from self._batches(first - stretch.start, last - first, work)
+
+    def _batches(self, start: int, count: int, work: Work) -> Iterator[pa.RecordBatch]:
+        # A call of its own: what it has cut out of the table is gone before the next one comes.
+        rows = self.table.slice(start, count)
+        self.checksum = (self.checksum + checksum(rows[OFFSET].to_numpy(), work.seed)) & WORD
+        plain = pa.Table.from_arrays(rows.select(work.schema.names).columns, schema=work.schema)
+        yield from plain.to_batches(max_chunksize=work.batch_rows)
 
 
 def load(scratch: lance.LanceDataset, stretch: Stretch, work: Work) -> pa.Table:
     """Reads the rows of a stretch, one range of each run, and sorts them."""
     total = int(stretch.lengths.sum())
     within = np.arange(total) - np.repeat(np.cumsum(stretch.lengths) - stretch.lengths, stretch.lengths)
-    offsets = np.repeat(stretch.offsets, stretch.lengths) + within
-    table = one_chunk(scratch.take(pa.array(offsets), columns=work.scratch_schema.names))
+    offsets, step = np.repeat(stretch.offsets, stretch.lengths) + within, TAKEN_BATCHES * work.batch_rows
+    parts = [
+        scratch.take(pa.array(offsets[start : start + step]), columns=work.scratch_schema.names)
+        for start in range(0, total, step)
+    ]
+    table = one_chunk(parts)
     places = table[PLACE].to_numpy()
     order = np.argsort(places)
     if not np.array_equal(places[order], np.arange(stretch.start, stretch.stop)):
@@ -235,12 +242,15 @@ def load(scratch: lance.LanceDataset, stretch: Stretch, work: Work) -> pa.Table:
             f"the places {stretch.start:,} to {stretch.stop:,} were not each filled once: rows would be lost or "
             "doubled, so nothing was committed. Run it again, and report this if it comes again."
         )
-    return table.take(pa.array(order))
+    table = table.take(pa.array(order))
+    return table
 
 
-def one_chunk(table: pa.Table) -> pa.Table:
-    """The table with each column in one chunk, which is gathered from ten times as fast as many."""
-    return table.unify_dictionaries().combine_chunks()
+def one_chunk(tables: list[pa.Table]) -> pa.Table:
+    """The tables, taken out of the list, with each column in one chunk: gathering from many is ten times as slow."""
+    table = pa.concat_tables(tables).unify_dictionaries()
+    tables.clear()
+    return table.combine_chunks()
 
 
 def fragment_json(fragment: FragmentMetadata) -> str:
