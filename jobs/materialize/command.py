@@ -11,9 +11,10 @@ the same rows in the same order, whatever the number of machines. Read in storag
 shuffled as --seed made it, by sequential reads alone.
 
 How: Ray Data's tasks read the source in chunks, from start to end, and write each beside --out, sorted by where its
-rows go; then they merge stretches of all chunks, and write the fragments. A CPU that works takes the memory of six
-buckets (--bucket-bytes), whatever the size of the data, and the scratch space is as large as the copy. It is committed
-as one version at the end: before, nothing opens under --out, and a run that fails or is stopped removes what it wrote.
+rows go; then they merge stretches of all chunks, and write the fragments. A CPU that works takes the memory of four
+buckets (--bucket-bytes) and 600 MB, whatever the size of the data; the scratch space is as large as the copy. It is
+committed as one version at the end: before, nothing opens under --out, and a run that fails or is stopped removes what
+it wrote.
 
 The schema metadata key `raylance:provenance` says what the copy was made from; raylance.dataset() looks whether that
 has moved on, and warns, or refuses (stale="refuse").

@@ -24,8 +24,8 @@ PIECE_BYTES = 1 << 20  # what the second pass reads of a run at a time, at the l
 FRAGMENT_BYTES, FRAGMENT_ROWS = 256 << 20, 1 << 20  # where nothing is asked for; the latter is Lance's own limit
 SLOTS = 4  # of a bucket: what is counted and weighed by itself
 BATCH_BYTES = 4 << 20  # to read and to write at a time
-PROCESS_BYTES = 256 << 20  # of a worker that has loaded what it needs
-HELD = 6  # buckets that a task takes at its peak, as measured: two are tables, the rest is Lance's reading and writing
+# Memory of a task at its peak, as measured: two buckets are tables, the rest is what Lance reads and writes.
+HELD, PROCESS_BYTES = 4, 600 << 20
 
 Bar = Callable[[str, int], Any]
 

@@ -242,8 +242,7 @@ def load(scratch: lance.LanceDataset, stretch: Stretch, work: Work) -> pa.Table:
             f"the places {stretch.start:,} to {stretch.stop:,} were not each filled once: rows would be lost or "
             "doubled, so nothing was committed. Run it again, and report this if it comes again."
         )
-    table = table.take(pa.array(order))
-    return table
+    return table.take(pa.array(order))
 
 
 def one_chunk(tables: list[pa.Table]) -> pa.Table:
