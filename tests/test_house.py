@@ -81,8 +81,8 @@ def test_errors_survive_pickling() -> None:
 
 
 PUBLIC = {
-    "raylance", "raylance.audit", "raylance.errors", "raylance.orders.permutation", "raylance.testing",
-    "raylance.torch_data",
+    "raylance", "raylance.__version__", "raylance.audit", "raylance.errors", "raylance.orders.permutation",
+    "raylance.testing", "raylance.torch_data",
 }  # fmt: skip
 
 
