@@ -391,11 +391,18 @@ def test_a_store_that_never_answers_is_not_waited_for(
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "uri": "x", "a": 1}'])
-def test_provenance_that_cannot_be_read_is_said(write_dataset: Callable[..., str], text: str) -> None:
+def test_provenance_that_cannot_be_read_is_said(
+    write_dataset: Callable[..., str], text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    provenance._warn_once.cache_clear()
     uri = write_dataset(rows_table(5).replace_schema_metadata({"raylance:provenance": text}))
     with pytest.raises(raylance.DatasetError, match="'raylance:provenance' cannot be read"):
-        raylance.dataset(uri)
-    assert len(raylance.dataset(uri, stale="ignore")) == 5
+        raylance.dataset(uri, stale="refuse")
+    with caplog.at_level(logging.DEBUG, logger="raylance"):
+        assert len(raylance.dataset(uri, stale="ignore")) == 5
+        assert caplog.text == ""
+        assert len(raylance.dataset(uri)) == 5, "its rows can be read all the same"
+    assert "'raylance:provenance' cannot be read" in caplog.text
 
 
 def decoded(encoded: bytes) -> np.ndarray:
@@ -630,3 +637,35 @@ def test_rows_that_are_lost_or_doubled_are_not_committed(
     options = ["--data", source, "--out", tmp_path / "out", "--rows-per-fragment", 500]
     assert re.search(r"FAULT: .* rows with checksum .* are selected; nothing was", refusal(capsys, *options, status=1))
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_uri_is_written_to_and_swept_through_lance(
+    write_dataset: Callable[..., str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As on an object store: by Lance's own access to files, not by the file system."""
+    images: list[bytes | None] = make_images(60, size=(60, 80))
+    uri = write_dataset(pa.table({"id": range(60), "image": pa.array(images, pa.binary())}), max_rows_per_file=20)
+    out = f"file://{tmp_path}/out.lance"
+    assert command.main(["--data", f"file://{uri}", "--out", out, "--scratch", f"file://{tmp_path}/between/x"]) == 0
+    assert raylance.Provenance.read(lance.dataset(out).schema).uri == f"file://{uri}"
+    assert lance.dataset(out).count_rows() == 60
+    assert [path for path in (tmp_path / "between").rglob("*") if path.is_file()] == []
+    lance.write_dataset(pa.table({"id": [60], "image": pa.array([b"no image"], pa.binary())}), uri, mode="append")
+    half = f"file://{tmp_path}/half.lance"
+    refusal(capsys, "--data", uri, "--out", half, "--shorter-side", 30, *SMALL, status=1)
+    assert [path for path in tmp_path.glob("half*/**/*") if path.is_file()] == []
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_an_older_version_is_copied_by_number_and_by_tag(source: str, tmp_path: Path) -> None:
+    dataset = lance.dataset(source)
+    dataset.tags.create("first", 1)
+    dataset.create_branch("side", 1)
+    dataset.tags.create("aside", ("side", None))
+    for version, rows in (("1", 3000), ("first", 3000), ("aside", 3000), (None, 2950)):
+        made = make(source, tmp_path / f"{version}.lance", *(["--version", version] if version else []))
+        assert made.count_rows() == rows
+        said = raylance.Provenance.read(made.schema)
+        assert (said.version, said.branch) == ((1, None) if version in ("1", "first") else (said.version, said.branch))
+    assert said.version == 2

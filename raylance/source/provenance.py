@@ -93,9 +93,18 @@ def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: Mappi
     reached stops nobody.
 
     Raises:
-        DatasetError: With "refuse", if the source has moved on.
+        DatasetError: With "refuse", if the source has moved on, or nobody can read what it was.
     """
-    if stale == "ignore" or (made_from := Provenance.read(opened.schema)) is None:
+    if stale == "ignore":
+        return
+    try:
+        made_from = Provenance.read(opened.schema)
+    except DatasetError as error:
+        if stale == "refuse":
+            raise
+        _warn_once(str(error))
+        return
+    if made_from is None:
         return
     source = Source(
         uri=made_from.uri,
