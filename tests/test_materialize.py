@@ -33,7 +33,8 @@ from jobs.materialize import command, making
 from jobs.materialize.advice import Measured, epochs_to_pay, measure, report
 from jobs.materialize.layout import Run, fragment_bounds, greedy, plan_buckets, slot_bounds
 from jobs.materialize.planning import make_plan
-from jobs.materialize.survey import Chunk, Places, survey
+from jobs.materialize.survey import Chunk, Groups, Places, survey
+from raylance.orders.permutation import derive_key, subkeys
 from raylance.source import provenance
 from tests.conftest import CPUS, encode, make_images, wait_for_free_cpus
 
@@ -281,6 +282,15 @@ def test_places_are_a_permutation_that_stays() -> None:
     """What --seed means is kept from version to version."""
     chunk = Chunk(fragments=[0], start=0, rows=10, first=0)
     assert Places(chunk, 10, 0).next(10, None).tolist() == [2, 3, 0, 8, 4, 5, 1, 7, 6, 9]
+    groups = Groups(
+        values=pa.array(["a", "b"]),
+        keys=subkeys(derive_key(0, "materialize", "group"), [0, 1]),
+        sizes=np.asarray([6, 4]),
+        starts=np.asarray([0, 6]),
+        before=np.asarray([0, 0]),
+    )
+    of_groups = Places(dataclasses.replace(chunk, groups=groups), 10, 0).next(10, pa.array(list("abababaaba")))
+    assert of_groups.tolist() == [3, 9, 2, 6, 1, 7, 0, 4, 8, 5]
 
 
 @pytest.fixture
@@ -331,6 +341,22 @@ def test_a_stale_copy_is_told_once_or_refused(copied: tuple[str, str], caplog: p
         raylance.dataset(copy, stale="refuse")
     with pytest.raises(raylance.ConfigError, match="stale='maybe': must be one of 'warn', 'refuse', 'ignore'"):
         raylance.dataset(copy, stale="maybe")
+
+
+def test_the_source_is_opened_once(copied: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    source, copy = copied
+    opened, open_dataset = [], lance.dataset
+
+    def counted(uri: str, *args: object, **options: object) -> lance.LanceDataset:
+        opened.append(uri)
+        return open_dataset(uri, *args, **options)
+
+    monkeypatch.setattr(lance, "dataset", counted)
+    raylance.dataset(copy, stale="refuse")
+    assert opened.count(source) == 1
+    opened.clear()
+    raylance.dataset(copy, stale="ignore")
+    assert source not in opened
 
 
 def test_a_source_written_anew_is_another_one(copied: tuple[str, str]) -> None:
