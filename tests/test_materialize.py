@@ -695,3 +695,19 @@ def test_an_older_version_is_copied_by_number_and_by_tag(source: str, tmp_path: 
         said = raylance.Provenance.read(made.schema)
         assert (said.version, said.branch) == ((1, None) if version in ("1", "first") else (said.version, said.branch))
     assert said.version == 2
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_an_index_changes_no_place(source: str, tmp_path: Path) -> None:
+    options = ["--filter", "split = 'train' and id < 2000", "--group-by", "label", *SMALL]
+    plain = make(source, tmp_path / "plain", *options).to_table()
+    lance.dataset(source).create_scalar_index("split", "BITMAP")
+    lance.dataset(source).create_scalar_index("id", "BTREE")
+    assert make(source, tmp_path / "indexed", *options).to_table().equals(plain)
+
+
+def test_the_package_is_a_command_too() -> None:
+    words = [sys.executable, "-m", "jobs.materialize", "--help"]
+    done = subprocess.run(words, cwd=SCRIPT.parents[1], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "--advise" in done.stdout

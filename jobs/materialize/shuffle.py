@@ -130,7 +130,7 @@ def scatter(batch: pa.Table, *, work: Work) -> pa.Table:
         limit=chunk.rows,
         batch_size=work.batch_rows,
         scan_in_order=True,
-    )  # what Lance reads ahead is a part of the chunk; a small io_buffer_size has made it hang
+    )  # no io_buffer_size: what Lance reads ahead is a part of the chunk, and with 64 MiB a scan was seen to hang
     places, held, held_bytes, seen, runs = Places(chunk, work.rows, work.seed), [], 0, 0, []
 
     def flush() -> None:
