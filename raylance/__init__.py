@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
     from raylance.settings import Options
     from raylance.source.packing import PackTokens
+    from raylance.source.provenance import Provenance
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
     from raylance.train import DataConfig, report, restore
 
@@ -59,6 +60,7 @@ _MODULES = {
     "orders.permutation": ("row_rng",),
     "orders.sampling": ("ClassBalanced", "Weighted"),
     "settings": ("Options",),
+    "source.provenance": ("Provenance",),
     "source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
     "train": ("DataConfig", "report", "restore"),
 }
@@ -68,9 +70,9 @@ _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 __all__ = [
     "BadRowError", "Batches", "CenterCrop", "ClassBalanced", "ConfigError", "CoverageError", "DataConfig", "Dataset",
     "DatasetError", "Decoder", "FractionSplit", "HelperError", "Image", "Options", "Order", "PackTokens",
-    "PlacementError", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "Sequential",
-    "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset", "mix", "report", "restore",
-    "row_rng",
+    "PlacementError", "Provenance", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle",
+    "Sequential", "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset", "mix", "report",
+    "restore", "row_rng",
 ]  # fmt: skip
 
 

@@ -59,9 +59,9 @@ def test_the_pure_core_loads_numpy_alone() -> None:
 def test_public_surface() -> None:
     names = """
         BadRowError Batches CenterCrop ClassBalanced ConfigError CoverageError DataConfig Dataset DatasetError
-        Decoder FractionSplit HelperError Image Options Order PackTokens PlacementError RandomResizedCrop RangeSplit
-        RankLoader RaylanceError RowShuffle Sequential ShardShuffle StateError ValueSplit Weighted WindowShuffle dataset
-        mix report restore row_rng
+        Decoder FractionSplit HelperError Image Options Order PackTokens PlacementError Provenance RandomResizedCrop
+        RangeSplit RankLoader RaylanceError RowShuffle Sequential ShardShuffle StateError ValueSplit Weighted
+        WindowShuffle dataset mix report restore row_rng
     """
     assert sorted(raylance.__all__) == names.split()
     for name in raylance.__all__:
@@ -81,8 +81,8 @@ def test_errors_survive_pickling() -> None:
 
 
 PUBLIC = {
-    "raylance", "raylance.audit", "raylance.errors", "raylance.orders.permutation", "raylance.testing",
-    "raylance.torch_data",
+    "raylance", "raylance.__version__", "raylance.audit", "raylance.errors", "raylance.orders.permutation",
+    "raylance.testing", "raylance.torch_data",
 }  # fmt: skip
 
 

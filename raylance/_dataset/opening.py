@@ -21,6 +21,7 @@ from raylance.orders.registry import make_order
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.settings import Delivery, Feed
 from raylance.source.packing import PackTokens, pack_rows
+from raylance.source.provenance import STALE, Stale, check_fresh
 from raylance.source.reader import READ_MODES, Reader, ReadMode, is_blob, stored_row_bytes
 from raylance.source.rows import table_rows
 from raylance.source.selection import Selection, Version, pin, share_selection
@@ -45,6 +46,7 @@ def dataset(
     remainder: Remainder = "drop",
     on_bad_row: Literal["raise", "mask"] = "raise",
     read: ReadMode = "auto",
+    stale: Stale = "warn",
     storage_options: Mapping[str, str] | None = None,
     **unknown: Any,
 ) -> Dataset:
@@ -67,6 +69,8 @@ def dataset(
         on_bad_row: "raise" stops at a row that cannot be decoded; "mask" delivers zeros with `_valid` False.
         read: "range" or "take" reads so; "auto" chooses for each chunk by the density of its rows and their size. The
             plan tells which.
+        stale: What becomes of a dataset that jobs/materialize made from a source which has other files by now: "warn"
+            says so once, "refuse" is an error, "ignore" does not look. A source that cannot be reached stops nobody.
         storage_options: Options of the object store.
         **unknown: Refused, with what to write instead.
 
@@ -75,11 +79,11 @@ def dataset(
 
     Raises:
         DatasetError: A missing dataset, version, tag or column; a filter that does not parse or selects nothing; a
-            column to decode that holds no images.
+            column to decode that holds no images; with stale="refuse", a source that has moved on.
         ConfigError: An argument that cannot be honoured.
     """
     refuse_unknown("raylance.dataset()", unknown, dataset.__kwdefaults__ or ())
-    _check_words(remainder, on_bad_row, read, split)
+    _check_words(remainder, on_bad_row, read, split, stale)
     seed, made_order = check_integer("seed", seed, None), make_order(order)
     decoders = _check_decoders(decode)
     if pack is not None:
@@ -88,6 +92,7 @@ def dataset(
         columns = [pack.column]
     source = pin(uri, version, storage_options)
     opened = source.open()
+    check_fresh(opened, stale, storage_options)
     names = _check_columns(opened, columns, decoders)
     selection = share_selection(source, filter, split)
     probe = _probe(opened, names, selection.get())
@@ -133,13 +138,15 @@ def dataset(
     return Dataset(feed, delivery)
 
 
-def _check_words(remainder: object, on_bad_row: object, read: object, split: object) -> None:
+def _check_words(remainder: object, on_bad_row: object, read: object, split: object, stale: object) -> None:
     if remainder not in REMAINDERS:
         raise ConfigError(f"remainder={remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
     if on_bad_row not in ("raise", "mask"):
         raise ConfigError(f"on_bad_row={on_bad_row!r}: must be 'raise' or 'mask'.")
     if read not in READ_MODES:
         raise ConfigError(f"read={read!r}: must be one of {', '.join(map(repr, READ_MODES))}.")
+    if stale not in STALE:
+        raise ConfigError(f"stale={stale!r}: must be one of {', '.join(map(repr, STALE))}.")
     if split is not None and not isinstance(split, Split):
         raise ConfigError(f"split={split!r}: give a FractionSplit, a RangeSplit or a ValueSplit.")
 

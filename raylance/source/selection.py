@@ -47,6 +47,11 @@ class Source:
         version = self.version if self.branch is None else (self.branch, self.version)
         return _open(self.uri, version, self.storage_options)
 
+    def newest(self) -> Self:
+        """The newest version now of what this is a version of, opened once; raises as `open`."""
+        dataset = _open(self.uri, None if self.branch is None else (self.branch, None), self.storage_options)
+        return dataclasses.replace(self, version=dataset.version, identity=_identity(dataset))
+
 
 def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: Mapping[str, str] | None) -> Source:
     """Resolves a version number, a tag, a reference (branch, version), or None for the newest, once.

@@ -1,0 +1,266 @@
+"""Owns the making of a filtered, shuffled or grouped copy of a Lance dataset; its rows go through no random read.
+
+    python jobs/materialize.py --data photos.lance --filter "split = 'train'" --out train.lance
+    python jobs/materialize.py --data photos.lance --out small.lance --shorter-side 256 --jpeg-quality 90
+    python jobs/materialize.py --data photos.lance --out by_class.lance --group-by label
+    python jobs/materialize.py --data photos.lance --filter "split = 'train'" --shorter-side 256 --advise
+
+The copy holds every selected row once, in the order of one keyed permutation of them all (with --group-by: class behind
+class, shuffled inside of each), in fragments that differ by one row at the most. The same source, filter and seed give
+the same rows in the same order, whatever the number of machines. Read in storage order, or in windows, it is as well
+shuffled as --seed made it, by sequential reads alone.
+
+How: Ray Data's tasks read the source in chunks, from start to end, and write each beside --out, sorted by where its
+rows go; then they merge stretches of all chunks, and write the fragments. A CPU that works takes the memory of four
+buckets (--bucket-bytes) and 600 MB, whatever the size of the data; the scratch space is as large as the copy. It is
+committed as one version at the end: before, nothing opens under --out, and a run that fails or is stopped removes what
+it wrote.
+
+The schema metadata key `raylance:provenance` says what the copy was made from; raylance.dataset() looks whether that
+has moved on, and warns, or refuses (stale="refuse").
+
+--advise writes nothing: it measures the source as it is, and says after how many epochs a copy pays.
+
+Exit status: 0 when it is made, 1 when making it failed, 2 for what cannot be honoured; 130 and 143 when SIGINT and
+SIGTERM stopped it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import sys
+import warnings
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+import lance
+import ray
+import tqdm
+
+import raylance
+
+from .advice import advise
+from .images import QUALITY, Reencode
+from .making import check_target, exists, make
+from .planning import Plan, Wish, make_plan
+
+
+class Progress:
+    """A bar for each phase, on terminals only."""
+
+    def __init__(self, rows: int, shown: bool) -> None:
+        """A bar counts up to `rows`."""
+        self.rows, self.shown = rows, shown
+        self.bar: tqdm.tqdm | None = None
+
+    def __call__(self, phase: str, rows: int) -> None:
+        """So many rows more are done; a phase that was not met before ends the one before."""
+        if self.bar is None or self.bar.desc != phase:
+            self.close()
+            self.bar = tqdm.tqdm(desc=phase, total=self.rows, unit="row", unit_scale=True, disable=not self.shown)
+            self.bar.desc = phase
+        self.bar.update(rows)
+
+    def close(self) -> None:
+        """Ends the last bar."""
+        if self.bar is not None:
+            self.bar.close()
+
+
+def run(args: argparse.Namespace) -> str:
+    """Does what the arguments ask for; returns what there is to say."""
+    wish = open_source(args)
+    if args.advise:
+        return advise(wish, args.cpus)
+    check_target(wish, exists(wish.out, wish.storage_options))
+    progress = Progress(len(wish.data), sys.stderr.isatty() and not args.no_progress)
+    try:
+        plan = make_plan(wish, progress)
+        print(plan, flush=True)
+        start_ray()
+        with stoppable():
+            made = make(plan, progress)
+    finally:
+        progress.close()
+    return summarise(plan, made)
+
+
+def open_source(args: argparse.Namespace) -> Wish:
+    """Opens and checks the source, and what is to be made of it."""
+    options = dict(args.storage_options)
+    version = int(args.version) if args.version and args.version.isdigit() else args.version
+    given = {"version": version, "filter": args.filter, "storage_options": options or None}
+    data = raylance.dataset(locate(args.data), columns=args.columns, **given)
+    columns = data.schema.names
+    images = None
+    if args.shorter_side is not None or args.jpeg_quality is not None:
+        images = Reencode(
+            column=args.image_column,
+            shorter_side=args.shorter_side,
+            quality=args.jpeg_quality,
+            keep_bad=args.on_bad_image == "keep",
+        )
+        if args.image_column not in columns:
+            raise raylance.ConfigError(
+                f"--image-column {args.image_column} is none of the columns {', '.join(columns)}: no image would be "
+                "made smaller. Name the column of encoded images."
+            )
+        # Refuses a column that holds no images.
+        raylance.dataset(locate(args.data), decode=raylance.Image(images.column, size=8), stale="ignore", **given)
+    out = locate(args.out or "")
+    if args.out and out.rstrip("/") == locate(args.data).rstrip("/"):
+        raise raylance.ConfigError(f"--out {args.out} is the source itself: give another name.")
+    return Wish(
+        data=data,
+        out=out.rstrip("/"),
+        columns=columns,
+        filter=args.filter,
+        group_by=args.group_by,
+        seed=args.seed,
+        images=images,
+        image_column=args.image_column,
+        rows_per_fragment=args.rows_per_fragment,
+        bucket_bytes=args.bucket_bytes,
+        overwrite=args.overwrite,
+        scratch=locate(args.scratch).rstrip("/") if args.scratch else None,
+        storage_options=options,
+    )
+
+
+def summarise(plan: Plan, made: lance.LanceDataset) -> str:
+    """Says what was made, and how to use it."""
+    size = sum(field.bytes_on_disk for field in made.stats.data_stats().fields)
+    counts = [fragment.count_rows() for fragment in made.get_fragments()]
+    return "\n".join([
+        f"wrote {plan.work.out}, version {made.version}",
+        f"  rows       {sum(counts):,}, each once, compared with the source by checksum",
+        f"  fragments  {len(counts):,} of {min(counts):,} to {max(counts):,} rows",
+        f"  bytes      {size:,}",
+        f"  made from  {plan.work.source}, version {plan.wish.data.version}",
+        f"use it: raylance.dataset({plan.work.out!r}, …), without the filter; it warns when the source has moved on",
+    ])  # fmt: skip
+
+
+def start_ray() -> None:
+    """Joins Ray, or starts one here."""
+    if not ray.is_initialized():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to start its daemons
+            ray.init()  # honours RAY_ADDRESS, which `ray job submit` sets
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """SIGTERM ends the run as SIGINT does: by an exception, so that what it wrote is removed."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(signal.SIGTERM, stop)  # after ray.init, which sets one of its own
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def reason(error: BaseException) -> str:
+    """Returns what failed in a task: the last error that its text names, but for the one that Ray Data wraps it in."""
+    named = re.findall(r"^(?:[\w.]+\.)?(?!UserCode)[A-Z]\w+(?:Error|Exception): (.+)$", str(error), re.MULTILINE)
+    return named[-1] if named else (str(error) or type(error).__name__).splitlines()[0]
+
+
+def locate(path: str) -> str:
+    """Makes a local path absolute: every node writes, and a worker's current directory is not that of the driver."""
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+
+
+def at_least(least: int, most: int | None = None) -> Any:
+    """Returns a parser of integers that refuses those outside of [least, most]."""
+
+    def number(text: str) -> int:
+        value = int(text)
+        if value < least or (most is not None and value > most):
+            raise argparse.ArgumentTypeError(f"{text} lies outside of [{least}, {'…' if most is None else most}]")
+        return value
+
+    return number
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Parses KEY=VALUE."""
+    if "=" not in text:
+        raise argparse.ArgumentTypeError(f"{text} has no =: it would not be used; write it as KEY=VALUE")
+    key, value = text.split("=", 1)
+    return key, value
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """Parses the command line."""
+    # fmt: off
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument_group("what is copied").add_argument
+    add("--data", required=True, metavar="URI", help="the Lance dataset, where every node can read it")
+    add("--version", metavar="V", help="version number or tag (default: the newest)")
+    add("--filter", metavar="SQL", help="rows to copy (default: all)")
+    add("--columns", type=lambda text: text.split(","), metavar="A,B", help="columns to copy (default: all)")
+    add = parser.add_argument_group("how").add_argument
+    add("--seed", type=int, default=0, help="of the order (default: %(default)s)")
+    add("--group-by", metavar="COLUMN", help="rows of one value lie together, shuffled inside (default: none do)")
+    add("--image-column", default="image", metavar="NAME", help="(default: %(default)s)")
+    add("--shorter-side", type=at_least(1), metavar="PIXELS",
+        help="larger images get this size, smaller ones stay as they are (default: all stay)")
+    add("--jpeg-quality", type=at_least(1, 100), metavar="Q",
+        help=f"encode every image as JPEG (default: only those of another size, with {QUALITY})")
+    add("--on-bad-image", choices=("raise", "keep"), default="raise",
+        help="where one cannot be decoded: stop, or keep its bytes (default: %(default)s)")
+    add("--rows-per-fragment", type=at_least(1), metavar="N",
+        help="rows of a fragment at the most (default: of 256 MB)")
+    add = parser.add_argument_group("where").add_argument
+    add("--out", metavar="URI", help="the Lance dataset to make, where every node can write")
+    add("--overwrite", action="store_true", help="add a version to an existing dataset (default: refuse)")
+    add("--scratch", metavar="URI",
+        help="of what lies between the passes, where every node can write (default: beside --out)")
+    add("--bucket-bytes", type=at_least(1 << 16, 1 << 30), metavar="N",
+        help="bytes that are sorted at a time (default: 128 MiB to 1 GiB, with the size of the data)")
+    add("--storage-options", action="append", type=pair, default=[], metavar="KEY=VALUE",
+        help="for the object store, as Lance names it; may be repeated")
+    add("--no-progress", action="store_true", help="no progress bar; there is one on terminals only")
+    add = parser.add_argument_group("advice").add_argument
+    add("--advise", action="store_true", help="measure the source, and say whether a copy pays; writes nothing")
+    add("--cpus", type=at_least(1), default=os.cpu_count(), metavar="N",
+        help="that decode in training (default: those of this machine)")
+    # fmt: on
+    args = parser.parse_args(argv)
+    if not args.advise and not args.out:
+        parser.error("--out says where the copy goes; or give --advise")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the job; returns its exit status."""
+    args = parse_args(argv)
+    try:
+        print(run(args))
+    except raylance.CoverageError as error:
+        print(f"FAULT: {error}", file=sys.stderr)
+        return 1
+    except raylance.RaylanceError as error:
+        print(f"materialize.py: {error}", file=sys.stderr)
+        return 2
+    except (ray.exceptions.RayError, OSError, ValueError) as error:
+        print(
+            f"materialize.py: making {args.out} failed ({reason(error)}): nothing was committed, and an older version "
+            "is as it was; remove the cause and run it again",
+            file=sys.stderr,
+        )
+        return 1
+    except KeyboardInterrupt as stopped:
+        by = signal.Signals(stopped.args[0] if stopped.args else signal.SIGINT)
+        print(f"materialize.py: stopped by {by.name}; nothing was committed", file=sys.stderr)
+        return 128 + by
+    return 0

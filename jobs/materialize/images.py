@@ -1,0 +1,85 @@
+"""Owns the images that a copy has smaller or encoded anew; never reads storage, and knows nothing of orders."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+from typing import Any
+
+import numpy as np
+import PIL
+import PIL.Image
+import pyarrow as pa
+
+import raylance
+
+QUALITY = 90  # of JPEGs, where the command line says none
+ORIENTATION, TURNED = 0x0112, 5  # EXIF: from 5 up, width and height change places
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Reencode:
+    """What becomes of encoded images.
+
+    Pixels are those that `raylance.Image` makes of them, at the new size: EXIF rotation is done, and alpha is dropped.
+
+    Attributes:
+        column: Column of encoded images.
+        shorter_side: Pixels that the shorter side has at the most; None leaves sizes as they are.
+        quality: JPEG quality of every image; None leaves an image that is small enough as it is, byte for byte.
+        keep_bad: Whether an image that cannot be decoded is kept as it is; else it is an error.
+    """
+
+    column: str
+    shorter_side: int | None = None
+    quality: int | None = None
+    keep_bad: bool = False
+
+    def describe(self) -> dict[str, Any]:
+        """What provenance says of it."""
+        return {
+            "image_column": self.column,
+            "shorter_side": self.shorter_side,
+            "jpeg_quality": self.quality,
+            "keep_bad": self.keep_bad,
+            "pillow": PIL.__version__,
+        }
+
+    def apply(self, table: pa.Table, offsets: np.ndarray) -> pa.Table:
+        """Encodes the images of a table; `offsets`, int64 (rows,), name a bad one."""
+        made = [
+            None if value is None else self._one(value, int(offset))
+            for value, offset in zip(table[self.column].to_pylist(), offsets, strict=True)
+        ]
+        place = table.schema.get_field_index(self.column)
+        field = table.schema.field(place)
+        return table.set_column(place, field, pa.array(made, field.type))
+
+    def _one(self, encoded: bytes, offset: int) -> bytes:
+        try:
+            return self.encode(encoded)
+        except Exception as error:  # whatever a codec raises on damaged bytes
+            if self.keep_bad:
+                return encoded
+            raise raylance.DatasetError(
+                f"column {self.column} of row offset {offset} cannot be decoded ({error}); nothing was committed. "
+                "Repair the row, leave it out by --filter, or keep such bytes as they are by --on-bad-image keep."
+            ) from error
+
+    def encode(self, encoded: bytes) -> bytes:
+        """One image, smaller or encoded anew, or as it is."""
+        with PIL.Image.open(io.BytesIO(encoded)) as header:
+            width, height = header.size
+            if header.getexif().get(ORIENTATION, 1) >= TURNED:
+                width, height = height, width
+            is_grey = header.mode in ("1", "L")
+        scale = min(1.0, (self.shorter_side or width) / min(width, height))
+        if scale == 1.0 and self.quality is None:
+            return encoded
+        size = max(1, round(height * scale)), max(1, round(width * scale))
+        pixels = np.empty((*size, 3), np.uint8)
+        image = raylance.Image(self.column, size=size)
+        image.decode_into(encoded, np.zeros(image.draws), pixels)  # without augmentation, draws are not looked at
+        made = PIL.Image.fromarray(pixels[:, :, 0] if is_grey else pixels)
+        made.save(buffer := io.BytesIO(), "JPEG", quality=self.quality or QUALITY)
+        return buffer.getvalue()

@@ -1,0 +1,146 @@
+"""Owns the making of the copy from its plan to its commit, all of it or nothing; never decides where a row goes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import pickle
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import lance
+import pyarrow as pa
+import ray
+import ray.data
+from lance.file import LanceFileSession
+from lance.fragment import FragmentMetadata
+
+import raylance
+
+from .layout import Run, plan_buckets
+from .planning import Bar, Plan, Wish, task_bytes
+from .shuffle import Work, gather, scatter
+from .survey import WORD
+
+MOST_BLOCKS = 10_000  # of Ray Data, each a task
+
+
+def make(plan: Plan, progress: Bar) -> lance.LanceDataset:
+    """Makes the copy and commits it. Until then nothing can be opened under its name; what fails leaves nothing there.
+
+    Raises:
+        CoverageError: If rows are missing or doubled.
+        ray.exceptions.RayError: If a task failed, with the task's error as text.
+    """
+    work, options = plan.work, plan.wish.storage_options
+    present = exists(work.out, options)
+    check_target(plan.wish, present)
+    work = dataclasses.replace(work, mode="overwrite" if present else "create")
+    with contextlib.ExitStack() as stack:
+        stack.callback(remove, work.scratch, options)
+        if not present:
+            stack.push(lambda kind, *_: remove_half(work.out, options) if kind else None)
+        sorting = stack.enter_context(contextlib.closing(each(scatter, plan.found.chunks, work)))
+        runs = [run for done in sorting for run in told(progress, "sorting", done)]
+        runs.sort(key=lambda run: (run.first, run.part))
+        commit(work.scratch, work.scratch_schema, [run.fragment for run in runs], options)
+        buckets = plan_buckets(plan.fragments, work.bounds, runs, work.bucket_bytes)
+        writing = stack.enter_context(contextlib.closing(each(gather, buckets, work)))
+        made = [one for done in writing for one in told(progress, "writing", done)]
+        made.sort(key=lambda one: one.start)
+        rows, total = sum(one.rows for one in made), sum(one.checksum for one in made) & WORD
+        if (rows, total) != (plan.found.rows, plan.found.checksum):
+            raise raylance.CoverageError(
+                f"{rows:,} rows with checksum {total:016x} were written, and {plan.found.rows:,} with "
+                f"{plan.found.checksum:016x} are selected; nothing was committed. Run it again, and report this if it "
+                "comes again."
+            )
+        if not present and exists(work.out, options):
+            raise raylance.DatasetError(
+                f"--out {work.out} has become a dataset meanwhile, by somebody else: it is left as it is, and nothing "
+                "was committed. Choose another --out."
+            )
+        return commit(work.out, work.schema, [one.fragment for one in made], options)
+
+
+def told(progress: Bar, phase: str, done: list[Any]) -> list[Any]:
+    """What was done, and the bar knows of it."""
+    progress(phase, sum(int(one.slot_rows.sum()) if isinstance(one, Run) else one.rows for one in done))
+    return done
+
+
+def each(task: Callable[..., pa.Table], items: list[Any], work: Work) -> Iterator[list[Any]]:
+    """Runs a task on each item, as many at a time as CPUs and memory allow, in no order of their ends."""
+    need = task_bytes(work.bucket_bytes)
+    has = max((node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"]), default=0)
+    if need > has:
+        raise raylance.ConfigError(
+            f"a task needs {need:,} bytes of memory for buckets of {work.bucket_bytes:,}, and no node has more than "
+            f"{has:,.0f}: none would ever start. Give a smaller --bucket-bytes."
+        )
+    context = ray.data.DataContext.get_current().copy()
+    context.enable_progress_bars = False  # of blocks; the job's own counts rows
+    with ray.data.DataContext.current(context):
+        tasks = [{"task": pickle.dumps(item)} for item in items]
+        results = ray.data.from_items(tasks, override_num_blocks=min(len(tasks), MOST_BLOCKS)).map_batches(
+            task, fn_kwargs={"work": work}, batch_format="pyarrow", batch_size=1, num_cpus=1, memory=need
+        )
+        for batch in results.iter_batches(batch_format="pyarrow", batch_size=None):
+            for result in batch["result"]:
+                yield pickle.loads(result.as_py())
+
+
+def commit(uri: str, schema: pa.Schema, fragments: list[str], options: dict[str, str]) -> lance.LanceDataset:
+    """Makes a version of fragments, in their order."""
+    found = [FragmentMetadata.from_json(text) for text in fragments]
+    return lance.LanceDataset.commit(uri, lance.LanceOperation.Overwrite(schema, found), storage_options=options)
+
+
+def check_target(wish: Wish, present: bool) -> None:
+    """Refuses a target that is taken."""
+    if present and not wish.overwrite:
+        raise raylance.ConfigError(
+            f"--out {wish.out} already is a Lance dataset: new rows would take the place of its rows; choose another "
+            "--out, or give --overwrite, which adds a version"
+        )
+    if not present and (files := list_files(wish.out, wish.storage_options)):
+        raise raylance.ConfigError(
+            f"--out {wish.out} is no Lance dataset, and {len(files):,} files lie there, such as {files[0]}: a run that "
+            "was killed leaves such; remove them, or choose another --out"
+        )
+
+
+def exists(uri: str, options: dict[str, str]) -> bool:
+    """Tells whether a Lance dataset opens there; any other trouble with the place shows on writing."""
+    try:
+        lance.dataset(uri, storage_options=options)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def list_files(uri: str, options: dict[str, str]) -> list[str]:
+    """Files below a URI of whatever storage Lance knows."""
+    return sorted(LanceFileSession(uri, storage_options=options).list())
+
+
+def remove_half(uri: str, options: dict[str, str]) -> None:
+    """Removes what was written for a dataset that did not come to be; a version that somebody committed stays."""
+    remove(uri, options, unless="_versions/")
+
+
+def remove(uri: str, options: dict[str, str], unless: str | None = None) -> None:
+    """Removes what lies below a URI, unless a file's name begins so; says so where it cannot, for nothing needs it."""
+    try:
+        files = list_files(uri, options)
+        if unless is not None and any(file.startswith(unless) for file in files):
+            return
+        session = LanceFileSession(uri, storage_options=options)
+        for file in files:
+            session.delete_file(file)
+        if "://" not in uri:  # folders are left
+            shutil.rmtree(uri, ignore_errors=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"materialize.py: what lies at {uri} cannot be removed ({error}): nothing needs it", file=sys.stderr)
