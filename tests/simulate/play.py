@@ -3,6 +3,7 @@ virtual time; never decides what goes wrong.
 """
 
 import dataclasses
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
@@ -69,9 +70,10 @@ def make_dispatcher(
     *,
     row_bytes: tuple[int, int] = (RAW_BYTES, DECODED_BYTES),
     is_early: bool = False,
+    end: int | None = None,
 ) -> Dispatcher:
-    """As the helpers of a loader make it; `row_bytes` are raw and decoded ones, and `is_early` has the first step go to
-    all decoders.
+    """As the helpers of a loader make it; `row_bytes` are raw and decoded ones, `is_early` has the first step go to all
+    decoders, and items that begin at `end` are left out.
     """
     sizes = made_of.sizes(
         raw_bytes=row_bytes[0],
@@ -81,11 +83,12 @@ def make_dispatcher(
     )
     low, high = plan.rank_slice(position, rank)
     first_rows = -(-(high - low) // max(1, scenario.decoders)) if is_early else 0
-    items = list(plan.items(rank, EPOCH, position, sizes.item_rows(), first_rows))
+    items = plan.items(rank, EPOCH, position, sizes.item_rows(), first_rows)
+    wanted = list(itertools.takewhile(lambda item: end is None or item.position < end, items))
     return made_of.dispatcher(
         plan=plan,
         rank=rank,
-        items=items,
+        items=wanted,
         position=position,
         crew=crew,
         sizes=sizes,
