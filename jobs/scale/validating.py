@@ -5,6 +5,7 @@ them; never simulates.
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,6 +29,8 @@ class Sleeping(raylance.Decoder):
     """Decodes a row in a given time, without a core."""
 
     row_s: float
+    armed: str = ""  # a file; whoever decodes the row `dies_at` while it is there removes it, and dies
+    dies_at: int = -1
     shape = (SIDE, SIDE, 3)
     dtype = "uint8"
 
@@ -37,6 +40,9 @@ class Sleeping(raylance.Decoder):
 
     def decode_into(self, encoded: memoryview, draws: Any, out: np.ndarray) -> None:
         """Sleeps."""
+        if int.from_bytes(encoded[:8], "little") == self.dies_at and os.path.exists(self.armed):
+            os.remove(self.armed)
+            os._exit(1)
         time.sleep(self.row_s)
         out[...] = encoded[0]
 
@@ -54,6 +60,7 @@ class Case:
     batch_size: int = 8
     steps: int = 0
     step_s: float = 0.0
+    dies: bool = False  # whether a decoder dies in the middle
 
     @property
     def rows(self) -> int:
@@ -71,7 +78,9 @@ def cases(items: int = 16) -> Iterator[Case]:
     """1, 2 and 4 ranks and 1 to 16 decoders; as many items for each decoder everywhere."""
     for ranks, decoders in ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (2, 1), (2, 4), (2, 8), (4, 1), (4, 4)):
         yield Case(ranks=ranks, decoders=decoders, steps=items * decoders)
-    yield Case(ranks=4, decoders=2, steps=4 * items, step_s=0.3)  # the model is slower than the decoders
+    yield Case(ranks=4, decoders=2, steps=2 * items, step_s=0.3)  # the model is slower than the decoders
+    yield Case(ranks=1, decoders=4, steps=4 * items, dies=True)
+    yield Case(ranks=2, decoders=4, steps=4 * items, dies=True)
 
 
 class LogicalRank:
@@ -82,8 +91,8 @@ class LogicalRank:
         torch.set_num_threads(1)
         torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
 
-    def go(self, dataset: Any, case: Case) -> tuple[float, float, list[int]]:
-        """Two epochs, of which the second is timed.
+    def go(self, dataset: Any, case: Case, armed: str) -> tuple[float, float, list[int]]:
+        """Two epochs, of which the second is timed; in it, a decoder may die.
 
         Returns:
             Seconds from its begin to the first batch, and to the end of the last step; and the rows.
@@ -92,7 +101,9 @@ class LogicalRank:
             rank=self._rank, world_size=self._ranks, num_decoders=case.decoders,
             max_inflight_bytes=case.max_inflight_bytes,
         )  # fmt: skip
-        for _ in range(2):
+        for epoch in range(2):
+            if epoch and case.dies and not self._rank:
+                Path(armed).touch()
             torch.distributed.barrier()
             begin, first_s, rows = time.perf_counter(), 0.0, []
             for batch in loader.iter_torch_batches(batch_size=case.batch_size, prefetch_batches=2):
@@ -108,7 +119,8 @@ class LogicalRank:
 def write(folder: Path, rows: int) -> str:
     """A dataset of small rows."""
     uri = str(folder / "sleeping.lance")
-    table = pa.table({"image": pa.array([bytes(RAW_BYTES)] * rows, pa.binary()), "id": np.arange(rows)})
+    images = [row.to_bytes(RAW_BYTES, "little") for row in range(rows)]
+    table = pa.table({"image": pa.array(images, pa.binary()), "id": np.arange(rows)})
     lance.write_dataset(table, uri)
     return uri
 
@@ -119,13 +131,15 @@ def measure(case: Case, uri: str) -> tuple[float, float]:
     Raises:
         SystemExit: If a row came twice, or not at all.
     """
-    decoder: Any = Sleeping("image", case.row_s)
-    # Row by row: each step of a rank is one item, and there is no window to wait for.
-    dataset = raylance.dataset(uri, columns=["image", "id"], filter=f"id < {case.rows}", decode=decoder, order="row")
     remote: Any = ray.remote(LogicalRank).options(num_cpus=0)
     with tempfile.TemporaryDirectory() as folder:
+        armed = str(Path(folder, "armed"))
+        decoder: Any = Sleeping("image", case.row_s, armed, case.rows // 2)
+        dataset = raylance.dataset(
+            uri, columns=["image", "id"], filter=f"id < {case.rows}", decode=decoder, order="sequential"
+        )
         ranks = [remote.remote(rank, case.ranks, str(Path(folder, "meeting"))) for rank in range(case.ranks)]
-        told = ray.get([rank.go.remote(dataset, case) for rank in ranks])
+        told = ray.get([rank.go.remote(dataset, case, armed) for rank in ranks])
     for rank in ranks:
         ray.kill(rank)
     rows = sorted(row for _, _, part in told for row in part)

@@ -101,6 +101,7 @@ class Fleet:
                 raise RuntimeError(f"nothing will happen any more after step {len(self.ended)}")
         run, ranks = self.planned, self.ranks
         rows, begin = run.batch_size * run.ranks * run.steps, self.first_batch_s
+        self.longest_s[0] = self.ended[0] - begin  # whoever began it before the last did is not waited for
         took_s = self.ended[-1] - begin
         half = run.steps // 2
         half_s = self.ended[-1] - (self.ended[half - 1] if half else begin)

@@ -348,9 +348,9 @@ class TimedRank(World):
     # The helpers.
 
     def die(self, kind: str) -> None:
-        """A helper dies, as soon as it is known."""
+        """A helper dies; nobody knows for a while."""
         helper = next(helper for helper in self.helpers.values() if helper.kind == kind and helper.state == "up")
-        helper.state = "dead"
+        helper.state = "hung"  # it answers nothing, and what it is given says nothing either
         if kind == "reader":
             self.reading.forget()
         self.later(self.fleet.times.notice_s, self.post, Lost(helper.number, Fault(told="it died")))
