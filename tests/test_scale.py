@@ -142,6 +142,15 @@ def test_the_command_simulates_and_writes(tmp_path: Path, capsys: pytest.Capture
     assert "order='window' as it settles itself" in capsys.readouterr().out
 
 
+def test_the_picture_is_small(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "o.png"
+    arguments = ["--ranks", "1,2", "--set", "steps=4", "--processes", "1", "--plot", str(path)]
+    assert command.main(arguments) == 0
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert path.stat().st_size < 150_000
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

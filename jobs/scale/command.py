@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import sys
@@ -60,6 +61,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(str(error))
     if min(args.ranks) < 1 or args.items < 1 or args.processes < 1:
         parser.error("--ranks, --items and --processes: must be at least 1")
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot draws with matplotlib, which is not installed: pip install 'raylance[bench]'")
     args.studies = args.studies.split(",")
     if unknown := set(args.studies) - set(STUDIES):
         parser.error(f"--studies: there is no {', '.join(sorted(unknown))}; choose from {', '.join(STUDIES)}")
@@ -166,8 +169,6 @@ def plan(_: argparse.Namespace) -> list[dict[str, Any]]:
 
 def study(args: argparse.Namespace) -> dict[str, Any]:
     """Simulates, prints, draws."""
-    if args.plot:
-        import matplotlib  # noqa: F401 - before minutes are spent
     base = defaults(args.set)
     found = run_studies(args.studies, args.ranks, base, args.processes)
     heads = "rows/s  of ideal   stall  own wait  first batch  longest step  in flight      held  requests  decide"
@@ -181,7 +182,7 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
                 f" {one.requests_per_row:>7.3f}/row {1e6 * one.decide_s:>4.0f} µs",
             )
     if args.plot:
-        from jobs.scale.plotting import draw
+        from jobs.scale.plotting import draw  # loads matplotlib
 
         draw(found, base, args.plot)
     by_name = {name: {r: dataclasses.asdict(one) for r, one in runs.items()} for name, runs in found.items()}

@@ -44,7 +44,7 @@ class Sleeping(raylance.Decoder):
             os.remove(self.armed)
             os._exit(1)
         time.sleep(self.row_s)
-        out[...] = encoded[0]
+        out[...] = bytes(encoded[:1])[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
