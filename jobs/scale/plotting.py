@@ -24,12 +24,13 @@ def draw(found: Runs, base: Study, path: Path) -> None:
     decoders = base.run.decoders
     names = {
         "barrier": "barrier alone",
-        "storage": "storage, lanes = ranks",
+        "storage": "storage, whole slices in a window",
+        "uneven": "storage, no whole slices",
         "auto": 'storage, order="window" as it is',
         "elsewhere": "decoders elsewhere, 25 Gbit/s",
     }
-    _lines(axes[0, 0], found, names, lambda one: one.rows_per_s / one.ideal_rows_per_s)
-    axes[0, 0].set(ylabel="rows/s, of those without any wait", ylim=(0, 1.05), title="What breaks first")
+    _lines(axes[0, 0], found, names, lambda one: 1 - one.stall)
+    axes[0, 0].set(ylabel="rows/s, of those without any stall", ylim=(0, 1.05), title="What breaks first")
     counts = {"fewer": decoders - 1, "barrier": decoders, "more": decoders + 1}
     _lines(axes[0, 1], found, {k: f"{v} decoders a rank" for k, v in counts.items()}, lambda one: 100 * one.stall)
     axes[0, 1].set(ylabel="stall, % of the time", title="The slowest rank holds the others", ylim=(0, None))

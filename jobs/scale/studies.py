@@ -42,7 +42,9 @@ CLUSTER = Shared(
     actors_s=550,  # Ray's own release test with 10,000 actors
     node_actors_s=50,  # 96 cores, and two seconds of one for each
 )
-SHARD_ROWS, WINDOW_SHARDS = 128, 2  # by hand: 5.4 MB, and two of them are one step of a lane of its own
+# By hand: shards of 5.4 MB, and windows that hold a whole number of the rows that a rank takes of a lane in a step.
+EVEN = raylance.WindowShuffle(shard_rows=128, window_shards=2, lanes=16)
+UNEVEN = raylance.WindowShuffle(shard_rows=96, window_shards=2, lanes=16)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,14 +81,8 @@ def vars_of(value: Any) -> dict[str, Any]:
 
 def _alone(base: Study, ranks: int) -> Study:
     """Nothing is shared but the barrier, and the storage has no limit."""
-    lanes = max(16, ranks)
-    order = raylance.WindowShuffle(shard_rows=SHARD_ROWS, window_shards=WINDOW_SHARDS, lanes=lanes)
     endless = {name: float("inf") for name in ("storage_bytes_s", "storage_requests_s", "network_bytes_s")}
-    return base.change(ranks=ranks, order=order, **endless)
-
-
-def _by_hand(base: Study, ranks: int) -> Study:
-    return base.change(ranks=ranks, order=_alone(base, ranks).run.order)
+    return base.change(ranks=ranks, order=EVEN, **endless)
 
 
 def _elsewhere(base: Study, ranks: int) -> Study:
@@ -103,7 +99,10 @@ class Named:
 
 STUDIES = {
     "barrier": Named("nothing shared but the barrier", _alone),
-    "storage": Named("a storage with limits, lanes = ranks, shards of 5 MB", _by_hand),
+    "storage": Named(
+        "a storage with limits, windows that hold whole slices", lambda b, r: b.change(ranks=r, order=EVEN)
+    ),
+    "uneven": Named("the same storage, windows that do not", lambda b, r: b.change(ranks=r, order=UNEVEN)),
     "auto": Named("the same storage, order='window' as it settles itself", lambda b, r: b.change(ranks=r)),
     "elsewhere": Named("all decoders on other nodes, 25 Gbit/s a node", _elsewhere),
     "fewer": Named("one decoder fewer", lambda b, r: _alone(b, r).change(decoders=max(1, b.run.decoders - 1))),
