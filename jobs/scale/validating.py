@@ -139,9 +139,11 @@ def measure(case: Case, uri: str) -> tuple[float, float]:
             uri, columns=["image", "id"], filter=f"id < {case.rows}", decode=decoder, order="sequential"
         )
         ranks = [remote.remote(rank, case.ranks, str(Path(folder, "meeting"))) for rank in range(case.ranks)]
-        told = ray.get([rank.go.remote(dataset, case, armed) for rank in ranks])
-    for rank in ranks:
-        ray.kill(rank)
+        try:
+            told = ray.get([rank.go.remote(dataset, case, armed) for rank in ranks])
+        finally:
+            for rank in ranks:
+                ray.kill(rank)
     rows = sorted(row for _, _, part in told for row in part)
     if rows != list(range(case.rows)):
         raise SystemExit(f"{case}: {len(rows)} rows came, {len(set(rows))} of them distinct, and not {case.rows}")
