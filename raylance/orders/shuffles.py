@@ -84,8 +84,11 @@ def _some_mebibytes(facts: Facts, lanes: int, lane_bytes: float, lane_rows: int)
     # Small datasets still get several shards a lane, or a checkpoint could name none as complete.
     rows = max(1, min(int(wanted), -(-lane_rows // 4)))
     per_step = max(1, facts.global_batch_size // lanes)
-    # Whole steps in a window: no step then straddles two.
-    return max(rows // per_step * per_step, 1)
+    if per_step <= rows:
+        return rows // per_step * per_step  # whole steps in a window: no step then straddles two
+    # A part of a step likewise, unless that were so few rows that reading them one by one is what it comes to.
+    part = max(divisor for divisor in range(1, rows + 1) if per_step % divisor == 0)
+    return part if 4 * part >= rows else rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,12 @@ virtual time; never decides what goes wrong.
 """
 
 import dataclasses
+import itertools
 from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
-from raylance.planning.plan import WorkItem
+from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime.crew import Crew
 from raylance.runtime.dispatcher import Dispatcher
 from raylance.runtime.messages import Command, Event, GiveUp, Taken, Wake
@@ -48,6 +49,57 @@ def explain(pending: int, asked: int, kind: str) -> str:
     return f"{pending} of {asked} {kind}s found no place"
 
 
+def make_crew(scenario: Scenario, made_of: Wrong) -> Crew:
+    """As the runtime makes it."""
+    return made_of.crew(
+        decoders=scenario.decoders,
+        insists=scenario.insists,
+        placement_timeout_s=scenario.placement_timeout_s,
+        work_timeout_s=scenario.work_timeout_s,
+        explain=explain,
+    )
+
+
+def make_dispatcher(
+    scenario: Scenario,
+    crew: Crew,
+    plan: Plan,
+    rank: int,
+    position: int,
+    made_of: Wrong,
+    *,
+    row_bytes: tuple[int, int] = (RAW_BYTES, DECODED_BYTES),
+    is_early: bool = False,
+    end: int | None = None,
+) -> Dispatcher:
+    """As the helpers of a loader make it; `row_bytes` are raw and decoded ones, `is_early` has the first step go to all
+    decoders, and items that begin at `end` are left out.
+    """
+    sizes = made_of.sizes(
+        raw_bytes=row_bytes[0],
+        decoded_bytes=row_bytes[1] if scenario.decodes else 0,
+        limit_bytes=scenario.limit_bytes,
+        items=2 * max(1, scenario.decoders) + 1,
+    )
+    low, high = plan.rank_slice(position, rank)
+    first_rows = -(-(high - low) // max(1, scenario.decoders)) if is_early else 0
+    items = plan.items(rank, EPOCH, position, sizes.item_rows(), first_rows)
+    wanted = list(itertools.takewhile(lambda item: end is None or item.position < end, items))
+    return made_of.dispatcher(
+        plan=plan,
+        rank=rank,
+        items=wanted,
+        position=position,
+        crew=crew,
+        sizes=sizes,
+        stats=Stats(),
+        decodes=scenario.decodes,
+        prefetch_batches=scenario.prefetch_batches,
+        work_timeout_s=scenario.work_timeout_s,
+        tell=tell,
+    )
+
+
 class Rank:
     """One rank: its machines, which outlive passes, and what it was handed."""
 
@@ -72,13 +124,7 @@ class Rank:
         self.watch = Watch(self.scenario)
         self.world = self.world_type(self.draws, dataclasses.replace(self.scenario, budget=self.budget), self.watch)
         self.watch.world = self.world
-        self.crew = self.made_of.crew(
-            decoders=self.scenario.decoders,
-            insists=self.scenario.insists,
-            placement_timeout_s=self.scenario.placement_timeout_s,
-            work_timeout_s=self.scenario.work_timeout_s,
-            explain=explain,
-        )
+        self.crew = make_crew(self.scenario, self.made_of)
 
     def go(self, run: PlannedRun, rank: int, position: int, end: int) -> bool:
         """Consumes from a position up to another one; whether it got there, or a row's error ended it."""
@@ -126,27 +172,9 @@ class Pass:
         if self._stop_after == 0:  # an interrupt while it waits
             self.world.later(draws.seconds(4.0), self._interrupt)
         self._laziness = (0.0, 0.0, 0.3, 5.0)[draws.bits() >> 14]
-        sizes = rank.made_of.sizes(
-            raw_bytes=RAW_BYTES,
-            decoded_bytes=DECODED_BYTES if scenario.decodes else 0,
-            limit_bytes=scenario.limit_bytes,
-            items=2 * max(1, scenario.decoders) + 1,
-        )
         self.world.planned = run
         self.watch.begin(run, number, position)
-        self.dispatcher = rank.made_of.dispatcher(
-            plan=run.plan,
-            rank=number,
-            items=list(run.plan.items(number, EPOCH, position, sizes.item_rows())),
-            position=position,
-            crew=rank.crew,
-            sizes=sizes,
-            stats=Stats(),
-            decodes=scenario.decodes,
-            prefetch_batches=scenario.prefetch_batches,
-            work_timeout_s=scenario.work_timeout_s,
-            tell=tell,
-        )
+        self.dispatcher = make_dispatcher(scenario, rank.crew, run.plan, number, position, rank.made_of)
         self._want()
 
     # The consumer.

@@ -197,7 +197,7 @@ def _happen(one: Pass, choice: Choice) -> None:
         world.kill(number)
     else:
         world.late -= number
-        world.now = max(world.now, one.deadline or 0.0)
+        world.clock.now = max(world.now, one.deadline or 0.0)
         one.tell(None)
     while not (one.is_last or one.is_stopped):
         event = one.taken() or (world.inbox.popleft() if world.inbox else None)

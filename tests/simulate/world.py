@@ -79,42 +79,17 @@ class Helper:
     is_working: bool = False
 
 
-class World:
-    """A `Runtime` without threads, Ray, or a clock."""
+class Clock:
+    """Virtual time, and what is under way in it: of one world, or of several that share it."""
 
-    def __init__(self, draws: Draws, scenario: Scenario, watch: Watch) -> None:
-        self.draws, self.scenario, self.watch = draws, scenario, watch
+    def __init__(self) -> None:
         self.now = 0.0
-        self.helpers: dict[int, Helper] = {}
-        self.table: dict[int, Result | None] = {}  # as the runtime's: by call, None until it is there
-        self.inbox: deque[Event] = deque()
-        self.counts: Counter[str] = Counter()
-        self.planned: PlannedRun | None = None
         self._under_way: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
-        self.faults = 0
-        self._threshold = int((1 - scenario.rate) * (1 << BITS)) if scenario.faults else 1 << BITS
-        self._do: dict[type, Callable[[Any], None]] = {
-            Place: self._place,
-            Read: self._give,
-            Decode: self._give,
-            Ask: self._give,
-            Fetch: self._fetch,
-            Forget: self._forget,
-            Dismiss: self._dismiss,
-        }
-        for kind in sorted(scenario.faults & {"idle dies", "idle hangs", "node dies"}):
-            for _ in range(1 + draws.bits() * 3 // (1 << BITS)):
-                self.later(draws.seconds(30.0), self._strike, kind, draws.bits())
-
-    # Time.
 
     def later(self, wait_s: float, what: Callable[..., None], *about: Any) -> None:
         self._number += 1
         heapq.heappush(self._under_way, (self.now + wait_s, self._number, what, about))
-
-    def post(self, event: Event) -> None:
-        self.inbox.append(event)
 
     def pass_time(self, until: float | None) -> bool:
         """Lets the next thing happen, or time pass until then; says whether anything could."""
@@ -134,6 +109,51 @@ class World:
         while self._under_way and self._under_way[0][0] <= until:
             self.pass_time(until)
         self.now = until
+
+
+class World:
+    """A `Runtime` without threads or Ray, by a clock of its own unless it is given one."""
+
+    def __init__(self, draws: Draws, scenario: Scenario, watch: Watch, clock: Clock | None = None) -> None:
+        self.draws, self.scenario, self.watch = draws, scenario, watch
+        self.clock = clock or Clock()
+        self.helpers: dict[int, Helper] = {}
+        self.table: dict[int, Result | None] = {}  # as the runtime's: by call, None until it is there
+        self.inbox: deque[Event] = deque()
+        self.counts: Counter[str] = Counter()
+        self.planned: PlannedRun | None = None
+        self.faults = 0
+        self._threshold = int((1 - scenario.rate) * (1 << BITS)) if scenario.faults else 1 << BITS
+        self._do: dict[type, Callable[[Any], None]] = {
+            Place: self._place,
+            Read: self._give,
+            Decode: self._give,
+            Ask: self._give,
+            Fetch: self._fetch,
+            Forget: self._forget,
+            Dismiss: self._dismiss,
+        }
+        for kind in sorted(scenario.faults & {"idle dies", "idle hangs", "node dies"}):
+            for _ in range(1 + draws.bits() * 3 // (1 << BITS)):
+                self.later(draws.seconds(30.0), self._strike, kind, draws.bits())
+
+    # Time.
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
+
+    def later(self, wait_s: float, what: Callable[..., None], *about: Any) -> None:
+        self.clock.later(wait_s, what, *about)
+
+    def pass_time(self, until: float | None) -> bool:
+        return self.clock.pass_time(until)
+
+    def busy(self, seconds: float) -> None:
+        self.clock.busy(seconds)
+
+    def post(self, event: Event) -> None:
+        self.inbox.append(event)
 
     # Commands.
 

@@ -1,0 +1,150 @@
+"""Owns the real runs beside which the simulation is put: decoders that sleep, so that two cores are enough for many of
+them; never simulates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import ray
+import torch.distributed
+
+import raylance
+
+SIDE = 64  # of what a row becomes: 12 KiB, so that bytes do not matter
+RAW_BYTES = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sleeping(raylance.Decoder):
+    """Decodes a row in a given time, without a core."""
+
+    row_s: float
+    armed: str = ""  # a file; whoever decodes the row `dies_at` while it is there removes it, and dies
+    dies_at: int = -1
+    shape = (SIDE, SIDE, 3)
+    dtype = "uint8"
+
+    def open(self) -> Sleeping:
+        """It keeps nothing."""
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: Any, out: np.ndarray) -> None:
+        """Sleeps."""
+        if int.from_bytes(encoded[:8], "little") == self.dies_at and os.path.exists(self.armed):
+            os.remove(self.armed)
+            os._exit(1)
+        time.sleep(self.row_s)
+        out[...] = bytes(encoded[:1])[0]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A run: logical ranks, decoders of each, rows of a rank's step, seconds a row, steps.
+
+    An item is one step, whatever the number of decoders.
+    """
+
+    ranks: int
+    decoders: int
+    row_s: float = 0.05
+    batch_size: int = 8
+    steps: int = 0
+    step_s: float = 0.0
+    dies: bool = False  # whether a decoder dies in the middle
+
+    @property
+    def rows(self) -> int:
+        """Of all ranks."""
+        return self.ranks * self.batch_size * self.steps
+
+    @property
+    def max_inflight_bytes(self) -> int:
+        """So much that an item has the rows of a step, and every decoder two."""
+        row_bytes = 1.5 * RAW_BYTES + SIDE * SIDE * 3
+        return int(1.25 * (2 * self.decoders + 1) * self.batch_size * row_bytes)
+
+
+def cases(items: int = 16) -> Iterator[Case]:
+    """1, 2 and 4 ranks and 1 to 16 decoders; as many items for each decoder everywhere."""
+    for ranks, decoders in ((1, 1), (1, 2), (1, 4), (1, 8), (1, 16), (2, 1), (2, 4), (2, 8), (4, 1), (4, 4)):
+        yield Case(ranks=ranks, decoders=decoders, steps=items * decoders)
+    yield Case(ranks=4, decoders=2, steps=2 * items, step_s=0.3)  # the model is slower than the decoders
+    yield Case(ranks=1, decoders=4, steps=4 * items, dies=True)
+    yield Case(ranks=2, decoders=4, steps=4 * items, dies=True)
+
+
+class LogicalRank:
+    """A process that trains as one rank of several: a step ends when it has ended everywhere."""
+
+    def __init__(self, rank: int, ranks: int, meeting: str) -> None:
+        self._rank, self._ranks = rank, ranks
+        torch.set_num_threads(1)
+        torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=ranks)
+
+    def go(self, dataset: Any, case: Case, armed: str) -> tuple[float, float, list[int]]:
+        """Two epochs, of which the second is timed; in it, a decoder may die.
+
+        Returns:
+            Seconds from its begin to the first batch, and to the end of the last step; and the rows.
+        """
+        loader = dataset.loader(
+            rank=self._rank, world_size=self._ranks, num_decoders=case.decoders,
+            max_inflight_bytes=case.max_inflight_bytes,
+        )  # fmt: skip
+        for epoch in range(2):
+            if epoch and case.dies and not self._rank:
+                Path(armed).touch()
+            torch.distributed.barrier()
+            begin, first_s, rows = time.perf_counter(), 0.0, []
+            for batch in loader.iter_torch_batches(batch_size=case.batch_size, prefetch_batches=2):
+                first_s = first_s or time.perf_counter() - begin
+                rows += batch["id"].tolist()
+                time.sleep(case.step_s)
+                torch.distributed.barrier()
+        seconds = time.perf_counter() - begin
+        loader.close()
+        return first_s, seconds, rows
+
+
+def write(folder: Path, rows: int) -> str:
+    """A dataset of small rows."""
+    uri = str(folder / "sleeping.lance")
+    images = [row.to_bytes(RAW_BYTES, "little") for row in range(rows)]
+    table = pa.table({"image": pa.array(images, pa.binary()), "id": np.arange(rows)})
+    lance.write_dataset(table, uri)
+    return uri
+
+
+def measure(case: Case, uri: str) -> tuple[float, float]:
+    """Runs a case; returns seconds of its first batch, and of the whole epoch, of the slowest rank.
+
+    Raises:
+        SystemExit: If a row came twice, or not at all.
+    """
+    remote: Any = ray.remote(LogicalRank).options(num_cpus=0)
+    with tempfile.TemporaryDirectory() as folder:
+        armed = str(Path(folder, "armed"))
+        decoder: Any = Sleeping("image", case.row_s, armed, case.rows // 2)
+        dataset = raylance.dataset(
+            uri, columns=["image", "id"], filter=f"id < {case.rows}", decode=decoder, order="sequential"
+        )
+        ranks = [remote.remote(rank, case.ranks, str(Path(folder, "meeting"))) for rank in range(case.ranks)]
+        try:
+            told = ray.get([rank.go.remote(dataset, case, armed) for rank in ranks])
+        finally:
+            for rank in ranks:
+                ray.kill(rank)
+    rows = sorted(row for _, _, part in told for row in part)
+    if rows != list(range(case.rows)):
+        raise SystemExit(f"{case}: {len(rows)} rows came, {len(set(rows))} of them distinct, and not {case.rows}")
+    return max(first for first, _, _ in told), max(seconds for _, seconds, _ in told)
