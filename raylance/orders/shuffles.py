@@ -4,6 +4,7 @@ permutation of all rows; never reads, knows no ranks.
 
 import dataclasses
 import functools
+import math
 from typing import ClassVar
 
 import numpy as np
@@ -56,13 +57,16 @@ class _Laned(Order):
         # Bytes of one lane's window; half of the limit, because the next window arrives while this one drains. As if
         # one rank held them all: an order that depended on the world size would give other batches for each.
         lane_bytes = facts.max_window_bytes / 2 / lanes
-        lane_rows = max(1, facts.rows // lanes)
+        lane_rows, lane_step = max(1, facts.rows // lanes), max(1, facts.global_batch_size // lanes)
         shard_rows = self.shard_rows
         if shard_rows == "auto":
-            shard_rows = _some_mebibytes(facts, lanes, lane_bytes, lane_rows)
+            shard_rows = _some_mebibytes(facts, lane_step, lane_bytes, lane_rows)
         rows_each = -(-facts.rows // len(facts.tables[_ENDS])) if isinstance(shard_rows, str) else shard_rows
         fitting = int(lane_bytes / max(rows_each * facts.row_bytes, 1))
         auto_shards = max(1, min(fitting, _MAX_AUTO_WINDOW_SHARDS, -(-lane_rows // rows_each)))
+        if self.shard_rows == "auto":  # a step that takes several shards of a lane takes them from one window
+            together = lane_step // math.gcd(lane_step, rows_each)
+            auto_shards = auto_shards // together * together or auto_shards
         window_shards = auto_shards if isinstance(self.window_shards, str) else self.window_shards
         return _LanedSettled(
             settings=dataclasses.replace(self, shard_rows=shard_rows, window_shards=window_shards, lanes=lanes),
@@ -78,16 +82,15 @@ class _Laned(Order):
         )
 
 
-def _some_mebibytes(facts: Facts, lanes: int, lane_bytes: float, lane_rows: int) -> int:
-    """Rows of a shard that is worth a read of its own."""
+def _some_mebibytes(facts: Facts, lane_step: int, lane_bytes: float, lane_rows: int) -> int:
+    """Rows of a shard that is worth a read of its own; `lane_step` is what a step takes of a lane."""
     wanted = min(SHARD_BYTES, lane_bytes) / max(facts.row_bytes, 1)
     # Small datasets still get several shards a lane, or a checkpoint could name none as complete.
     rows = max(1, min(int(wanted), -(-lane_rows // 4)))
-    per_step = max(1, facts.global_batch_size // lanes)
-    if per_step <= rows:
-        return rows // per_step * per_step  # whole steps in a window: no step then straddles two
+    if lane_step <= rows:
+        return rows // lane_step * lane_step  # whole steps in a window: no step then straddles two
     # A part of a step likewise, unless that were so few rows that reading them one by one is what it comes to.
-    part = max(divisor for divisor in range(1, rows + 1) if per_step % divisor == 0)
+    part = max(divisor for divisor in range(1, rows + 1) if lane_step % divisor == 0)
     return part if 4 * part >= rows else rows
 
 
