@@ -120,10 +120,12 @@ def own_image(decode_fn: DecodeOne | None = None) -> Any:
     return raylance.Image("image", size=(SIDE, SIDE), decode_fn=decode_fn)
 
 
-def open_safe_lance(job: Job, _: ExitStack) -> Source:
+def open_safe_lance(job: Job, _: ExitStack, *, pins: bool = False) -> Source:
     """SafeLanceDataset in a shuffling DataLoader, whose spawned workers decode while they collate."""
     dataset = SafeLanceDataset(job.uri)
-    loader = get_safe_loader(dataset, job.batch_size, job.workers, shuffle=True, collate_fn=decode_rows)
+    loader = get_safe_loader(
+        dataset, job.batch_size, job.workers, shuffle=True, collate_fn=decode_rows, pin_memory=pins
+    )
     return Source(claims=len(dataset), open_pass=lambda _: loader)
 
 
@@ -192,7 +194,7 @@ def open_lancedb(job: Job, _: ExitStack) -> Source:
     return Source(claims=table.count_rows(), open_pass=open_pass)  # one split, so there is no surplus to drop
 
 
-def open_raylance(job: Job, stack: ExitStack, decode_fn: DecodeOne | None = None) -> Source:
+def open_raylance(job: Job, stack: ExitStack, decode_fn: DecodeOne | None = None, *, device: str = "cpu") -> Source:
     """raylance, rank 0 of 1, shuffled in windows; images are decoded in `workers` actors."""
     import raylance
 
@@ -209,7 +211,8 @@ def open_raylance(job: Job, stack: ExitStack, decode_fn: DecodeOne | None = None
         loader.set_epoch(
             8 * epoch
         )  # epochs apart: what was read ahead for the next one, outside of the clock, is no use
-        for data, numbers in two_columns(job, loader.iter_torch_batches(global_batch_size=job.batch_size)):
+        batches = loader.iter_torch_batches(global_batch_size=job.batch_size, device=device)
+        for data, numbers in two_columns(job, batches):
             yield data.permute(0, 2, 3, 1) if images else data, numbers  # channels last, as with the others
 
     return Source(claims=len(dataset), open_pass=one_pass)

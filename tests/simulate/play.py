@@ -12,9 +12,11 @@ from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime.crew import Crew
 from raylance.runtime.dispatcher import Dispatcher
 from raylance.runtime.messages import Command, Event, GiveUp, Taken, Wake
+from raylance.runtime.scaling import Scaler
 from raylance.runtime.sizes import Sizes
 from raylance.telemetry import Stats
 from tests.simulate.schedule import (
+    BITS,
     DECODED_BYTES,
     EPOCH,
     RAW_BYTES,
@@ -30,6 +32,21 @@ from tests.simulate.world import RowError, World
 MOST_EVENTS = 6_000
 MOST_PASSES = 60
 Log = Callable[[str], None] | None
+
+
+class Whim(Scaler):
+    """Wants other numbers of decoders by chance."""
+
+    def __init__(self, draws: Draws, scenario: Scenario) -> None:
+        super().__init__(1, max(1, scenario.decoders) + 2, scenario.decoders)
+        self._draws, self._chance, self._last = draws, scenario.scales, scenario.decoders + 2
+
+    def stepped(self, now: float) -> None:
+        if self._draws.chance(self._chance):
+            self.wanted = 1 + self._draws.bits() * self._last // (1 << BITS)
+
+    def refused(self, running: int) -> None:
+        self.wanted = running
 
 
 @dataclasses.dataclass
@@ -71,6 +88,7 @@ def make_dispatcher(
     row_bytes: tuple[int, int] = (RAW_BYTES, DECODED_BYTES),
     is_early: bool = False,
     end: int | None = None,
+    scaler: Scaler | None = None,
 ) -> Dispatcher:
     """As the helpers of a loader make it; `row_bytes` are raw and decoded ones, `is_early` has the first step go to all
     decoders, and items that begin at `end` are left out.
@@ -97,6 +115,7 @@ def make_dispatcher(
         prefetch_batches=scenario.prefetch_batches,
         work_timeout_s=scenario.work_timeout_s,
         tell=tell,
+        scaler=scaler,
     )
 
 
@@ -125,6 +144,8 @@ class Rank:
         self.world = self.world_type(self.draws, dataclasses.replace(self.scenario, budget=self.budget), self.watch)
         self.watch.world = self.world
         self.crew = make_crew(self.scenario, self.made_of)
+        scales = self.scenario.scales and self.scenario.decoders
+        self.scaler = Whim(self.draws, self.scenario) if scales else None
 
     def go(self, run: PlannedRun, rank: int, position: int, end: int) -> bool:
         """Consumes from a position up to another one; whether it got there, or a row's error ended it."""
@@ -174,7 +195,9 @@ class Pass:
         self._laziness = (0.0, 0.0, 0.3, 5.0)[draws.bits() >> 14]
         self.world.planned = run
         self.watch.begin(run, number, position)
-        self.dispatcher = make_dispatcher(scenario, rank.crew, run.plan, number, position, rank.made_of)
+        self.dispatcher = make_dispatcher(
+            scenario, rank.crew, run.plan, number, position, rank.made_of, scaler=rank.scaler
+        )
         self._want()
 
     # The consumer.

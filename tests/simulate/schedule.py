@@ -76,6 +76,7 @@ class Scenario:
         rate: That share.
         budget: Faults until there are no more.
         breaks: Chance that a pass is broken off, and another one begun.
+        scales: Chance that another number of decoders is wanted when batches were taken.
     """
 
     order: int
@@ -95,6 +96,7 @@ class Scenario:
     rate: float
     budget: int
     breaks: float
+    scales: float = 0.0
     placement_timeout_s: float = 20.0
     work_timeout_s: float = 60.0
 
@@ -138,6 +140,7 @@ def draw_scenario(draws: Draws) -> Scenario:
         rate=pick((0.0, 0.02, 0.1, 0.4)),
         budget=pick((2, 1, 4, 12)),
         breaks=pick((0.0, 0.0, 0.3, 0.7)),
+        scales=pick((0.0, 0.0, 0.2, 0.6)),
     )
 
 

@@ -169,8 +169,8 @@ class Watch:
         match command:
             case Place(number, kind):
                 self._check_crew(number, kind, now)
-            case Dismiss(number):
-                self._check_end(number, now)
+            case Dismiss(number, is_lost):
+                self._check_end(number, now) if is_lost else self._check_leave(number)
             case Ask(number):
                 self._check_runs(number, command)
                 self._helpers[number].has_asked = True
@@ -213,11 +213,20 @@ class Watch:
             self._recover("placed again after a refusal")
         self._helpers[number] = _Known(kind, now)
         held = sum(helper.kind == kind for n, helper in self._helpers.items() if self._is_held(n))
-        if held > (1 if kind == "reader" else self.scenario.decoders):
+        most = self.scenario.decoders + (2 if self.scenario.scales else 0)
+        if held > (1 if kind == "reader" else most):
             raise Broken("crew", f"{held} {kind}s at {now:.2f} s")
 
     def _is_held(self, number: int) -> bool:
         return number not in self.world.helpers or self.world.helpers[number].state != "dismissed"
+
+    def _check_leave(self, number: int) -> None:
+        """One that is not needed goes only when it runs and has no work."""
+        known = self._helpers[number]
+        if not known.is_running or known.calls or known.ended_by:
+            raise Broken("crew", f"helper {number} is let go, and has calls {list(known.calls)}")
+        self._recover("one not needed let go")
+        self._gone(number, "dismissed")
 
     def _check_end(self, number: int, now: float) -> None:
         known, helper = self._helpers[number], self.world.helpers.get(number)
