@@ -105,11 +105,12 @@ class Training:
         cpus = next(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["NodeID"] == here)
         torch.set_num_threads(max(1, int(min(cpus, os.cpu_count() or 1) / context.get_local_world_size())))
         torch.manual_seed(config["seed"])
+        self.loader = ray.train.get_dataset_shard("train")
+        self.loader.prepare(global_batch_size=config["batch"])  # its helpers start while the model is built
         self.network = build_model(*config["network"]).to(memory_format=torch.channels_last)
         self.model = ray.train.torch.prepare_model(self.network)
         weights = self.network.parameters()
         self.optimizer = torch.optim.AdamW(weights, config["learning_rate"], weight_decay=config["weight_decay"])
-        self.loader = ray.train.get_dataset_shard("train")
         self.steps = self.loader.steps_per_epoch(global_batch_size=config["batch"])
         self.bar: Any = None
 
@@ -326,7 +327,8 @@ def run(args: argparse.Namespace) -> int:
         signal.raise_signal(signal.SIGINT)  # for which Ray Train has a way that stops the workers too
 
     signal.signal(signal.SIGTERM, stop)  # after ray.init, which sets one of its own
-    needs = {"CPU": 0 if args.num_decoders == "auto" else args.num_decoders * args.num_workers, "GPU": 0}
+    decoders = args.num_decoders[0] if isinstance(args.num_decoders, tuple) else args.num_decoders
+    needs = {"CPU": 0 if decoders == "auto" else decoders * args.num_workers, "GPU": 0}
     needs["GPU" if args.use_gpu else "CPU"] += args.num_workers
     for what, there in ((what, ray.cluster_resources().get(what, 0)) for what in needs):
         if there >= needs[what]:
@@ -466,7 +468,10 @@ def within(kind: Callable[[str], Any], least: float, most: float = math.inf) -> 
 
 
 def decoders(text: str) -> Any:
-    """Parses a number of decoders."""
+    """Parses a number of decoders, or the least and the most of them."""
+    least, dash, most = text.partition("-")
+    if least and dash:
+        return within(int, 1)(least), within(int, int(least) + 1)(most)
     return text if text == "auto" else within(int, 0)(text)
 
 
@@ -517,7 +522,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--num-workers", "ranks, of one CPU or GPU each", type=count, default=2, metavar="N")
     add("--use-gpu", "train on GPUs", action="store_true")
     add("--num-decoders", "decode actors of each rank; auto: on the CPUs that ranks leave free, else in threads; 0: in "
-        "threads", type=decoders, default="auto", metavar="N")
+        "threads; 2-8: two, and up to eight while training waits for them", type=decoders, default="auto", metavar="N")
     add("--max-failures", "times to go on from the last checkpoint after a worker failed, -1: without end",
         type=within(int, -1), default=3, metavar="N")
     add = group("run")

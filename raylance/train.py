@@ -32,7 +32,7 @@ class DataConfig(ray.train.DataConfig):
         self,
         datasets_to_split: Literal["all"] | list[str] = "all",
         *,
-        num_decoders: int | Auto = "auto",
+        num_decoders: int | tuple[int, int] | Auto = "auto",
         decoder_cpus: float = 1.0,
         max_window_bytes: int = _DEFAULTS.max_window_bytes,
         max_inflight_bytes: int = _DEFAULTS.max_inflight_bytes,
@@ -44,7 +44,8 @@ class DataConfig(ray.train.DataConfig):
         Args:
             datasets_to_split: Names of the datasets that the ranks share; each rank sees the others whole.
             num_decoders: Decode actors of each rank, shared by its datasets. "auto" takes the CPUs that the trainer
-                leaves free; where it leaves none, and with 0, the shard actors decode in threads.
+                leaves free, and gives back what has nothing to do; where it leaves none, and with 0, the shard actors
+                decode in threads. (min, max) begins with min and asks for more while the trainer waits for decoding.
             decoder_cpus: CPUs that a decode actor takes from Ray's count.
             max_window_bytes: Most bytes of raw rows that a rank's shard actor holds.
             max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank.

@@ -1,14 +1,21 @@
 """Owns the promises of the number of decoders: as many as the trainer needs, reached soon and never left again."""
 
+import dataclasses
 import itertools
 import math
+import time
+from collections.abc import Callable
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import raylance
 from raylance.runtime.messages import Dismiss, Place, Placed
 from raylance.runtime.scaling import Scaler
+from tests.conftest import actors_of
 from tests.test_dispatcher import make_crew
 
 
@@ -146,3 +153,57 @@ def test_what_grows_and_finds_no_place_is_done_without() -> None:
     assert crew.failure is None
     assert crew.decoders == 2
     assert Placed(first).helper == first
+
+
+ROWS = 160
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slow(raylance.Decoder):
+    """Takes some milliseconds for a row, whatever the machine."""
+
+    shape, dtype = (), np.int64
+
+    def open(self) -> "Slow":
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        time.sleep(0.05)
+        out[...] = int.from_bytes(encoded, "little")
+
+
+def check_growth(loader: raylance.RankLoader) -> None:
+    """A trainer that waits, epoch after epoch: all decoders are there in the end, and every row came once an epoch."""
+    counts, deadline = [0], time.monotonic() + 120
+    while counts[-1] < 3 and time.monotonic() < deadline:
+        seen = []
+        for batch in loader.iter_torch_batches(global_batch_size=4):
+            counts.append(loader.stats()["decoders"])
+            seen += batch["cell"].tolist()
+        assert sorted(seen) == list(range(ROWS))
+    assert counts[1] == 1
+    assert counts == sorted(counts), "it never shrinks while the trainer waits"
+    assert counts[-1] == 3
+
+
+@pytest.fixture(scope="module")
+def cells(write_dataset: Callable[..., str]) -> str:
+    return write_dataset(pa.table({"cell": pa.array([row.to_bytes(4, "little") for row in range(ROWS)], pa.binary())}))
+
+
+def test_threads_come_while_the_trainer_waits(cells: str) -> None:
+    dataset = raylance.dataset(cells, decode=Slow("cell"), order="window")
+    with dataset.loader(num_decoders=(1, 3), runtime="threads") as loader:
+        check_growth(loader)
+
+
+def test_actors_come_while_the_trainer_waits(ray_session: None, cells: str) -> None:
+    with raylance.dataset(cells, decode=Slow("cell")).loader(num_decoders=(1, 3), decoder_cpus=0.1) as loader:
+        check_growth(loader)
+        assert len(actors_of(loader)[1]) == 3
+
+
+@pytest.mark.parametrize("given", [(0, 3), (4, 2), (1, 2, 3), (1.0, 2), "two"])
+def test_ranges_that_are_none(given: object) -> None:
+    with pytest.raises(raylance.ConfigError, match=r"num_decoders=.*1 <= min < max"):
+        raylance.Options(num_decoders=given)  # type: ignore[arg-type]

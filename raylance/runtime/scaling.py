@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 _STEPS = 16  # that a decision looks at,
 _LEAST_S = 1.0  # and seconds, where steps are short
-_PAUSE = 8  # times the usual step: a longer one is a pause of the trainer
+_PAUSE = 8  # times what the trainer usually takes for a step: a longer one is a pause
 _WAITS = 0.05  # of the time: less is not worth a decoder
 _BUSY = 0.9  # of the decoders' time: from here on it is they who are waited for
 _SPARE = 1.4  # times what would be just enough is kept
@@ -58,7 +58,8 @@ class Scaler:
         """Notes that the trainer has taken a batch; `wanted` may be another number then."""
         self._until(now)
         step, self._step = self._step, [0.0, 0.0, 0.0, 0.0]
-        if self._steps and step[0] > _PAUSE * self._sum[0] / self._steps:
+        own_s = step[0] - step[1]  # several steps may come at once, and then be waited for at once
+        if self._steps and own_s > max(_LEAST_S, _PAUSE * (self._sum[0] - self._sum[1]) / self._steps):
             return
         self._sum = [old + new for old, new in zip(self._sum, step, strict=True)]
         self._steps += 1
