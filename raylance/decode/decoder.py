@@ -71,6 +71,8 @@ class Decoder(abc.ABC):
         def dtype(self) -> npt.DTypeLike: ...  # noqa: D102
         @property
         def codec(self) -> str: ...  # noqa: D102
+    else:
+        codec = ""
 
     @abc.abstractmethod
     def open(self) -> RowDecoder:
