@@ -64,9 +64,10 @@ class _Laned(Order):
         rows_each = -(-facts.rows // len(facts.tables[_ENDS])) if isinstance(shard_rows, str) else shard_rows
         fitting = int(lane_bytes / max(rows_each * facts.row_bytes, 1))
         auto_shards = max(1, min(fitting, _MAX_AUTO_WINDOW_SHARDS, -(-lane_rows // rows_each)))
-        if self.shard_rows == "auto":  # a step that takes several shards of a lane takes them from one window
+        if self.shard_rows == "auto":  # a window has whole steps of a lane or, where it has no room for one, a part
             together = lane_step // math.gcd(lane_step, rows_each)
-            auto_shards = auto_shards // together * together or auto_shards
+            parts = (shards for shards in range(1, auto_shards + 1) if lane_step % (shards * rows_each) == 0)
+            auto_shards = auto_shards // together * together or max(parts, default=auto_shards)
         window_shards = auto_shards if isinstance(self.window_shards, str) else self.window_shards
         return _LanedSettled(
             settings=dataclasses.replace(self, shard_rows=shard_rows, window_shards=window_shards, lanes=lanes),

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import logging
+import math
 from collections.abc import Callable
 
 from raylance.errors import HelperError, PlacementError
@@ -29,8 +30,10 @@ class Helper:
 
     def silent_since(self) -> float | None:
         """Since when it owes an answer."""
-        owed = [*itertools.islice(self.calls.values(), 1), *([self.asked] if self.asks else [])]
-        return max(self.heard, min(owed)) if owed else None
+        if not self.calls and not self.asks:
+            return None
+        first = next(iter(self.calls.values()), math.inf)
+        return max(self.heard, min(first, self.asked) if self.asks else first)
 
 
 class Crew:
@@ -59,6 +62,7 @@ class Crew:
         self._placement_timeout_s, self._work_timeout_s, self._explain = placement_timeout_s, work_timeout_s, explain
         self._helpers: dict[int, Helper] = {}
         self._numbers, self._calls = itertools.count(), itertools.count()
+        self._has_call: dict[int, int] = {}  # the helper of each call that is not answered
         self.is_complete = False
         self.replaced = 0  # helpers that ran and are gone
         self.failure: Exception | None = None
@@ -136,12 +140,11 @@ class Crew:
         """When time alone has something happen."""
         times = []
         for helper in self._helpers.values():
-            since = helper.silent_since()
             if helper.place_at is not None:
                 times.append(helper.place_at)
             if not helper.running:
                 times.append(helper.late)
-            elif since is not None:
+            elif (since := helper.silent_since()) is not None:
                 times.append(since + self._work_timeout_s)
         return min(times, default=None)
 
@@ -151,6 +154,7 @@ class Crew:
         """Notes that a helper is given a call; returns the number of the call."""
         call = next(self._calls)
         self._helpers[helper].calls[call] = now
+        self._has_call[call] = helper
         return call
 
     def new_call(self) -> int:
@@ -159,17 +163,19 @@ class Crew:
 
     def answered(self, call: int, now: float) -> None:
         """Notes the answer to a call."""
-        for number, helper in self._helpers.items():
-            if helper.calls.pop(call, None) is not None:
-                self.heard(number, now)
+        number = self._has_call.pop(call, -1)
+        helper = self._helpers.get(number)
+        if helper is not None:
+            del helper.calls[call]
+            self.heard(number, now)
 
     def heard(self, helper: int, now: float) -> None:
         """Notes a sign of life."""
         found = self._helpers.get(helper)
         if found is not None:
             found.running, found.heard = True, now
-        if self._running("reader") and (not self.insists or self.decoders_running == self.decoders):
-            self.is_complete = True
+        if not self.is_complete and self._running("reader"):
+            self.is_complete = not self.insists or self.decoders_running == self.decoders
 
     def not_placed(self, helper: int, fault: Fault, hopeless: bool, now: float) -> list[Command]:
         """Has another one placed for a helper that died as it started, where there is hope and time."""
@@ -199,6 +205,8 @@ class Crew:
         if found is None:
             return [], []
         self.replaced += 1
+        for call in found.calls:
+            del self._has_call[call]
         self._want(found.kind, now, now + self._placement_timeout_s)
         return list(found.calls), [Dismiss(helper), *self.ask(now, again=True)]  # it seldom dies alone
 
