@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from jobs.benchmark import command, measuring
+from jobs.benchmark import command, gpu, measuring
 from jobs.benchmark.data import cached_dataset, vector_batches
 from jobs.benchmark.readers import READERS, Job, Source
 
@@ -58,3 +58,25 @@ def test_each_raylance_has_its_earlier_self(tmp_path: Path, capsys: pytest.Captu
     with pytest.raises(SystemExit):
         command.parse(["--against", str(tmp_path)])
     assert "is no checkout" in capsys.readouterr().err
+
+
+def test_the_training_of_the_gpu_part_runs_without_a_gpu() -> None:
+    """The loop itself, with a small model, on the CPU: what it tells, and that it learns."""
+    pixels, labels = torch.zeros((8, 16, 16, 3), dtype=torch.uint8), torch.arange(8) % 2
+    pixels[labels == 1] = 255
+    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(4, 1000))
+    told = gpu.train([(pixels, labels)] * 30, model, torch.device("cpu"))
+    assert told["rows"] == 240
+    assert 0 <= told["stall"] < told["busy"] <= 1
+    assert told["rows_per_s"] > 0
+    normal = (pixels.permute(0, 3, 1, 2) - 114.0) / 57.5
+    assert torch.equal(model(normal).argmax(1) % 1000, labels)
+
+
+def test_the_gpu_part_says_that_it_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    job = Job(uri="none", columns=("image", "label"), rows=1, batch_size=1, workers=1, seed=0)
+    assert gpu.figures(gpu.measure(job, 1)) == []
+    assert "not measured" in capsys.readouterr().out
