@@ -88,7 +88,7 @@ def test_what_was_copied_in_comes_out(
     pieces: list[tuple[int, int, int]], expected: int, nulls: frozenset[str], first_null: int, keep: float, seed: int
 ) -> None:
     """Pieces that are slices of something larger, in chunks; twice in the same memory, cut and added to in between."""
-    memory = RowMemory()
+    memory = RowMemory(1 << 20)
     for turn in range(2):
         memory.begin(expected)
         tables = []
@@ -119,7 +119,7 @@ def test_memory_is_used_again() -> None:
     table = pa.table(
         {"vector": pa.array(np.ones((1000, 4)).tolist(), pa.list_(pa.float32(), 4)), "data": [b"x" * 50] * 1000}
     )
-    memory = RowMemory()
+    memory = RowMemory(1 << 20)
 
     def addresses() -> list[int]:
         memory.begin(5000)
@@ -135,10 +135,19 @@ def test_memory_is_used_again() -> None:
     assert capacity < 1.2 * 5000 * (16 + 50 + 4) + 100, "what the first rows let expect, and no more"
 
 
+def test_what_is_expected_by_a_few_large_rows_is_not_taken_for_granted() -> None:
+    memory = RowMemory(10_000_000)
+    memory.begin(1 << 40)
+    memory.append(pa.table({"data": [b"x" * 1_000_000] * 2, "id": [1, 2]}))
+    assert memory.capacity_bytes < 12_000_000
+    memory.append(pa.table({"data": [b"x"] * 100_000, "id": np.arange(100_000)}))
+    assert memory.table().num_rows == 100_002
+
+
 @pytest.mark.slow
 def test_more_than_two_gibibytes_of_binary_stay_in_pieces() -> None:
     table = pa.table({"data": pa.array([bytes(1 << 28)] * 3, pa.binary())})
-    memory = RowMemory()
+    memory = RowMemory(1 << 20)
     memory.begin(9)
     for _ in range(3):
         memory.append(table)

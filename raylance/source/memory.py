@@ -19,8 +19,9 @@ class RowMemory:
     Other columns are kept as they come, and put together when they are asked for.
     """
 
-    def __init__(self) -> None:
-        """Holds nothing."""
+    def __init__(self, most_bytes: int) -> None:
+        """Holds nothing; for rows that are expected and not there yet, it takes so many bytes at the most."""
+        self._most_bytes = most_bytes
         self._columns: dict[str, _Column] = {}
         self._schema: pa.Schema | None = None
         self._expected = 0
@@ -41,13 +42,15 @@ class RowMemory:
     def append(self, table: pa.Table) -> None:
         """Copies rows, all of one schema."""
         self._schema, self._table = table.schema, None
+        fitting = self._most_bytes * table.num_rows // max(1, table.nbytes)
         for name in table.column_names:
             column = self._columns.get(name)
             if column is None:
                 column = self._columns[name] = _column(table.schema.field(name).type)
             rows = self.rows
             for chunk in table[name].chunks:
-                if not column.append(chunk, max(0, self._expected - rows)):
+                expected = min(self._expected - rows, fitting)
+                if not column.append(chunk, max(len(chunk), expected)):
                     column = self._columns[name] = _Chunks(column.arrays(rows))
                     column.append(chunk, 0)
                 rows += len(chunk)

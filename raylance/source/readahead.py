@@ -48,19 +48,19 @@ class _Portion:
     """
 
     filling: Future[None]  # reads it ahead; rows that are read by themselves have none
+    memory: RowMemory
 
     def __init__(self, track: Track, chunk: Chunk, begin: int, chunk_end: int) -> None:
         self.track, self.chunk, self.begin, self.chunk_end = track, chunk, begin, chunk_end
         self.is_held, self.is_cold, self.is_whole, self.is_dropped = True, False, False, False
         self.rows = np.empty(0, dtype=np.int64)  # selected rows in the order of delivery
-        self.memory = RowMemory()
         self.nbytes, self._blocks = 0, list[tuple[int, int]]()  # rows and bytes of each
 
-    def open(self, rows: Int64Array, memory: RowMemory | None = None) -> None:
+    def open(self, rows: Int64Array, memory: RowMemory) -> None:
         """Takes the selected rows, in the order of delivery, at least one; and memory for them."""
         self.rows = rows
         self._stored, self._places = np.unique(rows, return_inverse=True)
-        self.memory = memory or self.memory
+        self.memory = memory
         self.memory.begin(len(rows))
         self.nbytes, self._blocks = 0, []
 
@@ -104,7 +104,7 @@ class _Portion:
         """Leaves the second half of the rows, in the order of delivery, to another portion."""
         stored, rows = self._stored, self.rows[: len(self.rows) // 2]
         kept = self.memory.table().take(pa.array(np.flatnonzero(np.isin(stored[: self.memory.rows], rows))))
-        self.open(rows)
+        self.open(rows, self.memory)
         self.add(lambda keep: keep(kept))
 
     def gather(self, low: int, high: int, *, own: bool) -> pa.Table:
@@ -233,11 +233,15 @@ class ReadAhead:
         """Gives a portion up: its memory serves another one, once nothing is read into it any more."""
         if portion is not None:
             portion.is_dropped = True
-            portion.filling.add_done_callback(lambda _: self._keep(portion.memory))
+            portion.filling.add_done_callback(lambda _: self._keep(portion))
 
-    def _keep(self, memory: RowMemory) -> None:
-        if memory.capacity_bytes <= self._limit / 2:  # two of them have room
-            self._spare.append(memory)
+    def _take_memory(self) -> RowMemory:
+        with self._lock:
+            return self._spare.pop() if self._spare else RowMemory(self._limit)
+
+    def _keep(self, portion: _Portion) -> None:
+        if len(portion.rows) and portion.memory.capacity_bytes <= self._limit / 2:  # two of them have room
+            self._spare.append(portion.memory)
 
     def _start_next(self, plan: Plan, used: _Portion) -> _Portion | None:
         """Starts reading what follows a portion; the epoch behind this one most likely comes next."""
@@ -259,7 +263,7 @@ class ReadAhead:
         stop = plan.line(item.position, item.rank) + item.low + item.rows
         alone = _Portion(track, item.chunk, at, stop)
         alone.is_held = False  # it is on its way out, and counts as in flight
-        alone.open(plan.select(item.epoch, plan.item_positions(item))[at - stop :])
+        alone.open(plan.select(item.epoch, plan.item_positions(item))[at - stop :], RowMemory(self._limit))
         self._fill(plan, alone, None, allowed_bytes)
         self._alone = (track, alone.end)
         return alone
@@ -269,11 +273,9 @@ class ReadAhead:
         than `most_bytes`; with `room`, for now only as much as has that many bytes.
         """
         if not len(portion.rows):
-            with self._lock:
-                memory = self._spare.pop() if self._spare else None
             first = portion.begin - plan.line(portion.chunk.position, portion.track[1])
             rows = plan.chunk_rows(portion.chunk, portion.track[1])[first:]
-            portion.open(rows[: portion_rows(len(rows), self._row_bytes, self._limit)], memory)
+            portion.open(rows[: portion_rows(len(rows), self._row_bytes, self._limit)], self._take_memory())
         least = self._feed.likely_row_bytes
         pace = Pace(self._block_bytes, max(self._row_bytes, least), least_bytes=least)
         while len(wanted := portion.unread(pace.rows())) and not portion.is_dropped:
