@@ -1,0 +1,78 @@
+"""Owns the checks of reading from an object store, by a real S3 API here: several requests at once, in order."""
+
+from collections.abc import Iterator
+
+import boto3
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from moto.server import ThreadedMotoServer
+
+import raylance
+from raylance.source import reader
+from raylance.source.reader import Reader, ReadMode
+
+ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def uri() -> Iterator[str]:
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{port}")
+        patch.setenv("AWS_ALLOW_HTTP", "true")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            patch.setenv(name, "none")
+        for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+            patch.setenv(name, "us-east-1")
+        boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}").create_bucket(Bucket="bucket")
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(ROWS * 100, dtype=np.float32)), 100)
+        words = pa.array([b"x" * (row % 50) for row in range(ROWS)])
+        table = pa.table({"id": np.arange(ROWS), "vector": vectors, "word": words})
+        lance.write_dataset(table, "s3://bucket/data.lance", max_rows_per_file=700)
+        yield "s3://bucket/data.lance"
+    server.stop()
+
+
+@settings(max_examples=15)
+@given(
+    offsets=st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=200, unique=True),
+    runs=st.integers(1, 60),
+    mode=st.sampled_from(["range", "take", "auto"]),
+    piece_bytes=st.sampled_from([500, 5000, 4 << 20]),
+)
+def test_pieces_come_in_order(uri: str, offsets: list[int], runs: int, mode: ReadMode, piece_bytes: int) -> None:
+    """Some rows with what lies behind them, in pieces of a few rows, of which eight are under way."""
+    wanted = np.unique(np.concatenate([np.arange(first, min(first + runs, ROWS)) for first in offsets]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reader, "_PIECE_BYTES", piece_bytes)
+        opened = Reader(dataset=lance.dataset(uri), columns=["id", "vector", "word"], row_bytes=450, mode=mode)
+        pieces: list[pa.Table] = []
+        opened.read_into(wanted, pieces.append)
+    found = pa.concat_tables(pieces)
+    assert found["id"].to_pylist() == found["_rowoffset"].to_pylist() == wanted.tolist()
+    assert [len(word) for word in found["word"].to_pylist()] == (wanted % 50).tolist()
+    assert found["vector"].combine_chunks().flatten().to_numpy()[::100].tolist() == (wanted * 100.0).tolist()
+    assert max(piece.num_rows for piece in pieces) <= max(1, piece_bytes // 450)
+
+
+def test_an_epoch_from_an_object_store(uri: str) -> None:
+    dataset = raylance.dataset(uri, columns=["id", "vector"], order="window", remainder="ragged")
+    with dataset.loader(runtime="threads") as loader:
+        for _ in range(2):
+            seen = []
+            for batch in loader.iter_torch_batches(global_batch_size=128):
+                assert (batch["vector"][:, 0] == batch["id"] * 100).all()
+                seen += batch["id"].tolist()
+            assert sorted(seen) == list(range(ROWS))
+
+
+def test_what_is_gone_is_told_with_pieces_under_way(uri: str) -> None:
+    opened = Reader(dataset=lance.dataset(uri), columns=["id"], row_bytes=1e6, mode="take")
+    with pytest.raises(raylance.DatasetError, match="rows 5 to 3999 of 's3://bucket/data.lance'"):
+        opened.read(np.arange(5, 4000))
