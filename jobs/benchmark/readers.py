@@ -208,9 +208,7 @@ def open_raylance(job: Job, stack: ExitStack, decode_fn: DecodeOne | None = None
     stack.callback(loader.close)
 
     def one_pass(epoch: int) -> Iterator[Batch]:
-        loader.set_epoch(
-            8 * epoch
-        )  # epochs apart: what was read ahead for the next one, outside of the clock, is no use
+        loader.set_epoch(epoch)
         batches = loader.iter_torch_batches(global_batch_size=job.batch_size, device=device)
         for data, numbers in two_columns(job, batches):
             yield data.permute(0, 2, 3, 1) if images else data, numbers  # channels last, as with the others
