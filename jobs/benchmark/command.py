@@ -1,8 +1,9 @@
 """Owns the side-by-side measurement of raylance and its peers; never asserts a speed, it prints what it saw.
 
-    python -m jobs.benchmark                              # everything, some minutes on two cores
+    python -m jobs.benchmark                              # all but sizes and memory, some minutes on two cores
     python -m jobs.benchmark --only images --readers decode,safe-lance,raylance --epochs 5 --json o.json
     python -m jobs.benchmark --against ../before          # beside the raylance of another checkout, in the same rounds
+    python -m jobs.benchmark --only turns,memory,sizes --plot o.png
 
 Two datasets are made once and kept: JPEG photographs with a label, and float32 vectors with an id; label and
 id are the row's number. Every reader hands torch batches to this process and uses the same cores, with one
@@ -31,18 +32,37 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .data import cached_dataset, image_batches, vector_batches
+from . import memory, planning, resuming, sizes, starting, turns
 from .figures import Figure, of_images, of_vectors, print_figures, print_table
 from .measuring import one_thread_each, open_before, run_rounds, serve
-from .readers import READERS, Entry, Job
+from .readers import READERS, Entry
+from .setting import Setting
+
+EXPERIMENTS: dict[str, Any] = {
+    "turns": turns,
+    "starting": starting,
+    "resuming": resuming,
+    "planning": planning,
+    "memory": memory,
+    "sizes": sizes,
+}
+# What makes figures of each part.
+PARTS: dict[str, Callable[[Any], list[Figure]]] = {
+    "images": of_images,
+    "vectors": of_vectors,
+    **{name: part.figures for name, part in EXPERIMENTS.items()},
+}
+BY_DEFAULT = [part for part in PARTS if part not in ("memory", "sizes")]  # which take minutes each
 
 
 def environment(args: argparse.Namespace) -> dict[str, Any]:
@@ -95,19 +115,27 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="write all raw numbers here")
     add("--readers", type=str, metavar="A,B", default=",".join(names), help="some of %(default)s")
     add("--against", type=Path, metavar="DIR", help="a checkout whose raylance takes part, as …-before")
-    parser.add_argument("--only", choices=READERS, help="measure this dataset only")
+    add("--only", type=str, metavar="A,B", default=",".join(BY_DEFAULT), help=f"parts of {', '.join(PARTS)}")
+    add("--plot", type=Path, metavar="FILE", help="draw what was measured here, as PNG")
     args = parser.parse_args(argv)
+    args.only = args.only.split(",")
+    if unknown := set(args.only) - set(PARTS):
+        parser.error(f"--only: there is no {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
     chosen = set(args.readers.split(","))
     if unknown := chosen - set(names):
         parser.error(f"--readers: there is no {', '.join(sorted(unknown))}; choose from {', '.join(names)}")
-    if not any(chosen & set(READERS[kind]) for kind in READERS if args.only in (None, kind)):
-        parser.error(f"--readers: {args.readers} cannot read {args.only}")
+    tables = [kind for kind in READERS if kind in args.only]
+    if tables and not any(chosen & set(READERS[kind]) for kind in tables):
+        parser.error(f"--readers: {args.readers} cannot read {' or '.join(tables)}")
     if args.against and not (args.against / "raylance" / "__init__.py").exists():
         parser.error(f"--against: {args.against} is no checkout, it has no raylance/__init__.py")
     if args.seed < 0:
         parser.error(f"--seed: {args.seed} is negative, and NumPy's seeds start at 0")
-    if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
-        parser.error(f"--json: {args.json} is a folder, or lies in none")
+    for option, path in (("--json", args.json), ("--plot", args.plot)):
+        if path and (path.is_dir() or not path.absolute().parent.is_dir()):
+            parser.error(f"{option}: {path} is a folder, or lies in none")
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot draws with matplotlib, which is not installed: pip install 'raylance[bench]'")
     try:
         args.data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -132,25 +160,32 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     report: dict[str, Any] = {"environment": environment(args)}
     print(*(f"{key}={value}" for key, value in report["environment"].items()))
-    images = image_batches(args.images, args.seed, args.workers)
-    vectors = vector_batches(args.vectors, args.seed)
-    sets = {
-        "images": (("image", "label"), args.images, args.batch_size, images, of_images),
-        "vectors": (("vector", "id"), args.vectors, args.vector_batch_size, vectors, of_vectors),
-    }
+    setting = Setting(
+        data_dir=args.data_dir,
+        images=args.images,
+        vectors=args.vectors,
+        batch_size=args.batch_size,
+        vector_batch_size=args.vector_batch_size,
+        workers=args.workers,
+        seed=args.seed,
+        rounds=args.epochs,
+    )
     sound, figures = True, list[Figure]()
-    for kind, (columns, rows, batch_size, batches, figures_of) in sets.items():
-        chosen = choose(kind, args)
-        if args.only not in (None, kind) or not chosen:
-            continue
-        path = args.data_dir.absolute() / f"{kind}-{rows}-seed{args.seed}.lance"
-        shared = {"columns": columns, "rows": rows, "workers": args.workers, "seed": args.seed}
-        job = Job(uri=cached_dataset(path, rows, batches), batch_size=batch_size, **shared)
-        report[kind] = run_rounds(job, chosen, args.epochs)
-        sound = print_table(kind, chosen, report[kind]) and sound
-        figures += figures_of(report[kind])
+    for part in [part for part in PARTS if part in args.only]:
+        print(f"measuring {part}", file=sys.stderr)
+        if part in READERS:
+            chosen = choose(part, args)
+            report[part] = run_rounds(setting.job(part), chosen, args.epochs) if chosen else {}
+            sound = print_table(part, chosen, report[part]) and sound
+        else:
+            report[part] = EXPERIMENTS[part].measure(setting)
+        figures += PARTS[part](report[part])
     print_figures(figures)
     report["figures"] = [figure.as_dict() for figure in figures]
     if args.json:
         args.json.write_text(json.dumps(report, indent=1))
+    if args.plot:
+        from .plotting import draw  # loads matplotlib
+
+        draw(report, args.plot)
     return 0 if sound else 1

@@ -1,0 +1,91 @@
+"""Owns what the planner costs at 10¹⁰ rows: seconds and bytes of any step's rows of one rank; never asserts a time."""
+
+import dataclasses
+import statistics
+import time
+import tracemalloc
+from collections.abc import Iterator
+
+import numpy as np
+
+import raylance
+from raylance.orders.order import Facts, Order
+from raylance.planning.plan import Plan
+
+ROWS = 10**10
+PER_RANK = 256
+IMAGE_BYTES = 42_000.0
+ORDERS: tuple[Order, ...] = (
+    raylance.WindowShuffle(),
+    raylance.WindowShuffle(shard_rows=4096, window_shards=8, lanes=32),
+    raylance.ShardShuffle(shard_rows=4096),
+    raylance.RowShuffle(),
+    raylance.Sequential(),
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cost:
+    """Of the rows of one step, one rank: the median and the longest of many, and the most bytes allocated.
+
+    `chunk_…` is of what a shard actor reads together, once a chunk.
+    """
+
+    order: str
+    ranks: int
+    rows: int
+    seconds: float
+    longest_s: float
+    peak_bytes: int
+    chunk_rows: int
+    chunk_s: float
+
+
+def plan_of(order: Order, ranks: int, rows: int = ROWS) -> Plan:
+    """A plan of 256 rows a rank and step."""
+    size = PER_RANK * ranks
+    settled = order.settle(Facts(rows=rows, seed=3, row_bytes=IMAGE_BYTES, global_batch_size=size))
+    chunk = settled.read_positions or PER_RANK * ranks * 4
+    return Plan(order=settled, global_batch_size=size, world_size=ranks, remainder="drop", chunk_positions=chunk)
+
+
+def places(plan: Plan) -> Iterator[tuple[int, int]]:
+    """Positions and ranks at the begin, in the middle and at the end."""
+    steps = plan.steps()
+    for step in (0, 1, steps // 3, steps // 2, steps - 1):
+        for rank in {0, plan.world_size // 2, plan.world_size - 1}:
+            yield step * plan.global_batch_size, rank
+
+
+def cost(order: Order, ranks: int) -> Cost:
+    """Asks a plan for steps all over the epoch; the first one of an epoch is not left out."""
+    plan, took = plan_of(order, ranks), []
+    for position, rank in places(plan):
+        begin = time.perf_counter()
+        rows = plan.select(1, plan.positions(position, *plan.rank_slice(position, rank)))
+        took.append(time.perf_counter() - begin)
+    peak_bytes = peak(plan)
+    chunk = plan.chunk_at(1, plan.steps() // 2 * plan.global_batch_size)
+    begin = time.perf_counter()
+    together = np.empty(0) if chunk is None else plan.chunk_rows(chunk, ranks // 2)
+    return Cost(
+        order=str(plan.order.settings),
+        ranks=ranks,
+        rows=len(rows),
+        seconds=statistics.median(took),
+        longest_s=max(took),
+        peak_bytes=peak_bytes,
+        chunk_rows=len(together),
+        chunk_s=time.perf_counter() - begin,
+    )
+
+
+def peak(plan: Plan) -> int:
+    """Most bytes that any of the steps allocates; an epoch that nobody has asked for yet."""
+    tracemalloc.start()
+    try:
+        for position, rank in places(plan):
+            plan.select(2, plan.positions(position, *plan.rank_slice(position, rank)))
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
