@@ -27,14 +27,15 @@ from .setting import Setting, decoders_of, open_dataset
 _MIB = 1 << 20
 _BATCHES = 4  # of a short epoch
 _EPOCHS = 100  # for each round
-_WARM = 0.2  # of the epochs: while allocators fill what they keep
+_WARM = 0.5  # of the epochs: while allocators fill what they keep
 _KIB_AN_EPOCH = 8.0  # more, and a thousand epochs cost 8 MiB
 _TAIL_ROWS, _TAIL_MEDIAN, _TAIL_MOST = 4000, 8 << 10, 6 << 20  # bytes
 _WINDOW_BYTES, _INFLIGHT_BYTES, _TAIL_BATCH = 48 << 20, 24 << 20, 8
+_TAIL_PREFETCH = 200  # steps, of far more bytes than may be in flight
 _LOOK_S = 0.02
 
 
-def measure(setting: Setting) -> dict[str, Any]:
+def measure_memory(setting: Setting) -> dict[str, Any]:
     """Hundreds of epochs of a few batches, and an epoch of heavy-tailed rows."""
     job = setting.job("images", _BATCHES * setting.batch_size)
     start_ray(job)
@@ -134,9 +135,10 @@ def _measure_tail(setting: Setting) -> dict[str, Any]:
     before, rows, step_bytes = store_bytes(), 0, 0
     limits = {"max_window_bytes": _WINDOW_BYTES, "max_inflight_bytes": _INFLIGHT_BYTES}
     with raylance.dataset(uri, seed=setting.seed, remainder="ragged").loader(**limits) as loader, Peaks() as peaks:
-        for batch in loader.iter_batches(global_batch_size=_TAIL_BATCH, batch_format="pyarrow"):
+        size: dict[str, Any] = {"global_batch_size": _TAIL_BATCH, "prefetch_batches": _TAIL_PREFETCH}
+        for batch in loader.iter_batches(batch_format="pyarrow", **size):
             rows, step_bytes = rows + len(batch), max(step_bytes, batch.nbytes)
-            time.sleep(0.005)  # the consumer is slower than the reader: what may be in flight, is
+            time.sleep(0.02)  # the consumer is slower than the reader: what may be in flight, is
         held_bytes = loader.stats()["held_bytes"]
     return {
         **limits,
@@ -150,13 +152,17 @@ def _measure_tail(setting: Setting) -> dict[str, Any]:
 
 
 def slope(values: list[float]) -> tuple[float, float]:
-    """Least squares: what each step adds, and the standard error of that, residuals taken as independent."""
+    """Least squares: what each step adds, and the standard error of that, which is larger where each value is like the
+    one before it.
+    """
     x, y = np.arange(len(values), dtype=float), np.asarray(values, dtype=float)
     x -= x.mean()
-    spread = float(x @ x)
-    rise = float(x @ y) / spread
+    rise = float(x @ y / (x @ x))
     residuals = y - y.mean() - rise * x
-    return rise, float(np.sqrt(residuals @ residuals / (len(values) - 2) / spread))
+    square = float(residuals @ residuals)
+    alike = min(0.99, max(0.0, float(residuals[1:] @ residuals[:-1]) / square)) if square else 0.0
+    variance = square / (len(values) - 2) / float(x @ x) * (1 + alike) / (1 - alike)
+    return rise, float(np.sqrt(variance))
 
 
 def series(found: dict[str, Any]) -> dict[str, list[float]]:
@@ -167,7 +173,7 @@ def series(found: dict[str, Any]) -> dict[str, list[float]]:
     return told | {"object store": [float(one["store_bytes"]) for one in samples]}
 
 
-def figures(found: dict[str, Any]) -> list[Figure]:
+def of_memory(found: dict[str, Any]) -> list[Figure]:
     """Slopes with their standard errors, and limits."""
     told = []
     for name, values in series(found).items():

@@ -12,7 +12,7 @@ RANKS = 1024
 _RUNS = 5
 
 
-def measure(_: Setting) -> list[dict[str, Any]]:
+def measure_planning(_: Setting) -> list[dict[str, Any]]:
     """The costs of each built-in order, as `tests.simulate.planner` says; they lie in the checkout, not in `jobs`."""
     from tests.simulate import planner
 
@@ -24,7 +24,7 @@ def _costs(planner: Any, order: Any) -> list[dict[str, Any]]:
     return [asdict(planner.cost(order, RANKS)) for _ in range(_RUNS)]
 
 
-def figures(found: list[dict[str, Any]]) -> list[Figure]:
+def of_planning(found: list[dict[str, Any]]) -> list[Figure]:
     """The longest step of each order, and the most bytes."""
     told = []
     for cost in found:

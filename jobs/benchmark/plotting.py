@@ -11,7 +11,9 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from . import memory, planning, turns
+from .memory import series
+from .planning import RANKS, short
+from .turns import TURNS, pauses_s
 
 mpl.use("agg")
 
@@ -69,12 +71,12 @@ def _turns(axes: Axes, found: dict[str, Any]) -> None:
 
 
 def _turn_pauses(axes: Axes, found: dict[str, Any]) -> None:
-    for at, turn in enumerate(turns.TURNS):
-        pauses = [1000 * seconds for seconds in turns.pauses_s(found, turn)]
+    for at, turn in enumerate(TURNS):
+        pauses = [1000 * seconds for seconds in pauses_s(found, turn)]
         axes.plot([at] * len(pauses), pauses, "o", color=_MINE)
     axes.axhline(1000 * found["batch_s"], color="black", linewidth=0.8, label="one batch's time")
-    axes.set(title="Pause at a turn", ylabel="ms", ylim=(0, None), xticks=range(len(turns.TURNS)))
-    axes.set_xticklabels(turns.TURNS.values(), fontsize=8)
+    axes.set(title="Pause at a turn", ylabel="ms", ylim=(0, None), xticks=range(len(TURNS)))
+    axes.set_xticklabels(TURNS.values(), fontsize=8)
     axes.legend(fontsize=7)
 
 
@@ -101,15 +103,15 @@ def _resuming(kind: str) -> Draw:
 
 
 def _planning(axes: Axes, found: list[dict[str, Any]]) -> None:
-    names = [planning.short(cost["order"]) for cost in found]
+    names = [short(cost["order"]) for cost in found]
     axes.barh(names, [1000 * cost["longest_s"] for cost in found], color=_CEILING, label="longest")
     axes.barh(names, [1000 * cost["seconds"] for cost in found], color=_MINE, height=0.5, label="median")
-    axes.set(title=f"Rows of a step, one of {planning.RANKS} ranks, 10¹⁰ rows", xlabel="ms")
+    axes.set(title=f"Rows of a step, one of {RANKS} ranks, 10¹⁰ rows", xlabel="ms")
     axes.legend(fontsize=7)
 
 
 def _memory(axes: Axes, found: dict[str, Any]) -> None:
-    for name, values in memory.series(found).items():
+    for name, values in series(found).items():
         axes.plot([value / 2**20 for value in values], label=name, linewidth=1)
     axes.set(title="Many short epochs", xlabel="epoch", ylabel="memory of its own, MiB", ylim=(0, None))
     axes.legend(fontsize=7)
@@ -170,7 +172,7 @@ PANELS: dict[str, list[Draw]] = {
         panel
         for name in ("decoders", "ranks")
         for panel in (
-            _growing(name, "settled_rows_per_s", "Throughput", "rows/s"),
+            _growing(name, "rows_per_s", "Throughput", "rows/s"),
             _growing(name, "of_linear", "Share of decoding alone", "ratio"),
             _growing(name, "first_batch_s", "First batch", "s"),
         )

@@ -23,7 +23,7 @@ Resume = Callable[[int, int], float]  # (steps, epoch) → seconds to the first 
 Found = dict[str, dict[str, dict[str, list[float]]]]  # by kind, reader and share
 
 
-def measure(setting: Setting) -> Found:
+def measure_resuming(setting: Setting) -> Found:
     """Resumes, readers in turn; Ray Data once, because it reads whole epochs for it."""
     found: Found = {}
     for kind in ("images", "vectors"):
@@ -104,7 +104,7 @@ def _ray_data(job: Job, kind: str, stack: ExitStack) -> Resume:
     return resume
 
 
-def figures(found: Found) -> list[Figure]:
+def of_resuming(found: Found) -> list[Figure]:
     """The end of an epoch against its begin, for raylance, and the seconds of all."""
     told = []
     for kind, readers in found.items():

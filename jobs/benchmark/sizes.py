@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import itertools
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +32,6 @@ _PIXELS = 1 << 28  # of all images of one size together: 67 of the largest
 _MOST_IMAGES = 2048
 _ROW_S, _ROWS_EACH = 0.02, 512  # of a sleeping decoder: 10 s
 _BATCH, _RANK_DECODERS = 16, 2
-_SETTLED = (0.2, 0.8)  # the part of a pass in which all decoders have work
 _LINEAR = 0.9
 
 Found = dict[str, dict[str, dict[str, float]]]  # by what grows, and its size
@@ -55,15 +55,16 @@ class Sleeping(raylance.Decoder):
         out[...] = encoded[0]
 
 
-def measure(setting: Setting) -> Found:
+def measure_sizes(setting: Setting) -> Found:
     """One thing grows at a time."""
     start_ray(setting.job("vectors"))
-    return {
-        "rows": dict(_rows(setting)),
-        "image side": dict(_sides(setting)),
-        "decoders": dict(_decoders(setting)),
-        "ranks": dict(_ranks(setting)),
-    }
+    found: Found = {}
+    for name, sizes in {"rows": _rows, "image side": _sides, "decoders": _decoders, "ranks": _ranks}.items():
+        found[name] = {}
+        for size, one in sizes(setting):
+            print(f"{name} {size}", file=sys.stderr)
+            found[name][size] = one
+    return found
 
 
 def _rows(setting: Setting) -> Iterator[tuple[str, dict[str, float]]]:
@@ -109,8 +110,14 @@ def _sleeping_dataset(setting: Setting, rows: int) -> Any:
 def _decoders(setting: Setting) -> Iterator[tuple[str, dict[str, float]]]:
     """As many rows for each decoder, whatever their number; at 20 ms a row."""
     for decoders in DECODERS:
-        found = _timed(_sleeping_dataset(setting, decoders * _ROWS_EACH), _BATCH, decoders, 1)
-        yield str(decoders), found | {"of_linear": found["settled_rows_per_s"] * _ROW_S / decoders}
+        dataset = _sleeping_dataset(setting, decoders * _ROWS_EACH)
+        found = _timed(dataset, _BATCH, decoders, 1, **_sleeping(decoders))
+        yield str(decoders), found | {"of_linear": found["rows_per_s"] * _ROW_S / decoders}
+
+
+def _sleeping(decoders: int) -> dict[str, Any]:
+    """How sleeping decoders are timed: an item is one step, which is a fixed cost, and a few of them warm up."""
+    return {"warm_steps": 4 * decoders, "max_inflight_bytes": int(1.25 * (2 * decoders + 1) * _BATCH * 3 * SIDE**2)}
 
 
 def _ranks(setting: Setting) -> Iterator[tuple[str, dict[str, float]]]:
@@ -118,44 +125,50 @@ def _ranks(setting: Setting) -> Iterator[tuple[str, dict[str, float]]]:
     import ray
 
     one_rank: Any = ray.remote(_timed).options(num_cpus=0)
+    options = _sleeping(_RANK_DECODERS)
     for ranks in RANKS:
         dataset = _sleeping_dataset(setting, ranks * _RANK_DECODERS * _ROWS_EACH)
         told = ray.get([
-            one_rank.remote(dataset, ranks * _BATCH, _RANK_DECODERS, 1, rank=rank, world_size=ranks)
+            one_rank.remote(dataset, ranks * _BATCH, _RANK_DECODERS, 1, rank=rank, world_size=ranks, **options)
             for rank in range(ranks)
         ])  # fmt: skip
-        rates = {key: sum(one[key] for one in told) for key in ("rows_per_s", "settled_rows_per_s")}
+        rows_per_s = sum(one["rows_per_s"] for one in told)
         firsts = {key: max(one[key] for one in told) for key in ("first_of_run_s", "first_batch_s")}
-        yield str(ranks), rates | firsts | {"of_linear": rates["settled_rows_per_s"] * _ROW_S / ranks / _RANK_DECODERS}
+        linear = ranks * _RANK_DECODERS / _ROW_S
+        yield str(ranks), {"rows_per_s": rows_per_s, "of_linear": rows_per_s / linear, **firsts}
 
 
 def _timed(
-    dataset: Any, global_batch_size: int, num_decoders: int, passes: int, *, rank: int = 0, world_size: int = 1
+    dataset: Any,
+    global_batch_size: int,
+    num_decoders: int,
+    passes: int,
+    *,
+    warm_steps: int | None = None,
+    **options: Any,
 ) -> dict[str, float]:
-    """A pass that warms up, and some that are timed.
+    """A pass that warms up, or its first steps, and some that are timed.
 
     Returns:
-        Rows a second of this rank, of whole passes and of the settled part of the last one; seconds to the first batch
-        of the first pass, and the median of the others; most bytes at the end of a pass that this process and its
+        Rows a second of this rank, of whole passes; seconds to the first batch of the first pass, and the median of the
+        others; most bytes at the end of a pass that this process and its
         helpers have resident without sharing them.
     """
-    firsts_s, seconds, rows, settled, peak = list[float](), 0.0, 0, 0.0, 0
-    with dataset.loader(rank=rank, world_size=world_size, num_decoders=num_decoders) as loader:
+    firsts_s, seconds, rows, peak = list[float](), 0.0, 0, 0
+    with dataset.loader(num_decoders=num_decoders, **options) as loader:
         batches = loader.batches(global_batch_size=global_batch_size)
         for number in range(passes + 1):
             loader.set_epoch(8 * number)  # one that was not prepared
             rest()
             begin = time.perf_counter()
-            times = [time.perf_counter() - begin for _ in batches]
+            taken = itertools.islice(batches, None if number else warm_steps)
+            times = [time.perf_counter() - begin for _ in taken]
             firsts_s.append(times[0])
             if number:
-                seconds, rows = seconds + times[-1], rows + len(dataset) // world_size
-                low, high = (int(share * (len(times) - 1)) for share in _SETTLED)
-                settled = global_batch_size / world_size * (high - low) / max(times[high] - times[low], 1e-9)
+                seconds, rows = seconds + times[-1], rows + len(dataset) // loader.world_size
             peak = max(peak, own_bytes())
     return {
         "rows_per_s": rows / seconds,
-        "settled_rows_per_s": settled,
         "first_of_run_s": firsts_s[0],
         "first_batch_s": float(np.median(firsts_s[1:])),
         "own_bytes": float(peak),
@@ -174,7 +187,7 @@ def own_bytes() -> int:
     return total
 
 
-def figures(found: Found) -> list[Figure]:
+def of_sizes(found: Found) -> list[Figure]:
     """What grows with size, and how far decoders and ranks are from linear."""
     told = []
     for name, unit in (("rows", "rows/s"), ("image side", "images/s")):

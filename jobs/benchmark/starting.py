@@ -16,7 +16,7 @@ _LEAST_MODEL_S = 5.0  # that a model takes to be built
 _LONGER = 1.5  # than the first batch takes when nothing hides it
 
 
-def measure(setting: Setting) -> dict[str, Any]:
+def measure_starting(setting: Setting) -> dict[str, Any]:
     """Runs begin, one after another, each in a fresh process: at once, and with a model that is built meanwhile.
 
     Returns:
@@ -77,7 +77,7 @@ def begin_run(job: Job, address: str, model_s: float) -> dict[str, float]:
     }
 
 
-def figures(found: dict[str, Any]) -> list[Figure]:
+def of_starting(found: dict[str, Any]) -> list[Figure]:
     """The first batch when nothing hides it, and what is left of the wait behind the model."""
     told = []
     for kind, runs in found.items():

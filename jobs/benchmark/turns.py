@@ -19,7 +19,7 @@ _VALIDATED = 8  # a part of so many is the validation set
 TURNS = {"train-train": "epoch to epoch", "train-val": "into a validation pass", "val-train": "back from it"}
 
 
-def measure(setting: Setting) -> dict[str, Any]:
+def measure_turns(setting: Setting) -> dict[str, Any]:
     """Trains some epochs with validation passes between, by steps that sleep.
 
     Returns:
@@ -59,7 +59,7 @@ def _train(batches: Any, step_s: float) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - begin, "waited_s": waited_s, "cpu_s": cpu_s}
 
 
-def figures(found: dict[str, Any]) -> list[Figure]:
+def of_turns(found: dict[str, Any]) -> list[Figure]:
     """The stall, turns in batches' times, and the CPU of the training thread.
 
     The first batch of the run stands apart: nothing came before it that could have hidden it.
