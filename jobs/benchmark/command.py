@@ -28,8 +28,8 @@ the figures that raylance wants to reach, each beside its target.
 The parts behind the tables show what a rate does not: a trainer slower than the loader through epoch turns and
 validation passes (turns), the first batch of a run (starting) and after a resume (resuming), planning at 10¹⁰ rows
 (planning, with `python -m` in a checkout alone), the memory of hundreds of short epochs and of heavy-tailed rows
-(memory), and cost against rows, pixels, decoders and ranks (sizes). Each stands in a file of its name. Exit status: 1 when a
-reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
+(memory), and cost against rows, pixels, decoders and ranks (sizes). Each stands in a file of its name. Exit status: 1
+when a reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
 """
 
 from __future__ import annotations
@@ -187,10 +187,12 @@ def main(argv: list[str] | None = None) -> int:
     )
     sound, figures = True, list[Figure]()
     for part in [part for part in PARTS if part in args.only]:
+        chosen = choose(part, args) if part in READERS else {}
+        if part in READERS and not chosen:
+            continue
         print(f"measuring {part}", file=sys.stderr)
         if part in READERS:
-            chosen = choose(part, args)
-            report[part] = run_rounds(setting.job(part), chosen, args.epochs) if chosen else {}
+            report[part] = run_rounds(setting.job(part), chosen, args.epochs)
             sound = print_table(part, chosen, report[part]) and sound
         else:
             try:
