@@ -1,12 +1,15 @@
 """Owns the checks of jobs/benchmark.py: it sees what readers deliver, and pairs checkouts; never how fast they are."""
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from jobs.benchmark import command, gpu, measuring
+from jobs.benchmark import command, gpu, measuring, memory, resuming, sizes, turns
 from jobs.benchmark.data import cached_dataset, vector_batches
 from jobs.benchmark.readers import READERS, Job, Source
 
@@ -74,9 +77,83 @@ def test_the_training_of_the_gpu_part_runs_without_a_gpu() -> None:
     assert torch.equal(model(normal).argmax(1) % 1000, labels)
 
 
-def test_the_gpu_part_says_that_it_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_gpu_part_says_that_it_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    job = Job(uri="none", columns=("image", "label"), rows=1, batch_size=1, workers=1, seed=0)
-    assert gpu.figures(gpu.measure(job, 1)) == []
+    setting = command.setting_of(command.parse(["--only", "gpu", "--data-dir", str(tmp_path)]))
+    assert gpu.of_gpu(gpu.measure_gpu(setting)) == []
     assert "not measured" in capsys.readouterr().out
+
+
+def test_parts_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def parts(*argv: str) -> list[str]:
+        return command.parse(["--data-dir", str(tmp_path), *argv]).only
+
+    assert {"images", "vectors", "turns"} < set(parts())
+    assert not {"memory", "sizes"} & set(parts()), "they take minutes each"
+    assert parts("--only", "vectors") == ["vectors"]
+    assert parts("--only", "memory,sizes") == ["memory", "sizes"]
+    for argv in (["--only", "turns,nothing"], ["--only", "vectors", "--readers", "decode"], ["--plot", str(tmp_path)]):
+        with pytest.raises(SystemExit):
+            parts(*argv)
+    told = capsys.readouterr().err
+    assert "there is no nothing" in told
+    assert "decode cannot read vectors" in told
+    assert "is a folder" in told
+
+
+def test_a_slope_is_found_with_its_error() -> None:
+    rise, error = memory.slope([3.0 + 2 * x for x in range(50)])
+    assert rise == pytest.approx(2)
+    assert error == pytest.approx(0, abs=1e-9)
+    assert memory.slope([7.0] * 9) == (0, 0)
+    noise = np.random.default_rng(0).standard_normal(400)
+    rise, error = memory.slope(list(noise + 0.05 * np.arange(400)))
+    assert abs(rise - 0.05) < 3 * error < 0.01
+    # Values that stay where they are for long tell less than as many that are drawn anew.
+    assert memory.slope(list(np.repeat(noise[:40], 10)))[1] > 2 * memory.slope(list(noise))[1]
+
+
+def test_a_stall_leaves_the_first_batch_of_the_run_out() -> None:
+    def one(kind: str, *waited_s: float) -> dict[str, Any]:
+        return {"kind": kind, "seconds": 10.0, "waited_s": list(waited_s), "cpu_s": [0.001] * len(waited_s)}
+
+    passes = [one("train", 5.0, 0.1, 0.0), one("train", 0.2, 0.0, 0.1), one("val", 0.3, 0.0),
+              one("train", 0.0, 0.0), one("train", 0.0, 0.0), one("val", 0.0, 0.0)]  # fmt: skip
+    found = {"passes": passes, "batch_s": 0.1, "step_s": 0.15, "batch_size": 64}
+    told = {figure.told: figure for figure in turns.of_turns(found)}
+    stall = next(figure for name, figure in told.items() if name.startswith("stall"))
+    assert stall.values == pytest.approx((0.7 / 25, 0.0))
+    assert turns.pauses_s(found, "train-train") == pytest.approx([0.2, 0.0])
+    assert turns.pauses_s(found, "train-val") == pytest.approx([0.4, 0.0])
+    assert turns.pauses_s(found, "val-train") == pytest.approx([0.0])
+    assert told["pause at the turn into a validation pass / one batch's time"].is_reached is False
+
+
+def test_steps_of_a_share_leave_one() -> None:
+    job = Job(uri="", columns=("vector", "id"), rows=6401, batch_size=64, workers=1, seed=0)
+    assert [resuming.steps_at(share, job) for share in (0.0, 0.01, 0.5, 0.99, 1.0)] == [0, 1, 50, 100, 100]
+
+
+def test_figures_of_resumes_and_sizes_are_ratios() -> None:
+    shares = {"0.0": [0.2, 0.1], "0.01": [0.2, 0.2], "0.5": [0.2, 0.2], "0.99": [0.1, 0.2]}
+    first = resuming.of_resuming({"vectors": {"raylance": shares}})[0]
+    assert first.values == pytest.approx((0.5, 2.0))
+    one = {"rows_per_s": 10.0, "first_batch_s": 0.1, "own_bytes": 2.0**20}
+    linear = {"1": one | {"of_linear": 0.9}, "16": one | {"of_linear": 0.6}}
+    told = sizes.of_sizes({"rows": {"5": one}, "image side": {}, "decoders": linear, "ranks": linear})
+    shown = {figure.told: figure for figure in told}
+    assert shown["decoders 1 to 16: share of linear"].values == pytest.approx((2 / 3,))
+    assert shown["rows 5: memory"].values == (1.0,)
+
+
+def test_the_planner_is_measured_drawn_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the command line to the files, with the one part that starts no Ray."""
+    pytest.importorskip("matplotlib")
+    written, drawn = tmp_path / "o.json", tmp_path / "o.png"
+    argv = ["--only", "planning", "--data-dir", str(tmp_path), "--json", str(written), "--plot", str(drawn)]
+    assert command.main(argv) == 0
+    report = json.loads(written.read_text())
+    assert {figure["unit"] for figure in report["figures"]} == {"ms", "MB"}
+    assert "10¹⁰" in capsys.readouterr().out
+    assert drawn.read_bytes().startswith(b"\x89PNG")

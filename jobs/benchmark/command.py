@@ -1,8 +1,9 @@
 """Owns the side-by-side measurement of raylance and its peers; never asserts a speed, it prints what it saw.
 
-    python -m jobs.benchmark                              # everything, some minutes on two cores
+    python -m jobs.benchmark                              # all but sizes and memory, some minutes on two cores
     python -m jobs.benchmark --only images --readers decode,safe-lance,raylance --epochs 5 --json o.json
     python -m jobs.benchmark --against ../before          # beside the raylance of another checkout, in the same rounds
+    python -m jobs.benchmark --only turns,memory,sizes --plot o.png
 
 Two datasets are made once and kept: JPEG photographs with a label, and float32 vectors with an id; label and
 id are the row's number. Every reader hands torch batches to this process and uses the same cores, with one
@@ -23,8 +24,13 @@ a ratio is the median of the ratios within the rounds.
 
 To touch a batch is to sum a strided part of it. The sum does not depend on the order, so readers that share
 a decode function must agree on it; it and the row numbers are checked after the pass. Behind the tables come
-the figures that raylance wants to reach, each beside its target. Exit status: 1 when a
-reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
+the figures that raylance wants to reach, each beside its target.
+
+The parts behind the tables show what a rate does not: a trainer slower than the loader through epoch turns and
+validation passes (turns), the first batch of a run (starting) and after a resume (resuming), planning at 10¹⁰ rows
+(planning, with `python -m` in a checkout alone), the memory of hundreds of short epochs and of heavy-tailed rows
+(memory), and cost against rows, pixels, decoders and ranks (sizes). Each stands in a file of its name. Exit status: 1
+when a reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
 """
 
 from __future__ import annotations
@@ -32,18 +38,50 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .data import cached_dataset, image_batches, vector_batches
 from .figures import Figure, of_images, of_vectors, print_figures, print_table
+from .gpu import measure_gpu, of_gpu
 from .measuring import one_thread_each, open_before, run_rounds, serve
-from .readers import READERS, Entry, Job
+from .memory import measure_memory, of_memory
+from .planning import measure_planning, of_planning
+from .readers import READERS, Entry
+from .resuming import measure_resuming, of_resuming
+from .setting import Setting
+from .sizes import measure_sizes, of_sizes
+from .starting import measure_starting, of_starting
+from .turns import measure_turns, of_turns
+
+EXPERIMENTS: dict[str, Callable[[Setting], Any]] = {
+    "turns": measure_turns,
+    "starting": measure_starting,
+    "resuming": measure_resuming,
+    "planning": measure_planning,
+    "memory": measure_memory,
+    "sizes": measure_sizes,
+    "gpu": measure_gpu,
+}
+# What makes figures of each part.
+PARTS: dict[str, Callable[[Any], list[Figure]]] = {
+    "images": of_images,
+    "vectors": of_vectors,
+    "turns": of_turns,
+    "starting": of_starting,
+    "resuming": of_resuming,
+    "planning": of_planning,
+    "memory": of_memory,
+    "sizes": of_sizes,
+    "gpu": of_gpu,
+}
+BY_DEFAULT = [part for part in PARTS if part not in ("memory", "sizes", "gpu")]  # which take minutes each
 
 
 def environment(args: argparse.Namespace) -> dict[str, Any]:
@@ -96,24 +134,46 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="write all raw numbers here")
     add("--readers", type=str, metavar="A,B", default=",".join(names), help="some of %(default)s")
     add("--against", type=Path, metavar="DIR", help="a checkout whose raylance takes part, as …-before")
-    parser.add_argument("--only", choices=READERS, help="measure this dataset only")
+    add("--only", type=str, metavar="A,B", default=",".join(BY_DEFAULT), help=f"parts of {', '.join(PARTS)}")
+    add("--plot", type=Path, metavar="FILE", help="draw what was measured here, as PNG")
     args = parser.parse_args(argv)
+    args.only = args.only.split(",")
+    if unknown := set(args.only) - set(PARTS):
+        parser.error(f"--only: there is no {', '.join(sorted(unknown))}; choose from {', '.join(PARTS)}")
     chosen = set(args.readers.split(","))
     if unknown := chosen - set(names):
         parser.error(f"--readers: there is no {', '.join(sorted(unknown))}; choose from {', '.join(names)}")
-    if not any(chosen & set(READERS[kind]) for kind in READERS if args.only in (None, kind)):
-        parser.error(f"--readers: {args.readers} cannot read {args.only}")
+    tables = [kind for kind in READERS if kind in args.only]
+    if tables and not any(chosen & set(READERS[kind]) for kind in tables):
+        parser.error(f"--readers: {args.readers} cannot read {' or '.join(tables)}")
     if args.against and not (args.against / "raylance" / "__init__.py").exists():
         parser.error(f"--against: {args.against} is no checkout, it has no raylance/__init__.py")
     if args.seed < 0:
         parser.error(f"--seed: {args.seed} is negative, and NumPy's seeds start at 0")
-    if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
-        parser.error(f"--json: {args.json} is a folder, or lies in none")
+    for option, path in (("--json", args.json), ("--plot", args.plot)):
+        if path and (path.is_dir() or not path.absolute().parent.is_dir()):
+            parser.error(f"{option}: {path} is a folder, or lies in none")
+    if args.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot draws with matplotlib, which is not installed: pip install 'raylance[bench]'")
     try:
         args.data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         parser.error(f"--data-dir: cannot be a folder: {error}")
     return args
+
+
+def setting_of(args: argparse.Namespace) -> Setting:
+    """What the experiments take of the command line."""
+    return Setting(
+        data_dir=args.data_dir,
+        images=args.images,
+        vectors=args.vectors,
+        batch_size=args.batch_size,
+        vector_batch_size=args.vector_batch_size,
+        workers=args.workers,
+        seed=args.seed,
+        rounds=args.epochs,
+    )
 
 
 def choose(kind: str, args: argparse.Namespace) -> dict[str, Entry]:
@@ -133,25 +193,29 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     report: dict[str, Any] = {"environment": environment(args)}
     print(*(f"{key}={value}" for key, value in report["environment"].items()))
-    images = image_batches(args.images, args.seed, args.workers)
-    vectors = vector_batches(args.vectors, args.seed)
-    sets = {
-        "images": (("image", "label"), args.images, args.batch_size, images, of_images),
-        "vectors": (("vector", "id"), args.vectors, args.vector_batch_size, vectors, of_vectors),
-    }
+    setting = setting_of(args)
     sound, figures = True, list[Figure]()
-    for kind, (columns, rows, batch_size, batches, figures_of) in sets.items():
-        chosen = choose(kind, args)
-        if args.only not in (None, kind) or not chosen:
+    for part in [part for part in PARTS if part in args.only]:
+        chosen = choose(part, args) if part in READERS else {}
+        if part in READERS and not chosen:
             continue
-        path = args.data_dir.absolute() / f"{kind}-{rows}-seed{args.seed}.lance"
-        shared = {"columns": columns, "rows": rows, "workers": args.workers, "seed": args.seed}
-        job = Job(uri=cached_dataset(path, rows, batches), batch_size=batch_size, **shared)
-        report[kind] = run_rounds(job, chosen, args.epochs)
-        sound = print_table(kind, chosen, report[kind]) and sound
-        figures += figures_of(report[kind])
+        print(f"measuring {part}", file=sys.stderr)
+        if part in READERS:
+            report[part] = run_rounds(setting.job(part), chosen, args.epochs)
+            sound = print_table(part, chosen, report[part]) and sound
+        else:
+            try:
+                report[part] = EXPERIMENTS[part](setting)
+            except ImportError as error:
+                print(f"{part}: skipped, {error}")
+                continue
+        figures += PARTS[part](report[part])
     print_figures(figures)
     report["figures"] = [figure.as_dict() for figure in figures]
     if args.json:
         args.json.write_text(json.dumps(report, indent=1))
+    if args.plot:
+        from .plotting import draw  # loads matplotlib
+
+        draw(report, args.plot)
     return 0 if sound else 1

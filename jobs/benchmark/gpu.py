@@ -14,29 +14,31 @@ import itertools
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from .figures import Figure
 from .measuring import Result, rest
-from .readers import Job, open_raylance, open_safe_lance
+from .readers import open_raylance, open_safe_lance
+from .setting import Setting
 
 Batch = tuple[
     torch.Tensor, torch.Tensor
 ]  # uint8 (N, 224, 224, 3) or channels first in channels-last memory; labels (N,)
 _MEAN, _DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet, of 255
-_CLASSES = 1000
+_CLASSES, _BATCH = 1000, 256
 
 
-def measure(job: Job, rounds: int) -> dict[str, Any]:
-    """Trains from each source in turn, `rounds` times one epoch each; {} with a line where there is no GPU."""
+def measure_gpu(setting: Setting) -> dict[str, Any]:
+    """Trains from each source in turn, one epoch each a round; {} with a line where there is no GPU."""
     if not torch.cuda.is_available():
         print("gpu: not measured, torch sees no CUDA device here")
         return {}
     from torchvision.models import resnet50
 
-    device = torch.device("cuda")
+    device, job = torch.device("cuda"), replace(setting.job("images"), batch_size=_BATCH)
     model = resnet50().to(device, memory_format=torch.channels_last)
     steps = job.rows // job.batch_size
     results: dict[str, Any] = {"device": torch.cuda.get_device_name(device), "batch": job.batch_size}
@@ -46,7 +48,7 @@ def measure(job: Job, rounds: int) -> dict[str, Any]:
             "raylance": open_raylance(job, stack, device="cuda").open_pass,
             "safe-lance": open_safe_lance(job, stack, pins=True).open_pass,
         }
-        for number in range(rounds + 1):  # the first one warms up: processes, page cache, kernels
+        for number in range(setting.rounds + 1):  # the first one warms up: processes, page cache, kernels
             for name, open_pass in sources.items():
                 rest()
                 told = train(open_pass(number), model, device)
@@ -55,7 +57,7 @@ def measure(job: Job, rounds: int) -> dict[str, Any]:
     return results
 
 
-def figures(results: dict[str, Any]) -> list[Figure]:
+def of_gpu(results: dict[str, Any]) -> list[Figure]:
     """What is to be told of the passes."""
     if "raylance" not in results:
         return []

@@ -169,6 +169,13 @@ def open_ray_data(job: Job, _: ExitStack) -> Source:
 
 def open_lancedb(job: Job, _: ExitStack) -> Source:
     """LanceDB's StreamingDataset with its own threads, shuffled by row, vectors in clumps of 256 rows."""
+    streams = lancedb_streams(job)
+    # One split, so there is no surplus to drop; a new one each time: once read, it stays at its end.
+    return Source(claims=job.rows, open_pass=lambda epoch: streams(epoch)[1])
+
+
+def lancedb_streams(job: Job) -> Callable[[int], tuple[Any, DataLoader]]:
+    """What makes LanceDB's dataset of an epoch, and the loader of its batches."""
     import lancedb
     from lancedb.streaming import StreamingDataset
 
@@ -187,11 +194,11 @@ def open_lancedb(job: Job, _: ExitStack) -> Source:
         data, numbers = zip(*rows, strict=True)
         return torch.stack(data), torch.stack(numbers)
 
-    def open_pass(epoch: int) -> DataLoader:  # a new one each time: once read, it stays at its end
+    def make(epoch: int) -> tuple[Any, DataLoader]:
         dataset = StreamingDataset(table, shuffle_seed=job.seed, epoch=epoch, transform=rows_of, **options)
-        return DataLoader(dataset, batch_size=job.batch_size, collate_fn=stacked)
+        return dataset, DataLoader(dataset, batch_size=job.batch_size, collate_fn=stacked)
 
-    return Source(claims=table.count_rows(), open_pass=open_pass)  # one split, so there is no surplus to drop
+    return make
 
 
 def open_raylance(job: Job, stack: ExitStack, decode_fn: DecodeOne | None = None, *, device: str = "cpu") -> Source:

@@ -17,6 +17,7 @@ from raylance.orders.permutation import Int64Array
 
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
+_GROWTH = 1.25  # of items, from the first ones on
 _WHOLE = 0.75  # of the limit: a window somewhat larger than was thought is not worth cutting
 
 
@@ -198,22 +199,28 @@ class Plan:
         """Cuts a rank's stream from a position on into work items, in the order of delivery.
 
         They aim at `item_rows` rows: smaller slices are joined, up to `max_steps` of them, and larger ones cut. With
-        `first_rows`, the first item aims at so many, to come early, and each further one at twice as many as the last.
+        `first_rows`, the items of the first step aim at so many, to come early; and as many further ones as those were,
+        one for each who works on them, at a quarter more each time: none then takes longer than what was made before it
+        lasts, though the consumer be hardly slower than who makes them.
         """
         chunk, rows = self.chunk_at(epoch, position), first_rows or item_rows
+        low, high = self.rank_slice(position, rank)
+        alike, made, aim = max(1, -(-(high - low) // rows)), 0, float(rows)
         while chunk is not None:
             done = 0
             while done < chunk.steps:
                 at = chunk.position + done * self.stride
                 low, high = self.rank_slice(at, rank)
-                size, rows = high - low, max(1, min(rows, item_rows))
+                size, rows = high - low, max(1, min(int(aim), item_rows))
                 parts = max(1, -(-size // rows))
                 # A smaller last step stands alone: joined slices are all of one size.
                 whole = min(chunk.steps - done, -(-((self.epoch_rows - at) // self.global_batch_size) // self.every))
                 joined = 1 if parts > 1 else max(1, min(whole, rows // max(size, 1), max_steps))
                 item = WorkItem(rank=rank, epoch=epoch, position=at, steps=joined, low=0, high=size, chunk=chunk)
                 yield from self.cut(item, parts)
-                done, rows = done + joined, 2 * rows
+                done, made = done + joined, made + parts
+                if made >= alike:
+                    aim, made = min(aim * _GROWTH, float(item_rows)), 0
             chunk = self.next_chunk(chunk)
 
 

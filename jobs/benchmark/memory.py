@@ -1,0 +1,193 @@
+"""Owns the memory of many short epochs, by process and in the object store, and how it stays below its limits when rows
+are of very different sizes; never a trace of what holds it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pyarrow as pa
+
+from .data import cached_dataset
+from .figures import Figure
+from .readers import start_ray
+from .setting import Setting, decoders_of, open_dataset
+
+_MIB = 1 << 20
+_BATCHES = 4  # of a short epoch
+_EPOCHS = 100  # for each round
+_WARM = 0.5  # of the epochs: while allocators fill what they keep
+_KIB_AN_EPOCH = 8.0  # more, and a thousand epochs cost 8 MiB
+_TAIL_ROWS, _TAIL_MEDIAN, _TAIL_MOST = 4000, 8 << 10, 6 << 20  # bytes
+_WINDOW_BYTES, _INFLIGHT_BYTES, _TAIL_BATCH = 48 << 20, 24 << 20, 8
+_TAIL_PREFETCH = 200  # steps, of far more bytes than may be in flight
+_LOOK_S = 0.02
+
+
+def measure_memory(setting: Setting) -> dict[str, Any]:
+    """Hundreds of epochs of a few batches, and an epoch of heavy-tailed rows."""
+    job = setting.job("images", _BATCHES * setting.batch_size)
+    start_ray(job)
+    found: dict[str, Any] = {"epochs": _EPOCHS * setting.rounds, "samples": []}
+    with open_dataset(job).loader(num_decoders=decoders_of(job)) as loader:
+        batches = loader.batches(global_batch_size=job.batch_size)
+        for epoch in range(found["epochs"]):
+            for _ in batches:
+                pass
+            found["samples"].append({"epoch": epoch, **sample()})
+    found["spilled_bytes"] = spilled_bytes()
+    return found | {"tail": _measure_tail(setting)}
+
+
+def sample() -> dict[str, Any]:
+    """Bytes in the object store, and of each process of the run what it has alone, what it has resident, shared too."""
+    by_name: dict[str, dict[str, int]] = {}
+    for name, process in processes():
+        memory = process.memory_full_info()
+        by_name[name] = {"own": memory.uss, "resident": memory.rss, "shared": memory.shared}
+    return {"processes": by_name, "store_bytes": store_bytes()}
+
+
+def processes() -> Iterator[tuple[str, psutil.Process]]:
+    """This process and the helpers of its loaders, by name."""
+    this, numbers = psutil.Process(), itertools.count(1)
+    yield "this process", this
+    for child in sorted(this.children(recursive=True), key=lambda child: child.pid):
+        command = "".join(child.cmdline()[:1])
+        if "ShardActor" in command:
+            yield "shard actor", child
+        elif "DecodeActor" in command:
+            yield f"decoder {next(numbers)}", child
+
+
+def store_bytes() -> int:
+    """Bytes of Ray's object store in use, as Ray counts them; it counts ten times a second."""
+    import ray
+
+    name = "object_store_memory"
+    return int(ray.cluster_resources()[name] - ray.available_resources().get(name, 0))
+
+
+def spilled_bytes() -> int:
+    """Bytes that Ray has spilled since it began, by its own command: whole MiB."""
+    import ray
+
+    command = [str(Path(sys.executable).parent / "ray"), "memory", "--stats-only"]
+    address = ray.get_runtime_context().gcs_address
+    told = subprocess.run([*command, "--address", address], capture_output=True, text=True, check=True).stdout
+    if "Plasma memory usage" not in told:
+        raise SystemExit(f"ray memory says nothing of the object store: {told}")
+    spilled = re.search(r"Spilled (\d+) MiB", told)
+    return int(spilled[1]) * _MIB if spilled else 0
+
+
+@dataclass
+class Peaks:
+    """Looks again and again, until it is left, how much the object store holds."""
+
+    store_bytes: int = 0
+    _stop: threading.Event = field(default_factory=threading.Event)
+
+    def __enter__(self) -> Peaks:
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._stop.wait(_LOOK_S):
+            self.store_bytes = max(self.store_bytes, store_bytes())
+
+
+def tail_sizes(seed: int) -> np.ndarray:
+    """Bytes of rows: half of them below 8 KiB, one in a hundred some hundred times as large."""
+    sizes = _TAIL_MEDIAN / 2 * (1 + np.random.default_rng(seed).pareto(1.0, _TAIL_ROWS))
+    return sizes.clip(64, _TAIL_MOST).astype(np.int64)
+
+
+def _tail_batches(seed: int) -> Iterator[pa.RecordBatch]:
+    rng = np.random.default_rng(seed)
+    for start, sizes in enumerate(np.array_split(tail_sizes(seed), _TAIL_ROWS // 100)):
+        ids = np.arange(len(sizes)) + 100 * start
+        yield pa.record_batch({"data": pa.array([rng.bytes(size) for size in sizes], pa.binary()), "id": ids})
+
+
+def _measure_tail(setting: Setting) -> dict[str, Any]:
+    import raylance
+
+    sizes = tail_sizes(setting.seed)
+    path = setting.data_dir.absolute() / f"tail-{_TAIL_ROWS}-seed{setting.seed}.lance"
+    uri = cached_dataset(path, _TAIL_ROWS, _tail_batches(setting.seed))
+    before, rows, step_bytes = store_bytes(), 0, 0
+    limits = {"max_window_bytes": _WINDOW_BYTES, "max_inflight_bytes": _INFLIGHT_BYTES}
+    with raylance.dataset(uri, seed=setting.seed, remainder="ragged").loader(**limits) as loader, Peaks() as peaks:
+        size: dict[str, Any] = {"global_batch_size": _TAIL_BATCH, "prefetch_batches": _TAIL_PREFETCH}
+        for batch in loader.iter_batches(batch_format="pyarrow", **size):
+            rows, step_bytes = rows + len(batch), max(step_bytes, batch.nbytes)
+            time.sleep(0.02)  # the consumer is slower than the reader: what may be in flight, is
+        held_bytes = loader.stats()["held_bytes"]
+    return {
+        **limits,
+        "rows": rows,
+        "row_bytes": {"median": float(np.median(sizes)), "mean": float(sizes.mean()), "most": int(sizes.max())},
+        "held_bytes": held_bytes,
+        "largest_step_bytes": step_bytes,
+        "store_peak_bytes": peaks.store_bytes - before,
+        "spilled_bytes": spilled_bytes(),
+    }
+
+
+def slope(values: list[float]) -> tuple[float, float]:
+    """Least squares: what each step adds, and the standard error of that, which is larger where each value is like the
+    one before it.
+    """
+    x, y = np.arange(len(values), dtype=float), np.asarray(values, dtype=float)
+    x -= x.mean()
+    rise = float(x @ y / (x @ x))
+    residuals = y - y.mean() - rise * x
+    square = float(residuals @ residuals)
+    alike = min(0.99, max(0.0, float(residuals[1:] @ residuals[:-1]) / square)) if square else 0.0
+    variance = square / (len(values) - 2) / float(x @ x) * (1 + alike) / (1 - alike)
+    return rise, float(np.sqrt(variance))
+
+
+def series(found: dict[str, Any]) -> dict[str, list[float]]:
+    """Bytes by epoch: own memory of each process that was there all the time, and the object store."""
+    samples = found["samples"]
+    names = [name for name in samples[-1]["processes"] if all(name in one["processes"] for one in samples)]
+    told = {name: [float(one["processes"][name]["own"]) for one in samples] for name in names}
+    return told | {"object store": [float(one["store_bytes"]) for one in samples]}
+
+
+def of_memory(found: dict[str, Any]) -> list[Figure]:
+    """Slopes with their standard errors, and limits."""
+    told = []
+    for name, values in series(found).items():
+        settled = values[int(_WARM * len(values)) :]
+        rise, error = (value / 1024 for value in slope(settled))
+        words = f"{name}: an epoch adds, ± {error:.2g} ({settled[-1] / _MIB:.0f} MiB)"
+        told.append(Figure(told=words, values=(rise,), at_most=_KIB_AN_EPOCH, unit="KiB"))
+    tail = found["tail"]
+    spilled = (found["spilled_bytes"] + tail["spilled_bytes"]) / _MIB
+    told.append(Figure(told=f"spilled in {found['epochs']} epochs", values=(spilled,), at_most=0.0, unit="MiB"))
+    # What max_window_bytes and max_inflight_bytes say of themselves: a block, and a step, come on top.
+    window = tail["held_bytes"] / (tail["max_window_bytes"] * (1 + 1 / 16))
+    told.append(Figure(told="heavy-tailed rows: held / max_window_bytes and a block", values=(window,), at_most=1.0))
+    inflight = tail["store_peak_bytes"] / (tail["max_inflight_bytes"] + tail["largest_step_bytes"])
+    words = "heavy-tailed rows: object store / max_inflight_bytes and a step"
+    told.append(Figure(told=words, values=(inflight,), at_most=1.0))
+    return told

@@ -1,0 +1,88 @@
+"""Owns the first batch of a run, in a process of its own with a Ray that runs already; never of a warm loader."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from .figures import Figure
+from .measuring import one_thread_each, rest
+from .readers import Job, start_ray
+from .setting import Setting, decoders_of, open_dataset, own_batch_s
+
+_LEAST_MODEL_S = 5.0  # that a model takes to be built
+_LONGER = 1.5  # than the first batch takes when nothing hides it
+
+
+def measure_starting(setting: Setting) -> dict[str, Any]:
+    """Runs begin, one after another, each in a fresh process: at once, and with a model that is built meanwhile.
+
+    Returns:
+        Of each kind, a run a round: seconds of opening the dataset, of the wait for the first batch, and of each batch
+        of the second half of an epoch; and how long the model took.
+    """
+    import ray
+
+    found: dict[str, Any] = {}
+    for kind in ("images", "vectors"):
+        job = setting.job(kind)
+        start_ray(job)
+        address = ray.get_runtime_context().gcs_address
+        runs: dict[str, list[dict[str, float]]] = {"at_once": [], "prepared": []}
+        for _ in range(setting.rounds):
+            runs["at_once"].append(_in_fresh_process(job, address, 0.0))
+            model_s = max(_LEAST_MODEL_S, _LONGER * runs["at_once"][-1]["first_batch_s"])
+            runs["prepared"].append(_in_fresh_process(job, address, model_s))
+        found[kind] = runs
+    return found
+
+
+def _in_fresh_process(job: Job, address: str, model_s: float) -> dict[str, float]:
+    rest()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(begin_run, job, address, model_s).result()
+
+
+def begin_run(job: Job, address: str, model_s: float) -> dict[str, float]:
+    """A run up to the end of an epoch; without a model to build, it is iterated at once."""
+    import ray
+
+    one_thread_each()
+    ray.init(address=address, log_to_driver=False, logging_level="error")
+    begin = time.perf_counter()
+    dataset = open_dataset(job)
+    opening_s = time.perf_counter() - begin
+    begin = time.perf_counter()
+    with dataset.loader(num_decoders=decoders_of(job)) as loader:
+        if model_s:
+            batches = loader.prepare(global_batch_size=job.batch_size)
+            prepare_s = time.perf_counter() - begin
+            time.sleep(model_s)
+            begin = time.perf_counter()
+        else:
+            batches, prepare_s = loader.batches(global_batch_size=job.batch_size), 0.0
+        taken = iter(batches)
+        next(taken)
+        first_batch_s = time.perf_counter() - begin
+        batch_s = own_batch_s(taken)
+    ray.shutdown()
+    return {
+        "opening_s": opening_s,
+        "prepare_s": prepare_s,
+        "first_batch_s": first_batch_s,
+        "batch_s": batch_s,
+        "model_s": model_s,
+    }
+
+
+def of_starting(found: dict[str, Any]) -> list[Figure]:
+    """The first batch when nothing hides it, and what is left of the wait behind the model."""
+    told = []
+    for kind, runs in found.items():
+        at_once = tuple(run["first_batch_s"] for run in runs["at_once"])
+        told.append(Figure(told=f"first batch of a run, {kind}, at once", values=at_once, unit="s"))
+        left = tuple(run["first_batch_s"] / run["batch_s"] for run in runs["prepared"])
+        told.append(Figure(told=f"…behind prepare() and a model / one batch's time, {kind}", values=left, at_most=1.0))
+    return told

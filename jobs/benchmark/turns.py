@@ -1,0 +1,96 @@
+"""Owns the trainer that is slower than its loader: what it still waits for, epoch turns and validation passes included;
+never reads anything but by raylance.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from .figures import Figure
+from .readers import start_ray
+from .setting import Setting, decoders_of, open_dataset, own_batch_s, waits
+
+_SLOWER = 1.5  # times the loader's own time for a batch
+_PASSES = ("train", "train", "val")  # a round: both kinds of turns
+_VALIDATED = 8  # a part of so many is the validation set
+TURNS = {"train-train": "epoch to epoch", "train-val": "into a validation pass", "val-train": "back from it"}
+
+
+def measure_turns(setting: Setting) -> dict[str, Any]:
+    """Trains some epochs with validation passes between, by steps that sleep.
+
+    Returns:
+        Seconds of a batch of the loader and of a step; passes in turn, each with its kind, its seconds, those that it
+        waited for each batch and for its end, and the CPU seconds of the training thread.
+    """
+    job = setting.job("images")
+    start_ray(job)
+    size: dict[str, Any] = {"global_batch_size": job.batch_size}
+    datasets = {
+        "train": open_dataset(job),
+        "val": open_dataset(job, filter=f"label < {job.rows // _VALIDATED}", order="sequential"),
+    }
+    with datasets["train"].loader(num_decoders=decoders_of(job)) as loader:
+        own_batch_s(iter(loader.batches(**size)))  # warms up
+        loader.set_epoch(8)  # one that was not prepared
+        batch_s = own_batch_s(iter(loader.batches(**size)))
+    step_s = _SLOWER * batch_s
+    with ExitStack() as stack:
+        loaders = {
+            kind: stack.enter_context(dataset.loader(num_decoders=decoders_of(job)))
+            for kind, dataset in datasets.items()
+        }
+        batches = {kind: loader.prepare(**size) for kind, loader in loaders.items()}
+        kinds = _PASSES * setting.rounds
+        passes = [{"kind": kind, **_train(iter(batches[kind]), step_s)} for kind in kinds]
+    return {"batch_s": batch_s, "step_s": step_s, "batch_size": job.batch_size, "passes": passes}
+
+
+def _train(batches: Any, step_s: float) -> dict[str, Any]:
+    begin, waited_s, cpu_s = time.perf_counter(), [], []
+    for wait in waits(batches):
+        waited_s.append(wait.seconds)
+        cpu_s.append(wait.cpu_s)
+        if wait.batch is not None:
+            time.sleep(step_s)
+    return {"seconds": time.perf_counter() - begin, "waited_s": waited_s, "cpu_s": cpu_s}
+
+
+def of_turns(found: dict[str, Any]) -> list[Figure]:
+    """The stall, turns in batches' times, and the CPU of the training thread.
+
+    The first batch of the run stands apart: nothing came before it that could have hidden it.
+    """
+    passes, batch_s = found["passes"], found["batch_s"]
+    first_s = passes[0]["waited_s"][0]
+    stalls = []
+    for at in range(0, len(passes), len(_PASSES)):
+        part = passes[at : at + len(_PASSES)]
+        left_out_s = 0.0 if at else first_s
+        waited_s = sum(sum(one["waited_s"]) for one in part) - left_out_s
+        stalls.append(waited_s / (sum(one["seconds"] for one in part) - left_out_s))
+    cpu_ms = [1000 * sum(one["cpu_s"]) / max(1, len(one["cpu_s"]) - 1) for one in passes]
+    told = [
+        Figure(told=f"stall of a trainer {_SLOWER:g} × as slow as the loader", values=tuple(stalls), at_most=0.01),
+        Figure(told="first batch of that run, not in the stall", values=(first_s,), unit="s"),
+    ]
+    for turn, name in TURNS.items():
+        if pauses := pauses_s(found, turn):
+            values = tuple(pause / batch_s for pause in pauses)
+            told.append(Figure(told=f"pause at the turn {name} / one batch's time", values=values, at_most=1.0))
+    size = f"CPU a batch of {found['batch_size']} images"
+    told.append(Figure(told=f"training thread, {size}", values=tuple(cpu_ms), at_most=1.0, unit="ms"))
+    return told
+
+
+def pauses_s(found: dict[str, Any], turn: str) -> list[float]:
+    """Seconds between the last batch of a pass and the first of the next, of one kind of turn, steps left out."""
+    passes = found["passes"]
+    return [
+        before["waited_s"][-1] + after["waited_s"][0]
+        for before, after in itertools.pairwise(passes)
+        if f"{before['kind']}-{after['kind']}" == turn
+    ]
