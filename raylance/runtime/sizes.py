@@ -8,6 +8,7 @@ from raylance.telemetry import Receipt
 # An item costs the worker about 0.5 ms and the whole of a slow machine 9: at 32 MiB, some 200 decoded images, that is a
 # twentieth of what decoding them takes on one core.
 MAX_ITEM_BYTES = 32 << 20
+MAX_PLAIN_BYTES = 64 << 20  # nobody waits for them to be decoded
 # Raw rows count for more than they are thought to have, and may have that much: what is in flight stays within its
 # limit, and few items have to be cut although sizes vary.
 _MARGIN = 1.5
@@ -30,7 +31,7 @@ class Sizes:
         """
         self.limit_bytes = limit_bytes
         self._raw_bytes, self._decoded_bytes = raw_bytes, decoded_bytes
-        self._item_bytes = min(MAX_ITEM_BYTES, limit_bytes / items)
+        self._item_bytes = min(MAX_ITEM_BYTES if decoded_bytes else MAX_PLAIN_BYTES, limit_bytes / items)
 
     def item_rows(self) -> int:
         """Rows to aim at in an item."""

@@ -30,7 +30,8 @@ _DENSE = 0.5  # from this share of wanted rows on, reading all and dropping the 
 _GAP_BYTES = 64 << 10  # gaps up to this size are read through
 _LONGEST_PAUSE_S = 10.0
 _PIECE_BYTES = 4 << 20  # to read at once, of a range or of scattered rows: the allocator has so much ready, not more
-_REQUESTS = 8  # pieces under way from an object store, where each takes its time; a disk serves one as fast
+_REQUESTS = 8  # pieces under way from an object store, where each takes its time,
+_READS = 4  # and from a disk, so that the next one is read while this one is copied
 
 
 @dataclasses.dataclass(slots=True)
@@ -148,15 +149,16 @@ class Reader:
             ) from error
 
     def _read_pieces(self, offsets: Int64Array) -> Iterator[pa.Table]:
-        """Reads rows some mebibytes at a time; from an object store, several requests at once."""
+        """Reads rows some mebibytes at a time, and the next ones while these are used."""
         pieces = deque(self._pieces(offsets))
-        if not _is_remote(self.dataset.uri) or len(pieces) == 1:
-            yield from (self._read_piece(*piece) for piece in pieces)
+        if len(pieces) == 1:
+            yield self._read_piece(*pieces.popleft())
             return
-        with ThreadPoolExecutor(_REQUESTS, thread_name_prefix="read") as threads:
+        most = _REQUESTS if _is_remote(self.dataset.uri) else _READS
+        with ThreadPoolExecutor(most, thread_name_prefix="read") as threads:
             under_way: deque[Future[pa.Table]] = deque()
             while pieces or under_way:
-                while pieces and len(under_way) < _REQUESTS:
+                while pieces and len(under_way) < most:
                     under_way.append(threads.submit(self._read_piece, *pieces.popleft()))
                 yield under_way.popleft().result()
 
