@@ -14,8 +14,10 @@ memory. "raylance-free" decodes nothing, which leaves the way of the data.
 The clock covers, for every reader alike, one whole pass: from the call of `iter()` until the last batch is
 touched. Opening, permuting, starting processes and one warm-up pass, which also fills the page cache, are
 not timed. Before each pass the machine comes to rest, so that nobody pays for what another reader still does.
-What raylance has read ahead by then (one window, and the first two batches) it read in the pass before, as it
-reads for the next one in this: a pass has as much work as an epoch of a long run.
+raylance makes the first two batches of the next epoch ahead, which would be outside of the clock; so for images
+each pass is an epoch that it could not expect (the part "turns" tells how long the expected one is waited for).
+For vectors these are nothing beside the pass, and the window that it has read ahead it read in the pass before,
+as it reads one for the next in this.
 The last columns tell the first batch from the rest: how long it took, and the rate after it. That
 rate is what a long epoch comes near to, but it flatters a reader that has much prefetched by then, in a short
 pass half of the rows; and the CPU time that the consuming thread itself spends on getting a batch, which no

@@ -120,7 +120,11 @@ def of_images(results: dict[str, Result]) -> list[Figure]:
         )
     for name, told in (("raylance", "one decode function"), ("raylance-own", "built-in decoder")):
         if name in results:
-            figures.append(_passes(f"first batch of an epoch, {told}", results[name], "first_batch_s", "s", 0.15))
+            figures.append(
+                _passes(
+                    f"first batch of an epoch that was not expected, {told}", results[name], "first_batch_s", "s", 0.15
+                )
+            )
     for name, rows in (("raylance-own", "64"), ("raylance-own-256", "256")):
         if name in results:
             figures.append(

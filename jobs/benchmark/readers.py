@@ -215,7 +215,8 @@ def open_raylance(job: Job, stack: ExitStack, decode_fn: DecodeOne | None = None
     stack.callback(loader.close)
 
     def one_pass(epoch: int) -> Iterator[Batch]:
-        loader.set_epoch(epoch)
+        # Of images an epoch that was not expected: the first batches of the next were decoded outside of the clock.
+        loader.set_epoch(8 * epoch if images else epoch)
         batches = loader.iter_torch_batches(global_batch_size=job.batch_size, device=device)
         for data, numbers in two_columns(job, batches):
             yield data.permute(0, 2, 3, 1) if images else data, numbers  # channels last, as with the others
