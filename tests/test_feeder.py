@@ -45,11 +45,19 @@ def feeders() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "raylance-feeder"]
 
 
+def check_that_feeders_end() -> None:
+    """Whoever drops a loader does not wait for its thread, which ends by itself."""
+    deadline = time.monotonic() + 30
+    while feeders() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not feeders()
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
     yield
     gc.collect()
-    assert not feeders()
+    check_that_feeders_end()
 
 
 def test_batches_are_made_off_the_training_thread(uri: str) -> None:
@@ -335,7 +343,4 @@ def test_a_loader_that_is_dropped_takes_what_it_prepared_with_it(images_uri: str
     assert len(feeders()) == 1
     del loader
     gc.collect()
-    deadline = time.monotonic() + 30
-    while feeders() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not feeders()
+    check_that_feeders_end()
