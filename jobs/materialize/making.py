@@ -7,6 +7,7 @@ import dataclasses
 import pickle
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +27,8 @@ from .survey import WORD
 
 MOST_BLOCKS = 10_000  # of Ray Data, each a task
 
+_LOOKS, _LOOK_S, _LONGEST_S = 4, 0.5, 20.0  # for what tasks of a run that was stopped still write
+
 
 def make(plan: Plan, progress: Bar) -> lance.LanceDataset:
     """Makes the copy and commits it. Until then nothing can be opened under its name; what fails leaves nothing there.
@@ -39,7 +42,7 @@ def make(plan: Plan, progress: Bar) -> lance.LanceDataset:
     check_target(plan.wish, present)
     work = dataclasses.replace(work, mode="overwrite" if present else "create")
     with contextlib.ExitStack() as stack:
-        stack.callback(remove, work.scratch, options)
+        stack.push(lambda kind, *_: remove(work.scratch, options, looks=_LOOKS if kind else 1))
         if not present:
             stack.push(lambda kind, *_: remove_half(work.out, options) if kind else None)
         sorting = stack.enter_context(contextlib.closing(each(scatter, plan.found.chunks, work)))
@@ -128,19 +131,26 @@ def list_files(uri: str, options: dict[str, str]) -> list[str]:
 
 def remove_half(uri: str, options: dict[str, str]) -> None:
     """Removes what was written for a dataset that did not come to be; a version that somebody committed stays."""
-    remove(uri, options, unless="_versions/")
+    remove(uri, options, unless="_versions/", looks=_LOOKS)
 
 
-def remove(uri: str, options: dict[str, str], unless: str | None = None) -> None:
-    """Removes what lies below a URI, unless a file's name begins so; says so where it cannot, for nothing needs it."""
+def remove(uri: str, options: dict[str, str], unless: str | None = None, looks: int = 1) -> None:
+    """Removes what lies below a URI, unless a file's name begins so; says so where it cannot, for nothing needs it.
+
+    Tasks of a run that was stopped may be in the midst of a file: so many looks in a row must find nothing new.
+    """
+    end, quiet = time.monotonic() + _LONGEST_S, 0
     try:
-        files = list_files(uri, options)
-        if unless is not None and any(file.startswith(unless) for file in files):
-            return
-        session = LanceFileSession(uri, storage_options=options)
-        for file in files:
-            session.delete_file(file)
-        if "://" not in uri:  # folders are left
-            shutil.rmtree(uri, ignore_errors=True)
+        while quiet < looks and time.monotonic() < end:
+            files = list_files(uri, options)
+            if unless is not None and any(file.startswith(unless) for file in files):
+                return
+            session = LanceFileSession(uri, storage_options=options)
+            for file in files:
+                session.delete_file(file)
+            if "://" not in uri:  # folders are left
+                shutil.rmtree(uri, ignore_errors=True)
+            quiet = 0 if files and looks > 1 else quiet + 1
+            time.sleep(_LOOK_S if quiet < looks else 0)
     except (OSError, ValueError, RuntimeError) as error:
         print(f"materialize.py: what lies at {uri} cannot be removed ({error}): nothing needs it", file=sys.stderr)
