@@ -26,8 +26,6 @@ class Joiner:
 
     def __call__(self, pieces: list[Array]) -> Array:
         """Joins arrays (n, …) of one dtype, at least one, to an array (sum of n, …) that belongs to the caller."""
-        if len(pieces) == 1:
-            return pieces[0]
         shape, dtype = (sum(map(len, pieces)), *pieces[0].shape[1:]), pieces[0].dtype
         nbytes = sum(piece.nbytes for piece in pieces)
         if dtype.hasobject or nbytes < _LEAST_BYTES:

@@ -49,8 +49,8 @@ class PixelDecoder:
         Args:
             encoded: The encoded image.
             cut: Chooses the box.
-            reduce_to: (height, width) that the box will be resized to: where it is at least twice as large, a JPEG may
-                be decoded at a half, a quarter or an eighth of its size.
+            reduce_to: (height, width) that the box will be resized to: where it is at least twice as large, a JPEG is
+                decoded at a half of its size or less.
 
         Returns:
             The box, uint8 (h, w, 3), or (h, w, 4) with padding behind the colours; until the next call, and maybe

@@ -50,7 +50,7 @@ class Helpers:
             stop.atexit = False
             self._prepared = _Prepared(wanted, feeder, stop)
 
-    def _take_prepared(self, wanted: "_Pass") -> Feeder | None:
+    def _take_prepared(self, wanted: "_Pass | None") -> Feeder | None:
         """The pass that was prepared, if it is this one; another one is ended."""
         prepared, self._prepared = self._prepared, None
         if prepared is None:
@@ -125,10 +125,7 @@ class Helpers:
     def close(self) -> None:
         """Ends the helpers."""
         self.end_pass()
-        prepared, self._prepared = self._prepared, None
-        if prepared is not None:
-            prepared.stop.detach()
-            self._close(prepared.feeder)
+        self._take_prepared(None)
         if self.runtime is not None:
             self.runtime.close()
             self.runtime = None
