@@ -3,11 +3,17 @@ than the copy. Never reads, and never decides when memory may be used again.
 """
 
 import abc
+import ctypes
+import dataclasses
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+_KEPT_BYTES = 64 << 20  # of freed memory
+_KEPT_PIECE_BYTES = 32 << 20  # the most that glibc lets be set
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
 
 _GROWTH = 1.5
 _SPARE = 1.05  # of what the first rows let expect
@@ -20,7 +26,7 @@ class RowMemory:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        """Holds nothing; for rows that are expected and not there yet, it takes so many bytes at the most."""
+        """Holds nothing; for rows that are not there yet, it takes so many bytes at the most."""
         self._most_bytes = most_bytes
         self._columns: dict[str, _Column] = {}
         self._schema: pa.Schema | None = None
@@ -33,6 +39,10 @@ class RowMemory:
         """Bytes that it takes, in use or not."""
         return sum(column.capacity_bytes for column in self._columns.values())
 
+    @property
+    def _used_bytes(self) -> int:
+        return sum(column.used_bytes for column in self._columns.values())
+
     def begin(self, rows: int) -> None:
         """Forgets all rows, and expects so many others; what `table` has returned must not be read any more."""
         self._expected, self.rows, self._table = rows, 0, None
@@ -42,17 +52,17 @@ class RowMemory:
     def append(self, table: pa.Table) -> None:
         """Copies rows, all of one schema."""
         self._schema, self._table = table.schema, None
-        fitting = self._most_bytes * table.num_rows // max(1, table.nbytes)
+        fitting = (self._most_bytes - self._used_bytes) * table.num_rows / max(1, table.nbytes)
         for name in table.column_names:
             column = self._columns.get(name)
             if column is None:
                 column = self._columns[name] = _column(table.schema.field(name).type)
             rows = self.rows
             for chunk in table[name].chunks:
-                expected = min(self._expected - rows, fitting)
-                if not column.append(chunk, max(len(chunk), expected)):
+                room = _Room((self._expected - rows) / max(1, len(chunk)), fitting / max(1, len(chunk)))
+                if not column.append(chunk, room):
                     column = self._columns[name] = _Chunks(column.arrays(rows))
-                    column.append(chunk, 0)
+                    column.append(chunk, room)
                 rows += len(chunk)
         self.rows += table.num_rows
 
@@ -73,6 +83,19 @@ class RowMemory:
         return self._table
 
 
+def keep_freed_memory() -> bool:
+    """Has this process keep some of what it frees, for what it takes next; False where its C library is not glibc.
+
+    Lance frees what it read piece by piece, glibc gives that back to the system, and each page of the next piece costs
+    a fault: half of the CPU of reading. Both are set, since setting one stops glibc from adjusting the other, which
+    costs more than it saves.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    return bool(mallopt(_M_MMAP_THRESHOLD, _KEPT_PIECE_BYTES) and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
+
+
 def own_memory(table: pa.Table) -> pa.Table:
     """A copy; Arrow makes one only where there is more than one chunk."""
     return pa.concat_tables([table, table.slice(0, 0)]).combine_chunks()
@@ -91,14 +114,30 @@ def _is_nested(kind: pa.DataType) -> bool:
     return bool(pa.types.is_fixed_size_list(kind) and pa.types.is_fixed_size_list(kind.value_type))
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Room:
+    """What memory to take, in multiples of what is appended: for what is expected, itself included, if it fits."""
+
+    expected: float
+    fitting: float
+
+
 class _Column(abc.ABC):
     """One column."""
 
-    capacity_bytes = 0
+    _memory: "tuple[_Bytes, ...]" = ()
+
+    @property
+    def capacity_bytes(self) -> int:
+        return sum(len(part.memory) for part in self._memory)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(part.used for part in self._memory)
 
     @abc.abstractmethod
-    def append(self, chunk: pa.Array, expected: int) -> bool:
-        """Copies a chunk, of so many rows expected; False where it cannot hold it."""
+    def append(self, chunk: pa.Array, room: _Room) -> bool:
+        """Copies a chunk; False where it cannot hold it."""
 
     @abc.abstractmethod
     def cut(self, rows: int) -> None:
@@ -114,15 +153,12 @@ class _Fixed(_Column):
 
     def __init__(self, kind: pa.DataType, width: int) -> None:
         self._kind, self._width, self._data = kind, width, _Bytes()
+        self._memory = (self._data,)
 
-    @property
-    def capacity_bytes(self) -> int:  # type: ignore[override]
-        return len(self._data.memory)
-
-    def append(self, chunk: pa.Array, expected: int) -> bool:
+    def append(self, chunk: pa.Array, room: _Room) -> bool:
         raw = _raw(chunk)
         if raw is not None:
-            self._data.append(raw, expected * self._width)
+            self._data.append(raw, room)
         return raw is not None
 
     def cut(self, rows: int) -> None:
@@ -137,28 +173,21 @@ class _Variable(_Column):
 
     def __init__(self, kind: pa.DataType, offset: Any, width: int) -> None:
         self._kind, self._width, self._data, self._ends = kind, width, _Bytes(), _Bytes()
+        self._memory = (self._data, self._ends)
         self._offset = np.dtype(offset)
-        self._ends.append(np.zeros(1, self._offset).view(np.uint8), 0)
+        self._ends.append(np.zeros(1, self._offset).view(np.uint8), _Room(1, 1))
 
-    @property
-    def capacity_bytes(self) -> int:  # type: ignore[override]
-        return len(self._data.memory) + len(self._ends.memory)
-
-    def append(self, chunk: pa.Array, expected: int) -> bool:
+    def append(self, chunk: pa.Array, room: _Room) -> bool:
         if chunk.null_count or not len(chunk):
             return not chunk.null_count
-        size = self._offset.itemsize
         ends = np.frombuffer(chunk.buffers()[1], self._offset)[chunk.offset : chunk.offset + len(chunk) + 1]
         first, last = int(ends[0]), int(ends[-1])
         raw = _raw(chunk.values[first:last]) if self._width else _bytes(chunk.buffers()[2])[first:last]
         before = self._data.used // max(1, self._width)
         if raw is None or before + last - first > np.iinfo(self._offset).max:
             return False
-        share = max(1.0, expected / len(chunk))
-        self._data.append(raw, int(len(raw) * share))
-        self._ends.append(
-            (ends[1:] - ends[0] + self._offset.type(before)).view(np.uint8), int(len(chunk) * size * share)
-        )
+        self._data.append(raw, room)
+        self._ends.append((ends[1:] - ends[0] + self._offset.type(before)).view(np.uint8), room)
         return True
 
     def cut(self, rows: int) -> None:
@@ -180,7 +209,7 @@ class _Chunks(_Column):
     def __init__(self, arrays: list[pa.Array]) -> None:
         self._arrays = arrays
 
-    def append(self, chunk: pa.Array, expected: int) -> bool:
+    def append(self, chunk: pa.Array, room: _Room) -> bool:
         self._arrays.append(chunk)
         return True
 
@@ -205,11 +234,12 @@ class _Bytes:
         self.memory: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
         self.used = 0
 
-    def append(self, data: npt.NDArray[np.uint8], expected: int) -> None:
-        """Copies bytes, the first ones of so many expected."""
+    def append(self, data: npt.NDArray[np.uint8], room: _Room) -> None:
+        """Copies bytes."""
         end = self.used + len(data)
         if end > len(self.memory):
-            size = max(end, int(self.used * _GROWTH), self.used + int(expected * _SPARE))
+            wanted = max(self.used * _GROWTH, self.used + len(data) * room.expected * _SPARE)
+            size = max(end, int(min(wanted, self.used + len(data) * room.fitting)))
             before, self.memory = self.memory, np.empty(size, dtype=np.uint8)
             self.memory[: self.used] = before[: self.used]
         self.memory[self.used : end] = data

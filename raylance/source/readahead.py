@@ -237,10 +237,10 @@ class ReadAhead:
 
     def _take_memory(self) -> RowMemory:
         with self._lock:
-            return self._spare.pop() if self._spare else RowMemory(self._limit)
+            return self._spare.pop() if self._spare else RowMemory(self._limit // 2)  # two of them have room
 
     def _keep(self, portion: _Portion) -> None:
-        if len(portion.rows) and portion.memory.capacity_bytes <= self._limit / 2:  # two of them have room
+        if len(portion.rows) and portion.memory.capacity_bytes <= self._limit / 2:
             self._spare.append(portion.memory)
 
     def _start_next(self, plan: Plan, used: _Portion) -> _Portion | None:

@@ -12,6 +12,7 @@ from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime.cluster.faults import errors_travel
 from raylance.runtime.work import RankReader
 from raylance.settings import Feed, Options
+from raylance.source.memory import keep_freed_memory
 from raylance.telemetry import Receipt
 
 
@@ -32,6 +33,7 @@ class ShardActor(_Actor):
     def __init__(self, feed: Feed, options: Options) -> None:
         """Opens nothing yet."""
         super().__init__()
+        keep_freed_memory()
         self._reader = RankReader(feed, options)
 
     def install(self, key: str, plan: Plan) -> None:
