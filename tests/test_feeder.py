@@ -240,10 +240,16 @@ except KeyboardInterrupt:
     assert out == "interrupted 100\n"
 
 
-def test_a_fork_in_mid_pass_is_told(uri: str) -> None:
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_fork_in_mid_pass_is_told(uri: str, is_there: bool) -> None:
+    """Whether or not another batch was finished before."""
     loader = loader_of(uri)
     batches = iter(loader.batches(global_batch_size=BATCH, prefetch_batches=1))
     next(batches)
+    feeder = loader.helpers._feeder
+    deadline = time.monotonic() + 30
+    while is_there and not feeder._finished and time.monotonic() < deadline:
+        time.sleep(0.01)
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -36,9 +36,12 @@ def mix64(x: UInt64Array) -> UInt64Array:
 
     The finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
     """
-    x = (x ^ (x >> _U30)) * _MUL1
-    x = (x ^ (x >> _U27)) * _MUL2
-    return x ^ (x >> _U31)
+    x = x ^ (x >> _U30)  # and in place from here on: this is called for each row of each batch
+    x *= _MUL1
+    x ^= x >> _U27
+    x *= _MUL2
+    x ^= x >> _U31
+    return x
 
 
 def subkeys(key: int, index: npt.ArrayLike) -> UInt64Array:
@@ -107,7 +110,8 @@ def _walk(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike, *, inverse
     shape = i.shape
     out, sizes, keys = i.ravel().copy(), sizes.ravel(), keys.ravel()
     # One domain for all is the common case; a scalar shift is then several times faster than an array of shifts.
-    half = _half_bits(sizes_in if sizes_in.ndim == 0 else sizes)
+    is_one = sizes_in.ndim == 0 or (sizes.size > 0 and bool((sizes == sizes[0]).all()))
+    half = _half_bits(sizes[0] if is_one and sizes.size else sizes)
     out = _feistel(out, half, keys, inverse)
     outside = np.flatnonzero(out >= sizes)
     while outside.size:

@@ -182,7 +182,7 @@ class _LanedEpoch(Epoch):
         """Place in the sequence and rows of the last shard in storage order, the only one that may be short."""
         last = slot = self.order.shard_count - 1
         if self.order.settings.shuffles_shards:
-            slot = int(unpermute(last, last + 1, self.key("shards")))
+            slot = _slot_of(last, self.key("shards"))
         return slot, self.order.rows - last * self.order.shard_rows
 
     def _slots(self, sequence: Int64Array) -> Int64Array:
@@ -250,6 +250,11 @@ class Sequential(_Laned):
 def auto_lanes(global_batch_size: int) -> int:
     """The largest divisor of the global batch size up to 32."""
     return max(d for d in range(1, _MAX_AUTO_LANES + 1) if global_batch_size % d == 0)
+
+
+@functools.lru_cache(maxsize=64)
+def _slot_of(last: int, key: int) -> int:
+    return int(unpermute(last, last + 1, key))
 
 
 @functools.lru_cache(maxsize=4)

@@ -201,7 +201,9 @@ class Plan:
         They aim at `item_rows` rows: smaller slices are joined, up to `max_steps` of them, and larger ones cut. With
         `first_rows`, the items of the first step aim at so many, to come early; and as many further ones as those were,
         one for each who works on them, at a quarter more each time: none then takes longer than what was made before it
-        lasts, though the consumer be hardly slower than who makes them.
+        lasts, though the consumer be hardly slower than who makes them. Towards the end of the epoch they aim at half
+        of what is left for each (Polychronopoulos, Kuck: "Guided self-scheduling", 1987), but not below `first_rows`:
+        or one would still be at work when the others have nothing left to do.
         """
         chunk, rows = self.chunk_at(epoch, position), first_rows or item_rows
         low, high = self.rank_slice(position, rank)
@@ -212,6 +214,8 @@ class Plan:
                 at = chunk.position + done * self.stride
                 low, high = self.rank_slice(at, rank)
                 size, rows = high - low, max(1, min(int(aim), item_rows))
+                if first_rows:
+                    rows = min(rows, max(first_rows, self.steps(at) * size // (2 * alike)))
                 parts = max(1, -(-size // rows))
                 # A smaller last step stands alone: joined slices are all of one size.
                 whole = min(chunk.steps - done, -(-((self.epoch_rows - at) // self.global_batch_size) // self.every))

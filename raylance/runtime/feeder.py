@@ -56,7 +56,7 @@ class Feeder:
     @property
     def has_ended(self) -> bool:
         """Whether the runtime is free for another pass: what is left are batches to hand out."""
-        return not self._thread.is_alive()
+        return self._has_ended and not self._thread.is_alive()  # in a fork no thread lives, and this one has not ended
 
     def __iter__(self) -> Iterator[tuple[list[Any], int]]:
         """Hands out batches with the position behind each, counting how long each is awaited and kept.
