@@ -48,8 +48,8 @@ def test_rows_and_values_that_differ_are_faults() -> None:
                     ((0, 1, 2), (0, 1), (0, 1, 1), (0, 1, 3)))  # fmt: skip
     assert measuring.fault(good, good) == ""
     told = [measuring.fault(result, good) for result in wrong]
-    assert told[0].endswith("delivered 2, 2 of them distinct")
-    assert told[1].endswith("delivered 3, 2 of them distinct")
+    assert told[0].endswith("claims 6 rows, delivered 4, 2 of them distinct in an epoch")
+    assert told[1].endswith("delivered 6, 2 of them distinct in an epoch")
     assert told[2] == "other values than its peers"
 
 

@@ -11,17 +11,16 @@ thread for numbers (OMP_NUM_THREADS) in each process. Peers with workers are tri
 with more, and the best count takes part. "decode" is the ceiling: the decode function alone, on bytes in
 memory. "raylance-free" decodes nothing, which leaves the way of the data.
 
-The clock covers, for every reader alike, one whole pass: from the call of `iter()` until the last batch is
-touched. Opening, permuting, starting processes and one warm-up pass, which also fills the page cache, are
-not timed. Before each pass the machine comes to rest, so that nobody pays for what another reader still does.
-raylance makes the first two batches of the next epoch ahead, which would be outside of the clock; so for images
-each pass is an epoch that it could not expect (the part "turns" tells how long the expected one is waited for).
-For vectors these are nothing beside the pass, and the window that it has read ahead it read in the pass before,
-as it reads one for the next in this.
-The last columns tell the first batch from the rest: how long it took, and the rate after it. That
-rate is what a long epoch comes near to, but it flatters a reader that has much prefetched by then, in a short
-pass half of the rows; and the CPU time that the consuming thread itself spends on getting a batch, which no
-prefetching hides from training. Readers take turns, one pass each a round, so that noise of the machine hits all alike;
+The clock covers, for every reader alike, a pass of two whole epochs: from the call of `iter()` until the last batch
+of the second is touched. Opening, permuting, starting processes and one warm-up epoch, which also fills the page cache,
+are not timed. Before each pass the machine comes to rest, so that nobody pays for what another reader still does.
+raylance reads and decodes the beginning of the next epoch ahead. Passes lie some epochs apart, so it expects the second
+epoch of a pass, as in training, and never the first: no row is read or decoded before the clock starts, and what is
+made for the epoch behind a pass is made in vain.
+The last columns tell the first batch from the rest: how long it took, the first one of the second epoch, and the rate
+after the first. That rate is what a long epoch comes near to, but it flatters a reader that has much prefetched by
+then; and the CPU time that the consuming thread itself spends on getting a batch, which no prefetching hides from
+training. Readers take turns, one pass each a round, so that noise of the machine hits all alike;
 a ratio is the median of the ratios within the rounds.
 
 To touch a batch is to sum a strided part of it. The sum does not depend on the order, so readers that share

@@ -69,11 +69,10 @@ def print_figures(figures: Iterable[Figure]) -> None:
 
 def print_table(kind: str, entries: dict[str, Entry], results: dict[str, Result]) -> bool:
     """Prints one table; False when a reader delivered other rows than it claims, or other values."""
+    print(f"\n{'':<61} first batch, seconds  after it            consumer's")
     print(
-        f"\n{'':<20}                                                        first batch  after it           consumer's"
-    )
-    print(
-        f"{kind:<20} workers   rows/s        min–max / ceiling / raylance    seconds   rows/s / ceiling  CPU ms a batch"
+        f"{kind:<20} workers   rows/s        min–max / ceiling / raylance  of a pass  at turn   rows/s / ceiling"
+        "  CPU ms a batch"
     )
     sound = True
     for name, result in results.items():
@@ -86,7 +85,7 @@ def print_table(kind: str, entries: dict[str, Entry], results: dict[str, Result]
             f"{name:<20} {result['warm_up']['workers']:>7} {median(result, 'rows_per_s'):>8.0f}"
             f" {f'{min(rates):.0f}–{max(rates):.0f}':>15} {_ratio(result, results.get(ceiling)):>9}"
             f" {_ratio(result, results.get('raylance')):>10} {median(result, 'first_batch_s'):>10.2f}"
-            f" {median(result, 'later_rows_per_s'):>9.0f}"
+            f" {median(result, 'turn_s'):>8.3f} {median(result, 'later_rows_per_s'):>9.0f}"
             f" {_ratio(result, results.get(ceiling), 'later_rows_per_s'):>9} {median(result, 'thread_ms'):>16.2f}"
             f"  {remark}".rstrip()
         )
@@ -125,6 +124,7 @@ def of_images(results: dict[str, Result]) -> list[Figure]:
                     f"first batch of an epoch that was not expected, {told}", results[name], "first_batch_s", "s", 0.15
                 )
             )
+            figures.append(_passes(f"first batch of the next epoch, {told}", results[name], "turn_s", "s", 0.15))
     for name, rows in (("raylance-own", "64"), ("raylance-own-256", "256")):
         if name in results:
             figures.append(

@@ -22,6 +22,8 @@ from .readers import READERS, Entry, Job, Source
 
 _QUIET = 0.1  # of the cores: below it, the reader before has come to rest
 _LONGEST_REST_S = 5.0
+EPOCHS = 2  # of a pass, so that it has a turn
+_APART = 8  # epochs from pass to pass: the first one was not expected
 
 Result = dict[str, Any]
 
@@ -44,32 +46,38 @@ def rest() -> None:
             return
 
 
-def measure(source: Source, epoch: int) -> Result:
+def measure(source: Source, number: int, epochs: int = EPOCHS) -> Result:
     """Times one pass; the head of command.py says what the clock covers."""
     if source.elsewhere:
-        return source.elsewhere(epoch)
-    made = source.open_pass(epoch)
+        return source.elsewhere(number)
+    made = [source.open_pass(_APART * number + epoch) for epoch in range(epochs)]
     gc.collect()  # nobody pays for the garbage of the reader before
     rest()
-    numbers, checksum, first_s, cpu_s = [torch.empty(0, dtype=torch.int64)], 0, 0.0, 0.0
+    epochs_numbers, checksum, firsts_s, cpu_s = list[list[torch.Tensor]](), 0, list[float](), 0.0
     start = time.perf_counter()
-    batches = iter(made)
-    while True:
-        begin = time.thread_time()
-        batch = next(batches, None)
-        cpu_s += time.thread_time() - begin
-        if batch is None:
-            break
-        data, ids = batch
-        first_s = first_s or time.perf_counter() - start
-        checksum += data if isinstance(data, int) else touch(data)
-        numbers.append(ids.clone())  # a view would keep the whole batch
+    for one in made:
+        numbers: list[torch.Tensor] = []
+        epochs_numbers.append(numbers)
+        asked, batches = time.perf_counter(), iter(one)
+        while True:
+            begin = time.thread_time()
+            batch = next(batches, None)
+            cpu_s += time.thread_time() - begin
+            if batch is None:
+                break
+            data, ids = batch
+            if not numbers:
+                firsts_s.append(time.perf_counter() - asked)
+            checksum += data if isinstance(data, int) else touch(data)
+            numbers.append(ids.clone())  # a view would keep the whole batch
+            del batch, data, ids
     seconds = time.perf_counter() - start
-    rows, later = torch.cat(numbers), sum(map(len, numbers[2:]))  # the first one is the empty one
-    counts = {"rows": len(rows), "distinct_rows": len(rows.unique()), "checksum": checksum}
-    rates = {"rows_per_s": len(rows) / seconds, "later_rows_per_s": later / (seconds - first_s)}
-    thread_ms = 1000 * cpu_s / max(1, len(numbers) - 1)
-    return {**counts, **rates, "seconds": seconds, "first_batch_s": first_s, "thread_ms": thread_ms}
+    by_epoch = [torch.cat(numbers) for numbers in epochs_numbers]
+    rows, first_rows = sum(map(len, by_epoch)), len(epochs_numbers[0][0])
+    counts = {"rows": rows, "distinct_rows": min(len(numbers.unique()) for numbers in by_epoch), "epochs": epochs}
+    rates = {"rows_per_s": rows / seconds, "later_rows_per_s": (rows - first_rows) / (seconds - firsts_s[0])}
+    waits = {"first_batch_s": firsts_s[0], "turn_s": max(firsts_s[1:], default=0.0), "seconds": seconds}
+    return {**counts, **rates, **waits, "checksum": checksum, "thread_ms": 1e3 * cpu_s / sum(map(len, epochs_numbers))}
 
 
 def open_best(job: Job, entry: Entry, stack: ExitStack) -> tuple[Source, Result]:
@@ -78,7 +86,7 @@ def open_best(job: Job, entry: Entry, stack: ExitStack) -> tuple[Source, Result]
     for workers in sorted({max(1, round(job.workers * share)) for share in entry.tries}):
         with ExitStack() as trial:
             source = entry.open(replace(job, workers=workers), trial)
-            warm_up = measure(source, 0) | {"workers": workers}
+            warm_up = measure(source, 0, epochs=1) | {"workers": workers}
             if best is None or warm_up["later_rows_per_s"] > best[2]["later_rows_per_s"]:
                 if best is not None:
                     best[1].close()
@@ -115,8 +123,9 @@ def fault(result: Result, peer: Result) -> str:
     """What is wrong with the rows that a reader delivered, or an empty string."""
     claims = result["claims"]
     for one in result["passes"]:
-        if (one["rows"], one["distinct_rows"]) != (claims, claims):
-            return f"claims {claims} rows, delivered {one['rows']}, {one['distinct_rows']} of them distinct"
+        wanted = one["epochs"] * claims
+        if (one["rows"], one["distinct_rows"]) != (wanted, claims):
+            return f"claims {wanted} rows, delivered {one['rows']}, {one['distinct_rows']} of them distinct in an epoch"
         if one["checksum"] != peer["passes"][0]["checksum"]:
             return "other values than its peers"
     return ""

@@ -49,8 +49,8 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """An open reader: the rows that a pass of it claims to deliver, and what prepares the pass of a round, or measures
-    it elsewhere.
+    """An open reader: the rows that an epoch of it claims to deliver, and what opens an epoch, or measures a pass
+    elsewhere.
     """
 
     claims: int
@@ -215,8 +215,7 @@ def open_raylance(job: Job, stack: ExitStack, decode_fn: DecodeOne | None = None
     stack.callback(loader.close)
 
     def one_pass(epoch: int) -> Iterator[Batch]:
-        # Of images an epoch that was not expected: the first batches of the next were decoded outside of the clock.
-        loader.set_epoch(8 * epoch if images else epoch)
+        loader.set_epoch(epoch)
         batches = loader.iter_torch_batches(global_batch_size=job.batch_size, device=device)
         for data, numbers in two_columns(job, batches):
             yield data.permute(0, 2, 3, 1) if images else data, numbers  # channels last, as with the others
