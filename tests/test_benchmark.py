@@ -44,8 +44,10 @@ def test_rows_and_values_that_differ_are_faults() -> None:
         rows = torch.tensor(numbers)
         return Source(claims=3, open_pass=lambda _: [(rows.float()[:, None], rows)])
 
-    good, *wrong = ({"claims": 3, "passes": [measuring.measure(source(*rows), 0)]} for rows in
-                    ((0, 1, 2), (0, 1), (0, 1, 1), (0, 1, 3)))  # fmt: skip
+    good, *wrong = (
+        {"claims": 3, "passes": [measuring.measure(source(*rows), 0, longest_rest_s=0)]}
+        for rows in ((0, 1, 2), (0, 1), (0, 1, 1), (0, 1, 3))
+    )
     assert measuring.fault(good, good) == ""
     told = [measuring.fault(result, good) for result in wrong]
     assert told[0].endswith("claims 6 rows, delivered 4, 2 of them distinct in an epoch")

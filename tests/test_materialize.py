@@ -27,12 +27,14 @@ import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
+from lance.file import LanceFileSession
 
 import raylance
 from jobs.materialize import command, making
 from jobs.materialize.advice import Measured, epochs_to_pay, measure, report
 from jobs.materialize.layout import Run, fragment_bounds, greedy, plan_buckets, slot_bounds
 from jobs.materialize.planning import make_plan
+from jobs.materialize.shuffle import Work
 from jobs.materialize.survey import Chunk, Groups, Places, survey
 from raylance.orders.permutation import derive_key, subkeys
 from raylance.source import provenance
@@ -534,6 +536,42 @@ def test_a_run_that_is_stopped_leaves_nothing_behind(
     assert os.listdir(out.parent) == []
     wait_for_free_cpus(CPUS)
     assert os.listdir(out.parent) == [], "nobody has written since"
+
+
+def test_a_task_whose_run_is_given_up_as_it_writes_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Whoever swept behind the run did not see the file, which was not there yet."""
+    schema = pa.schema({"id": pa.int64()})
+    places = {"source": "", "scratch": str(tmp_path / "scratch.lance"), "out": str(tmp_path / "out.lance")}
+    work = Work(
+        **places, version=1, filter=None, schema=schema, group_by=None, images=None, rows=20, seed=0,
+        bounds=np.array([0, 20]), batch_rows=10, bucket_bytes=1 << 20, mode="create", storage_options={},
+        data_storage_version="2.1",
+    )  # fmt: skip
+
+    def batches(give_up: Callable[[], None]) -> Iterator[pa.RecordBatch]:
+        yield pa.record_batch({"id": np.arange(10)})
+        give_up()
+        yield pa.record_batch({"id": np.arange(10)})
+
+    def sweep() -> None:
+        making.remove(work.scratch, {})
+        making.remove_half(work.out, {})
+
+    def unmark() -> None:  # as on an object store, where a file that is written meanwhile comes to be
+        LanceFileSession(work.scratch).delete_file("_running")
+
+    for give_up in (unmark, sweep):
+        work.mark_running()
+        assert work.write(batches(lambda: None), schema, work.out, "create").physical_rows == 20
+        files = set(tmp_path.rglob("*.lance"))
+        with pytest.raises((raylance.DatasetError, OSError)):
+            work.write(batches(give_up), schema, work.out, "create")
+        assert set(tmp_path.rglob("*.lance")) <= files
+        with pytest.raises(raylance.DatasetError, match="given up"):
+            work.write(batches(lambda: None), schema, work.out, "create")
+        assert set(tmp_path.rglob("*.lance")) <= files
+        sweep()
+        assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -212,8 +212,17 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("stream", [[], ["--stream"]], ids=["plan", "stream"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "stream"),
+    [
+        *(pytest.param(kind, [], id=f"{kind}-plan") for kind in KINDS),
+        *(pytest.param(kind, ["--stream"], id=f"{kind}-stream") for kind in ("packed", "mixture")),
+        *(
+            pytest.param(kind, ["--stream"], id=f"{kind}-stream", marks=pytest.mark.slow)
+            for kind in ("split", "weighted", "balanced")
+        ),
+    ],
+)
 def test_every_kind_of_dataset(
     kind: str, stream: list[str], texts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,9 +36,9 @@ def one_thread_each() -> None:
     torch.set_num_threads(1)
 
 
-def rest() -> None:
+def rest(longest_s: float = _LONGEST_REST_S) -> None:
     """Waits until the machine is quiet: what a reader still does behind its pass is not the next reader's to pay."""
-    end = time.monotonic() + _LONGEST_REST_S
+    end = time.monotonic() + longest_s
     psutil.cpu_percent()
     while time.monotonic() < end:
         time.sleep(0.25)
@@ -46,13 +46,13 @@ def rest() -> None:
             return
 
 
-def measure(source: Source, number: int, epochs: int = EPOCHS) -> Result:
+def measure(source: Source, number: int, epochs: int = EPOCHS, longest_rest_s: float = _LONGEST_REST_S) -> Result:
     """Times one pass; the head of command.py says what the clock covers."""
     if source.elsewhere:
         return source.elsewhere(number)
     made = [source.open_pass(_APART * number + epoch) for epoch in range(epochs)]
     gc.collect()  # nobody pays for the garbage of the reader before
-    rest()
+    rest(longest_rest_s)
     epochs_numbers, checksum, firsts_s, cpu_s = list[list[torch.Tensor]](), 0, list[float](), 0.0
     start = time.perf_counter()
     for one in made:

@@ -45,6 +45,8 @@ def make(plan: Plan, progress: Bar) -> lance.LanceDataset:
         stack.push(lambda kind, *_: remove(work.scratch, options, looks=_LOOKS if kind else 1))
         if not present:
             stack.push(lambda kind, *_: remove_half(work.out, options) if kind else None)
+        work.mark_running()
+        stack.push(lambda kind, *_: remove(work.scratch, options) if kind else None)  # tasks then write nothing more
         sorting = stack.enter_context(contextlib.closing(each(scatter, plan.found.chunks, work)))
         runs = [run for done in sorting for run in told(progress, "sorting", done)]
         runs.sort(key=lambda run: (run.first, run.part))

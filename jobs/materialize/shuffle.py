@@ -8,16 +8,20 @@ Nothing is read row by row, and what goes through Ray's object store is what tel
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import json
 import pickle
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import lance
 import numpy as np
 import pyarrow as pa
+from lance.file import LanceFileSession
 from lance.fragment import FragmentMetadata, write_fragments
 
 import raylance
@@ -27,6 +31,7 @@ from .layout import Bucket, Run, Stretch
 from .survey import WORD, Chunk, Places, checksum, group_values
 
 PLACE, OFFSET = "_raylance_place", "_raylance_offset"  # of scratch rows, beside their own columns
+RUNNING = "_running"  # a file in the scratch dataset, while its run goes on
 TAKEN_BATCHES = 8  # read by one call: Lance holds them twice
 
 
@@ -70,8 +75,39 @@ class Work:
     storage_options: dict[str, str]
     data_storage_version: str
 
+    def mark_running(self) -> None:
+        """Lets tasks write, until what lies at `scratch` is removed."""
+        with tempfile.NamedTemporaryFile() as empty:
+            LanceFileSession(self.scratch, storage_options=self.storage_options).upload_file(empty.name, RUNNING)
+
     def write(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema, uri: str, mode: str) -> FragmentMetadata:
-        """Writes one fragment, which belongs to a dataset only once it is committed."""
+        """Writes one fragment, which belongs to a dataset only once it is committed.
+
+        Raises:
+            DatasetError: If the run was given up before its end: whoever sweeps behind it does not see this file, so it
+                is removed here.
+        """
+        self._check_running()
+        written = self._write(batches, schema, uri, mode)
+        try:
+            self._check_running()
+        except raylance.DatasetError:
+            session = LanceFileSession(uri, storage_options=self.storage_options)
+            for file in written.files:
+                if session.contains(path := f"data/{file.path}"):
+                    session.delete_file(path)
+            if "://" not in uri:  # folders are left
+                for folder in (Path(uri, "data"), Path(uri)):
+                    with contextlib.suppress(OSError):  # others write there
+                        folder.rmdir()
+            raise
+        return written
+
+    def _check_running(self) -> None:
+        if not LanceFileSession(self.scratch, storage_options=self.storage_options).contains(RUNNING):
+            raise raylance.DatasetError("the run was given up; this task writes nothing more")
+
+    def _write(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema, uri: str, mode: str) -> FragmentMetadata:
         [written] = write_fragments(
             pa.RecordBatchReader.from_batches(schema, batches),
             uri,
