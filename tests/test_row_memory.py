@@ -115,6 +115,47 @@ def test_what_was_copied_in_comes_out(
         assert set(pieces_of.values()) == {1}
 
 
+@given(
+    parts=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    nulls=st.frozensets(st.sampled_from(["vector", "int8", "binary"])),
+    keep=st.floats(0, 1),
+    seed=st.integers(0, 9),
+    most_bytes=st.sampled_from([1 << 20, 300]),
+)
+def test_rows_lie_where_they_belong(
+    parts: list[int], nulls: frozenset[str], keep: float, seed: int, most_bytes: int
+) -> None:
+    """Columns of one size, line by line; nulls that come with a later part, or too little room, leave a column out."""
+    memory = RowMemory(most_bytes)
+    for turn in range(2):
+        tables = [
+            make_table(rows, seed + 100 * turn + number, nulls if number else frozenset())
+            for number, rows in enumerate(parts)
+        ]
+        whole = pa.concat_tables(tables)
+        lines = np.random.default_rng(seed).permutation(whole.num_rows)
+        memory.begin(whole.num_rows, lines)
+        for table in tables:
+            memory.append(table)
+        memory.cut(kept := int(keep * whole.num_rows))
+        assert same(memory.table(), whole.slice(0, kept))
+        if kept < whole.num_rows and most_bytes > 300:
+            with pytest.raises(IndexError, match=f"{kept} of {whole.num_rows} rows"):
+                memory.by_line(0, 1)
+        memory.append(whole.slice(kept))
+        assert same(memory.table(), whole)
+        low = min(2, whole.num_rows)
+        found, stored = memory.by_line(low, whole.num_rows), memory.stored()
+        assert sorted([*found, *stored.column_names]) == sorted(whole.column_names)
+        assert same(stored, whole.select(stored.column_names))
+        wanted = whole.take(pa.array(np.argsort(lines)[low:]))
+        for name, array in found.items():
+            array.validate(full=True)
+            assert array.to_pylist() == wanted[name].to_pylist()
+        if most_bytes > 300 and not nulls and not turn:
+            assert {"vector", "int8", "tensor"} <= found.keys()
+
+
 def test_memory_is_used_again() -> None:
     table = pa.table(
         {"vector": pa.array(np.ones((1000, 4)).tolist(), pa.list_(pa.float32(), 4)), "data": [b"x" * 50] * 1000}
@@ -153,4 +194,4 @@ def test_more_than_two_gibibytes_of_binary_stay_in_pieces() -> None:
         memory.append(table)
     found = memory.table()["data"]
     assert found.num_chunks > 1
-    assert [len(piece) for piece in found] == [1 << 28] * 9
+    assert [value.as_buffer().size for value in found] == [1 << 28] * 9

@@ -5,8 +5,8 @@ import math
 from raylance.planning.plan import WorkItem
 from raylance.telemetry import Receipt
 
-# An item costs its worker, its helpers and Ray some 10 ms of CPU together, whatever its size: two calls, two objects. At
-# 48 MiB, some 200 decoded images, that is a twentieth of decoding them at the most.
+# An item costs its worker, its helpers and Ray some 10 ms of CPU together whatever its size, for two calls and two
+# objects. At 48 MiB, some 200 decoded images, that is a twentieth of decoding them at the most.
 MAX_ITEM_BYTES = 48 << 20
 MAX_PLAIN_BYTES = 64 << 20  # nobody waits for them to be decoded
 # Raw rows count for more than they are thought to have, and may have that much: what is in flight stays within its

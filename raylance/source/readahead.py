@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 32 << 20  # to read at a time, at the most; large enough for Lance to read and decode in parallel
 _BLOCKS = 16  # of the limit: what a block may hold beyond its guess stays small beside it
+_LONG_RUN = 4  # rows that lie together, from which on they are not put one by one where they belong
 _RUN_BYTES = 8 << 10  # rows that lie together and have so much are copied as they are, smaller ones are taken by index
 
 Track = tuple[str, int, int, int]  # plan, rank, epoch, and the first position modulo the global batch
@@ -60,8 +61,9 @@ class _Portion:
         """Takes the selected rows, in the order of delivery, at least one; and memory for them."""
         self.rows = rows
         self._stored, self._places = np.unique(rows, return_inverse=True)
+        is_scattered = len(self._stored) == len(rows) and len(_runs(self._places)) * _LONG_RUN > len(rows)
         self.memory = memory
-        self.memory.begin(len(rows))
+        self.memory.begin(len(self._stored), np.argsort(self._places) if is_scattered else None)
         self.nbytes, self._blocks = 0, []
 
     @property
@@ -109,13 +111,29 @@ class _Portion:
 
     def gather(self, low: int, high: int, *, own: bool) -> pa.Table:
         """The rows of lines [low, high); where they are one run, and need no memory of their own, a view."""
-        places, table = self._places[low - self.begin : high - self.begin], self.memory.table()
-        runs = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+        first, last = low - self.begin, high - self.begin
+        by_line, table = self.memory.by_line(first, last), self.memory.stored()
+        if table.num_columns:
+            table = self._take(table, self._places[first:last], own)
+        if not by_line:
+            return table
+        columns, schema = by_line | dict(zip(table.column_names, table.columns, strict=True)), self.memory.schema
+        whole = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
+        return own_memory(whole) if own else whole
+
+    def _take(self, table: pa.Table, places: Int64Array, own: bool) -> pa.Table:
+        """Rows by their places, as few copies as that takes."""
+        runs = _runs(places)
         if len(places) * self.nbytes < len(self.rows) * len(runs) * _RUN_BYTES:
             return table.take(pa.array(places))
         lengths = np.diff(runs, append=len(places))
         slices = [table.slice(at, rows) for at, rows in zip(places[runs], lengths, strict=True)]
         return own_memory(slices[0]) if own and len(slices) == 1 else pa.concat_tables(slices).combine_chunks()
+
+
+def _runs(places: Int64Array) -> Int64Array:
+    """Where runs of consecutive places begin."""
+    return np.flatnonzero(np.diff(places, prepend=-2) != 1)
 
 
 class ReadAhead:
