@@ -14,7 +14,8 @@ from raylance.source.column_memory import Chunks, Column, Room, make_column
 
 _KEPT_BYTES = 64 << 20  # of freed memory
 _KEPT_PIECE_BYTES = 32 << 20  # the most that glibc lets be set
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_ARENAS = 4  # each keeps so much; more of them would only save waiting where many small pieces are taken
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
 class RowMemory:
@@ -115,13 +116,14 @@ def keep_freed_memory() -> bool:
     """Has this process keep some of what it frees, for what it takes next; False where its C library is not glibc.
 
     Lance frees what it read piece by piece, glibc gives that back to the system, and each page of the next piece costs
-    a fault: half of the CPU of reading. Both are set, since setting one stops glibc from adjusting the other, which
-    costs more than it saves.
+    a fault: up to half of the CPU of reading. Both thresholds are set, since setting one stops glibc from adjusting the
+    other, which costs more than it saves.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _KEPT_PIECE_BYTES) and mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
+    settings = {_M_ARENA_MAX: _ARENAS, _M_MMAP_THRESHOLD: _KEPT_PIECE_BYTES, _M_TRIM_THRESHOLD: _KEPT_BYTES}
+    return all(mallopt(key, value) for key, value in settings.items())
 
 
 def own_memory(table: pa.Table) -> pa.Table:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Literal
 
 import lance
@@ -96,6 +96,7 @@ class Reader:
     reopen: Callable[[], lance.LanceDataset] | None = None
     retry_s: float = 0.0
     _gave_up: float = dataclasses.field(default=float("-inf"), repr=False)
+    _threads: ThreadPoolExecutor | None = dataclasses.field(default=None, repr=False)  # end when this object does
 
     def __post_init__(self) -> None:
         quoted = [name for name in self.columns if "`" in name]
@@ -155,12 +156,15 @@ class Reader:
             yield self._read_piece(*pieces.popleft())
             return
         most = _REQUESTS if _is_remote(self.dataset.uri) else _READS
-        with ThreadPoolExecutor(most, thread_name_prefix="read") as threads:
-            under_way: deque[Future[pa.Table]] = deque()
+        self._threads = self._threads or ThreadPoolExecutor(most, thread_name_prefix="read")
+        under_way: deque[Future[pa.Table]] = deque()
+        try:
             while pieces or under_way:
                 while pieces and len(under_way) < most:
-                    under_way.append(threads.submit(self._read_piece, *pieces.popleft()))
+                    under_way.append(self._threads.submit(self._read_piece, *pieces.popleft()))
                 yield under_way.popleft().result()
+        finally:
+            wait(under_way)  # of one that failed or was left: nothing is read behind its back
 
     def _pieces(self, offsets: Int64Array) -> Iterator[tuple[Int64Array, bool]]:
         """Cuts offsets into what is read at once, and says whether as a range; at least one piece."""
