@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
     from raylance.train import DataConfig, report, restore
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 _MODULES = {
     "_dataset.dataset": ("Dataset",),

@@ -1,6 +1,6 @@
 """Owns the side-by-side measurement of raylance and its peers; never asserts a speed, it prints what it saw.
 
-    python -m jobs.benchmark                              # all but sizes and memory, some minutes on two cores
+    python -m jobs.benchmark                              # tables, turns, resumes: some minutes on two cores
     python -m jobs.benchmark --only images --readers decode,safe-lance,raylance --epochs 5 --json o.json
     python -m jobs.benchmark --against ../before          # beside the raylance of another checkout, in the same rounds
     python -m jobs.benchmark --only turns,memory,sizes --plot o.png
@@ -29,9 +29,11 @@ the figures that raylance wants to reach, each beside its target.
 
 The parts behind the tables show what a rate does not: a trainer slower than the loader through epoch turns and
 validation passes (turns), the first batch of a run (starting) and after a resume (resuming), planning at 10¹⁰ rows
-(planning, with `python -m` in a checkout alone), the memory of hundreds of short epochs and of heavy-tailed rows
-(memory), and cost against rows, pixels, decoders and ranks (sizes). Each stands in a file of its name. Exit status: 1
-when a reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
+(planning, with `python -m` in a checkout alone), where the CPU time of a row goes (spending), the memory of hundreds of
+short epochs and of heavy-tailed rows (memory), and cost against rows, pixels, decoders and ranks (sizes). Each stands
+in a file of its name.
+
+Exit status: 1 when a reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
 """
 
 from __future__ import annotations
@@ -58,6 +60,7 @@ from .readers import READERS, Entry
 from .resuming import measure_resuming, of_resuming
 from .setting import Setting
 from .sizes import measure_sizes, of_sizes
+from .spending import measure_spending, of_spending
 from .starting import measure_starting, of_starting
 from .turns import measure_turns, of_turns
 
@@ -66,6 +69,7 @@ EXPERIMENTS: dict[str, Callable[[Setting], Any]] = {
     "starting": measure_starting,
     "resuming": measure_resuming,
     "planning": measure_planning,
+    "spending": measure_spending,
     "memory": measure_memory,
     "sizes": measure_sizes,
     "gpu": measure_gpu,
@@ -78,11 +82,12 @@ PARTS: dict[str, Callable[[Any], list[Figure]]] = {
     "starting": of_starting,
     "resuming": of_resuming,
     "planning": of_planning,
+    "spending": of_spending,
     "memory": of_memory,
     "sizes": of_sizes,
     "gpu": of_gpu,
 }
-BY_DEFAULT = [part for part in PARTS if part not in ("memory", "sizes", "gpu")]  # which take minutes each
+BY_DEFAULT = [part for part in PARTS if part not in ("spending", "memory", "sizes", "gpu")]  # which take minutes each
 
 
 def environment(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,0 +1,102 @@
+"""Owns where the CPU time of a row goes, by process, beside what its parts cost alone; never judges it."""
+
+from __future__ import annotations
+
+import collections
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import lance
+import psutil
+
+from .decoding import touch
+from .figures import Figure
+from .measuring import EPOCHS, rest
+from .readers import READERS, Batch, Job
+from .setting import Setting
+
+READING = "Lance's scan alone"
+# Which readers, and in which dataset; those of raylance behind what they are made of.
+SPENDERS = {
+    "images": (READING, "decode", "raylance", "decode-own", "raylance-own", "raylance-free"),
+    "vectors": (READING, "raylance"),
+}
+_NAMES = {"ShardActor": "shard actor", "DecodeActor": "decoders", "raylet": "Ray itself", "gcs_server": "Ray itself"}
+
+Spent = dict[str, float]  # CPU microseconds a row by the name of the process
+
+
+def measure_spending(setting: Setting) -> dict[str, dict[str, list[Spent]]]:
+    """CPU microseconds of a row, by dataset and reader, for each round: by process, and what the clock and the cores
+    allow.
+    """
+    found: dict[str, dict[str, list[Spent]]] = {}
+    for kind, names in SPENDERS.items():
+        job, found[kind] = setting.job(kind), {name: [] for name in names}
+        with ExitStack() as stack:
+            passes = {name: _open(name, kind, job, stack) for name in names}
+            for one_pass in passes.values():
+                _spend(one_pass, job, 0, 1)  # warms up
+            for number in range(1, setting.rounds + 1):
+                for name, one_pass in passes.items():
+                    print(f"spending of {kind}, {name}, round {number}", file=sys.stderr)
+                    found[kind][name].append(_spend(one_pass, job, number, EPOCHS))
+    return found
+
+
+def _open(name: str, kind: str, job: Job, stack: ExitStack) -> Callable[[int], Iterable[Batch]]:
+    if name != READING:
+        return READERS[kind][name].open(job, stack).open_pass
+    dataset = lance.dataset(job.uri)
+
+    def scan(_: int) -> Iterable[Batch]:
+        batches = dataset.scanner(columns=list(job.columns), batch_size=job.batch_size).to_batches()
+        return ((batch.num_rows, batch.num_rows) for batch in batches)
+
+    return scan
+
+
+def _spend(open_pass: Callable[[int], Iterable[Batch]], job: Job, number: int, epochs: int) -> Spent:
+    rest()
+    begin, before = time.perf_counter(), _cpu_s()
+    for epoch in range(epochs):
+        for data, _ in open_pass(8 * number + epoch):
+            if not isinstance(data, int):
+                touch(data)
+    seconds, after = time.perf_counter() - begin, _cpu_s()
+    by_name: collections.Counter[str] = collections.Counter()
+    for process, (name, cpu_s) in after.items():
+        by_name[name] += cpu_s - before.get(process, (name, 0.0))[1]
+    rows = epochs * job.rows
+    spent = {name: 1e6 * cpu_s / rows for name, cpu_s in by_name.items() if cpu_s}
+    return spent | {"cores × clock": 1e6 * seconds * (psutil.cpu_count() or 1) / rows}
+
+
+def _cpu_s() -> dict[int, tuple[str, float]]:
+    """Name and CPU seconds so far of this process and all below it."""
+    this, found = psutil.Process(), dict[int, tuple[str, float]]()
+    for process in (this, *this.children(recursive=True)):
+        try:
+            command, times = " ".join(process.cmdline()[:1]), process.cpu_times()
+        except (psutil.NoSuchProcess, psutil.ZombieProcess):
+            continue
+        fits = [name for key, name in _NAMES.items() if key in command]
+        name = "this process" if process == this else fits[0] if fits else "others"
+        found[process.pid] = name, times.user + times.system
+    return found
+
+
+def of_spending(found: dict[str, Any]) -> list[Figure]:
+    """A line for each process of each reader."""
+    told = []
+    for kind, readers in found.items():
+        for reader, rounds in readers.items():
+            for name in sorted({name for one in rounds for name in one}):
+                values = tuple(one.get(name, 0.0) for one in rounds)
+                if max(values) >= 0.01 * max(one["cores × clock"] for one in rounds):
+                    words = f"CPU of one of {kind}, {reader}: {name}"
+                    told.append(Figure(told=words, values=values, unit="µs"))
+    return told
