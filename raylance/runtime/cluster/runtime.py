@@ -1,4 +1,4 @@
-"""Owns the runtime that works by Ray actors: a shard actor for each rank, and decode actors; never decides.
+"""Owns the runtime that works by Ray actors: shard actors of a rank, mostly one, and decode actors; never decides.
 
 All references belong to this process; raw tables go from the shard actor to a decoder without passing here. Helpers
 live outside the trainer's placement group and die with the worker that made them.
@@ -31,7 +31,9 @@ from raylance.runtime.messages import (
     Lost,
     NotPlaced,
     Placed,
+    Prefetch,
     Read,
+    Wake,
 )
 from raylance.runtime.runtime import Runtime
 from raylance.settings import Feed, Options
@@ -116,9 +118,14 @@ class RayRuntime(Runtime):
 
     def _read(self, command: Read) -> None:
         actor, (key, _) = self._helpers[command.helper].knows(*self._plan), self._plan
-        plain, second, receipt = actor.read.remote(key, command.item, command.decodes, command.allowed_bytes)
+        work = (command.item, command.decodes, command.allowed_bytes, command.following)
+        plain, second, receipt = actor.read.remote(key, *work)
         self._results[command.call] = (plain, second)
         self._watch(receipt, _told_done, command.helper, command.call)
+
+    def _prefetch(self, command: Prefetch) -> None:
+        actor, (key, _) = self._helpers[command.helper].knows(*self._plan), self._plan
+        self._watch(actor.begin.remote(key, command.rank, command.chunk), _told_begun, command.helper)
 
     def _decode(self, command: Decode) -> None:
         actor = self._helpers[command.helper].knows(self._key, self._feed.decoding)
@@ -163,6 +170,11 @@ def _told_placed(error: BaseException | None, _: Any, helper: int) -> Event:
 
 def _told_alive(error: BaseException | None, _: Any, helper: int) -> Event:
     return Alive(helper) if error is None else Lost(helper, fault_of(error))
+
+
+def _told_begun(error: BaseException | None, _: Any, helper: int) -> Event:
+    # Any other error comes again with the first item that is asked for.
+    return Lost(helper, fault_of(error)) if error is not None and is_helper_gone(error) else Wake()
 
 
 def _told_done(error: BaseException | None, receipt: Any, helper: int, call: int) -> Event:
