@@ -63,8 +63,17 @@ def of_kind(commands: list[Any], kind: type) -> list[Any]:
 class Driver:
     """A dispatcher, and the commands that it has given, by kind."""
 
-    def __init__(self, crew: Crew, rows: int = 4, *, world_size: int = 1, item_rows: int = 1, now: float = 0.0) -> None:
-        plan = make_plan(0, rows, 1, world_size, "ragged" if world_size > 1 else "drop", 1000)
+    def __init__(
+        self,
+        crew: Crew,
+        rows: int = 4,
+        *,
+        world_size: int = 1,
+        item_rows: int = 1,
+        chunk_positions: int = 1000,
+        now: float = 0.0,
+    ) -> None:
+        plan = make_plan(0, rows, 1, world_size, "ragged" if world_size > 1 else "drop", chunk_positions)
         sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, limit_bytes=1 << 30, items=5)
         self.dispatcher = Dispatcher(
             plan=plan,

@@ -55,16 +55,21 @@ class Turns:
         place = self._place(plan, chunk)
         turn = self.turns[place]
         if turn.reader not in readers:
-            turn.reader, _ = self._next_reader(readers)
+            turn.reader = self._next_reader(readers)
+        idle = set(readers).difference(other.reader for other in self.turns)
         begin: list[tuple[int, Chunk]] = []
+        following: Chunk | None = None
         for other in self._behind(plan, rank, place):
             if other.reader not in readers:
-                other.reader, is_idle = self._next_reader(readers)
-                if is_idle:
-                    begin.append((other.reader, other.chunk))
-            if other.reader == turn.reader:
-                return turn.reader, other.chunk, begin
-        return turn.reader, None, begin
+                other.reader = self._next_reader(readers)
+            if other.reader in idle:
+                idle.remove(other.reader)
+                begin.append((other.reader, other.chunk))
+            if other.reader == turn.reader and following is None:
+                following = other.chunk
+            if following is not None and not idle:
+                break
+        return turn.reader, following, begin
 
     def _place(self, plan: Plan, chunk: Chunk) -> int:
         for place, turn in enumerate(self.turns):
@@ -84,13 +89,11 @@ class Turns:
                 self.turns.append(Turn(chunk))
             yield self.turns[place]
 
-    def _next_reader(self, readers: Sequence[int]) -> tuple[int, bool]:
-        """The reader with the fewest turns, of several the one whose last lies first; and whether it has none."""
-        turns = {
-            reader: [place for place, turn in enumerate(self.turns) if turn.reader == reader] for reader in readers
-        }
-        chosen = min(readers, key=lambda reader: (len(turns[reader]), turns[reader][-1:]))
-        return chosen, not turns[chosen]
+    def _next_reader(self, readers: Sequence[int]) -> int:
+        """The reader with the fewest turns; of several, the one whose last comes first."""
+        given = [turn.reader for turn in self.turns]
+        places = {reader: [place for place, other in enumerate(given) if other == reader] for reader in readers}
+        return min(readers, key=lambda reader: (len(places[reader]), places[reader][-1:]))
 
 
 def _end(plan: Plan, chunk: Chunk) -> tuple[int, int]:

@@ -149,11 +149,12 @@ class RayRuntime(Runtime):
         total = ray.cluster_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
         free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
         what, cpus = ("decode actor", options.decoder_cpus) if kind == "decoder" else ("shard actor", 0.0)
+        fewer = "num_decoders=…; 0 decodes in threads of the shard actors, which always find a place"
         return (
             f"{pending} of {asked} {what}s ({cpus:g} CPU each, {cpus * asked:g} together) found no place in "
             f"{options.placement_timeout_s:g} s: the cluster counts {total:g} CPUs, of which {free:g} are free now. "
-            "Training stops here rather than hang. Ask for fewer (num_decoders=…; 0 decodes in threads of the shard "
-            "actors, which always find a place), add nodes, or raise placement_timeout_s if the cluster still grows."
+            f"Training stops here rather than hang. Ask for fewer ({fewer if kind == 'decoder' else 'num_readers=…'}), "
+            "add nodes, or raise placement_timeout_s if the cluster still grows."
         )
 
 
