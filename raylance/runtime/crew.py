@@ -62,7 +62,7 @@ class Crew:
         """Wants helpers; `open` asks for them.
 
         Args:
-            readers: Readers to have: nothing is delivered before all of them run.
+            readers: Readers to have; those that find no place are done without, unless it is all of them.
             decoders: Decoders to have; 0 where the readers decode.
             insists: Whether nothing is delivered before all decoders run, and none left is an error. Otherwise those
                 that find no place are done without, and where none runs, the readers decode.
@@ -221,7 +221,7 @@ class Crew:
         found = self._helpers.get(helper)
         if found is not None:
             found.running, found.heard = True, now
-        if not self.is_complete and self.readers_running == self.wanted["reader"]:
+        if not self.is_complete and self._running("reader"):
             self.is_complete = not self.insists or self.decoders_running == self.wanted["decoder"]
 
     def not_placed(self, helper: int, fault: Fault, hopeless: bool, now: float) -> list[Command]:
@@ -317,9 +317,12 @@ class Crew:
         return [Dismiss(number)]
 
     def _go_without(self, kind: Kind) -> None:
-        self.wanted[kind] -= 1
+        there = sum(helper.kind == kind for helper in self._helpers.values())
+        self.wanted[kind] = min(self.wanted[kind], there)  # it may have been one more than is wanted by now
 
     def _is_missed(self, kind: Kind) -> bool:
         """Whether there is no going on without one more of a kind."""
         has_others = any(other.kind == kind for other in self._helpers.values())
-        return (kind == "reader" or self.insists) and not (self.is_complete and has_others)
+        if kind == "reader":
+            return not has_others  # the same rows come from fewer
+        return self.insists and not (self.is_complete and has_others)

@@ -285,7 +285,7 @@ class Watch:
 
     def _check_room(self, command: Read) -> None:
         item, scenario = command.item, self.scenario
-        raw = 0 if command.decodes else command.allowed_bytes
+        raw = 0 if command.decodes or not item.rows else command.allowed_bytes
         charge = raw + item.rows * DECODED_BYTES * scenario.decodes
         if command.decodes and not scenario.decodes:
             raise Broken("order", f"{command} decodes what is not to be decoded")
