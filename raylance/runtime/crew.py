@@ -147,11 +147,6 @@ class Crew:
         return sum(self._helpers[number].has_worked for number in self._running("reader"))
 
     @property
-    def is_reading(self) -> bool:
-        """Whether anything is being read that was asked for."""
-        return any(self._helpers[number].calls for number in self._running("reader"))
-
-    @property
     def decoders_running(self) -> int:
         """Decoders that run."""
         return len(self._running("decoder"))

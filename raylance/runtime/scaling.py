@@ -46,9 +46,9 @@ class Scaler:
         """Notes how things stand: whether the trainer has nothing to take, and what it gets next is only being read."""
         if self.kind == "decoder":
             self.observe(now, waits=is_awaited, busy=crew.decoders_busy, running=crew.decoders_running)
-        else:  # one hands out what it has while the others read ahead: all work while anything is being read
+        else:  # they read ahead: to wait for one at all says that all of them are at work, and none can be spared
             running = crew.readers_at_work
-            self.observe(now, waits=is_awaited and is_read, busy=running if crew.is_reading else 0, running=running)
+            self.observe(now, waits=is_awaited and is_read, busy=running, running=running)
 
     def observe(self, now: float, *, waits: bool, busy: int, running: int) -> None:
         """Notes a situation, which holds until the next one is noted.

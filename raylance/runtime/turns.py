@@ -7,6 +7,7 @@ chunk reads it, and what is delivered does not depend on it.
 """
 
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Iterator, Sequence
 
@@ -55,13 +56,13 @@ class Turns:
         place = self._place(plan, chunk)
         turn = self.turns[place]
         if turn.reader not in readers:
-            turn.reader = self._next_reader(readers)
+            turn.reader = self._next_reader(readers, place)
         idle = set(readers).difference(other.reader for other in self.turns)
         begin: list[tuple[int, Chunk]] = []
         following: Chunk | None = None
         for other in self._behind(plan, rank, place):
             if other.reader not in readers:
-                other.reader = self._next_reader(readers)
+                other.reader = self._next_reader(readers, place)
             if other.reader in idle:
                 idle.remove(other.reader)
                 begin.append((other.reader, other.chunk))
@@ -89,9 +90,9 @@ class Turns:
                 self.turns.append(Turn(chunk))
             yield self.turns[place]
 
-    def _next_reader(self, readers: Sequence[int]) -> int:
-        """The reader with the fewest turns; of several, the one whose last comes first."""
-        given = [turn.reader for turn in self.turns]
+    def _next_reader(self, readers: Sequence[int], begin: int) -> int:
+        """The reader with the fewest turns from a place on; of several, the one whose last comes first."""
+        given = [turn.reader for turn in itertools.islice(self.turns, begin, None)]
         places = {reader: [place for place, other in enumerate(given) if other == reader] for reader in readers}
         return min(readers, key=lambda reader: (len(places[reader]), places[reader][-1:]))
 

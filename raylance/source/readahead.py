@@ -226,9 +226,10 @@ class ReadAhead:
             self._used = self._next = None
             self._used = used = self._start(plan, track, item.chunk, at, None)
             used.is_cold = True
-        if used.is_cold and not used.filling.done() and (stop - at) * self._row_bytes < self._limit / 8:
+        is_early = used.is_cold and 2 * (at - used.begin) < used.chunk_end - used.begin
+        if is_early and not used.filling.done() and (stop - at) * self._row_bytes < self._limit / 8:
             # Nobody read these rows ahead. The first items are read by themselves, so that a start, or a resume, waits
-            # for a batch and not for a window.
+            # for a batch and not for a window; not all of them, or what follows would never be read ahead.
             return self._by_itself(plan, track, item, at, allowed_bytes)
         wait([used.filling])
         if not used.is_whole:  # there was no room for all of it before, or an error that may be over
