@@ -365,7 +365,9 @@ def run(args: argparse.Namespace) -> int:
             failure_config=ray.train.FailureConfig(args.max_failures, controller_failure_limit=PATIENCE),
         ),
         datasets={"train": train, "val": val},
-        dataset_config=raylance.DataConfig(["train", "val"], num_decoders=args.num_decoders),
+        dataset_config=raylance.DataConfig(
+            ["train", "val"], num_decoders=args.num_decoders, num_readers=args.num_readers
+        ),
     ).fit()
     if "refused" in result.return_value:
         raise raylance.StateError(f"run {name} in {storage} cannot go on: {result.return_value['refused']}")
@@ -475,6 +477,11 @@ def decoders(text: str) -> Any:
     return text if text == "auto" else within(int, 0)(text)
 
 
+def readers(text: str) -> Any:
+    """Parses a number of shard actors, or the least and the most of them."""
+    return within(int, 1)(text) if text.isdigit() else decoders(text)
+
+
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     # fmt: off
@@ -523,6 +530,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--use-gpu", "train on GPUs", action="store_true")
     add("--num-decoders", "decode actors of each rank; auto: on the CPUs that ranks leave free, else in threads; 0: in "
         "threads; 2-8: two, and up to eight while training waits for them", type=decoders, default="auto", metavar="N")
+    add("--num-readers", "shard actors of each rank and dataset, where reading is slow; each holds windows of its own; "
+        "auto: 1-4", type=readers, default=1, metavar="N")
     add("--max-failures", "times to go on from the last checkpoint after a worker failed, -1: without end",
         type=within(int, -1), default=3, metavar="N")
     add = group("run")

@@ -17,6 +17,7 @@ from raylance.planning.state import describe
 from raylance.source.rows import RowSource
 from raylance.store import Shared, SharedTables
 
+_MAX_AUTO_READERS = 4  # each holds max_window_bytes
 _CHUNK_BYTES = 32 << 20  # of one rank, for orders that have no windows
 
 
@@ -61,12 +62,15 @@ class Options:
             decodes; those that have nothing to do are given back, and asked for again when they are missed. (min, max)
             begins with min, and asks for more while the trainer waits for decoding, also where no CPU is free yet: that
             is what has an autoscaler add nodes.
+        num_readers: Shard actors of each rank and loader; more than one where reading is what the trainer waits for:
+            they take windows in turn, and each holds up to `max_window_bytes` of its own: two at the default have
+            1 GiB. (min, max) begins with min and asks for more while the trainer waits for reading; "auto" is (1, 4).
         decoder_cpus: CPUs that a decode actor takes from Ray's count.
         decode_threads: Threads of a shard actor that decodes by itself.
-        max_window_bytes: Most bytes of raw rows that a rank's shard actor holds, the next window included, by what was
-            read; what an order leaves to "auto" is settled from it. A window or a step that does not fit is read in
-            parts, in the same order; a row that is larger by itself is an error. The block that is just being read,
-            about a sixteenth of it and 32 MiB at the most, comes on top: more only where rows suddenly grow.
+        max_window_bytes: Most bytes of raw rows that a shard actor holds, the next window included, by what was read;
+            what an order leaves to "auto" is settled from it. A window or a step that does not fit is read in parts, in
+            the same order; a row that is larger by itself is an error. The block that is just being read, about a
+            sixteenth of it and 32 MiB at the most, comes on top: more only where rows suddenly grow.
         max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank, or one row that is larger. The
             step that is being put together comes on top.
         placement_timeout_s: Seconds that helpers may take to find their place.
@@ -77,6 +81,7 @@ class Options:
     """
 
     num_decoders: int | tuple[int, int] | Auto = "auto"
+    num_readers: int | tuple[int, int] | Auto = 1
     decoder_cpus: float = 1.0
     decode_threads: int = 1
     max_window_bytes: int = 512 << 20
@@ -92,6 +97,12 @@ class Options:
         if not (type(least) is type(most) is int and (0 <= least == most or 1 <= least < most)):
             raise ConfigError(
                 f'num_decoders={self.num_decoders!r}: must be "auto", 0, a positive integer, or (min, max) with '
+                "1 <= min < max."
+            )
+        least, most = self.reader_range
+        if not (type(least) is type(most) is int and 1 <= least <= most):
+            raise ConfigError(
+                f'num_readers={self.num_readers!r}: must be "auto", a positive integer, or (min, max) with '
                 "1 <= min < max."
             )
         if self.runtime not in ("auto", "ray", "threads"):
@@ -113,6 +124,12 @@ class Options:
     def decoder_range(self) -> tuple[int, int]:
         """Least and most decoders that are asked for; "auto" is settled where it is known what there is."""
         given: Any = 0 if self.num_decoders == "auto" else self.num_decoders
+        return tuple(given) if isinstance(given, tuple | list) and len(given) == 2 else (given, given)
+
+    @property
+    def reader_range(self) -> tuple[int, int]:
+        """Least and most readers that are asked for."""
+        given: Any = (1, _MAX_AUTO_READERS) if self.num_readers == "auto" else self.num_readers
         return tuple(given) if isinstance(given, tuple | list) and len(given) == 2 else (given, given)
 
 

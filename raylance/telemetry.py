@@ -49,13 +49,14 @@ class Stats:
         read_bytes: Bytes of rows read from storage, what was read ahead included.
         wait_s: Seconds that the trainer waited for the next batch.
         first_batch_s: Of these, seconds before the first batches of iterations.
-        read_s: Seconds that the shard actor waited for storage (reading ahead hides the rest).
+        read_s: Seconds that shard actors waited for storage (reading ahead hides the rest).
         decode_s: Seconds spent in decoding, all decoders together.
         collate_s: Seconds spent in this process on turning tables into batches.
         user_s: Seconds between handing out a batch and being asked for the next one.
         helpers_replaced: Helper actors that died and were replaced.
+        readers: Shard actors that run now, or threads that read.
         decoders: Decoders that run now.
-        held_bytes: Most bytes of raw rows that the shard actor held at one time, the block being read included.
+        held_bytes: Most bytes of raw rows that one shard actor held at one time, the block being read included.
         epoch_certificate: What the last iteration that reached the end of an epoch proved, or None; see `certificate`.
     """
 
@@ -72,6 +73,7 @@ class Stats:
     collate_s: float = 0.0
     user_s: float = 0.0
     helpers_replaced: int = 0
+    readers: int = 0
     decoders: int = 0
     held_bytes: int = 0
     epoch_certificate: dict[str, Any] | None = None

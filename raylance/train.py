@@ -33,6 +33,7 @@ class DataConfig(ray.train.DataConfig):
         datasets_to_split: Literal["all"] | list[str] = "all",
         *,
         num_decoders: int | tuple[int, int] | Auto = "auto",
+        num_readers: int | tuple[int, int] | Auto = _DEFAULTS.num_readers,
         decoder_cpus: float = 1.0,
         max_window_bytes: int = _DEFAULTS.max_window_bytes,
         max_inflight_bytes: int = _DEFAULTS.max_inflight_bytes,
@@ -46,8 +47,11 @@ class DataConfig(ray.train.DataConfig):
             num_decoders: Decode actors of each rank, shared by its datasets. "auto" takes the CPUs that the trainer
                 leaves free, and gives back what has nothing to do; where it leaves none, and with 0, the shard actors
                 decode in threads. (min, max) begins with min and asks for more while the trainer waits for decoding.
+            num_readers: Shard actors of each rank and dataset. More than one read several windows at once, where the
+                trainer waits for reading; each holds `max_window_bytes`. "auto" is (1, 4): (min, max) begins with min
+                and asks for more while the trainer waits for reading.
             decoder_cpus: CPUs that a decode actor takes from Ray's count.
-            max_window_bytes: Most bytes of raw rows that a rank's shard actor holds.
+            max_window_bytes: Most bytes of raw rows that a shard actor holds.
             max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank.
             placement_timeout_s: Seconds that helpers may take to find their place.
             read_timeout_s: Seconds that a read is tried again when the storage fails, before that is an error.
@@ -61,6 +65,7 @@ class DataConfig(ray.train.DataConfig):
         self._split = datasets_to_split
         self._options = Options(
             num_decoders=num_decoders,
+            num_readers=num_readers,
             decoder_cpus=decoder_cpus,
             max_window_bytes=max_window_bytes,
             max_inflight_bytes=max_inflight_bytes,

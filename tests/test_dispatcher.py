@@ -38,14 +38,22 @@ RAW = Receipt(nbytes=RAW_BYTES, raw_bytes=RAW_BYTES)
 DECODED = Receipt(nbytes=DECODED_BYTES)
 
 
-def make_crew(decoders: int = 1, insists: bool = True) -> Crew:
+def make_crew(decoders: int = 1, insists: bool = True, readers: int = 1) -> Crew:
     return Crew(
+        readers=readers,
         decoders=decoders,
         insists=insists,
         placement_timeout_s=20.0,
         work_timeout_s=60.0,
         explain=lambda pending, asked, kind: f"{pending} of {asked} {kind}s",
     )
+
+
+def reader_of(crew: Crew, *, proven: bool = False) -> list[int]:
+    """The reader of the first item, if one is able."""
+    plan = make_plan(0, 4, 1, 1, "drop", 1000)
+    reader, _, _ = crew.reader(plan, next(plan.items(0, EPOCH, 0, 1)), proven=proven)
+    return [] if reader is None else [reader]
 
 
 def of_kind(commands: list[Any], kind: type) -> list[Any]:
@@ -55,8 +63,17 @@ def of_kind(commands: list[Any], kind: type) -> list[Any]:
 class Driver:
     """A dispatcher, and the commands that it has given, by kind."""
 
-    def __init__(self, crew: Crew, rows: int = 4, *, world_size: int = 1, item_rows: int = 1, now: float = 0.0) -> None:
-        plan = make_plan(0, rows, 1, world_size, "ragged" if world_size > 1 else "drop", 1000)
+    def __init__(
+        self,
+        crew: Crew,
+        rows: int = 4,
+        *,
+        world_size: int = 1,
+        item_rows: int = 1,
+        chunk_positions: int = 1000,
+        now: float = 0.0,
+    ) -> None:
+        plan = make_plan(0, rows, 1, world_size, "ragged" if world_size > 1 else "drop", chunk_positions)
         sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, limit_bytes=1 << 30, items=5)
         self.dispatcher = Dispatcher(
             plan=plan,
@@ -261,9 +278,9 @@ def test_who_answers_something_is_not_hung() -> None:
     assert "raise work_timeout_s" in fault.advice
     crew.ask(109.0)
     crew.answered(calls[1], 109.0)  # as it was on its way already
-    assert crew.reader(proven=True) is None
+    assert not reader_of(crew, proven=True)
     crew.alive(0, 109.0)
-    assert crew.reader(proven=True) == 0
+    assert reader_of(crew, proven=True) == [0]
 
 
 def test_a_sign_of_life_from_before_the_last_death_says_nothing() -> None:

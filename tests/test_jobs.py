@@ -382,6 +382,8 @@ def test_string_labels_become_classes_by_the_command_that_the_refusal_names(smal
         ["--epochs", "many"],
         ["--num-decoders", "some"],
         ["--num-decoders", "-1"],
+        ["--num-readers", "0"],
+        ["--num-readers", "-1"],
         ["--target-accuracy", "97"],
         ["--augment", "rotate"],
         ["--max-failures", "-2"],
@@ -416,5 +418,13 @@ def test_the_learning_rate_warms_up_and_falls_to_zero():
 def test_help_tells_every_option():
     ran = run([sys.executable, JOBS / "train_images.py", "--help"])
     assert ran.returncode == 0, ran.stderr
-    for option in ("--data", "--num-workers", "--use-gpu", "--num-decoders", "--run-name", "--target-accuracy"):
+    for option in (
+        "--data",
+        "--num-workers",
+        "--use-gpu",
+        "--num-decoders",
+        "--num-readers",
+        "--run-name",
+        "--target-accuracy",
+    ):
         assert option in ran.stdout

@@ -40,9 +40,10 @@ def without_clock(found: Found) -> Found:
 
 
 @pytest.mark.parametrize("dies", ["", "decoder", "reader"])
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_every_row_is_delivered_once(ranks: int, dies: str) -> None:
-    run = dataclasses.replace(RUN, ranks=ranks, rows=8 * 40 * ranks, dies=dies, order=raylance.RowShuffle())
+@pytest.mark.parametrize(("ranks", "readers"), [(1, 1), (3, 1), (3, 2)])
+def test_every_row_is_delivered_once(ranks: int, readers: int, dies: str) -> None:
+    changes = {"ranks": ranks, "readers": readers, "rows": 8 * 40 * ranks, "dies": dies}
+    run = dataclasses.replace(RUN, order=raylance.RowShuffle(), **changes)  # type: ignore[arg-type]
     fleet = Fleet(run, VARYING, Shared())
     assert fleet.go().rows == run.rows
     rows = [
@@ -72,6 +73,41 @@ def test_one_rank_has_the_throughput_of_its_slowest_part(decoders: int) -> None:
     training = go(dataclasses.replace(TIMES, step_s=0.2), decoders=decoders, steps=steps)
     assert training.rows_per_s == pytest.approx(8 / 0.2, rel=1e-6)
     assert training.stall == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("readers", [2, 4])
+def test_readers_read_side_by_side_where_the_storage_is_waited_for(readers: int) -> None:
+    """Chunks of eight steps; each reader gets as much of the storage as one does."""
+    slow = Shared(reader_bytes_s=64 * 100.0)
+    order, window = raylance.WindowShuffle(shard_rows=64, window_shards=1, lanes=1), 2 * 64 * 64
+    options = {"order": order, "max_window_bytes": window, "steps": 640}
+    times = dataclasses.replace(TIMES, decode_row_s=0.0001)
+    alone, several = (go(times, slow, readers=number, **options) for number in (1, readers))
+    assert alone.rows / alone.seconds == pytest.approx(100, rel=0.05)
+    assert several.rows / several.seconds == pytest.approx(100 * readers, rel=0.07)
+    assert several.held_bytes <= window
+    fast = [go(times, readers=number, **options).seconds for number in (1, readers)]
+    assert fast[1] == pytest.approx(fast[0], rel=0.01), "nor do they cost anything where nobody waits for them"
+
+
+@pytest.mark.parametrize(("step_s", "wanted"), [(0.2, {1}), (0.05, {2}), (0.03, {3, 4}), (0.021, {4})])
+def test_readers_come_until_the_trainer_does_not_wait_and_stay(step_s: float, wanted: set[int]) -> None:
+    """One reader gets 100 rows a second of the storage, and a step takes eight."""
+    order, window = raylance.WindowShuffle(shard_rows=64, window_shards=1, lanes=1), 2 * 64 * 64
+    run = dataclasses.replace(
+        RUN, order=order, max_window_bytes=window, max_inflight_bytes=50_000, most_readers=4, steps=2000, rows=16_000,
+    )  # fmt: skip
+    times = dataclasses.replace(TIMES, decode_row_s=0.0001, step_s=step_s)
+    fleet = Fleet(run, times, Shared(reader_bytes_s=64 * 100.0))
+    (rank,), told = fleet.ranks, [1]
+    (scaler,) = rank.scalers
+    rank.fleet.stepped, stepped = lambda *about: (told.append(scaler.wanted), stepped(*about)), rank.fleet.stepped
+    found = fleet.go()
+    assert told == sorted(told), "none goes"
+    assert scaler.wanted in wanted
+    assert told[1000] == scaler.wanted, "found soon"
+    assert len(rank.reading) == scaler.wanted
+    assert found.stall < 0.05
 
 
 def test_more_decoders_are_never_slower() -> None:

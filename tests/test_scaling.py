@@ -16,7 +16,7 @@ import raylance
 from raylance.runtime.messages import Dismiss, Place, Placed
 from raylance.runtime.scaling import Scaler
 from tests.conftest import actors_of
-from tests.test_dispatcher import make_crew
+from tests.test_dispatcher import make_crew, reader_of
 
 
 class Trainer:
@@ -127,18 +127,18 @@ def test_a_crew_grows_at_once_and_shrinks_by_those_that_have_no_work() -> None:
     busy = crew.decoder(proven=False)
     assert busy in decoders
     call = crew.send(busy, 1.0)
-    gone = crew.resize(1, 1.0)
+    gone = crew.resize("decoder", 1, 1.0)
     assert all(isinstance(command, Dismiss) and not command.is_lost for command in gone)
     assert {command.helper for command in gone if isinstance(command, Dismiss)} == set(decoders) - {busy}
-    assert crew.resize(1, 1.0) == []
+    assert crew.resize("decoder", 1, 1.0) == []
     assert (crew.decoders_running, crew.decoders_busy) == (1, 1)
     crew.answered(call, 2.0)
     assert crew.decoders_busy == 0
-    assert crew.resize(3, 2.0) == []
+    assert crew.resize("decoder", 3, 2.0) == []
     new = [command.helper for command in crew.due(2.0) if isinstance(command, Place)]
     assert len(new) == 2
     assert not set(new) & set(numbers)
-    assert crew.reader(proven=False) == reader
+    assert reader_of(crew) == [reader]
 
 
 def test_what_grows_and_finds_no_place_is_done_without() -> None:
@@ -146,12 +146,12 @@ def test_what_grows_and_finds_no_place_is_done_without() -> None:
     crew.open(0.0)
     for command in crew.due(0.0):
         crew.heard(command.helper, 0.0)  # type: ignore[union-attr]
-    crew.resize(3, 1.0)
+    crew.resize("decoder", 3, 1.0)
     (first, second) = (command.helper for command in crew.due(1.0) if isinstance(command, Place))
     crew.heard(first, 2.0)
     assert crew.late(1000.0) == [Dismiss(second)]
     assert crew.failure is None
-    assert crew.decoders == 2
+    assert crew.wanted["decoder"] == 2
     assert Placed(first).helper == first
 
 

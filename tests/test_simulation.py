@@ -50,7 +50,7 @@ def test_wrong_ones_are_caught(name: str) -> None:
 
 def test_a_failure_is_made_simpler() -> None:
     wrong, what = BROKEN["WaitsForTheDead"]
-    draws = Draws(2)
+    draws = Draws(5)
     with pytest.raises(Broken):
         play(draws, wrong)
     simple = shrink(draws.taken, wrong, most_s=5.0)
@@ -65,6 +65,13 @@ def test_a_small_world_as_a_whole(insists: bool, loses_results: bool) -> None:
     assert found.ends["PlacementError"]
     assert found.left == 0
     assert found.orders > 50_000
+
+
+def test_a_small_world_with_two_readers_as_a_whole() -> None:
+    found = explore(items=2, decoders=1, readers=2, deaths=1, late=1)
+    assert found.ends["everything delivered"]
+    assert found.ends["PlacementError"]
+    assert found.left == 0
 
 
 def test_the_small_world_finds_a_lost_one() -> None:

@@ -193,6 +193,14 @@ class Plan:
         """The chunk behind this one, or None at the end of the epoch."""
         return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.stride)
 
+    def chunk_behind(self, chunk: Chunk, rank: int) -> Chunk | None:
+        """What a rank most likely reads behind a chunk: the next one that has rows of it, or the next epoch's first."""
+        after = self.next_chunk(chunk)
+        if after is not None and self.chunk_size(after, rank):
+            return after
+        first = chunk.position % self.stride // self.global_batch_size * self.global_batch_size
+        return self.chunk_at(chunk.epoch + 1, first)
+
     def items(
         self, rank: int, epoch: int, position: int, item_rows: int, first_rows: int = 0, max_steps: int = 64
     ) -> Iterator[WorkItem]:

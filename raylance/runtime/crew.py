@@ -7,7 +7,9 @@ import math
 from collections.abc import Callable
 
 from raylance.errors import HelperError, PlacementError
-from raylance.runtime.messages import Ask, Command, Dismiss, Fault, Kind, Place
+from raylance.planning.plan import Chunk, Plan, WorkItem
+from raylance.runtime.messages import Ask, Command, Dismiss, Fault, Kind, Place, Prefetch
+from raylance.runtime.turns import Turns
 
 logger = logging.getLogger(__name__)
 
@@ -23,6 +25,7 @@ class Helper:
     place_at: float | None  # when it is to be placed; None once that was asked for
     late: float  # when it is given up, unless it runs by then
     running: bool = False
+    has_worked: bool = False
     heard: float = 0.0  # when it answered last
     asks: int = 0  # signs of life that it owes, each because of a fault
     asked: float = 0.0  # since when it owes them
@@ -37,11 +40,19 @@ class Helper:
 
 
 class Crew:
-    """One reader and some decoders. It outlives passes, as helpers do."""
+    """Some readers, at least one, and some decoders. It outlives passes, as helpers do.
+
+    Attributes:
+        wanted: Helpers to have, by kind.
+        is_complete: Whether all that were insisted upon have run.
+        replaced: Helpers that ran and are gone.
+        failure: Why there is no going on.
+    """
 
     def __init__(
         self,
         *,
+        readers: int,
         decoders: int,
         insists: bool,
         placement_timeout_s: float,
@@ -51,20 +62,23 @@ class Crew:
         """Wants helpers; `open` asks for them.
 
         Args:
-            decoders: Decoders to have; 0 where the reader decodes.
-            insists: Whether nothing is delivered before all of them run, and none left is an error. Otherwise those
-                that find no place are done without, and where none runs, the reader decodes.
+            readers: Readers to have; those that find no place are done without, unless it is all of them.
+            decoders: Decoders to have; 0 where the readers decode.
+            insists: Whether nothing is delivered before all decoders run, and none left is an error. Otherwise those
+                that find no place are done without, and where none runs, the readers decode.
             placement_timeout_s: Seconds that a helper may take to run.
             work_timeout_s: Seconds that a helper may owe an answer before it is taken for hung.
             explain: Says why helpers of a kind found no place: how many of how many.
         """
-        self.decoders, self.insists = decoders, insists
+        self.wanted: dict[Kind, int] = {"reader": readers, "decoder": decoders}
+        self.insists = insists
         self._placement_timeout_s, self._work_timeout_s, self._explain = placement_timeout_s, work_timeout_s, explain
         self._helpers: dict[int, Helper] = {}
         self._numbers, self._calls = itertools.count(), itertools.count()
         self._has_call: dict[int, int] = {}  # the helper of each call that is not answered
+        self._turns = Turns()
         self.is_complete = False
-        self.replaced = 0  # helpers that ran and are gone
+        self.replaced = 0
         self.failure: Exception | None = None
 
     def open(self, now: float) -> None:
@@ -72,8 +86,9 @@ class Crew:
         nobody has looked for them in between.
         """
         if not self._helpers:
-            for kind in ("reader", *["decoder"] * self.decoders):
-                self._want("reader" if kind == "reader" else "decoder", now, now)
+            for kind, number in self.wanted.items():
+                for _ in range(number):
+                    self._want(kind, now, now)
         for helper in self._helpers.values():
             helper.place_at = None if helper.place_at is None else now
             helper.late = now + self._placement_timeout_s
@@ -83,10 +98,26 @@ class Crew:
 
     # What the dispatcher asks.
 
-    def reader(self, *, proven: bool) -> int | None:
-        """The reader, if it runs; see `decoder`."""
-        able = self._running("reader", proven)
-        return able[0] if able else None
+    def begin_at(self, plan: Plan, chunk: Chunk) -> None:
+        """Notes that no chunk before this one will be read any more."""
+        self._turns.begin_at(plan, chunk)
+
+    def reader(self, plan: Plan, item: WorkItem, *, proven: bool) -> tuple[int | None, Chunk | None, list[Command]]:
+        """The reader whose turn an item's chunk is, and what it reads next.
+
+        Args:
+            plan: The plan of the item.
+            item: The item; where it has no rows, anybody's.
+            proven: As of `decoder`.
+
+        Returns:
+            The reader, or None while it is not able; the chunk that it reads behind the item's; and what else to do.
+        """
+        running, able = self._running("reader"), self._running("reader", proven)
+        if not running or not item.rows:
+            return next(iter(able), None), None, []
+        reader, following, begin = self._turns.take(plan, item.rank, item.chunk, running)
+        return reader if reader in able else None, following, [Prefetch(n, item.rank, chunk) for n, chunk in begin]
 
     def decoder(self, *, proven: bool) -> int | None:
         """The running decoder with the fewest calls and room for one, or None.
@@ -106,6 +137,16 @@ class Crew:
         ]
 
     @property
+    def readers_running(self) -> int:
+        """Readers that run."""
+        return len(self._running("reader"))
+
+    @property
+    def readers_at_work(self) -> int:
+        """Readers that have had a turn: the others are no help yet."""
+        return sum(self._helpers[number].has_worked for number in self._running("reader"))
+
+    @property
     def decoders_running(self) -> int:
         """Decoders that run."""
         return len(self._running("decoder"))
@@ -115,26 +156,26 @@ class Crew:
         """Decoders that have work."""
         return sum(bool(self._helpers[number].calls) for number in self._running("decoder"))
 
-    def resize(self, decoders: int, now: float) -> list[Command]:
-        """Wants another number of decoders: more are placed, and of those that have no work, some go.
+    def resize(self, kind: Kind, wanted: int, now: float) -> list[Command]:
+        """Wants another number of helpers: more are placed, and of those that have no work, some go.
 
         Returns:
             What to do. There may be more to do later: those that have work stay.
         """
-        there = [number for number, helper in self._helpers.items() if helper.kind == "decoder"]
-        for _ in range(decoders - len(there)):
-            self._want("decoder", now, now + self._placement_timeout_s)
-        self.decoders = decoders
+        there = [number for number, helper in self._helpers.items() if helper.kind == kind]
+        for _ in range(wanted - len(there)):
+            self._want(kind, now, now + self._placement_timeout_s)
+        self.wanted[kind] = wanted
         idle = [number for number in there if self._helpers[number].running and not self._helpers[number].calls]
-        gone = idle[: max(0, len(there) - decoders)]
+        gone = idle[: max(0, len(there) - wanted)]
         for number in gone:
             del self._helpers[number]
         return [Dismiss(number, is_lost=False) for number in gone]
 
     @property
     def reader_decodes(self) -> bool:
-        """Whether the reader has to decode what is read now."""
-        return not self.decoders or (not self.insists and not self.decoders_running)
+        """Whether who reads has to decode it now."""
+        return not self.wanted["decoder"] or (not self.insists and not self.decoders_running)
 
     def deadline(self) -> float | None:
         """When time alone has something happen."""
@@ -167,6 +208,7 @@ class Crew:
         helper = self._helpers.get(number)
         if helper is not None:
             del helper.calls[call]
+            helper.has_worked = True
             self.heard(number, now)
 
     def heard(self, helper: int, now: float) -> None:
@@ -175,7 +217,7 @@ class Crew:
         if found is not None:
             found.running, found.heard = True, now
         if not self.is_complete and self._running("reader"):
-            self.is_complete = not self.insists or self.decoders_running == self.decoders
+            self.is_complete = not self.insists or self.decoders_running == self.wanted["decoder"]
 
     def not_placed(self, helper: int, fault: Fault, hopeless: bool, now: float) -> list[Command]:
         """Has another one placed for a helper that died as it started, where there is hope and time."""
@@ -260,7 +302,7 @@ class Crew:
     def _give_up(self, number: int, helper: Helper) -> list[Command]:
         """Goes on without a helper that found no place in time, where that is possible."""
         del self._helpers[number]
-        asked = self.decoders if helper.kind == "decoder" else 1
+        asked = self.wanted[helper.kind]
         if self._is_missed(helper.kind):
             pending = asked - len(self._running(helper.kind))
             self.failure = PlacementError(self._explain(pending, asked, helper.kind))
@@ -270,9 +312,12 @@ class Crew:
         return [Dismiss(number)]
 
     def _go_without(self, kind: Kind) -> None:
-        self.decoders -= kind == "decoder"
+        there = sum(helper.kind == kind for helper in self._helpers.values())
+        self.wanted[kind] = min(self.wanted[kind], there)  # it may have been one more than is wanted by now
 
     def _is_missed(self, kind: Kind) -> bool:
         """Whether there is no going on without one more of a kind."""
         has_others = any(other.kind == kind for other in self._helpers.values())
-        return kind == "reader" or (self.insists and not (self.is_complete and has_others))
+        if kind == "reader":
+            return not has_others  # the same rows come from fewer
+        return self.insists and not (self.is_complete and has_others)

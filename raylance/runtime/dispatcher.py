@@ -1,12 +1,13 @@
 """Owns which item goes to which helper, what is done again and what must wait, for one pass of one rank, as a state
 machine: events in, commands out; never does anything itself. It knows no Ray, no thread and no clock.
 
-An item is a piece of work on its way: read by the reader, decoded by the decoder that is free first, fetched, and
-delivered in the order of the plan. Helpers may finish in any order, die, hang, or answer for a pass that is over.
+An item is a piece of work on its way: read by the reader whose turn it is, decoded by the decoder that is free first,
+fetched, and delivered in the order of the plan. Helpers may finish in any order, die, hang, or answer for a pass that
+is over.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from raylance.errors import HelperError
 from raylance.planning.plan import Plan, WorkItem
@@ -64,7 +65,7 @@ class Dispatcher:
         prefetch_batches: int,
         work_timeout_s: float,
         tell: Callable[[WorkItem], str],
-        scaler: Scaler | None = None,
+        scalers: Sequence[Scaler] = (),
     ) -> None:
         """Decides nothing yet.
 
@@ -83,23 +84,23 @@ class Dispatcher:
             prefetch_batches: Steps to keep in flight at the least; more where the decoders need it.
             work_timeout_s: Seconds that results may take to get here.
             tell: Names the rows of an item, for an error.
-            scaler: Says how many decoders there should be, where that may change.
+            scalers: Say how many helpers of a kind there should be, where that may change.
         """
         self._inflight = InFlight(plan, rank, items, position, sizes, prefetch_batches)
         self._crew, self._sizes, self._stats = crew, sizes, stats
-        self._decodes, self._work_timeout_s, self._tell, self._scaler = decodes, work_timeout_s, tell, scaler
+        self._decodes, self._work_timeout_s, self._tell, self._scalers = decodes, work_timeout_s, tell, scalers
         self._by_call: dict[int, Piece] = {}
         self._out: list[Command] = []
         self._now = 0.0
-        self._asked = crew.decoders
+        self._plan = plan
         self.is_over = False
         self.is_wanted, self.is_awaited = True, False
 
     def begin(self, now: float) -> list[Command]:
         """Begins the pass; see `handle`."""
         self._crew.open(now)
-        if self._scaler is not None:
-            self._scaler.begin()
+        for scaler in self._scalers:
+            scaler.begin()
         return self._decide(now)
 
     def handle(self, event: Event | None, now: float) -> list[Command]:
@@ -125,24 +126,18 @@ class Dispatcher:
 
     def _decide(self, now: float) -> list[Command]:
         self._now = now
-        if self._scaler is not None:
-            self._scale(self._scaler)
+        for scaler in self._scalers:
+            self._out += scaler.ask(self._crew, now)
         self._out += self._crew.due(now)
         if not self.is_over:
             self._advance()
-        self._stats.decoders = self._crew.decoders_running
-        if self._scaler is not None and self.is_wanted:
-            busy, running = self._crew.decoders_busy, self._crew.decoders_running
-            self._scaler.observe(now, waits=self.is_awaited, busy=busy, running=running)
+        self._stats.readers, self._stats.decoders = self._crew.readers_running, self._crew.decoders_running
+        head = self._inflight.head
+        is_read = head is not None and head.stage is Stage.READING and not head.decodes_there
+        for scaler in self._scalers if self.is_wanted else ():
+            scaler.look(self._crew, now, is_awaited=self.is_awaited, is_read=is_read)
         out, self._out = self._out, []
         return out
-
-    def _scale(self, scaler: Scaler) -> None:
-        """Has as many decoders as are wanted, or wants as many as found a place."""
-        if self._crew.decoders < self._asked:
-            scaler.refused(self._crew.decoders)
-        self._asked = scaler.wanted
-        self._out += self._crew.resize(scaler.wanted, self._now)
 
     def deadline(self) -> float | None:
         """When `handle` is to be called unless something happens before; None where only an event changes things."""
@@ -175,8 +170,8 @@ class Dispatcher:
                 self._lost(helper, fault)
             case Taken(position):
                 self._inflight.taken(position)
-                if self._scaler is not None:
-                    self._scaler.stepped(now)
+                for scaler in self._scalers:
+                    scaler.stepped(now)
             case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
                 crew.answered(call, now)
                 piece = self._by_call.pop(call, None)
@@ -314,16 +309,23 @@ class Dispatcher:
         self._out += [*self.close(), GiveUp(error)]
 
     def _send_reads(self) -> None:
+        head = self._inflight.head
+        if head is not None and head.item.rows:
+            self._crew.begin_at(self._plan, head.item.chunk)
         for piece in self._inflight.pieces:
             if piece.stage is not Stage.WAITING or piece.not_before > self._now:
                 continue
-            reader = self._crew.reader(proven=piece.faults > 0)
-            if reader is None or not self._inflight.has_room(piece):
+            if not self._inflight.has_room(piece):
+                return
+            reader, following, prefetches = self._crew.reader(self._plan, piece.item, proven=piece.faults > 0)
+            self._out += prefetches
+            if reader is None:
                 return
             piece.stage, piece.not_before = Stage.READING, 0.0
             piece.decodes_there = self._decodes and self._crew.reader_decodes
             call = self._await(piece, self._crew.send(reader, self._now))
-            self._out.append(Read(call, reader, piece.item, piece.decodes_there, max(1, int(piece.allowed_bytes))))
+            allowed_bytes = max(1, int(piece.allowed_bytes))
+            self._out.append(Read(call, reader, piece.item, piece.decodes_there, allowed_bytes, following))
 
     def _send_decodes(self) -> None:
         for piece in self._inflight.pieces:

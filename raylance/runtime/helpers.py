@@ -84,7 +84,7 @@ class Helpers:
     def _dispatcher(self, runtime: Runtime, wanted: "_Pass", stats: Stats) -> Dispatcher:
         plan, rank, position = wanted.plan, wanted.rank, wanted.position
         crew, source, decoding = runtime.crew, self._feed.source, self._feed.decoding
-        decoders = max(1, crew.decoders, self._options.decoder_range[1])
+        decoders = max(1, crew.wanted["decoder"], self._options.decoder_range[1])
         sizes = Sizes(
             raw_bytes=source.likely_row_bytes,
             decoded_bytes=decoding.row_bytes if decoding else 0,
@@ -110,7 +110,7 @@ class Helpers:
             prefetch_batches=wanted.prefetch_batches,
             work_timeout_s=self._options.work_timeout_s,
             tell=tell,
-            scaler=runtime.scaler,
+            scalers=runtime.scalers,
         )
 
     def end_pass(self) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from raylance.planning.plan import WorkItem
+from raylance.planning.plan import Chunk, WorkItem
 from raylance.telemetry import Receipt
 
 Kind = Literal["reader", "decoder"]
@@ -47,13 +47,26 @@ class Ask:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Read:
-    """Read an item, and decode it in the same place where `decodes`; no more than `allowed_bytes` of raw rows."""
+    """Read an item, and decode it in the same place where `decodes`; no more than `allowed_bytes` of raw rows.
+
+    When its chunk is here, read the chunk `following`; None where that does not matter.
+    """
 
     call: int
     helper: int
     item: WorkItem
     decodes: bool
     allowed_bytes: int
+    following: Chunk | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Begin to read a chunk that a reader will be asked for: not answered, unless by `Lost`."""
+
+    helper: int
+    rank: int
+    chunk: Chunk
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -98,7 +111,7 @@ class GiveUp:
     error: BaseException
 
 
-Command = Place | Dismiss | Ask | Read | Decode | Fetch | Forget | Deliver | GiveUp
+Command = Place | Dismiss | Ask | Read | Prefetch | Decode | Fetch | Forget | Deliver | GiveUp
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from raylance.planning.plan import Plan
 from raylance.runtime.crew import Crew
-from raylance.runtime.messages import Ask, Command, Decode, Dismiss, Event, Fetch, Forget, Kind, Place, Read
+from raylance.runtime.messages import Ask, Command, Decode, Dismiss, Event, Fetch, Forget, Kind, Place, Prefetch, Read
 from raylance.runtime.scaling import Scaler
 from raylance.settings import Feed, Options
 
@@ -35,8 +35,11 @@ class Runtime(abc.ABC):
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._results: dict[int, Any] = {}  # by call: what a read or a decode has made
         least, begin, most = (0, 0, 0) if self._feed.decoding is None else self._count_decoders()
-        self.scaler = Scaler(least, most, begin) if least < most else None
+        readers, most_readers = self._options.reader_range
+        self.scalers = [Scaler(least, most, begin)] if least < most else []
+        self.scalers += [Scaler(readers, most_readers, readers, "reader")] if readers < most_readers else []
         self.crew = Crew(
+            readers=readers,
             decoders=begin,
             insists=self._insists,
             placement_timeout_s=self._options.placement_timeout_s,
@@ -76,6 +79,8 @@ class Runtime(abc.ABC):
                 self._place(helper, kind)
             case Read():
                 self._read(command)
+            case Prefetch(helper) if helper in self._helpers:
+                self._prefetch(command)
             case Decode():
                 self._decode(command)
             case Fetch():
@@ -116,6 +121,9 @@ class Runtime(abc.ABC):
 
     @abc.abstractmethod
     def _read(self, command: Read) -> None: ...
+
+    @abc.abstractmethod
+    def _prefetch(self, command: Prefetch) -> None: ...
 
     @abc.abstractmethod
     def _decode(self, command: Decode) -> None: ...

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from raylance.runtime.messages import Alive, Decode, Done, Failed, Fetch, Fetched, Kind, Placed, Read
+from raylance.runtime.messages import Alive, Decode, Done, Failed, Fetch, Fetched, Kind, Placed, Prefetch, Read
 from raylance.runtime.runtime import Runtime
 from raylance.runtime.work import RankReader
 from raylance.settings import Feed, Options
@@ -37,7 +37,7 @@ class _Helper:
 
 
 class ThreadRuntime(Runtime):
-    """Does the work of one loader in threads: one that reads, and for "auto" one that decodes for each CPU."""
+    """Does the work of one loader in threads: those that read, and for "auto" one that decodes for each CPU."""
 
     def __init__(self, feed: Feed, options: Options) -> None:
         """Starts nothing."""
@@ -69,10 +69,20 @@ class ThreadRuntime(Runtime):
 
         def read() -> tuple[tuple[pa.Table, ...], Receipt]:
             reader.install(key, plan)
-            plain, second, receipt = reader.read(key, command.item, command.decodes, command.allowed_bytes)
+            work = (command.item, command.decodes, command.allowed_bytes, command.following)
+            plain, second, receipt = reader.read(key, *work)
             return (plain, second), receipt
 
         self._submit(command, read)
+
+    def _prefetch(self, command: Prefetch) -> None:
+        reader, (key, plan) = self._helpers[command.helper].works_with, self._plan
+
+        def begin() -> None:
+            reader.install(key, plan)
+            reader.begin(key, command.rank, command.chunk)  # what it raises, the first read raises again
+
+        self._helpers[command.helper].thread.submit(begin)
 
     def _decode(self, command: Decode) -> None:
         opened, (_, encoded) = self._helpers[command.helper].works_with, self._results[command.source]

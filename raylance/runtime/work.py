@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 
 from raylance.columns import DRAW, ROW_OFFSET
-from raylance.planning.plan import Plan, WorkItem
+from raylance.planning.plan import Chunk, Plan, WorkItem
 from raylance.settings import Feed, Options
 from raylance.source.memory import own_memory
 from raylance.source.readahead import ReadAhead, TooLargeError
@@ -40,7 +40,13 @@ class RankReader:
             self._plans.pop(next(iter(self._plans)))
         self._plans[key] = plan
 
-    def read(self, key: str, item: WorkItem, decodes: bool, allowed_bytes: float) -> tuple[pa.Table, pa.Table, Receipt]:
+    def begin(self, key: str, rank: int, chunk: Chunk) -> None:
+        """Begins to read a chunk that will be asked for; an error comes with what is asked for."""
+        self._ahead.begin(key, self._plans[key], rank, chunk)
+
+    def read(
+        self, key: str, item: WorkItem, decodes: bool, allowed_bytes: float, following: Chunk | None = None
+    ) -> tuple[pa.Table, pa.Table, Receipt]:
         """Reads an item.
 
         Args:
@@ -49,6 +55,7 @@ class RankReader:
             decodes: Whether to decode them here, in threads; otherwise a decoder follows, where rows are decoded.
             allowed_bytes: Bytes that its raw rows may have; where they have more, none are returned, and the receipt
                 says how many they have.
+            following: The chunk to read when the item's is here; None for what lies behind it.
 
         Returns:
             The columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
@@ -57,7 +64,7 @@ class RankReader:
         begin, plan, decoding = time.perf_counter(), self._plans[key], self._decoding
         receipt = Receipt()
         try:
-            table = self._ahead.gather(key, plan, item, allowed_bytes)
+            table = self._ahead.gather(key, plan, item, allowed_bytes, following)
         except TooLargeError as large:
             table, receipt.too_large_bytes = self._ahead.nothing(), large.nbytes
         receipt.nbytes = receipt.raw_bytes = table.nbytes

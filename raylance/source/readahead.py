@@ -161,8 +161,22 @@ class ReadAhead:
         self._alone: tuple[Track, int] | None = None  # where rows that were read by themselves ended
         self.peak_bytes = 0
 
-    def gather(self, plan_key: str, plan: Plan, item: WorkItem, allowed_bytes: float = math.inf) -> pa.Table:
+    def gather(
+        self,
+        plan_key: str,
+        plan: Plan,
+        item: WorkItem,
+        allowed_bytes: float = math.inf,
+        following: Chunk | None = None,
+    ) -> pa.Table:
         """The rows of an item, in the order of delivery.
+
+        Args:
+            plan_key: Names the plan.
+            plan: The plan.
+            item: Which rows.
+            allowed_bytes: Bytes that they may have together.
+            following: The chunk to read when the item's is here; None for what lies behind it.
 
         Raises:
             TooLargeError: If they have more bytes together than allowed.
@@ -174,7 +188,7 @@ class ReadAhead:
         tables: list[pa.Table] = []
         nbytes = 0
         while at < stop:
-            portion = self._portion(plan, track, item, at, allowed_bytes)
+            portion = self._portion(plan, track, item, at, allowed_bytes, following)
             high = min(stop, portion.end)
             # The memory of a portion may go to another one when the next line is asked for.
             tables.append(portion.gather(at, high, own=self._own_memory or high < stop))
@@ -185,6 +199,14 @@ class ReadAhead:
         if not tables:
             return self.nothing()
         return pa.concat_tables(tables).combine_chunks()
+
+    def begin(self, plan_key: str, plan: Plan, rank: int, chunk: Chunk) -> None:
+        """Starts reading a chunk that will be asked for, instead of all that is held, unless it is."""
+        track, line = (plan_key, rank, chunk.epoch, chunk.position % plan.stride), plan.line(chunk.position, rank)
+        if not any(portion is not None and portion.has(track, line) for portion in (self._used, self._next)):
+            self._release(self._used)
+            self._release(self._next)
+            self._used, self._next = None, self._start(plan, track, chunk, line, None)
 
     def close(self) -> None:
         """Ends reading ahead: the block that is being read now is the last. Takes no lock; see `ThreadRuntime`."""
@@ -204,7 +226,9 @@ class ReadAhead:
         self._read_into(np.empty(0, dtype=np.int64), none.append)
         return none[0]
 
-    def _portion(self, plan: Plan, track: Track, item: WorkItem, at: int, allowed_bytes: float) -> _Portion:
+    def _portion(
+        self, plan: Plan, track: Track, item: WorkItem, at: int, allowed_bytes: float, following_chunk: Chunk | None
+    ) -> _Portion:
         """A portion that is whole and has line `at`; what follows it is then being read."""
         used, following = self._used, self._next
         stop = plan.line(item.position, item.rank) + item.low + item.rows
@@ -220,9 +244,10 @@ class ReadAhead:
             self._used = self._next = None
             self._used = used = self._start(plan, track, item.chunk, at, None)
             used.is_cold = True
-        if used.is_cold and not used.filling.done() and (stop - at) * self._row_bytes < self._limit / 8:
+        is_early = used.is_cold and 2 * (at - used.begin) < used.chunk_end - used.begin
+        if is_early and not used.filling.done() and (stop - at) * self._row_bytes < self._limit / 8:
             # Nobody read these rows ahead. The first items are read by themselves, so that a start, or a resume, waits
-            # for a batch and not for a window.
+            # for a batch and not for a window; not all of them, or what follows would never be read ahead.
             return self._by_itself(plan, track, item, at, allowed_bytes)
         wait([used.filling])
         if not used.is_whole:  # there was no room for all of it before, or an error that may be over
@@ -236,9 +261,9 @@ class ReadAhead:
                 self._used = None
                 return self._by_itself(plan, track, item, at, allowed_bytes)
         if self._next is None:
-            self._next = self._start_next(plan, used)
+            self._next = self._start_next(plan, used, following_chunk)
         # It may have been cut before this line; then the next one begins there.
-        return used if used.has(track, at) else self._portion(plan, track, item, at, allowed_bytes)
+        return used if used.has(track, at) else self._portion(plan, track, item, at, allowed_bytes, following_chunk)
 
     def _start(self, plan: Plan, track: Track, chunk: Chunk, begin: int, room: int | None) -> _Portion:
         """Starts reading a chunk from a line on; with `room`, for now only as much as has that many bytes."""
@@ -261,15 +286,12 @@ class ReadAhead:
         if len(portion.rows) and portion.memory.capacity_bytes <= self._limit / 2:
             self._spare.append(portion.memory)
 
-    def _start_next(self, plan: Plan, used: _Portion) -> _Portion | None:
-        """Starts reading what follows a portion; the epoch behind this one most likely comes next."""
+    def _start_next(self, plan: Plan, used: _Portion, following: Chunk | None) -> _Portion | None:
+        """Starts reading what follows a portion: the rest of its chunk, or the chunk to read when that is here."""
         plan_key, rank, _, _ = used.track
         chunk, begin = used.chunk, used.end
         if begin == used.chunk_end:
-            after = plan.next_chunk(chunk)
-            if after is None or not plan.chunk_size(after, rank):
-                first = chunk.position % plan.stride // plan.global_batch_size * plan.global_batch_size
-                after = plan.chunk_at(chunk.epoch + 1, first)
+            after = following or plan.chunk_behind(chunk, rank)
             if after is None:
                 return None
             chunk, begin = after, plan.line(after.position, rank)

@@ -84,7 +84,7 @@ class Fleet:
             order=0, rows=run.rows, remainder="drop", chunk_positions=1, legs=[], decoders=run.decoders, insists=True,
             decodes=True, prefetch_batches=run.prefetch_batches, limit_bytes=run.max_inflight_bytes, blocks=True,
             varies=1.0, bad_rows=frozenset(), faults=frozenset(), rate=0.0, budget=0, breaks=0.0,
-            placement_timeout_s=1e6, work_timeout_s=1e6,
+            placement_timeout_s=1e6, work_timeout_s=1e6, readers=run.readers,
         )  # fmt: skip
         self.ranks = [TimedRank(self, number) for number in range(run.ranks)]
         self.ended: list[float] = []  # when each step ended
@@ -115,7 +115,7 @@ class Fleet:
             stall=max(0.0, 1 - sum(self.longest_s[half:]) / max(half_s, 1e-12)),
             own_wait=sum(rank.waited_s for rank in ranks) / run.ranks / max(took_s, 1e-12),
             inflight_bytes=max(rank.most_bytes for rank in ranks),
-            held_bytes=max(rank.reading.most_bytes for rank in ranks),
+            held_bytes=max(reading.most_bytes for rank in ranks for reading in rank.reading.values()),
             requests_per_row=self.requests_per_row,
             longest_step_s=float(max(np.diff([begin, *self.ended]))),
             events=events,

@@ -5,13 +5,13 @@ virtual time; never decides what goes wrong.
 import dataclasses
 import itertools
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime.crew import Crew
 from raylance.runtime.dispatcher import Dispatcher
-from raylance.runtime.messages import Command, Event, GiveUp, Taken, Wake
+from raylance.runtime.messages import Command, Event, GiveUp, Kind, Taken, Wake
 from raylance.runtime.scaling import Scaler
 from raylance.runtime.sizes import Sizes
 from raylance.telemetry import Stats
@@ -35,11 +35,12 @@ Log = Callable[[str], None] | None
 
 
 class Whim(Scaler):
-    """Wants other numbers of decoders by chance."""
+    """Wants other numbers of helpers by chance."""
 
-    def __init__(self, draws: Draws, scenario: Scenario) -> None:
-        super().__init__(1, max(1, scenario.decoders) + 2, scenario.decoders)
-        self._draws, self._chance, self._last = draws, scenario.scales, scenario.decoders + 2
+    def __init__(self, draws: Draws, scenario: Scenario, kind: Kind) -> None:
+        begin = scenario.decoders if kind == "decoder" else scenario.readers
+        super().__init__(1, begin + 2, begin, kind)
+        self._draws, self._chance, self._last = draws, scenario.scales, begin + 2
 
     def stepped(self, now: float) -> None:
         if self._draws.chance(self._chance):
@@ -69,6 +70,7 @@ def explain(pending: int, asked: int, kind: str) -> str:
 def make_crew(scenario: Scenario, made_of: Wrong) -> Crew:
     """As the runtime makes it."""
     return made_of.crew(
+        readers=scenario.readers,
         decoders=scenario.decoders,
         insists=scenario.insists,
         placement_timeout_s=scenario.placement_timeout_s,
@@ -88,7 +90,7 @@ def make_dispatcher(
     row_bytes: tuple[int, int] = (RAW_BYTES, DECODED_BYTES),
     is_early: bool = False,
     end: int | None = None,
-    scaler: Scaler | None = None,
+    scalers: Sequence[Scaler] = (),
 ) -> Dispatcher:
     """As the helpers of a loader make it; `row_bytes` are raw and decoded ones, `is_early` has the first step go to all
     decoders, and items that begin at `end` are left out.
@@ -115,7 +117,7 @@ def make_dispatcher(
         prefetch_batches=scenario.prefetch_batches,
         work_timeout_s=scenario.work_timeout_s,
         tell=tell,
-        scaler=scaler,
+        scalers=scalers,
     )
 
 
@@ -144,8 +146,9 @@ class Rank:
         self.world = self.world_type(self.draws, dataclasses.replace(self.scenario, budget=self.budget), self.watch)
         self.watch.world = self.world
         self.crew = make_crew(self.scenario, self.made_of)
-        scales = self.scenario.scales and self.scenario.decoders
-        self.scaler = Whim(self.draws, self.scenario) if scales else None
+        kinds: dict[Kind, bool] = {"decoder": bool(self.scenario.decoders), "reader": self.scenario.readers > 1}
+        scales = [kind for kind, is_scaled in kinds.items() if is_scaled and self.scenario.scales]
+        self.scalers = [Whim(self.draws, self.scenario, kind) for kind in scales]
 
     def go(self, run: PlannedRun, rank: int, position: int, end: int) -> bool:
         """Consumes from a position up to another one; whether it got there, or a row's error ended it."""
@@ -196,7 +199,7 @@ class Pass:
         self.world.planned = run
         self.watch.begin(run, number, position)
         self.dispatcher = make_dispatcher(
-            scenario, rank.crew, run.plan, number, position, rank.made_of, scaler=rank.scaler
+            scenario, rank.crew, run.plan, number, position, rank.made_of, scalers=rank.scalers
         )
         self._want()
 

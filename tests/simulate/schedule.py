@@ -76,7 +76,8 @@ class Scenario:
         rate: That share.
         budget: Faults until there are no more.
         breaks: Chance that a pass is broken off, and another one begun.
-        scales: Chance that another number of decoders is wanted when batches were taken.
+        scales: Chance that another number of decoders, and of several readers, is wanted when batches were taken.
+        readers: As the loader's options have them.
     """
 
     order: int
@@ -97,6 +98,7 @@ class Scenario:
     budget: int
     breaks: float
     scales: float = 0.0
+    readers: int = 1
     placement_timeout_s: float = 20.0
     work_timeout_s: float = 60.0
 
@@ -141,6 +143,7 @@ def draw_scenario(draws: Draws) -> Scenario:
         budget=pick((2, 1, 4, 12)),
         breaks=pick((0.0, 0.0, 0.3, 0.7)),
         scales=pick((0.0, 0.0, 0.2, 0.6)),
+        readers=pick((1, 1, 2, 3)),
     )
 
 

@@ -107,17 +107,19 @@ def explore(
     *,
     items: int = 4,
     decoders: int = 2,
+    readers: int = 1,
     deaths: int = 2,
     late: int = 1,
     insists: bool = True,
     loses_results: bool = True,
     made_of: Wrong | None = None,
 ) -> Explored:
-    """Tries every order of events of one reader and some decoders.
+    """Tries every order of events of some readers and decoders.
 
     Args:
         items: Items of the pass.
         decoders: Decoders.
+        readers: Readers; of several, each item is a chunk.
         deaths: Helpers that may die, at any time.
         late: Placements that may come too late.
         insists: Whether decoders are insisted upon.
@@ -127,15 +129,17 @@ def explore(
     Raises:
         Broken: With what does not hold, and the choices that lead there.
     """
+    chunk = 1000 if readers == 1 else 1
     limit = 5 * (1.5 * RAW_BYTES + DECODED_BYTES)
     scenario = Scenario(
-        order=0, rows=items, remainder="drop", chunk_positions=1000, legs=[(1, 1, None)], decoders=decoders,
+        order=0, rows=items, remainder="drop", chunk_positions=chunk, legs=[(1, 1, None)], decoders=decoders,
+        readers=readers,
         insists=insists, decodes=True, prefetch_batches=items, limit_bytes=int(limit), blocks=False, varies=1.0,
         bad_rows=frozenset(), faults=frozenset(), rate=0.0, budget=0, breaks=0.0, work_timeout_s=1e6,
     )  # fmt: skip
     rank = Rank(_Nothing(), scenario, made_of or Wrong(), Counter(), None, SmallWorld)
     rank.world.begin_small(deaths, late, loses_results)
-    one = Pass(rank, planned(0, items, 1, 1, "drop", 1000), 0, 0, items)
+    one = Pass(rank, planned(0, items, 1, 1, "drop", chunk), 0, 0, items)
     found, begin = Explored(), time.monotonic()
     one.begin()
     found.orders = _explore(one, found, [])
@@ -237,6 +241,7 @@ def state(one: Pass) -> Any:
     flight = dispatcher._inflight
     rest = (
         operator.length_hint(flight._items), len(flight._upcoming), flight._taken, tuple(flight._ready), flight._open,
+        tuple((turn.chunk.position, name("helper", turn.reader)) for turn in crew._turns.turns),
         crew.is_complete, one.after, world.deaths, world.late,
     )  # fmt: skip
     machines = tuple(

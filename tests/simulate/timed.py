@@ -25,9 +25,12 @@ from raylance.runtime.messages import (
     GiveUp,
     Lost,
     Place,
+    Prefetch,
     Read,
     Taken,
+    Wake,
 )
+from raylance.runtime.scaling import Scaler
 from raylance.telemetry import Receipt
 from tests.simulate.play import Wrong, make_crew, make_dispatcher
 from tests.simulate.schedule import Draws
@@ -105,12 +108,15 @@ class Run:
     """What is trained.
 
     Attributes:
+        readers: Shard actors of each rank, with more of them while the trainer waits for reading, up to `most_readers`.
         steps: Steps to simulate, of an epoch of `rows`.
         dies: Kind of the helper of rank 0 that dies when the training is half through.
         is_warm: Whether helpers run already.
     """
 
     ranks: int = 1
+    readers: int = 1
+    most_readers: int = 0
     decoders: int = 4
     batch_size: int = 256
     raw_bytes: int = 42_000
@@ -134,9 +140,9 @@ class NoDraws(Draws):
 
 
 class Reading:
-    """What a shard actor holds: a chunk of the plan, and the next one on its way, in blocks.
+    """What a shard actor holds: a chunk of the plan, and the next one that it reads on its way, in blocks.
 
-    As in `raylance.source.readahead`: until the first chunk is here, its items are read by themselves.
+    As in `raylance.source.readahead`: until the first chunk is here, items of its first half are read by themselves.
     """
 
     def __init__(self, fleet: Any, rank: int, node: int) -> None:
@@ -149,18 +155,26 @@ class Reading:
         """The actor has died."""
         self._here: dict[Chunk, int] = {}  # rows that are still to come
         self._waiting: list[tuple[Chunk, Callable[[], None]]] = []
+        self._following: Chunk | None = None
         self._cold: Chunk | None = None
         self._used: Chunk | None = None
 
-    def gather(self, item: WorkItem, then: Callable[[], None]) -> None:
+    def begin(self, chunk: Chunk) -> None:
+        """Starts reading a chunk that will be asked for."""
+        if chunk not in self._here:
+            self._here.clear()
+            self._start(chunk)
+
+    def gather(self, item: WorkItem, following: Chunk | None, then: Callable[[], None]) -> None:
         """Calls back when the rows of an item are here."""
-        chunk = item.chunk
+        chunk, self._following = item.chunk, following
         if chunk not in self._here:
             self._here.clear()
             self._cold = chunk
             self._start(chunk)
         left = self._here[chunk]
-        if left and chunk == self._cold:
+        is_early = item.position < chunk.position + chunk.steps * self._fleet.plan.stride / 2
+        if left and chunk == self._cold and is_early:
             self._fleet.read(self._node, item.rows, then)
         elif left:
             self._waiting.append((chunk, then))
@@ -172,10 +186,10 @@ class Reading:
         """What was before it is given up, and what follows it is read."""
         if chunk == self._used:
             return
-        self._used, following = chunk, self._fleet.plan.next_chunk(chunk)
+        self._used, following = chunk, self._following
         for other in [other for other in self._here if other.position < chunk.position]:
             del self._here[other]
-        if following is not None and following not in self._here:
+        if following is not None and following.epoch == chunk.epoch and following not in self._here:
             self._start(following)
 
     def _start(self, chunk: Chunk) -> None:
@@ -206,11 +220,13 @@ class TimedRank(World):
         super().__init__(NoDraws(), fleet.scenario, None, fleet.clock)  # type: ignore[arg-type] - nothing is watched
         run = fleet.planned
         self.fleet, self.number, self.node = fleet, number, number // fleet.shared.ranks_per_node
-        self.reading = Reading(fleet, number, self.node)
+        self.reading: dict[int, Reading] = {}  # by reader
         self.crew = make_crew(self.scenario, Wrong())
+        grows = run.most_readers > run.readers
+        self.scalers = [Scaler(run.readers, run.most_readers, run.readers, "reader")] if grows else []
         self.dispatcher = make_dispatcher(
             self.scenario, self.crew, fleet.plan, number, 0, Wrong(), row_bytes=(run.raw_bytes, run.decoded_bytes),
-            is_early=True, end=fleet.end,
+            is_early=True, end=fleet.end, scalers=self.scalers,
         )  # fmt: skip
         self.step = self.bytes = self.most_bytes = self.events = 0
         self.waited_s = self.decided_s = 0.0
@@ -277,6 +293,7 @@ class TimedRank(World):
             event = None
         else:
             return None
+        self.dispatcher.is_awaited = self._wanted_at is not None
         begin = time.perf_counter()
         self._todo.extend(self.dispatcher.handle(event, self.now))
         deadline = self.dispatcher.deadline()
@@ -322,6 +339,8 @@ class TimedRank(World):
     def want(self) -> None:
         """The trainer waits for a batch."""
         self._wanted_at = self.now
+        if self.scalers and not self._finished:
+            self.post(Wake())  # as the feeder does, which matters to nobody else
         self._take()
 
     def _hand(self, after: int) -> None:
@@ -352,7 +371,7 @@ class TimedRank(World):
         helper = next(helper for helper in self.helpers.values() if helper.kind == kind and helper.state == "up")
         helper.state = "hung"  # it answers nothing, and what it is given says nothing either
         if kind == "reader":
-            self.reading.forget()
+            self.reading[helper.number].forget()
         self.later(self.fleet.times.notice_s, self.post, Lost(helper.number, Fault(told="it died")))
 
     def _place(self, command: Place) -> None:
@@ -360,11 +379,16 @@ class TimedRank(World):
         self._placed_decoders += is_decoder
         away = is_decoder and self._placed_decoders <= fleet.shared.decoders_elsewhere
         helper = self.helpers[command.helper] = Helper(command.helper, command.kind, int(away), now)
+        if not is_decoder:
+            self.reading[command.helper] = Reading(fleet, self.number, self.node)
         if fleet.planned.is_warm and not fleet.ended:
             self._placed(helper)
             return
         started = max(fleet.starting.take(now, 1), fleet.starting_on[self.node].take(now, 1))
         self.later(started - now + fleet.times.start_s, self._placed, helper)
+
+    def _begin(self, command: Prefetch) -> None:
+        self.reading[command.helper].begin(command.chunk)
 
     def _give(self, command: Any) -> None:
         if type(command) is Decode and self.helpers[command.helper].node:  # Ray brings it while others are worked on
@@ -379,7 +403,8 @@ class TimedRank(World):
         if type(command) is Read:
             rows = command.item.rows
             took_s = times.read_call_s + rows * (times.read_row_s + run.raw_bytes * times.put_byte_s)
-            self.reading.gather(command.item, lambda: self.later(took_s, self._finish, helper, ""))
+            reading = self.reading[helper.number]
+            reading.gather(command.item, command.following, lambda: self.later(took_s, self._finish, helper, ""))
         elif type(command) is Decode:
             rows = source.item.rows
             varies = math.hypot(times.decode_row_varies / math.sqrt(max(1, rows)), times.decode_item_varies)

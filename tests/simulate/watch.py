@@ -5,6 +5,7 @@ What can be broken:
     bytes     a read is sent only where it has room, or where it is awaited first and no whole step waits to be taken
     crew      never more helpers of a kind than were asked for; none ended that works
     dead      no command to a helper that does not run, nothing awaited of one that is gone
+    turns     a chunk is read by one reader, unless that one goes
     source    decoded and fetched is only what has been read, and was not forgotten
     deadline  what may never come is awaited with a deadline, and what is done at a deadline moves it
     deadlock  a pass that is not over waits for something that will happen
@@ -38,6 +39,7 @@ from raylance.runtime.messages import (
     NotPlaced,
     Place,
     Placed,
+    Prefetch,
     Read,
     Taken,
 )
@@ -103,6 +105,7 @@ class Watch:
         self._opened, self._ready = 0.0, list[tuple[int, float]]()
         self.steps: list[tuple[int, list[int]]] = []
         self._answers: Any = None
+        self._readers: dict[tuple[int, int], int] = {}  # of each chunk, by what it ends with
         self._spent = {"reader": 0.0, "decoder": 0.0}  # seconds of those that were refused: others have the rest
         for helper in self._helpers.values():
             helper.since = self.world.now  # nobody looked for it in between
@@ -169,6 +172,8 @@ class Watch:
         match command:
             case Place(number, kind):
                 self._check_crew(number, kind, now)
+            case Dismiss(number) if number not in self._helpers:
+                raise Broken("crew", f"helper {number} is given up before it was to be placed")
             case Dismiss(number, is_lost):
                 self._check_end(number, now) if is_lost else self._check_leave(number)
             case Ask(number):
@@ -176,8 +181,12 @@ class Watch:
                 self._helpers[number].has_asked = True
             case Read(call, number, item):
                 self._check_runs(number, command)
+                self._check_turn(number, command)
                 self._see(call, command, item, number)
                 self._check_room(command)
+            case Prefetch(number):
+                self._check_runs(number, command)
+                self._recover("a reader told to begin")
             case Decode(call, number, source):
                 self._check_runs(number, command)
                 self._see(call, command, self._check_source(source, command).item, number)
@@ -213,8 +222,8 @@ class Watch:
             self._recover("placed again after a refusal")
         self._helpers[number] = _Known(kind, now)
         held = sum(helper.kind == kind for n, helper in self._helpers.items() if self._is_held(n))
-        most = self.scenario.decoders + (2 if self.scenario.scales else 0)
-        if held > (1 if kind == "reader" else most):
+        begin = self.scenario.readers if kind == "reader" else self.scenario.decoders
+        if held > begin + (2 if self.scenario.scales and (kind == "decoder" or begin > 1) else 0):
             raise Broken("crew", f"{held} {kind}s at {now:.2f} s")
 
     def _is_held(self, number: int) -> bool:
@@ -259,6 +268,15 @@ class Watch:
         if helper is None or not helper.is_running or helper.ended_by:
             raise Broken("dead", f"{command} to a helper that does not run")
 
+    def _check_turn(self, number: int, command: Read) -> None:
+        chunk, plan = command.item.chunk, self._planned.plan
+        if not command.item.rows:
+            return
+        other = self._readers.setdefault((chunk.epoch, chunk.position + chunk.steps * plan.stride), number)
+        if other != number and not self._helpers[other].ended_by:
+            raise Broken("turns", f"{command}, and reader {other} has its chunk")
+        self._readers[chunk.epoch, chunk.position + chunk.steps * plan.stride] = number
+
     def _check_source(self, call: int, command: Command) -> _Seen:
         seen = self._calls.get(call)
         if seen is None or not seen.has_result:
@@ -267,7 +285,7 @@ class Watch:
 
     def _check_room(self, command: Read) -> None:
         item, scenario = command.item, self.scenario
-        raw = 0 if command.decodes else command.allowed_bytes
+        raw = 0 if command.decodes or not item.rows else command.allowed_bytes
         charge = raw + item.rows * DECODED_BYTES * scenario.decodes
         if command.decodes and not scenario.decodes:
             raise Broken("order", f"{command} decodes what is not to be decoded")

@@ -29,6 +29,7 @@ from raylance.runtime.messages import (
     NotPlaced,
     Place,
     Placed,
+    Prefetch,
     Read,
 )
 from raylance.telemetry import Receipt
@@ -127,6 +128,7 @@ class World:
         self._do: dict[type, Callable[[Any], None]] = {
             Place: self._place,
             Read: self._give,
+            Prefetch: self._begin,
             Decode: self._give,
             Ask: self._give,
             Fetch: self._fetch,
@@ -201,6 +203,9 @@ class World:
             self.later(_TRANSIT_S[2], self.post, Lost(helper.number, Fault(told="it died")))
         elif helper.state == "up" and not helper.is_working:
             self._work(helper)
+
+    def _begin(self, command: Prefetch) -> None:
+        """What is read ahead is no result: it changes nothing that can be told from here."""
 
     def _forget(self, command: Forget) -> None:
         for call in command.calls:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from raylance.planning.plan import Chunk, Plan, WorkItem
 from raylance.runtime.crew import Crew
 from raylance.runtime.dispatcher import Dispatcher
 from raylance.runtime.inflight import InFlight, Stage
@@ -194,6 +195,14 @@ class BeginsWithoutDecoders(Crew):
         self.is_complete = True
 
 
+class ReadsWhereverItIs(Crew):
+    """Whoever has the fewest calls reads, as with decoders."""
+
+    def reader(self, plan: Plan, item: WorkItem, *, proven: bool) -> tuple[int | None, Chunk | None, list[Command]]:
+        able = self._running("reader", proven)
+        return min(able, key=lambda number: len(self._helpers[number].calls), default=None), None, []
+
+
 class IsImpatient(Crew):
     def late(self, now: float) -> list[Command]:
         return super().late(now + 15.0)
@@ -235,6 +244,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
             WaitsForASignOfLife: "deadline",
             IsImpatient: "crew",
             BeginsWithoutDecoders: "cause",
+            ReadsWhereverItIs: "turns",
         },
         "sizes": {ThinksRowsAreSmall: "bytes"},
     }.items()

@@ -8,7 +8,7 @@ import ray
 import torch
 
 from raylance.decode.rows import Decoding, OpenDecoding
-from raylance.planning.plan import Plan, WorkItem
+from raylance.planning.plan import Chunk, Plan, WorkItem
 from raylance.runtime.cluster.faults import errors_travel
 from raylance.runtime.work import RankReader
 from raylance.settings import Feed, Options
@@ -28,7 +28,7 @@ class _Actor:
 
 
 class ShardActor(_Actor):
-    """Reads for one rank; see `RankReader`."""
+    """Reads for one rank, by itself or in turn with others; see `RankReader`."""
 
     def __init__(self, feed: Feed, options: Options) -> None:
         """Opens nothing yet."""
@@ -40,11 +40,18 @@ class ShardActor(_Actor):
         """See `RankReader.install`."""
         self._reader.install(key, plan)
 
+    def begin(self, key: str, rank: int, chunk: Chunk) -> None:
+        """See `RankReader.begin`."""
+        with errors_travel():
+            self._reader.begin(key, rank, chunk)
+
     @ray.method(num_returns=3)
-    def read(self, key: str, item: WorkItem, decodes: bool, allowed_bytes: int) -> tuple[pa.Table, pa.Table, Receipt]:
+    def read(
+        self, key: str, item: WorkItem, decodes: bool, allowed_bytes: int, following: Chunk | None
+    ) -> tuple[pa.Table, pa.Table, Receipt]:
         """See `RankReader.read`."""
         with errors_travel():
-            return self._reader.read(key, item, decodes, allowed_bytes)
+            return self._reader.read(key, item, decodes, allowed_bytes, following)
 
 
 class DecodeActor(_Actor):

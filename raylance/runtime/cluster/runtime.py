@@ -1,4 +1,4 @@
-"""Owns the runtime that works by Ray actors: a shard actor for each rank, and decode actors; never decides.
+"""Owns the runtime that works by Ray actors: shard actors of a rank, mostly one, and decode actors; never decides.
 
 All references belong to this process; raw tables go from the shard actor to a decoder without passing here. Helpers
 live outside the trainer's placement group and die with the worker that made them.
@@ -31,7 +31,9 @@ from raylance.runtime.messages import (
     Lost,
     NotPlaced,
     Placed,
+    Prefetch,
     Read,
+    Wake,
 )
 from raylance.runtime.runtime import Runtime
 from raylance.settings import Feed, Options
@@ -116,9 +118,14 @@ class RayRuntime(Runtime):
 
     def _read(self, command: Read) -> None:
         actor, (key, _) = self._helpers[command.helper].knows(*self._plan), self._plan
-        plain, second, receipt = actor.read.remote(key, command.item, command.decodes, command.allowed_bytes)
+        work = (command.item, command.decodes, command.allowed_bytes, command.following)
+        plain, second, receipt = actor.read.remote(key, *work)
         self._results[command.call] = (plain, second)
         self._watch(receipt, _told_done, command.helper, command.call)
+
+    def _prefetch(self, command: Prefetch) -> None:
+        actor, (key, _) = self._helpers[command.helper].knows(*self._plan), self._plan
+        self._watch(actor.begin.remote(key, command.rank, command.chunk), _told_begun, command.helper)
 
     def _decode(self, command: Decode) -> None:
         actor = self._helpers[command.helper].knows(self._key, self._feed.decoding)
@@ -142,11 +149,12 @@ class RayRuntime(Runtime):
         total = ray.cluster_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
         free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
         what, cpus = ("decode actor", options.decoder_cpus) if kind == "decoder" else ("shard actor", 0.0)
+        fewer = "num_decoders=…; 0 decodes in threads of the shard actors, which always find a place"
         return (
             f"{pending} of {asked} {what}s ({cpus:g} CPU each, {cpus * asked:g} together) found no place in "
             f"{options.placement_timeout_s:g} s: the cluster counts {total:g} CPUs, of which {free:g} are free now. "
-            "Training stops here rather than hang. Ask for fewer (num_decoders=…; 0 decodes in threads of the shard "
-            "actors, which always find a place), add nodes, or raise placement_timeout_s if the cluster still grows."
+            f"Training stops here rather than hang. Ask for fewer ({fewer if kind == 'decoder' else 'num_readers=…'}), "
+            "add nodes, or raise placement_timeout_s if the cluster still grows."
         )
 
 
@@ -163,6 +171,11 @@ def _told_placed(error: BaseException | None, _: Any, helper: int) -> Event:
 
 def _told_alive(error: BaseException | None, _: Any, helper: int) -> Event:
     return Alive(helper) if error is None else Lost(helper, fault_of(error))
+
+
+def _told_begun(error: BaseException | None, _: Any, helper: int) -> Event:
+    # Any other error comes again with the first item that is asked for.
+    return Lost(helper, fault_of(error)) if error is not None and is_helper_gone(error) else Wake()
 
 
 def _told_done(error: BaseException | None, receipt: Any, helper: int, call: int) -> Event:
