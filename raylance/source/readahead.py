@@ -11,7 +11,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,8 @@ from raylance.columns import OFFSET_MASK
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan, WorkItem, portion_rows
-from raylance.source.memory import RowMemory, own_memory
+from raylance.source.memory import RowMemory
+from raylance.source.portion import Portion, Track
 from raylance.source.reader import Pace
 from raylance.source.rows import RowReader, RowSource
 
@@ -28,10 +29,6 @@ logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 32 << 20  # to read at a time, at the most; large enough for Lance to read and decode in parallel
 _BLOCKS = 16  # of the limit: what a block may hold beyond its guess stays small beside it
-_LONG_RUN = 4  # rows that lie together, from which on they are not put one by one where they belong
-_RUN_BYTES = 8 << 10  # rows that lie together and have so much are copied as they are, smaller ones are taken by index
-
-Track = tuple[str, int, int, int]  # plan, rank, epoch, and the first position modulo the global batch
 
 
 class TooLargeError(Exception):
@@ -40,100 +37,6 @@ class TooLargeError(Exception):
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)
         self.nbytes = nbytes  # of all of them, about
-
-
-class _Portion:
-    """Rows that are read and held together, in the order of delivery from line `begin` of a track on.
-
-    Until it is known how many fit, they may be those up to line `chunk_end`.
-    """
-
-    filling: Future[None]  # reads it ahead; rows that are read by themselves have none
-    memory: RowMemory
-
-    def __init__(self, track: Track, chunk: Chunk, begin: int, chunk_end: int) -> None:
-        self.track, self.chunk, self.begin, self.chunk_end = track, chunk, begin, chunk_end
-        self.is_held, self.is_cold, self.is_whole, self.is_dropped = True, False, False, False
-        self.rows = np.empty(0, dtype=np.int64)  # selected rows in the order of delivery
-        self.nbytes, self._blocks = 0, list[tuple[int, int]]()  # rows and bytes of each
-
-    def open(self, rows: Int64Array, memory: RowMemory) -> None:
-        """Takes the selected rows, in the order of delivery, at least one; and memory for them."""
-        self.rows = rows
-        self._stored, self._places = np.unique(rows, return_inverse=True)
-        is_scattered = len(self._stored) == len(rows) and len(_runs(self._places)) * _LONG_RUN > len(rows)
-        self.memory = memory
-        self.memory.begin(len(self._stored), np.argsort(self._places) if is_scattered else None)
-        self.nbytes, self._blocks = 0, []
-
-    @property
-    def end(self) -> int:
-        """Line behind the last row, once all is read; until then, what it can be at the most."""
-        return self.begin + len(self.rows) if self.is_whole else self.chunk_end
-
-    def has(self, track: Track, line: int) -> bool:
-        """Whether a line is here, as far as is known yet."""
-        return self.track == track and self.begin <= line < self.end
-
-    def unread(self, rows: int) -> Int64Array:
-        """The next selected rows to read, ascending."""
-        return self._stored[self.memory.rows : self.memory.rows + rows]
-
-    def add(self, read_into: Callable[[Callable[[pa.Table], None]], None]) -> tuple[int, int]:
-        """Keeps a block of rows that is read now; tells how many rows and bytes it has."""
-        rows, nbytes = self.memory.rows, self.nbytes
-
-        def keep(table: pa.Table) -> None:
-            self.memory.append(table)
-            self.nbytes += table.nbytes
-
-        try:
-            read_into(keep)
-        except BaseException:
-            self.memory.cut(rows)
-            self.nbytes = nbytes
-            raise
-        self._blocks.append((self.memory.rows - rows, self.nbytes - nbytes))
-        return self._blocks[-1]
-
-    def drop_last(self) -> None:
-        """Gives the last block up: it will be read again."""
-        rows, nbytes = self._blocks.pop()
-        self.memory.cut(self.memory.rows - rows)
-        self.nbytes -= nbytes
-
-    def halve(self) -> None:
-        """Leaves the second half of the rows, in the order of delivery, to another portion."""
-        stored, rows = self._stored, self.rows[: len(self.rows) // 2]
-        kept = self.memory.table().take(pa.array(np.flatnonzero(np.isin(stored[: self.memory.rows], rows))))
-        self.open(rows, self.memory)
-        self.add(lambda keep: keep(kept))
-
-    def gather(self, low: int, high: int, *, own: bool) -> pa.Table:
-        """The rows of lines [low, high); where they are one run, and need no memory of their own, a view."""
-        first, last = low - self.begin, high - self.begin
-        by_line, table = self.memory.by_line(first, last), self.memory.stored()
-        if table.num_columns:
-            table = self._take(table, self._places[first:last], own)
-        if not by_line:
-            return table
-        columns, schema = by_line | dict(zip(table.column_names, table.columns, strict=True)), self.memory.schema
-        whole = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
-        return own_memory(whole) if own else whole
-
-    def _take(self, table: pa.Table, places: Int64Array, own: bool) -> pa.Table:
-        """Rows by their places, as few copies as that takes."""
-        runs = _runs(places)
-        if len(places) * self.nbytes < len(self.rows) * len(runs) * _RUN_BYTES:
-            return table.take(pa.array(places))
-        lengths = np.diff(runs, append=len(places))
-        slices = [table.slice(at, rows) for at, rows in zip(places[runs], lengths, strict=True)]
-        return own_memory(slices[0]) if own and len(slices) == 1 else pa.concat_tables(slices).combine_chunks()
-
-
-def _runs(places: Int64Array) -> Int64Array:
-    """Where runs of consecutive places begin."""
-    return np.flatnonzero(np.diff(places, prepend=-2) != 1)
 
 
 class ReadAhead:
@@ -156,8 +59,8 @@ class ReadAhead:
         self._row_bytes = feed.likely_row_bytes  # of the last portion
         self._block_bytes = max(1, min(_BLOCK_BYTES, limit_bytes // _BLOCKS))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
-        self._used: _Portion | None = None
-        self._next: _Portion | None = None
+        self._used: Portion | None = None
+        self._next: Portion | None = None
         self._alone: tuple[Track, int] | None = None  # where rows that were read by themselves ended
         self.peak_bytes = 0
 
@@ -228,7 +131,7 @@ class ReadAhead:
 
     def _portion(
         self, plan: Plan, track: Track, item: WorkItem, at: int, allowed_bytes: float, following_chunk: Chunk | None
-    ) -> _Portion:
+    ) -> Portion:
         """A portion that is whole and has line `at`; what follows it is then being read."""
         used, following = self._used, self._next
         stop = plan.line(item.position, item.rank) + item.low + item.rows
@@ -265,14 +168,14 @@ class ReadAhead:
         # It may have been cut before this line; then the next one begins there.
         return used if used.has(track, at) else self._portion(plan, track, item, at, allowed_bytes, following_chunk)
 
-    def _start(self, plan: Plan, track: Track, chunk: Chunk, begin: int, room: int | None) -> _Portion:
+    def _start(self, plan: Plan, track: Track, chunk: Chunk, begin: int, room: int | None) -> Portion:
         """Starts reading a chunk from a line on; with `room`, for now only as much as has that many bytes."""
         rank = track[1]
-        portion = _Portion(track, chunk, begin, plan.line(chunk.position, rank) + plan.chunk_size(chunk, rank))
+        portion = Portion(track, chunk, begin, plan.line(chunk.position, rank) + plan.chunk_size(chunk, rank))
         portion.filling = self._thread.submit(self._fill, plan, portion, room)
         return portion
 
-    def _release(self, portion: _Portion | None) -> None:
+    def _release(self, portion: Portion | None) -> None:
         """Gives a portion up: its memory serves another one, once nothing is read into it any more."""
         if portion is not None:
             portion.is_dropped = True
@@ -282,11 +185,11 @@ class ReadAhead:
         with self._lock:
             return self._spare.pop() if self._spare else RowMemory(self._limit // 2)  # two of them have room
 
-    def _keep(self, portion: _Portion) -> None:
+    def _keep(self, portion: Portion) -> None:
         if len(portion.rows) and portion.memory.capacity_bytes <= self._limit / 2:
             self._spare.append(portion.memory)
 
-    def _start_next(self, plan: Plan, used: _Portion, following: Chunk | None) -> _Portion | None:
+    def _start_next(self, plan: Plan, used: Portion, following: Chunk | None) -> Portion | None:
         """Starts reading what follows a portion: the rest of its chunk, or the chunk to read when that is here."""
         plan_key, rank, _, _ = used.track
         chunk, begin = used.chunk, used.end
@@ -298,17 +201,17 @@ class ReadAhead:
         track = (plan_key, rank, chunk.epoch, chunk.position % plan.stride)
         return self._start(plan, track, chunk, begin, self._limit - used.nbytes)
 
-    def _by_itself(self, plan: Plan, track: Track, item: WorkItem, at: int, allowed_bytes: float) -> _Portion:
+    def _by_itself(self, plan: Plan, track: Track, item: WorkItem, at: int, allowed_bytes: float) -> Portion:
         """Rows of an item that belong to no portion that is there; what is there stays."""
         stop = plan.line(item.position, item.rank) + item.low + item.rows
-        alone = _Portion(track, item.chunk, at, stop)
+        alone = Portion(track, item.chunk, at, stop)
         alone.is_held = False  # it is on its way out, and counts as in flight
         alone.open(plan.select(item.epoch, plan.item_positions(item))[at - stop :], RowMemory(self._limit))
         self._fill(plan, alone, None, allowed_bytes)
         self._alone = (track, alone.end)
         return alone
 
-    def _fill(self, plan: Plan, portion: _Portion, room: int | None, most_bytes: float = math.inf) -> None:
+    def _fill(self, plan: Plan, portion: Portion, room: int | None, most_bytes: float = math.inf) -> None:
         """Reads the rest of a portion: fewer rows than planned where all together have more bytes than the limit, or
         than `most_bytes`; with `room`, for now only as much as has that many bytes.
         """
@@ -336,7 +239,7 @@ class ReadAhead:
             # Up at once, down slowly: too small a portion costs some speed, too large a one is read in vain.
             self._row_bytes = max(self._row_bytes / 2, portion.nbytes / len(portion.rows))
 
-    def _refuse(self, portion: _Portion) -> None:
+    def _refuse(self, portion: Portion) -> None:
         offset = int(self._selection.offsets(portion.rows)[0]) & OFFSET_MASK
         nbytes = portion.nbytes
         portion.drop_last()  # or it would count as read
