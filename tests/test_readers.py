@@ -167,8 +167,8 @@ def test_no_window_is_read_twice(readers: int) -> None:
 def driver_of(readers: int, decoders: int = 1, **options: Any) -> Driver:
     crew = make_crew(decoders=decoders, readers=readers)
     crew.open(0.0)
-    crew.due(0.0)
     for helper in range(readers + decoders):
+        crew.due(0.0)
         crew.heard(helper, 0.0)
     return Driver(crew, chunk_positions=2, **options)
 
@@ -176,9 +176,9 @@ def driver_of(readers: int, decoders: int = 1, **options: Any) -> Driver:
 def test_items_of_a_chunk_go_to_its_reader_and_the_next_chunk_to_the_next() -> None:
     driver = driver_of(2, rows=8)
     reads = driver.given(Read)
-    assert [(read.item.position, read.helper) for read in reads[:4]] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+    assert [(read.item.position, read.helper) for read in reads[:4]] == [(0, 0), (1, 0), (2, 2), (3, 2)]
     assert [read.following.position for read in reads[:4]] == [4, 4, 6, 6]
-    assert [(p.helper, p.chunk.position) for p in driver.given(Prefetch)] == [(1, 2)], "before it is asked for any"
+    assert [(p.helper, p.chunk.position) for p in driver.given(Prefetch)] == [(2, 2)], "before it is asked for any"
 
 
 def test_a_reader_that_comes_later_begins_at_once() -> None:
@@ -194,8 +194,10 @@ def test_a_reader_that_comes_later_begins_at_once() -> None:
 def test_the_first_reader_is_enough_to_begin_and_one_without_a_place_is_done_without() -> None:
     crew = make_crew(decoders=0, readers=2)
     crew.open(0.0)
+    assert [command.kind for command in crew.due(0.0)] == ["reader"]
     crew.heard(0, 0.0)
     assert crew.is_complete
+    assert [command.kind for command in crew.due(0.0)] == ["reader"]
     crew.late(20.0)
     assert crew.failure is None
     assert crew.wanted["reader"] == 1
@@ -206,16 +208,16 @@ def test_the_first_reader_is_enough_to_begin_and_one_without_a_place_is_done_wit
     none = make_crew(decoders=0, readers=2)
     none.open(0.0)
     none.late(20.0)
-    assert str(none.failure) == "1 of 1 readers"
+    assert str(none.failure) == "2 of 2 readers"
 
 
 def test_what_a_lost_reader_had_is_read_by_the_other_and_it_is_replaced() -> None:
     driver = driver_of(2, rows=8)
     driver.tell(Lost(0, FAULT))
     assert [command.kind for command in driver.given(Place)] == ["reader"]
-    driver.tell(Alive(1))
+    driver.tell(Alive(2))
     again = driver.given(Read)[-2:]
-    assert [(read.item.position, read.helper) for read in again] == [(0, 1), (1, 1)]
+    assert [(read.item.position, read.helper) for read in again] == [(0, 2), (1, 2)]
 
 
 def test_a_second_reader_that_finds_no_place_again_is_done_without() -> None:

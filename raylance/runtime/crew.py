@@ -86,12 +86,17 @@ class Crew:
         nobody has looked for them in between.
         """
         if not self._helpers:
-            for kind, number in self.wanted.items():
-                for _ in range(number):
-                    self._want(kind, now, now)
+            self._want("reader", now, now)  # the others when it runs: the first batch waits for it alone
+            for _ in range(self.wanted["decoder"]):
+                self._want("decoder", now, now)
         for helper in self._helpers.values():
             helper.place_at = None if helper.place_at is None else now
             helper.late = now + self._placement_timeout_s
+
+    def _want_missing(self, kind: Kind, now: float) -> None:
+        there = sum(helper.kind == kind for helper in self._helpers.values())
+        for _ in range(self.wanted[kind] - there):
+            self._want(kind, now, now + self._placement_timeout_s)
 
     def _want(self, kind: Kind, place_at: float, late: float) -> None:
         self._helpers[next(self._numbers)] = Helper(kind=kind, place_at=place_at, late=late)
@@ -162,10 +167,9 @@ class Crew:
         Returns:
             What to do. There may be more to do later: those that have work stay.
         """
-        there = [number for number, helper in self._helpers.items() if helper.kind == kind]
-        for _ in range(wanted - len(there)):
-            self._want(kind, now, now + self._placement_timeout_s)
         self.wanted[kind] = wanted
+        self._want_missing(kind, now)
+        there = [number for number, helper in self._helpers.items() if helper.kind == kind]
         idle = [number for number in there if self._helpers[number].running and not self._helpers[number].calls]
         gone = idle[: max(0, len(there) - wanted)]
         for number in gone:
@@ -216,6 +220,8 @@ class Crew:
         found = self._helpers.get(helper)
         if found is not None:
             found.running, found.heard = True, now
+            if found.kind == "reader":
+                self._want_missing("reader", now)
         if not self.is_complete and self._running("reader"):
             self.is_complete = not self.insists or self.decoders_running == self.wanted["decoder"]
 
