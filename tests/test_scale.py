@@ -212,6 +212,7 @@ def test_what_was_measured_is_taken(tmp_path: Path) -> None:
     assert study.shared == studies.CLUSTER
 
 
+@pytest.mark.slow
 def test_a_real_run_beside_the_simulation(tmp_path: Path, ray_session: None) -> None:
     """Both end, and all rows come; a decoder dies in both. How near they are is for the command to say."""
     case = validating.Case(ranks=1, decoders=2, row_s=0.01, steps=12, dies=True)

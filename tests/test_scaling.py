@@ -197,6 +197,7 @@ def test_threads_come_while_the_trainer_waits(cells: str) -> None:
         check_growth(loader)
 
 
+@pytest.mark.slow
 def test_actors_come_while_the_trainer_waits(ray_session: None, cells: str) -> None:
     with raylance.dataset(cells, decode=Slow("cell")).loader(num_decoders=(1, 3), decoder_cpus=0.1) as loader:
         check_growth(loader)
