@@ -30,6 +30,8 @@ class Portion:
     def __init__(self, track: Track, chunk: Chunk, begin: int, chunk_end: int) -> None:
         self.track, self.chunk, self.begin, self.chunk_end = track, chunk, begin, chunk_end
         self.is_held, self.is_cold, self.is_whole, self.is_dropped = True, False, False, False
+        self.is_stuck = False  # there is no room for the rest of it now
+        self._handed_out = 0  # lines, up to the last one
         self.rows = np.empty(0, dtype=np.int64)  # selected rows in the order of delivery
         self.nbytes, self._blocks = 0, list[tuple[int, int]]()  # rows and bytes of each
 
@@ -50,6 +52,16 @@ class Portion:
     def has(self, track: Track, line: int) -> bool:
         """Whether a line is here, as far as is known yet."""
         return self.track == track and self.begin <= line < self.end
+
+    @property
+    def share_read(self) -> float:
+        """Of its rows, how many are here."""
+        return self.memory.rows / len(self._stored) if len(self.rows) else 0.0
+
+    @property
+    def share_handed_out(self) -> float:
+        """Of its rows, up to where they were gathered."""
+        return self._handed_out / max(1, len(self.rows))
 
     def unread(self, rows: int) -> Int64Array:
         """The next selected rows to read, ascending."""
@@ -88,6 +100,7 @@ class Portion:
     def gather(self, low: int, high: int, *, own: bool) -> pa.Table:
         """The rows of lines [low, high); where they are one run, and need no memory of their own, a view."""
         first, last = low - self.begin, high - self.begin
+        self._handed_out = max(self._handed_out, last)
         by_line, table = self.memory.by_line(first, last), self.memory.stored()
         if table.num_columns:
             table = self._take(table, self._places[first:last], own)

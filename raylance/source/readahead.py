@@ -29,6 +29,10 @@ logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 32 << 20  # to read at a time, at the most; large enough for Lance to read and decode in parallel
 _BLOCKS = 16  # of the limit: what a block may hold beyond its guess stays small beside it
+_FIRST_SHARE, _FASTER = (
+    0.125,
+    2.0,
+)  # of a portion is read when the one before begins, and so much faster than that one goes
 
 
 class TooLargeError(Exception):
@@ -97,6 +101,7 @@ class ReadAhead:
             tables.append(portion.gather(at, high, own=self._own_memory or high < stop))
             nbytes += tables[-1].nbytes
             at = high
+            self._read_on(plan, portion)
             if nbytes > allowed_bytes:
                 raise TooLargeError(nbytes * item.rows // (at - begin))
         if not tables:
@@ -168,12 +173,27 @@ class ReadAhead:
         # It may have been cut before this line; then the next one begins there.
         return used if used.has(track, at) else self._portion(plan, track, item, at, allowed_bytes, following_chunk)
 
-    def _start(self, plan: Plan, track: Track, chunk: Chunk, begin: int, room: int | None) -> Portion:
-        """Starts reading a chunk from a line on; with `room`, for now only as much as has that many bytes."""
+    def _start(
+        self, plan: Plan, track: Track, chunk: Chunk, begin: int, room: int | None, share: float = 1.0
+    ) -> Portion:
+        """Starts reading a chunk from a line on; with `room`, for now only as much as has that many bytes, and only
+        this share of it.
+        """
         rank = track[1]
         portion = Portion(track, chunk, begin, plan.line(chunk.position, rank) + plan.chunk_size(chunk, rank))
-        portion.filling = self._thread.submit(self._fill, plan, portion, room)
+        portion.filling = self._thread.submit(self._fill, plan, portion, room, share=share)
         return portion
+
+    def _read_on(self, plan: Plan, used: Portion) -> None:
+        """Has more read of what follows a portion, as that one is handed out: all at once would take the cores from
+        decoding just when a window has turned over.
+        """
+        following, share = self._next, _share_behind(used)
+        if used is not self._used or following is None or following.is_whole or following.is_stuck:
+            return
+        if following.filling.done() and following.filling.exception() is None and following.share_read < share:
+            room = self._limit - used.nbytes
+            following.filling = self._thread.submit(self._fill, plan, following, room, share=share)
 
     def _release(self, portion: Portion | None) -> None:
         """Gives a portion up: its memory serves another one, once nothing is read into it any more."""
@@ -199,7 +219,7 @@ class ReadAhead:
                 return None
             chunk, begin = after, plan.line(after.position, rank)
         track = (plan_key, rank, chunk.epoch, chunk.position % plan.stride)
-        return self._start(plan, track, chunk, begin, self._limit - used.nbytes)
+        return self._start(plan, track, chunk, begin, self._limit - used.nbytes, _share_behind(used))
 
     def _by_itself(self, plan: Plan, track: Track, item: WorkItem, at: int, allowed_bytes: float) -> Portion:
         """Rows of an item that belong to no portion that is there; what is there stays."""
@@ -211,9 +231,11 @@ class ReadAhead:
         self._alone = (track, alone.end)
         return alone
 
-    def _fill(self, plan: Plan, portion: Portion, room: int | None, most_bytes: float = math.inf) -> None:
+    def _fill(
+        self, plan: Plan, portion: Portion, room: int | None, most_bytes: float = math.inf, share: float = 1.0
+    ) -> None:
         """Reads the rest of a portion: fewer rows than planned where all together have more bytes than the limit, or
-        than `most_bytes`; with `room`, for now only as much as has that many bytes.
+        than `most_bytes`; with `room` and `share`, for now only as much as has that many bytes, and as that part of it.
         """
         if not len(portion.rows):
             first = portion.begin - plan.line(portion.chunk.position, portion.track[1])
@@ -222,13 +244,15 @@ class ReadAhead:
         least = self._feed.likely_row_bytes
         pace = Pace(self._block_bytes, max(self._row_bytes, least), least_bytes=least)
         while len(wanted := portion.unread(pace.rows())) and not portion.is_dropped:
-            if room is not None and portion.nbytes + len(wanted) * pace.row_bytes > room:
+            portion.is_stuck = room is not None and portion.nbytes + len(wanted) * pace.row_bytes > room
+            if portion.is_stuck or portion.share_read >= share:
                 return
             pace.saw(*portion.add(functools.partial(self._read_into, wanted)))
             held = {portion, self._used, self._next} if portion.is_held else {self._used, self._next}
             self.peak_bytes = max(self.peak_bytes, sum(other.nbytes for other in held if other is not None))
             if room is not None and portion.nbytes > room:
                 portion.drop_last()
+                portion.is_stuck = True
                 return
             while portion.nbytes > min(self._limit, most_bytes) and len(portion.rows) > 1:
                 portion.halve()
@@ -259,3 +283,8 @@ class ReadAhead:
 
         self._reader = self._reader or self._feed.open_reader(self._read_timeout_s)
         self._reader.read_into(self._selection.offsets(rows), count)
+
+
+def _share_behind(used: Portion) -> float:
+    """What should be read of a portion as the one before it is handed out."""
+    return _FIRST_SHARE + _FASTER * used.share_handed_out
