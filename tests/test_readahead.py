@@ -109,6 +109,23 @@ def test_ordinary_rows_are_read_once_and_whole_windows_ahead() -> None:
     assert 256 <= feed.reads <= 16 + 256 + 64, "the first item by itself, each window once, one of the next epoch"
 
 
+def test_what_follows_is_read_as_a_portion_is_handed_out() -> None:
+    """Not all at once when a window turns over, and all of it before it is asked for."""
+    feed = InMemory([10] * 4000, 22)
+    plan = make_plan(settle(WindowShuffle(shard_rows=500, window_shards=1, lanes=4), 4000), 100, 1)
+    ahead = ReadAhead(feed, 6 * 2000 * 22)  # type: ignore[arg-type]  # two windows have room
+    items, later = (list(plan.items(0, epoch, 0, 100)) for epoch in (0, 1))
+    reads = []
+    for item in [*items, later[0]]:
+        ahead.gather("plan", plan, item)
+        ahead._thread.submit(lambda: None).result()  # what was begun is done
+        reads.append(feed.reads)
+    assert reads[0] < 2000 + 800, "an eighth of the next, a block more, and the first item by itself"
+    assert reads[0] < reads[4] < reads[8] < 4000 + 100 + 1
+    assert reads[12] >= 4000, "and all of it long before it is asked for"
+    assert reads[-1] < 8000 + 1000
+
+
 def test_a_row_that_exceeds_the_limit_is_refused_by_name_and_what_lies_before_it_comes() -> None:
     sizes = [10] * 40
     sizes[23] = 5000

@@ -104,12 +104,12 @@ def of_images(results: dict[str, Result]) -> list[Figure]:
             _pair("images, one decode function for all: share of decoding alone", results, "raylance", "decode", 0.97)
         )
     peers = {name: result for name, result in results.items() if name in PEERS}
-    if "raylance" in results and peers:
-        best = max(peers, key=lambda name: median(peers[name], "rows_per_s"))
+    best = max(peers, key=lambda name: median(peers[name], "rows_per_s"), default="")
+    if "raylance" in results and best:
         figures.append(
             _pair(f"images, one decode function: times the best peer ({best})", results, "raylance", best, 1.0)
         )
-    if "raylance-own" in results and peers:
+    if "raylance-own" in results and best:
         figures.append(
             _pair(f"images, built-in decoder: times the best peer ({best})", results, "raylance-own", best, 2.2)
         )
