@@ -202,7 +202,12 @@ print(found.hexdigest())
 
 
 @pytest.mark.parametrize(
-    "setting", [{"ATEN_CPU_CAPABILITY": "default"}, {"ATEN_CPU_CAPABILITY": "avx2"}, {"JSIMD_FORCENONE": "1"}]
+    "setting",
+    [
+        {"ATEN_CPU_CAPABILITY": "default"},
+        pytest.param({"ATEN_CPU_CAPABILITY": "avx2"}, marks=pytest.mark.slow),
+        pytest.param({"JSIMD_FORCENONE": "1"}, marks=pytest.mark.slow),
+    ],
 )
 def test_pixels_are_the_same_on_lesser_processors(setting: dict[str, str]) -> None:
     """Without AVX-512 in torch, without AVX2, without any vectors in libjpeg-turbo; beside this machine's best."""
