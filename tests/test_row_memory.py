@@ -1,5 +1,8 @@
 """Owns the promises of memory that is used again: what was copied in comes out, whatever the memory held before."""
 
+import platform
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -154,6 +157,13 @@ def test_rows_lie_where_they_belong(
             assert array.to_pylist() == wanted[name].to_pylist()
         if most_bytes > 300 and not nulls and not turn:
             assert {"vector", "int8", "tensor"} <= found.keys()
+
+
+def test_glibc_takes_the_settings_for_freed_memory() -> None:
+    """In a process of its own, which keeps them."""
+    code = "from raylance.source.memory import keep_freed_memory; print(keep_freed_memory())"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.strip() == str(platform.libc_ver()[0] == "glibc")
 
 
 def test_memory_is_used_again() -> None:

@@ -3,6 +3,7 @@ than the copy. Never reads, and never decides when memory may be used again.
 """
 
 import ctypes
+import platform
 from collections.abc import Iterable
 
 import numpy as np
@@ -119,9 +120,9 @@ def keep_freed_memory() -> bool:
     a fault: up to half of the CPU of reading. Both thresholds are set, since setting one stops glibc from adjusting the
     other, which costs more than it saves.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
+    if platform.libc_ver()[0] != "glibc":
         return False
+    mallopt = ctypes.CDLL(None).mallopt
     settings = {_M_ARENA_MAX: _ARENAS, _M_MMAP_THRESHOLD: _KEPT_PIECE_BYTES, _M_TRIM_THRESHOLD: _KEPT_BYTES}
     return all(mallopt(key, value) for key, value in settings.items())
 
