@@ -123,14 +123,17 @@ class Options:
     @property
     def decoder_range(self) -> tuple[int, int]:
         """Least and most decoders that are asked for; "auto" is settled where it is known what there is."""
-        given: Any = 0 if self.num_decoders == "auto" else self.num_decoders
-        return tuple(given) if isinstance(given, tuple | list) and len(given) == 2 else (given, given)
+        return _as_range(0 if self.num_decoders == "auto" else self.num_decoders)
 
     @property
     def reader_range(self) -> tuple[int, int]:
         """Least and most readers that are asked for."""
-        given: Any = (1, _MAX_AUTO_READERS) if self.num_readers == "auto" else self.num_readers
-        return tuple(given) if isinstance(given, tuple | list) and len(given) == 2 else (given, given)
+        return _as_range((1, _MAX_AUTO_READERS) if self.num_readers == "auto" else self.num_readers)
+
+
+def _as_range(given: Any) -> tuple[int, int]:
+    """Least and most, of one number or of both."""
+    return tuple(given) if isinstance(given, tuple | list) and len(given) == 2 else (given, given)
 
 
 def check_batch_size(global_batch_size: int | None, batch_size: int | None, world_size: int) -> int:

@@ -23,7 +23,7 @@ from .readers import READERS, Entry, Job, Source
 _QUIET = 0.1  # of the cores: below it, the reader before has come to rest
 _LONGEST_REST_S = 5.0
 EPOCHS = 2  # of a pass, so that it has a turn
-_APART = 8  # epochs from pass to pass: the first one was not expected
+APART = 8  # epochs from pass to pass: the first one was not expected
 
 Result = dict[str, Any]
 
@@ -50,7 +50,7 @@ def measure(source: Source, number: int, epochs: int = EPOCHS, longest_rest_s: f
     """Times one pass; the head of command.py says what the clock covers."""
     if source.elsewhere:
         return source.elsewhere(number)
-    made = [source.open_pass(_APART * number + epoch) for epoch in range(epochs)]
+    made = [source.open_pass(APART * number + epoch) for epoch in range(epochs)]
     gc.collect()  # nobody pays for the garbage of the reader before
     rest(longest_rest_s)
     epochs_numbers, checksum, firsts_s, cpu_s = list[list[torch.Tensor]](), 0, list[float](), 0.0

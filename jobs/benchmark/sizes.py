@@ -19,7 +19,7 @@ import raylance
 
 from .data import HEIGHT, QUALITY, SIDE, WIDTH, cached_dataset, random_cut
 from .figures import Figure
-from .measuring import rest
+from .measuring import APART, rest
 from .memory import processes
 from .readers import own_image, start_ray
 from .setting import Setting, open_dataset
@@ -158,7 +158,7 @@ def _timed(
     with dataset.loader(num_decoders=num_decoders, **options) as loader:
         batches = loader.batches(global_batch_size=global_batch_size)
         for number in range(passes + 1):
-            loader.set_epoch(8 * number)  # one that was not prepared
+            loader.set_epoch(APART * number)  # one that was not prepared
             rest()
             begin = time.perf_counter()
             taken = itertools.islice(batches, None if number else warm_steps)

@@ -14,7 +14,7 @@ import psutil
 
 from .decoding import touch
 from .figures import Figure
-from .measuring import EPOCHS, rest
+from .measuring import APART, EPOCHS, rest
 from .readers import READERS, Batch, Job
 from .setting import Setting
 
@@ -63,7 +63,7 @@ def _spend(open_pass: Callable[[int], Iterable[Batch]], job: Job, number: int, e
     rest()
     begin, before = time.perf_counter(), _cpu_s()
     for epoch in range(epochs):
-        for data, _ in open_pass(8 * number + epoch):
+        for data, _ in open_pass(APART * number + epoch):
             if not isinstance(data, int):
                 touch(data)
     seconds, after = time.perf_counter() - begin, _cpu_s()

@@ -110,8 +110,8 @@ def _walk(index: npt.ArrayLike, n: npt.ArrayLike, key: npt.ArrayLike, *, inverse
     shape = i.shape
     out, sizes, keys = i.ravel().copy(), sizes.ravel(), keys.ravel()
     # One domain for all is the common case; a scalar shift is then several times faster than an array of shifts.
-    is_one = sizes_in.ndim == 0 or (sizes.size > 0 and bool((sizes == sizes[0]).all()))
-    half = _half_bits(sizes[0] if is_one and sizes.size else sizes)
+    is_one = sizes.size > 0 and (sizes_in.ndim == 0 or bool((sizes == sizes[0]).all()))
+    half = _half_bits(sizes[0] if is_one else sizes)
     out = _feistel(out, half, keys, inverse)
     outside = np.flatnonzero(out >= sizes)
     while outside.size:
