@@ -403,10 +403,10 @@ def test_a_damaged_file_is_not_waited_for(two_files: tuple[str, Path]) -> None:
     uri, path = two_files
     dataset = halves(uri)
     with path.open("r+b") as file:
-        file.write(os.urandom(path.stat().st_size - 2000))
+        file.write(np.random.default_rng(0).bytes(path.stat().st_size - 2000))
     with dataset.loader(read_timeout_s=1000) as loader:
         ids = []
-        with pytest.raises(raylance.RaylanceError, match="corrupt"):
+        with pytest.raises(raylance.RaylanceError, match="cannot be read.*The epoch stops here"):
             for batch in loader.iter_batches(global_batch_size=50):
                 ids += batch["id"].tolist()
         assert ids == list(range(1000))

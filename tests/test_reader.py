@@ -2,6 +2,8 @@
 
 import ast
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import lance
 import numpy as np
@@ -82,6 +84,32 @@ def test_rows_that_are_gone_are_an_error_and_not_a_short_table(write_dataset: Ca
         reader = Reader(dataset=dataset, columns=["id"], row_bytes=row_bytes)
         with pytest.raises(DatasetError, match="epoch stops here"):
             reader.read(np.arange(5, 20))
+
+
+@pytest.mark.timeout(100)
+@pytest.mark.parametrize("mode", ["range", "take"])
+def test_damage_is_told_from_a_storage_that_fails(write_dataset: Callable[..., str], mode: ReadMode) -> None:
+    uri = write_dataset(pa.table({"id": np.arange(1000), "text": ["x" * 500] * 1000}))
+    (path,) = Path(uri, "data").iterdir()
+    whole, said = path.read_bytes(), set()
+    for seed in range(100):
+        rng = np.random.default_rng(seed)
+        body, footer = len(whole) - 2000, len(whole) - int(rng.integers(50, 2000))
+        damaged = rng.bytes(body) + whole[body:] if seed % 2 else whole[:footer] + rng.bytes(20) + whole[footer + 20 :]
+        path.write_bytes(damaged)
+        reader = Reader(
+            dataset=lance.dataset(uri),
+            columns=["id", "text"],
+            row_bytes=508,
+            mode=mode,
+            reopen=partial(lance.dataset, uri),
+            retry_s=1000,
+        )
+        try:
+            reader.read(np.arange(1000))
+        except DatasetError as error:
+            said.add(next((sign for sign in ("corrupt", "memory error", "Protobuf") if sign in str(error)), "other"))
+    assert said >= {"corrupt", "memory error", "Protobuf"}, "damage of every kind was tried, and none was waited for"
 
 
 def test_the_choice_follows_density_and_row_size(write_dataset: Callable[..., str]) -> None:

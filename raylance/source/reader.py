@@ -32,6 +32,8 @@ _LONGEST_PAUSE_S = 10.0
 _PIECE_BYTES = 4 << 20  # to read at once, of a range or of scattered rows: the allocator has so much ready, not more
 _REQUESTS = 8  # pieces under way from an object store, where each takes its time,
 _READS = 4  # and from a disk, so that the next one is read while this one is copied
+# What Lance says of a file that came whole and makes no sense: in a page that was read already, or in its footer.
+_DAMAGE = ("Generic memory error", "failed to decode Protobuf")
 
 
 @dataclasses.dataclass(slots=True)
@@ -233,11 +235,14 @@ def is_blob(field: pa.Field) -> bool:
 def may_pass(error: BaseException) -> bool:
     """Whether a read may succeed when it is tried again: the storage failed, and not the data or the question.
 
-    Lance wraps what object stores say into errors of several classes, and names only in the text that it was I/O.
+    Lance wraps what object stores say into errors of several classes, and names only in the text that it was I/O; so
+    it calls some of what comes of a damaged file, too.
     """
     if isinstance(error, DatasetError) and error.__cause__ is not None:
         return may_pass(error.__cause__)
-    return isinstance(error, (TimeoutError, ConnectionError)) or "LanceError(IO)" in str(error)
+    text = str(error)
+    is_io = "LanceError(IO)" in text and not any(sign in text for sign in _DAMAGE)
+    return is_io or isinstance(error, (TimeoutError, ConnectionError))
 
 
 def retrying(retry_s: float) -> tenacity.Retrying:
