@@ -3,6 +3,7 @@
 import io
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +30,10 @@ hypothesis.settings.register_profile(
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
 )
 hypothesis.settings.load_profile("raylance")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts so what it runs in the background, and what tests start and interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CPUS = 4
 
