@@ -127,6 +127,28 @@ def test_what_is_answered_and_not_told_yet_is_not_late() -> None:
     assert Dismiss not in kinds(again.tell(None))
 
 
+@pytest.mark.parametrize("comes_at", [3.0, 7.0])
+def test_decoders_that_start_are_waited_for_a_while(comes_at: float) -> None:
+    driver = Driver(make_crew(insists=False), rows=1)
+    reader, decoder = driver.given(Place)
+    driver.tell(Placed(reader.helper), 1.0)
+    assert not driver.last(Read).decodes
+    driver.tell(Done(driver.last(Read).call, RAW), 2.0)
+    assert (driver.given(Decode), driver.dispatcher.deadline()) == ([], 5.0)
+    if comes_at > 5.0:
+        driver.tell(None, 5.0)
+        assert driver.last(Read).decodes, "read once more, and decoded there"
+        driver.tell(Done(driver.last(Read).call, DECODED), 6.0)
+    driver.tell(Placed(decoder.helper), comes_at)
+    for decode in driver.given(Decode):
+        driver.tell(Done(decode.call, DECODED))
+    fetch = driver.last(Fetch)
+    driver.tell(Fetched(fetch.call, None, None))
+    assert len(driver.given(Deliver)) == 1
+    assert len(driver.given(Read)) == (1 if comes_at < 5.0 else 2)
+    assert driver.dispatcher.is_over
+
+
 def test_helpers_that_nobody_waited_for_have_their_time_anew() -> None:
     crew = make_crew()
     first = Driver(crew)

@@ -45,6 +45,12 @@ def test_what_works_without_ray_does_not_load_it(name: str) -> None:
     subprocess.run([sys.executable, "-c", f"import sys, {name}; assert 'ray' not in sys.modules"], check=True)
 
 
+@pytest.mark.parametrize(("name", "others"), [("shard_actor", ["torch"]), ("decode_actor", ["torch", "lance"])])
+def test_helpers_load_what_they_need_alone(name: str, others: list[str]) -> None:
+    script = f"import sys, raylance.runtime.cluster.{name}; assert not set({others}) & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_the_pure_core_loads_numpy_alone() -> None:
     script = (
         "import sys, importlib, pkgutil, raylance.orders, raylance.planning\n"

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch.utils.dlpack
 
 from raylance.errors import DatasetError
 
@@ -102,6 +101,8 @@ def _writable(flat: pa.Array) -> npt.NDArray[Any]:
     if array.flags.writeable or array.dtype == object:
         return array
     # Arrow lends read-only views only. DLPack passes the same memory on without that mark; it knows no dates.
+    import torch.utils.dlpack  # here, for helpers that have no use for it
+
     plain = array.view(np.int64) if array.dtype.kind in "mM" else array
     return torch.utils.dlpack.from_dlpack(plain).numpy().view(array.dtype)
 

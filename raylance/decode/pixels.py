@@ -6,6 +6,7 @@ Arrow, four bytes each, so that nothing is repacked. Torch's antialiased uint8 k
 pixels differ from Pillow's by at most one grey level, in under 1 % of them, at a fraction of the time.
 """
 
+import importlib.metadata
 import io
 import re
 from collections.abc import Callable
@@ -17,8 +18,6 @@ import PIL.Image
 import PIL.ImageOps
 import pyarrow as pa
 import simplejpeg
-import torch
-import torch.utils.dlpack
 
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]  # left, top, width, height
@@ -28,7 +27,8 @@ _EXIF_ORIENTATION = 0x0112
 _EXIF = re.compile(rb"Exif\0\0")
 _JPEG = b"\xff\xd8\xff"
 _COLOURS = ("YCbCr", "RGB", "Gray")  # of JPEGs; what CMYK looks like is Pillow's to say
-CODEC = f"simplejpeg {simplejpeg.__version__}, pillow {PIL.__version__}, torch {torch.__version__.partition('+')[0]}"
+_TORCH = importlib.metadata.version("torch").partition("+")[0]
+CODEC = f"simplejpeg {simplejpeg.__version__}, pillow {PIL.__version__}, torch {_TORCH}"
 """What makes the pixels."""
 
 
@@ -149,6 +149,8 @@ def _grey_of_32_bits(grey: npt.NDArray[Any]) -> Pixels:
 
 def resize_into(pixels: Pixels, out: Pixels) -> None:
     """Bilinear antialiased resize of uint8 (h, w, 3 or 4) into (height, width, 3)."""
+    import torch.utils.dlpack  # here, because a shard actor that only reads starts a second sooner without it
+
     # DLPack lends read-only memory without a copy; from_numpy would warn of it. Nothing here writes to it.
     source = torch.utils.dlpack.from_dlpack(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)  # channels last
     made = torch.nn.functional.interpolate(source, size=out.shape[:2], mode="bilinear", antialias=True)

@@ -14,6 +14,7 @@ from raylance.runtime.turns import Turns
 logger = logging.getLogger(__name__)
 
 _QUEUED = 2  # calls at a decoder: one in work, and one that waits, so that it never does
+_PATIENCE_S = 5.0  # that decoders have to start, which takes two or three, before readers decode in their place
 _PAUSE_S = 1.0  # before another helper is placed for one that died as it started
 
 
@@ -176,14 +177,22 @@ class Crew:
             del self._helpers[number]
         return [Dismiss(number, is_lost=False) for number in gone]
 
-    @property
-    def reader_decodes(self) -> bool:
+    def reader_decodes(self, now: float) -> bool:
         """Whether who reads has to decode it now."""
-        return not self.wanted["decoder"] or (not self.insists and not self.decoders_running)
+        if not self.wanted["decoder"]:
+            return True
+        return not self.insists and not self.decoders_running and now >= self._patient_until()
 
-    def deadline(self) -> float | None:
+    def _patient_until(self) -> float:
+        """Until when a decoder that starts is waited for: a reader that decodes has to load all that decoders load."""
+        asked = [h.late - self._placement_timeout_s for h in self._helpers.values() if h.kind == "decoder"]
+        return max(asked, default=-math.inf) + min(_PATIENCE_S, self._placement_timeout_s)
+
+    def deadline(self, now: float) -> float | None:
         """When time alone has something happen."""
         times = []
+        if not self.insists and not self.decoders_running and self._patient_until() > now:
+            times.append(self._patient_until())
         for helper in self._helpers.values():
             if helper.place_at is not None:
                 times.append(helper.place_at)

@@ -143,7 +143,7 @@ class Dispatcher:
         """When `handle` is to be called unless something happens before; None where only an event changes things."""
         times = [piece.not_before for piece in self._inflight.pieces if piece.not_before > self._now]
         times += [p.since + self._work_timeout_s for p in self._inflight.pieces if p.stage is Stage.FETCHING]
-        crew = self._crew.deadline()
+        crew = self._crew.deadline(self._now)
         return min([*times, *([] if crew is None else [crew])], default=None)
 
     def close(self) -> list[Command]:
@@ -322,7 +322,7 @@ class Dispatcher:
             if reader is None:
                 return
             piece.stage, piece.not_before = Stage.READING, 0.0
-            piece.decodes_there = self._decodes and self._crew.reader_decodes
+            piece.decodes_there = self._decodes and self._crew.reader_decodes(self._now)
             call = self._await(piece, self._crew.send(reader, self._now))
             allowed_bytes = max(1, int(piece.allowed_bytes))
             self._out.append(Read(call, reader, piece.item, piece.decodes_there, allowed_bytes, following))
@@ -331,7 +331,7 @@ class Dispatcher:
         for piece in self._inflight.pieces:
             if piece.stage is not Stage.READ or piece.read is None:
                 continue
-            if self._crew.reader_decodes:  # the last decoder is gone: what is read is read again, and decoded there
+            if self._crew.reader_decodes(self._now):  # none is left: what is read is read again, and decoded there
                 self._again(piece, Stage.WAITING)
                 continue
             decoder = self._crew.decoder(proven=piece.faults > 0)
@@ -339,7 +339,7 @@ class Dispatcher:
                 piece.stage = Stage.DECODING
                 call = self._await(piece, self._crew.send(decoder, self._now))
                 self._out.append(Decode(call, decoder, piece.read, piece.item.epoch))
-        if self._crew.reader_decodes:
+        if self._crew.reader_decodes(self._now):
             self._send_reads()
 
     def _await(self, piece: Piece, call: int) -> int:

@@ -124,11 +124,11 @@ class NeverLooksForTheHung(Crew):
 class WaitsForASignOfLife(Crew):
     """As it was: one that was asked, and hangs, is awaited for ever."""
 
-    def deadline(self) -> float | None:
+    def deadline(self, now: float) -> float | None:
         asks = {number: helper.asks for number, helper in self._helpers.items()}
         for helper in self._helpers.values():
             helper.asks = 0
-        found = super().deadline()
+        found = super().deadline(now)
         for number, helper in self._helpers.items():
             helper.asks = asks[number]
         return found

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 
-from raylance.runtime.cluster.actors import DecodeActor
+from raylance.runtime.cluster.decode_actor import DecodeActor
 from raylance.settings import Options
 from raylance.store import ray_session
 

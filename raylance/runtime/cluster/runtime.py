@@ -16,8 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raylance.planning.plan import Plan
 from raylance.runtime.cluster import decoders
-from raylance.runtime.cluster.actors import ShardActor
 from raylance.runtime.cluster.faults import as_raised, fault_of, is_helper_gone, is_machine_fault
+from raylance.runtime.cluster.shard_actor import ShardActor
 from raylance.runtime.messages import (
     Alive,
     Decode,
