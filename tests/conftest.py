@@ -11,6 +11,9 @@ from typing import Any
 
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.1"  # read by Ray Train when it is imported
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# Ray Train asks the Ray that it finds on this machine whether its controller lives; where that is another Ray, which
+# has never heard of it, it ends the run. Nobody answers here, so that two can be tested side by side.
+os.environ["RAY_API_SERVER_ADDRESS"] = "http://127.0.0.1:9"
 
 import hypothesis
 import lance

@@ -318,7 +318,8 @@ class _Wrapped(torch.utils.data.IterableDataset[Any]):
         return iter(self.owner.iter_torch_batches(batch_size=10))
 
 
-@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_a_data_loader_with_workers_is_refused_and_does_not_hang(uri: str, context: str) -> None:
     """Around the batches themselves, and around a dataset that iterates inside of the worker."""
     script = f"""

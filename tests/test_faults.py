@@ -286,6 +286,7 @@ def test_auto_of_two_processes_at_once_takes_what_fits(images_uri: str, tmp_path
     assert ray.get([read.remote("one"), read.remote("other")], timeout=120) == [953, 953]
 
 
+@pytest.mark.slow
 def test_auto_of_a_second_handle_shares_the_decoders_of_the_first(images_uri: str) -> None:
     wait_for_free_cpus(CPUS)
     arguments = {"columns": ["id"], "transform": with_pid, "remainder": "ragged"}
@@ -317,7 +318,8 @@ class Witness:
             (self.directory / str(os.getpid())).touch()
 
 
-@pytest.mark.parametrize("how", ["closed", pytest.param("collected", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["closed", "collected"])
 def test_decoders_forget_loaders_that_are(images_uri: str, tmp_path: Path, how: str) -> None:
     arguments = {"columns": ["id"], "order": "sequential"}
     with raylance.dataset(images_uri, transform=with_pid, **arguments).loader(num_decoders=1) as stays:

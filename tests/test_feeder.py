@@ -218,6 +218,8 @@ print("done")
 def test_an_interrupt_reaches_a_consumer_that_waits(uri: str) -> None:
     process = run_script(
         """
+import raylance.runtime.feeder
+raylance.runtime.feeder._JOIN_S = 1.0
 def slow(batch):
     time.sleep(30 if batch["id"][0] >= 100 else 0)
     return batch

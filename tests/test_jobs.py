@@ -100,7 +100,8 @@ def run(command: list[object], env: dict[str, str] | None = None) -> subprocess.
 
 def clean_environment() -> dict[str, str]:
     """The environment without an address of another Ray."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", "RAY_JOB_ID")}
+    addresses = "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_JOB_ID"
+    kept = {name: value for name, value in os.environ.items() if name not in addresses}
     return kept | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
 
 

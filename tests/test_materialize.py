@@ -513,6 +513,7 @@ def test_a_bad_image_is_named_and_leaves_nothing_behind(
     assert lance.dataset(str(out)).version == before, "what was there is as it was"
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_leaves_nothing_behind(
     write_dataset: Callable[..., str], tmp_path: Path, ray_session: None
 ) -> None:

@@ -345,7 +345,9 @@ def deliver(dataset: Any, world_size: int = 1, **options: Any) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize(
+    "order", [pytest.param(o, id=str(o), marks=[] if o in (ORDERS[0], ORDERS[5]) else pytest.mark.slow) for o in ORDERS]
+)
 def test_the_same_batches_whatever_the_readers(uri: str, order: Any) -> None:
     dataset = raylance.dataset(uri, columns=["id", "text"], order=order, transform=double, remainder="pad")
     alone = deliver(dataset, num_decoders=1)
@@ -384,6 +386,7 @@ def readers_of(loader: raylance.RankLoader) -> list[Any]:
     return [helper.handle for number, helper in runtime._helpers.items() if kinds[number] == "reader"]
 
 
+@pytest.mark.slow
 def test_one_of_two_readers_that_dies_costs_no_row(ray_session: None, uri: str) -> None:
     def epoch_of(loader: raylance.RankLoader, kills: tuple[int, ...] = ()) -> list[list[int]]:
         """An epoch, in which the readers of its start are killed, one at each of some steps."""

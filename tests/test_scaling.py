@@ -191,6 +191,7 @@ def cells(write_dataset: Callable[..., str]) -> str:
     return write_dataset(pa.table({"cell": pa.array([row.to_bytes(4, "little") for row in range(ROWS)], pa.binary())}))
 
 
+@pytest.mark.slow
 def test_threads_come_while_the_trainer_waits(cells: str) -> None:
     dataset = raylance.dataset(cells, decode=Slow("cell"), order="window")
     with dataset.loader(num_decoders=(1, 3), runtime="threads") as loader:

@@ -223,6 +223,7 @@ def uri(write_dataset: Callable[..., str]) -> str:
     return write_dataset(pa.table({"id": np.arange(400), "length": LENGTHS}))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_an_order_of_ones_own_through_the_loader_with_resume_on_another_world(uri: str) -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -76,7 +76,9 @@ def test_filter_position_and_version(images_uri: str, capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     "options",
     [
-        ["--columns", "id,label", "--world-size", 3, "--remainder", "pad", "--position", 48],
+        pytest.param(
+            ["--columns", "id,label", "--world-size", 3, "--remainder", "pad", "--position", 48], marks=pytest.mark.slow
+        ),
         ["--image-column", "image", "--image-size", 8, "--decoders", 1, "--world-size", 2, "--filter", "id < 300"],
     ],
     ids=["plain", "decoded"],
