@@ -58,10 +58,10 @@ class Options:
 
     Attributes:
         num_decoders: Decode actors of each rank, shared by its loaders. 0 decodes in threads of the shard actor.
-            "auto" takes those that find a place among the CPUs that are free, and until one runs, the shard actor
-            decodes; those that have nothing to do are given back, and asked for again when they are missed. (min, max)
-            begins with min, and asks for more while the trainer waits for decoding, also where no CPU is free yet: that
-            is what has an autoscaler add nodes.
+            "auto" takes those that find a place among the CPUs that are free; where none runs within 5 s, the shard
+            actor decodes until one does; those that have nothing to do are given back, and asked for again when they
+            are missed. (min, max) begins with min, and asks for more while the trainer waits for decoding, also where
+            no CPU is free yet: that is what has an autoscaler add nodes.
         num_readers: Shard actors of each rank and loader; more than one where reading is what the trainer waits for:
             they take windows in turn, and each holds up to `max_window_bytes` of its own: two at the default have
             1 GiB. (min, max) begins with min and asks for more while the trainer waits for reading; "auto" is (1, 4).
