@@ -53,6 +53,11 @@ def rotated(image: PIL.Image.Image, orientation: int) -> bytes:
     return saved(image, exif=exif)
 
 
+def behind(data: bytes, before: bytes) -> bytes:
+    """A JPEG with bytes between its first marker and all that follows."""
+    return data[:2] + before + data[2:]
+
+
 KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
     "4:4:4": lambda image: saved(image, subsampling="4:4:4"),
     "4:2:2": lambda image: saved(image, subsampling="4:2:2"),
@@ -70,6 +75,9 @@ KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
     "trailing bytes": lambda image: saved(image) + b"\xff\xd8 and more \0" * 7,
     "a thumbnail's data behind it": lambda image: saved(image) + saved(image.resize((8, 8))),
     **{f"EXIF {number}": lambda image, number=number: rotated(image, number) for number in range(1, 10)},
+    "EXIF behind a segment": lambda image: behind(rotated(image, 6), b"\xff\xe2\0\x0aICC\xff\xda\xff\xda\0"),
+    "EXIF behind a fill byte": lambda image: behind(rotated(image, 6), b"\xff"),
+    "a thumbnail in a segment": lambda image: behind(saved(image), b"\xff\xe5\0\x0aExif\0\0\xff\xda"),
     "Exif as a comment": lambda image: saved(image, comment=b"Exif\0\0 is not there"),
 }
 TO_PILLOW: dict[str, Callable[[PIL.Image.Image], bytes]] = {

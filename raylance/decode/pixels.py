@@ -8,7 +8,6 @@ pixels differ from Pillow's by at most one grey level, in under 1 % of them, at 
 
 import importlib.metadata
 import io
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +23,6 @@ Box = tuple[int, int, int, int]  # left, top, width, height
 Cut = Callable[[int, int], Box]  # of height and width of the whole image
 
 _EXIF_ORIENTATION = 0x0112
-_EXIF = re.compile(rb"Exif\0\0")
 _JPEG = b"\xff\xd8\xff"
 _COLOURS = ("YCbCr", "RGB", "Gray")  # of JPEGs; what CMYK looks like is Pillow's to say
 _TORCH = importlib.metadata.version("torch").partition("+")[0]
@@ -99,11 +97,25 @@ class PixelDecoder:
 
 def _orientation(data: memoryview) -> int:
     """EXIF orientation, 1 to 8."""
-    if _EXIF.search(data) is None:  # Pillow's own look at the header takes longer
+    if not _may_have_exif(data):
         return 1
     image = PIL.Image.open(io.BytesIO(data))
     found = image.getexif().get(_EXIF_ORIENTATION, 1) if "exif" in image.info else 1
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
+
+
+def _may_have_exif(data: memoryview) -> bool:
+    """Whether one of the segments before the pixels is EXIF, or they cannot be told apart. Pillow's own look at them
+    takes a twentieth of the time of decoding.
+    """
+    at = 2
+    while at + 10 <= len(data) and data[at] == 0xFF and data[at + 1] >= 0xC0:
+        if data[at + 1] == 0xDA:  # the pixels
+            return False
+        if data[at + 1] == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
+            return True
+        at += 2 + (data[at + 2] << 8) + data[at + 3]
+    return True
 
 
 def _turned(stored: Pixels, orientation: int) -> Pixels:
