@@ -29,10 +29,8 @@ logger = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 32 << 20  # to read at a time, at the most; large enough for Lance to read and decode in parallel
 _BLOCKS = 16  # of the limit: what a block may hold beyond its guess stays small beside it
-_FIRST_SHARE, _FASTER = (
-    0.125,
-    2.0,
-)  # of a portion is read when the one before begins, and so much faster than that one goes
+_FIRST_SHARE = 0.125  # of a portion is read when the one before begins,
+_FASTER = 2.0  # and the rest so much faster than that one is handed out
 
 
 class TooLargeError(Exception):
