@@ -112,7 +112,7 @@ def _may_have_exif(data: memoryview) -> bool:
     while at + 10 <= len(data) and data[at] == 0xFF and data[at + 1] >= 0xC0:
         if data[at + 1] == 0xDA:  # the pixels
             return False
-        if data[at + 1] == 0xE1 and data[at + 4 : at + 10] == b"Exif\0\0":
+        if data[at + 1] == 0xE1 and bytes(data[at + 4 : at + 10]) == b"Exif\0\0":
             return True
         at += 2 + (data[at + 2] << 8) + data[at + 3]
     return True
