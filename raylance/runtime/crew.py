@@ -181,18 +181,22 @@ class Crew:
         """Whether who reads has to decode it now."""
         if not self.wanted["decoder"]:
             return True
-        return not self.insists and not self.decoders_running and now >= self._patient_until()
+        until = self._patient_until()
+        return until is not None and now >= until
 
-    def _patient_until(self) -> float:
-        """Until when a decoder that starts is waited for: a reader that decodes has to load all that decoders load."""
+    def _patient_until(self) -> float | None:
+        """Until when a decoder that starts is waited for, where readers decode then: one that does has to load all that
+        decoders load. None where they do not.
+        """
+        if self.insists or self.decoders_running:
+            return None
         asked = [h.late - self._placement_timeout_s for h in self._helpers.values() if h.kind == "decoder"]
         return max(asked, default=-math.inf) + min(_PATIENCE_S, self._placement_timeout_s)
 
     def deadline(self, now: float) -> float | None:
         """When time alone has something happen."""
-        times = []
-        if not self.insists and not self.decoders_running and self._patient_until() > now:
-            times.append(self._patient_until())
+        until = self._patient_until()
+        times = [until] if until is not None and until > now else []
         for helper in self._helpers.values():
             if helper.place_at is not None:
                 times.append(helper.place_at)
