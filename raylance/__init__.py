@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from raylance._dataset.mixing import mix
     from raylance._dataset.opening import dataset
     from raylance.batches.batches import Batches
+    from raylance.checkpoints import report, restore
     from raylance.decode.decoder import Decoder
     from raylance.decode.images import CenterCrop, Image, RandomResizedCrop
     from raylance.errors import (
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from raylance.source.packing import PackTokens
     from raylance.source.provenance import Provenance
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
-    from raylance.train import DataConfig, report, restore
+    from raylance.train import DataConfig
 
 __version__ = "0.5.0"
 
@@ -62,7 +63,8 @@ _MODULES = {
     "settings": ("Options",),
     "source.provenance": ("Provenance",),
     "source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
-    "train": ("DataConfig", "report", "restore"),
+    "train": ("DataConfig",),
+    "checkpoints": ("report", "restore"),
 }
 _SUBMODULES = ("audit", "testing", "torch_data")
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}

@@ -80,6 +80,11 @@ def train_place() -> tuple[int, int] | None:
     return context.get_world_rank(), context.get_world_size()
 
 
+def in_local_mode() -> bool:
+    """Whether Ray Train's local mode (`num_workers=0`) called what calls this, in this thread."""
+    return any(frame.f_globals.get("__name__", "").startswith(_LOCAL_MODE) for frame, _ in traceback.walk_stack(None))
+
+
 def local_run(dataset: object) -> object | None:
     """The run of Ray Train's local mode (`num_workers=0`) that is going on in this thread and handed a dataset out.
 
@@ -92,9 +97,7 @@ def local_run(dataset: object) -> object | None:
     Returns:
         The run, another object for each; None where there is none, or where the dataset is not one of the run's.
     """
-    if train_place() is None or not any(
-        frame.f_globals.get("__name__", "").startswith(_LOCAL_MODE) for frame, _ in traceback.walk_stack(None)
-    ):
+    if train_place() is None or not in_local_mode():
         return None
     try:
         run: object = importlib.import_module(_TRAIN_FN_UTILS).get_train_fn_utils()

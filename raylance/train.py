@@ -1,27 +1,19 @@
-"""Owns the seam to Ray Train: loaders for its workers, raylance's state in its checkpoints; never the training loop."""
+"""Owns the seam to Ray Train: the loaders that its workers get; never the training loop, never a checkpoint."""
 
-import pickle
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import ray.train
-import torch
 
 from raylance import process
 from raylance._dataset.dataset import Dataset
-from raylance.batches.batches import Batches
-from raylance.errors import ConfigError, StateError
-from raylance.loader import RankLoader
+from raylance.checkpoints import report, restore
+from raylance.errors import ConfigError
 from raylance.orders.order import Auto
-from raylance.planning.state import FORMAT, read_state, write_state
 from raylance.runtime.cluster.decoders import options_of_ranks
 from raylance.settings import Options
 
-Reported = RankLoader | Batches | Dataset  # the handle itself in local mode
-_STATE_FILE = "state.pt"
-_LOADERS = "loaders"  # states by name, where there are several
+__all__ = ["DataConfig", "report", "restore"]  # with what a training function calls, as ray.train has both
+
 _DEFAULTS = Options()
 
 
@@ -95,131 +87,3 @@ class DataConfig(ray.train.DataConfig):
                 place = (rank, world_size) if seat.split else (0, 1)
                 output[rank][name] = data.seated(*place, options[rank], seat)
         return output
-
-
-def report(
-    metrics: Mapping[str, Any],
-    loader: Reported | Mapping[str, Reported],
-    state: Mapping[str, Any] | None = None,
-) -> None:
-    """Reports metrics with a checkpoint that says which rows were consumed. Every rank must call it at the same step.
-
-    Ray Train's report is a barrier that is drained about once in two seconds: call it every some hundred steps, not
-    every step.
-
-    Args:
-        metrics: For Ray Train.
-        loader: The loader of the training dataset, or what its `batches` returned; several by name, where the run
-            trains on several datasets.
-        state: What `restore` gives back, picklable by `torch.save` and loadable with `weights_only=True`: state dicts
-            of model and optimizer, numbers, strings. Only rank 0's is stored.
-
-    Raises:
-        ConfigError: If `state` could not be loaded again; or if another loader of this run has moved and is missing,
-            and so would start over after a resume.
-    """
-    loaders = _by_name(loader)
-    _check_missing(loaders)
-    if ray.train.get_context().get_world_rank() != 0:
-        ray.train.report(dict(metrics))
-        return
-    with tempfile.TemporaryDirectory(prefix="raylance-") as directory:
-        states = {name: found.state_dict() for name, found in loaders.items()}
-        write_state(states.get(None, {"format": FORMAT, _LOADERS: states}), directory)
-        _save(dict(state or {}), Path(directory, _STATE_FILE))
-        ray.train.report(dict(metrics), checkpoint=ray.train.Checkpoint.from_directory(directory))
-
-
-def restore(
-    loader: Reported | Mapping[str, Reported], checkpoint: ray.train.Checkpoint | None = None
-) -> dict[str, Any] | None:
-    """Puts the loader where Ray Train's newest checkpoint says, on any world size.
-
-    Args:
-        loader: The loader of the training dataset, or several by name, as they were reported.
-        checkpoint: Another checkpoint to go on from, such as one of another run; None for Ray Train's newest.
-
-    Returns:
-        The `state` that was reported, tensors on the CPU; None on a fresh start.
-
-    Raises:
-        ConfigError: If Ray Train gives every rank all rows by mistake: see `DataConfig`.
-        StateError: If the checkpoint belongs to other data, another order or other loaders, is damaged, or is newer.
-    """
-    loaders = _by_name(loader)
-    for found in loaders.values():
-        if isinstance(found, RankLoader):
-            found.check_place()
-    checkpoint = checkpoint or ray.train.get_checkpoint()
-    if checkpoint is None:
-        return None
-    with checkpoint.as_directory() as directory:
-        states = _saved_states(read_state(directory), loaders)
-        for name, found in loaders.items():
-            found.load_state_dict(states[name])
-        try:
-            state: dict[str, Any] = torch.load(Path(directory, _STATE_FILE), map_location="cpu", weights_only=True)
-        except FileNotFoundError as error:
-            raise StateError(
-                f"the checkpoint has no {_STATE_FILE}: it was not written by raylance.report(). The loaders stand "
-                "where it says; load the model from what you saved yourself, or start under a new run name."
-            ) from error
-        return state
-
-
-def _by_name(loader: Reported | Mapping[str, Reported]) -> dict[str | None, RankLoader | Dataset]:
-    """Loaders by name; None names the one that was given by itself."""
-    given: Mapping[Any, Any] = loader if isinstance(loader, Mapping) else {None: loader}
-    loaders: dict[str | None, RankLoader | Dataset] = {}
-    for name, value in given.items():
-        found = value.loader if isinstance(value, Batches) else value
-        if not isinstance(found, RankLoader | Dataset) or not (name is None or isinstance(name, str)):
-            raise ConfigError(
-                f"{name!r}: {type(value).__name__} is no loader: pass what ray.train.get_dataset_shard(…) returned, or "
-                "a dict of names and loaders."
-            )
-        loaders[name] = found
-    if not loaders:
-        raise ConfigError("no loader was given: pass the loader of the training dataset, or several by name.")
-    return loaders
-
-
-def _saved_states(saved: dict[str, Any], loaders: Mapping[str | None, Any]) -> Mapping[Any, Any]:
-    """The saved states by the names of the loaders; a single one fits any name."""
-    several = saved.get(_LOADERS)
-    if several is None and len(loaders) == 1:
-        return dict.fromkeys(loaders, saved)
-    if isinstance(several, Mapping) and set(several) == set(loaders):
-        return several
-    names = "one loader" if several is None else ", ".join(map(repr, several))
-    given = ", ".join("one loader" if name is None else repr(name) for name in loaders)
-    raise StateError(
-        f"the checkpoint holds the positions of {names}, restore() was given {given}: some would start over. Pass the "
-        "same names to report() and restore()."
-    )
-
-
-def _check_missing(loaders: Mapping[str | None, Any]) -> None:
-    """Refuses to leave out a loader of this run that would deliver other rows if it started over."""
-    given = list(loaders.values())
-    for other in process.seated:
-        if not any(other is found for found in given) and other.would_start_over:
-            name = other.seat.name if other.seat else None
-            raise ConfigError(
-                f"the loader of {name!r} stands at epoch {other.epoch} and is not reported: after a resume it would "
-                "start over, and repeat rows. Report the loaders together, by name: report(metrics, {'train': …, "
-                f"{name!r}: …}}, state=…); a dataset that is only evaluated is left out of datasets_to_split."
-            )
-
-
-def _save(state: dict[str, Any], path: Path) -> None:
-    try:
-        torch.save(state, path)
-        # Tried now: a checkpoint that cannot be loaded is noticed when it is needed most.
-        torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (pickle.PickleError, TypeError, AttributeError, RuntimeError, NotImplementedError) as error:
-        raise ConfigError(
-            "report(state=…) holds something that torch.save and torch.load(weights_only=True) do not take, so no run "
-            f"could resume from this checkpoint: {(str(error).splitlines() or [repr(error)])[0]} Pass state dicts, "
-            "tensors, numbers, strings, lists, dicts."
-        ) from error

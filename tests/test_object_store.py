@@ -1,21 +1,26 @@
 """Owns the checks of reading from an object store, by a real S3 API here: several requests at once, in order."""
 
+import os
 from collections.abc import Iterator
 
 import boto3
 import lance
 import numpy as np
 import pyarrow as pa
+import pyarrow.fs
 import pytest
+import ray.train
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 
 import raylance
+from raylance.checkpoints import _write
 from raylance.source import reader
 from raylance.source.reader import Reader, ReadMode
 
 ROWS = 3000
+OPTIONS = "scheme=http&endpoint_override={}"  # Arrow's words for where the API is
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +81,20 @@ def test_what_is_gone_is_told_with_pieces_under_way(uri: str) -> None:
     opened = Reader(dataset=lance.dataset(uri), columns=["id"], row_bytes=1e6, mode="take")
     with pytest.raises(raylance.DatasetError, match="rows 5 to 3999 of 's3://bucket/data.lance'"):
         opened.read(np.arange(5, 4000))
+
+
+def test_a_checkpoint_in_an_object_store(uri: str) -> None:
+    """One that lies there already gets raylance's files, and gives them back."""
+    filesystem, path = pyarrow.fs.FileSystem.from_uri(
+        f"s3://bucket/runs?{OPTIONS}".format(os.environ["AWS_ENDPOINT"].removeprefix("http://"))
+    )
+    checkpoint = ray.train.Checkpoint(f"{path}/checkpoint", filesystem=filesystem)
+    dataset = raylance.dataset(uri, columns=["id"])
+    with dataset.loader(runtime="threads") as loader:
+        next(iter(loader.batches(global_batch_size=100)))
+        _write(checkpoint, loader.state_dict(), {"step": 1})
+    found = filesystem.get_file_info(pyarrow.fs.FileSelector(f"{path}/checkpoint"))
+    assert sorted(info.base_name for info in found) == ["raylance_state.json", "state.pt"]
+    other = dataset.loader(rank=0, world_size=2)
+    assert raylance.restore(other, checkpoint) == {"step": 1}
+    assert other.state_dict()["position"] == 100

@@ -257,6 +257,47 @@ def test_a_consumer_that_stops_by_count_gets_every_epoch(uri: str, style: str) -
         assert (loader.steps.epoch, loader.state_dict()["position"]) == (epoch + 1, 0)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("style", STYLES)
+def test_torchdatas_stateful_dataloader_goes_on_where_it_was(uri: str, style: str, workers: int) -> None:
+    """It asks iterators for their state, of each worker; what it has not handed out does not count."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    handle = open_dataset(uri)
+
+    def make() -> tuple[Any, Any]:
+        options = {"num_workers": workers, "multiprocessing_context": "spawn" if workers else None}
+        if style == "map":
+            steps: Any = RowSampler(handle, global_batch_size=64)
+            return steps, stateful(MapDataset(handle), batch_sampler=steps, **options)
+        steps = IterableDataset(handle, global_batch_size=64)
+        return steps, stateful(steps, batch_size=None, **options)
+
+    steps, loader = make()
+    steps.set_epoch(1)
+    batches = iter(loader)
+    before = [next(batches)["id"].tolist() for _ in range(5)]
+    state = loader.state_dict()
+    assert before + ids(batches) == planned(handle, 1, 64)
+    steps, loader = make()
+    loader.load_state_dict(state)
+    assert ids(loader) == planned(handle, 1, 64)[5:]
+    steps.set_epoch(2)
+    assert ids(loader) == planned(handle, 2, 64)
+    with pytest.raises(raylance.StateError, match="seed"):
+        other = IterableDataset(open_dataset(uri, seed=1), global_batch_size=64)
+        iter_of = stateful(other, batch_size=None)
+        iter_of.load_state_dict(make_state_of(handle, stateful))
+        next(iter(iter_of))
+
+
+def make_state_of(handle: raylance.Dataset, stateful: Any) -> dict[str, Any]:
+    """What StatefulDataLoader says of a dataset in mid-epoch."""
+    loader = stateful(IterableDataset(handle, global_batch_size=64), batch_size=None)
+    next(iter(loader))
+    state: dict[str, Any] = loader.state_dict()
+    return state
+
+
 def test_an_empty_pass_is_said(uri: str, caplog: pytest.LogCaptureFixture) -> None:
     handle = open_dataset(uri)
     loader = Loader(IterableDataset(handle, global_batch_size=100, drop_last=True))

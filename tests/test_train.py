@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from ray.train.torch import TorchTrainer
 
 import raylance
-from raylance.train import _save
+from raylance.checkpoints import _save
 from tests.conftest import CPUS, actors_of, wait_for_free_cpus
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -307,17 +308,22 @@ def local_fn(config: dict[str, Any]) -> None:
     assert (loader.rank, loader.world_size) == (0, 1)
     other = config["other"]
     assert len({next(iter(other.iter_batches(batch_size=10)))["id"].tobytes() for _ in range(2)}) == 1, "a value"
+    methods = {name for name in vars(raylance.RankLoader) if not name.startswith("_")}
+    assert methods - {"would_start_over"} <= set(dir(loader)), "what a training function calls on ranks, it calls here"
     assert raylance.restore(loader) is None
+    loader.prepare(batch_size=100)
     seen = []
     for epoch in range(loader.epoch, 2):
         seen.append([row for batch in loader.iter_batches(batch_size=100) for row in batch["id"].tolist()])
         assert loader.epoch == epoch + 1
-        raylance.report({"rows": len(seen[-1])}, loader)
+        raylance.report({"rows": len(seen[-1])}, loader, state={"epoch": epoch})
+        assert raylance.restore(loader) == {"epoch": epoch}, "the checkpoint stays, as nobody stores it"
     Path(config["out"]).write_text(json.dumps(seen))
 
 
 def test_local_mode_hands_over_a_working_loader(images_uri: str, tmp_path: Path) -> None:
     """num_workers=0 runs the function in this process, with the handle itself, which stands for the run's loader."""
+    before = len(list(Path(tempfile.gettempdir()).glob("raylance-*")))
     out, handle, other = tmp_path / "seen.json", open_train(images_uri), open_train(images_uri, seed=1)
     trainer = TorchTrainer(
         local_fn,
@@ -326,7 +332,9 @@ def test_local_mode_hands_over_a_working_loader(images_uri: str, tmp_path: Path)
         run_config=ray.train.RunConfig(storage_path=str(tmp_path)),
         datasets={"train": handle},
     )
-    trainer.fit()
+    made = trainer.fit().checkpoint
+    assert raylance.restore(None, made) == {"epoch": 1}
+    assert len(list(Path(made.path).parent.glob("raylance-*"))) - before == 1, "the one before is gone"
     looks = [next(iter(handle.iter_batches(batch_size=10)))["id"].tolist() for _ in range(2)]
     assert looks[0] == looks[1], "the run is over, and the handle a value again"
     first, second = json.loads(out.read_text())

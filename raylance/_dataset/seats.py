@@ -101,3 +101,7 @@ class TrainData:
     def batches(self, **arguments: Any) -> Batches:
         """In local mode as `RankLoader.batches`."""
         return self.run_loader().batches(**arguments)
+
+    def prepare(self, **arguments: Any) -> Batches:
+        """In local mode as `RankLoader.prepare`."""
+        return self.run_loader().prepare(**arguments)

@@ -1,0 +1,210 @@
+"""Owns what the examples share: arguments, data, a small network, and the rows that were trained on; never how a
+framework is used.
+"""
+
+import argparse
+import json
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.torch
+import torch
+
+import raylance
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """The arguments that all examples take; their descriptions are their modules' docstrings."""
+    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument(
+        "--data", required=True, metavar="URI", help="a dataset of `jobs/create_dataset.py demo`, or alike"
+    )
+    made.add_argument("--storage-path", default="~/raylance-runs", metavar="URI", help="where runs are kept")
+    made.add_argument(
+        "--run-name", default="example", metavar="NAME", help="a name that exists goes on where it stopped"
+    )
+    made.add_argument("--num-workers", type=int, default=2, metavar="N", help="ranks; 0 is Ray Train's local mode")
+    made.add_argument("--epochs", type=int, default=2, metavar="N")
+    made.add_argument("--global-batch-size", type=int, default=64, metavar="N", help="rows of a step, over all ranks")
+    made.add_argument("--checkpoint-every-steps", type=int, default=10, metavar="N")
+    made.add_argument("--image-size", type=int, default=16, metavar="PIXELS")
+    made.add_argument(
+        "--rows", metavar="DIR", help="write down there which rows were trained on, and count them at the end"
+    )
+    made.add_argument(
+        "--die-at-step", type=int, metavar="N", help="kill the last rank behind this step, once; needs --rows"
+    )
+    return made
+
+
+def config(args: argparse.Namespace) -> dict[str, Any]:
+    """What training functions are given."""
+    rows = None if args.rows is None else os.path.abspath(args.rows)
+    if rows is not None:
+        os.makedirs(rows, exist_ok=True)
+    return vars(args) | {"rows": rows}
+
+
+def open_data(args: argparse.Namespace) -> dict[str, raylance.Dataset]:
+    """The datasets of a run: shuffled rows to train on, and all rows to validate on, in order."""
+    uri = args.data if "://" in args.data else os.path.abspath(args.data)
+    decode = raylance.Image("image", size=args.image_size)
+    columns = ["image", "label"]
+    return {
+        "train": raylance.dataset(uri, columns=columns, filter="split = 'train'", decode=decode, remainder="ragged"),
+        "val": raylance.dataset(
+            uri, columns=columns, filter="split = 'val'", decode=decode, order="sequential", remainder="ragged"
+        ),
+    }
+
+
+def run_config(args: argparse.Namespace, *, max_failures: int = 1) -> ray.train.RunConfig:
+    """Where a run is kept, and how often it may go on by itself."""
+    storage = args.storage_path
+    return ray.train.RunConfig(
+        name=args.run_name,
+        storage_path=storage if "://" in storage else os.path.abspath(os.path.expanduser(storage)),
+        checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
+        failure_config=ray.train.FailureConfig(max_failures=max_failures),
+    )
+
+
+def start_ray() -> None:
+    """Joins the Ray of RAY_ADDRESS, which `ray job submit` sets, or starts one on this machine."""
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False)
+
+
+def build_model(image_size: int) -> torch.nn.Sequential:
+    """A network of two layers for ten classes; the same weights wherever it is made."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(3 * image_size**2, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+        )
+
+
+def loss_of(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
+    """Cross-entropy of a batch: uint8 images (n, 3, H, W), int64 labels (n,)."""
+    return torch.nn.functional.cross_entropy(model(batch["image"].float() / 255), batch["label"])
+
+
+class Witness:
+    """Writes down which rows a rank was given, as it is given them: a killed process leaves what it had seen."""
+
+    def __init__(
+        self, config: Mapping[str, Any], loader: raylance.RankLoader | raylance.Batches | raylance.Dataset
+    ) -> None:
+        """Opens a file of its own in the directory that --rows names; without one, nothing is written."""
+        self._directory = None if config["rows"] is None else Path(config["rows"])
+        self._die_at, self._loader, self._steps = config["die_at_step"], loader, 0
+        context = ray.train.get_context()
+        self._rank, self._world_size = context.get_world_rank(), context.get_world_size()
+        # Ray Train starts all ranks of an attempt anew, so that the newest attempt is the one with the newest files.
+        self._name = f"{time.time_ns():020d}-{os.getpid()}-{self._rank}.jsonl"
+
+    def saw(self, batch: Mapping[str, Any]) -> None:
+        """Notes a batch that has `_rowoffset`; call it when the batch is handed out."""
+        self._steps += 1
+        if self._directory is None:
+            return
+        state = self._loader.state_dict()
+        line = {"epoch": state["epoch"], "position": state["position"], "rows": batch["_rowoffset"].tolist()}
+        with open(self._directory / self._name, "a", encoding="utf-8") as file:
+            file.write(json.dumps(line | {"rank": self._rank, "world_size": self._world_size}) + "\n")
+        killed = self._directory / "killed"
+        if self._steps == self._die_at and self._rank == self._world_size - 1 and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def rows_by_epoch(directory: str) -> dict[int, list[int]]:
+    """The rows that each epoch's steps had, over all ranks.
+
+    What a killed attempt had trained on behind its last checkpoint does not count: of a step that was made twice, the
+    later one does, since the model goes on from the checkpoint.
+
+    Raises:
+        RuntimeError: If a rank's part of a step is missing.
+    """
+    steps: dict[tuple[float, float], dict[int, dict[str, Any]]] = {}
+    for path in sorted(Path(directory).glob("*.jsonl")):  # by time: later attempts overwrite earlier ones
+        for line in map(json.loads, path.read_text().splitlines()):
+            # Behind the last step stands the start of the next epoch.
+            ended = line["position"] == 0
+            at = (line["epoch"] - ended, math.inf if ended else line["position"])
+            ranks = steps.setdefault(at, {})
+            if any(other["world_size"] != line["world_size"] for other in ranks.values()):
+                ranks.clear()
+            ranks[line["rank"]] = line
+    epochs: dict[int, list[int]] = {}
+    for (epoch, position), ranks in sorted(steps.items()):
+        world_size = next(iter(ranks.values()))["world_size"]
+        if len(ranks) < world_size:
+            raise RuntimeError(f"epoch {epoch}, position {position}: {len(ranks)} of {world_size} ranks were seen")
+        epochs.setdefault(int(epoch), []).extend(row for line in ranks.values() for row in line["rows"])
+    return epochs
+
+
+def fit(args: argparse.Namespace, train_fn: Callable[[dict[str, Any]], Any], **changes: Any) -> int:
+    """Runs a training function under TorchTrainer, and tells how it ended; `changes` are the trainer's arguments."""
+    if args.num_workers:
+        start_ray()
+    datasets = open_data(args)
+    arguments = {
+        "train_loop_config": config(args),
+        "datasets": datasets,
+        "dataset_config": raylance.DataConfig(["train"]),
+        "scaling_config": ray.train.ScalingConfig(num_workers=args.num_workers),
+        "run_config": run_config(args),
+    }
+    result = ray.train.torch.TorchTrainer(train_fn, **(arguments | changes)).fit()
+    return tell(args, datasets["train"], result)
+
+
+def tell(args: argparse.Namespace, train: raylance.Dataset, result: ray.train.Result) -> int:
+    """Prints how a run ended, and whether every row came once; returns the exit status."""
+    print(f"run {args.run_name}: {result.return_value or result.metrics}")
+    if args.rows is None:
+        return 0
+    status = 0
+    for epoch, rows in rows_by_epoch(args.rows).items():
+        once = len(rows) == len(set(rows)) == len(train)
+        status |= not once
+        told = "each row once" if once else f"NOT each row once: {len(rows):,} rows, {len(set(rows)):,} different ones"
+        print(f"epoch {epoch}: {told}, of {len(train):,}")
+    return status
+
+
+def train(config: Mapping[str, Any], **reporting: Any) -> dict[str, float]:
+    """The plainest training function, for the guides that are not about the loop; returns the last metrics."""
+    loader = ray.train.get_dataset_shard("train")
+    loader.prepare(global_batch_size=config["global_batch_size"], with_row_offset=True)
+    inner = build_model(config["image_size"])
+    optimizer = torch.optim.AdamW(inner.parameters(), lr=config.get("learning_rate", 3e-3))
+    saved = raylance.restore(loader)
+    if saved is not None:
+        inner.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    model = ray.train.torch.prepare_model(inner)
+    witness, metrics = Witness(config, loader), {}
+    batches = loader.batches(global_batch_size=config["global_batch_size"], with_row_offset=True)
+    for epoch in range(loader.epoch, config["epochs"]):
+        for step, batch in enumerate(batches, 1):
+            witness.saw(batch)
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+            if step % config["checkpoint_every_steps"] == 0 or loader.epoch > epoch:
+                metrics = {"loss": loss.item(), "epoch": loader.epoch}
+                state = {"model": inner.state_dict(), "optimizer": optimizer.state_dict()}
+                raylance.report(metrics, loader, state=state, **reporting)
+    return metrics

@@ -1,0 +1,27 @@
+"""Elastic training: a run that takes as many ranks as there are, and goes on with fewer or more when nodes leave or
+join.
+
+The position in a checkpoint does not depend on the number of ranks, and global batches are the same for any of it:
+nothing in the training function knows that ranks come and go.
+
+    python -m jobs.examples.elastic --data digits.lance --num-workers 4
+"""
+
+import sys
+
+import ray.train
+
+from jobs.examples import common
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the example; returns its exit status."""
+    parser = common.parser(__doc__)
+    parser.add_argument("--min-workers", type=int, default=1, metavar="N", help="ranks to begin with, at the least")
+    args = parser.parse_args(argv)
+    scaling = ray.train.ScalingConfig(num_workers=(args.min_workers, args.num_workers))
+    return common.fit(args, common.train, scaling_config=scaling, run_config=common.run_config(args, max_failures=-1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

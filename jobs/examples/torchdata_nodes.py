@@ -1,0 +1,54 @@
+"""torchdata: `loader.batches(…)` at the root of a pipeline of nodes, whose state it becomes a part of.
+
+`torchdata.nodes` saves and restores what has `state_dict` and `load_state_dict`: nothing is skipped on a resume. The
+other half of torchdata, `StatefulDataLoader`, takes `raylance.torch_data.IterableDataset`.
+
+    python -m jobs.examples.torchdata_nodes --data digits.lance
+"""
+
+import sys
+
+import torch
+import torchdata.nodes
+
+import raylance
+from jobs.examples import common
+
+
+def pipeline(batches: raylance.Batches) -> torchdata.nodes.Loader[dict[str, torch.Tensor]]:
+    """Batches with images as floats, made two ahead in a thread."""
+
+    def to_float(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return batch | {"image": batch["image"].float() / 255}
+
+    source = torchdata.nodes.IterableWrapper(batches)
+    prefetched = torchdata.nodes.Prefetcher(torchdata.nodes.Mapper(source, to_float), prefetch_factor=2)
+    return torchdata.nodes.Loader(prefetched)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Goes through an epoch, with a new pipeline after some steps that goes on from the state of the first."""
+    args = common.parser(__doc__).parse_args(argv)
+    train = common.open_data(args)["train"]
+    rows: list[int] = []
+    state = None
+    with train.loader() as loader:
+        batches = loader.batches(global_batch_size=args.global_batch_size, with_row_offset=True)
+        for step, batch in enumerate(nodes := pipeline(batches), 1):
+            rows += batch["_rowoffset"].tolist()
+            if step == args.checkpoint_every_steps:
+                state = nodes.state_dict()
+                break
+    if state is not None:
+        with train.loader() as loader:
+            nodes = pipeline(loader.batches(global_batch_size=args.global_batch_size, with_row_offset=True))
+            nodes.load_state_dict(state)
+            for batch in nodes:
+                rows += batch["_rowoffset"].tolist()
+    once = len(rows) == len(set(rows)) == len(train)
+    print(f"{len(rows):,} rows, {len(set(rows)):,} different ones, of {len(train):,}")
+    return int(not once)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
