@@ -20,7 +20,7 @@ import ray.data
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from jobs import create_dataset as job
+from jobs.create_dataset import command as job
 
 SCRIPT = Path(__file__).parents[1] / "jobs" / "create_dataset.py"
 

@@ -1,0 +1,335 @@
+"""Owns the command line of the job: its arguments, what it says; never reads or writes a row.
+
+Makes a Lance dataset that raylance can train on: from images and labels, from tables, from WebDataset tars, from what
+the `datasets` library saved, or from another Lance dataset. A table keeps its columns; images come as columns image
+(binary), label (int64) and split (string: train, val or test). Where the source names no split, a hash of the row
+draws one. Labels that are strings become integers, and the schema metadata key `classes` is a JSON list of their
+names; a label indexes it. Rows come in the order of the source: sorted paths, and in files their rows.
+
+Classes are the sorted names of directories, the names that `datasets` left in its files, or the sorted strings of a
+label column; --classes gives them an order of your own. `classes` does the same for a Lance dataset that has its
+labels as strings: it adds the integers beside them, and copies no image.
+
+A run that was killed goes on where it was, with the same command.
+
+    python jobs/create_dataset.py demo --out digits.lance
+    python jobs/create_dataset.py imagefolder --input s3://bucket/photos --out s3://bucket/photos.lance
+    python jobs/create_dataset.py huggingface --input food101/data --out food101.lance
+    python jobs/create_dataset.py tables --input vectors.parquet --label-column species --out vectors.lance
+    python jobs/create_dataset.py webdataset --input shards/ --out shards.lance --dry-run
+    python jobs/create_dataset.py saved --input saved_to_disk/ --label-column label --out saved.lance
+    python jobs/create_dataset.py lance --input db/table.lance --filter "score > 0.5" --out good.lance
+    python jobs/create_dataset.py classes --data birds.lance --string-column species
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+import ray
+import tqdm
+
+from jobs.common import RefusedError, connect, exists, locate, parse_options, reason
+from jobs.create_dataset.hub import Hub, Saved
+from jobs.create_dataset.images import Digits, ImageFolder
+from jobs.create_dataset.labels import add_classes, describe, is_text, read_classes
+from jobs.create_dataset.shaping import Shape, check_columns, settle
+from jobs.create_dataset.sources import SPLIT, Left, Piece, Source
+from jobs.create_dataset.tables import LanceTable, Tables
+from jobs.create_dataset.tars import Tars
+from jobs.create_dataset.writing import Target, begun_otherwise, key_of, write
+from jobs.materialize.images import QUALITY, Reencode
+
+NAMED = 10  # of what was left out, in the summary
+IMAGE = "image"
+
+
+def open_source(args: argparse.Namespace, options: dict[str, str]) -> Source:
+    """Looks at what there is to read."""
+    if args.source == "demo":
+        return Digits()
+    if args.source == "imagefolder":
+        return ImageFolder(args.input, args.classes)
+    if args.source == "huggingface":
+        return Hub(args.input, args.image_column, args.label_column, args.classes)
+    if args.source == "saved":
+        return Saved(args.input)
+    if args.source == "webdataset":
+        return Tars(args.input)
+    if args.source == "lance":
+        return LanceTable(args.input, args.columns, args.filter, options)
+    return Tables(args.input, args.columns)
+
+
+def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace) -> Shape:
+    """Settles what becomes of rows, from the first of them."""
+    first = source.first()
+    images = None
+    if args.shorter_side is not None or args.jpeg_quality is not None:
+        column = IMAGE if args.source == "huggingface" else getattr(args, "image_column", IMAGE)
+        images = Reencode(column=column, shorter_side=args.shorter_side, quality=args.jpeg_quality)
+    label, classes = label_of(source, first.schema, pieces, args)
+    keep_lists = getattr(args, "keep_lists", None) or []
+    check_columns(first.schema, label, images, keep_lists)
+    schema = settle(first, keep_lists)
+    if label is not None:
+        schema = schema.set(schema.get_field_index(label), pa.field(label, pa.int64()))
+    split_by: tuple[str, ...] = ()
+    if SPLIT not in schema.names:
+        schema = schema.append(pa.field(SPLIT, pa.string()))
+        split_by = (IMAGE,) if IMAGE in first.column_names else tuple(first.column_names)
+        if asked := getattr(args, "split_by", None):
+            if missing := [name for name in asked if name not in first.column_names]:
+                raise RefusedError(
+                    f"--split-by {missing[0]} is none of the columns {', '.join(first.column_names)}: nothing would "
+                    "decide the split; name one of them"
+                )
+            split_by = tuple(asked)
+    metadata = {} if classes is None else {"classes": json.dumps(classes, ensure_ascii=False)}
+    return Shape(
+        schema=schema.with_metadata(metadata),
+        label=label,
+        classes=classes,
+        images=images,
+        split_by=split_by,
+        val_fraction=args.val_fraction,
+        seed=args.seed,
+    )
+
+
+def label_of(
+    source: Source, schema: pa.Schema, pieces: Sequence[Piece], args: argparse.Namespace
+) -> tuple[str | None, list[str] | None]:
+    """The column of labels, and the names of their classes; strings are read once to find these."""
+    if source.classes is not None and not isinstance(source, LanceTable):
+        return "label", source.classes
+    label = getattr(args, "label_column", None)
+    if label is None and "label" in schema.names:
+        label = "label"
+    if label is None or label not in schema.names:
+        return label, source.classes
+    if isinstance(source, Saved) and label in source.names_of:
+        return label, source.names_of[label]
+    if not is_text(schema.field(label).type):
+        if args.classes is not None:
+            raise RefusedError(
+                f"--classes {args.classes} orders labels that are strings, and {label} holds "
+                f"{schema.field(label).type}: which integer is which class is settled there; leave --classes out"
+            )
+        return (label if pa.types.is_integer(schema.field(label).type) else None), source.classes
+    found: set[str | None] = set()
+    for piece in pieces:
+        for table in source.read(piece, []):
+            found.update(pc.unique(table[label].cast(pa.string())).to_pylist())
+    if None in found:
+        raise RefusedError(
+            f"--label-column {label} has rows without a label: they would have no class; fill them, or leave them out"
+        )
+    return label, read_classes(args.classes, {str(name) for name in found})
+
+
+def run(args: argparse.Namespace) -> str:
+    """Makes the dataset that the arguments describe; returns its summary."""
+    if args.source == "classes":
+        return add_classes(args)
+    if not 0 <= args.val_fraction < 1:
+        raise RefusedError(f"--val-fraction {args.val_fraction} is not in [0, 1): train would be empty; try 0.1")
+    if args.rows_per_fragment < 1:
+        raise RefusedError(f"--rows-per-fragment {args.rows_per_fragment} is below 1: it holds no row; try 8192")
+    options = parse_options(args.storage_options)
+    uri = locate(args.out)
+    present = exists(uri, options)
+    if present and not args.overwrite:
+        raise RefusedError(
+            f"--out {args.out} already is a Lance dataset: new rows would take the place of its rows; choose "
+            "another --out, or give --overwrite, which adds a version"
+        )
+    try:
+        source = open_source(args, options)
+        pieces = source.pieces(args.rows_per_fragment)
+        tell_left_out(source.left_out, getattr(args, "left_out", None))
+        shape = make_shape(source, pieces, args)
+        key = key_of(
+            source.facts, args.rows_per_fragment, shape.schema.to_string(), shape.classes, repr(shape), present
+        )
+        mode = "overwrite" if present else "create"
+        target = Target(uri=uri, mode=mode, rows_per_fragment=args.rows_per_fragment, options=options, key=key)
+        print(told(source, shape, pieces, args), flush=True)
+        if args.dry_run:
+            return f"nothing was written: --dry-run. {uri} would get these rows"
+        connect()
+        for folder in begun_otherwise(target):
+            print(f"{uri}/{folder} is of another run that was begun there: nothing of it is used", file=sys.stderr)
+        counted = None if any(piece.rows is None for piece in pieces) else sum(piece.rows or 0 for piece in pieces)
+        shown = sys.stderr.isatty() and not args.no_progress
+        with tqdm.tqdm(total=counted, unit="row", unit_scale=True, disable=not shown) as bar:
+            dataset, unread = write(source, shape, pieces, target, bar.update)
+    except (ray.exceptions.RayError, OSError, ValueError, RuntimeError) as error:  # the last is of Lance's storage
+        raise RefusedError(
+            f"making {args.out} failed ({reason(error)}): nothing was committed, an older version is as "
+            "it was; remove the cause and run it again: what is done already is kept"
+        ) from error
+    left_out = tell_left_out([*source.left_out, *unread], getattr(args, "left_out", None))
+    chosen = f"drawn with seed {args.seed}" if shape.split_by else "the source's own"
+    return summary(dataset, uri, chosen, left_out)
+
+
+def told(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.Namespace) -> str:
+    """What is about to be made."""
+    counted = sum(piece.rows or 0 for piece in pieces)
+    unknown = sum(piece.rows is None for piece in pieces)
+    rows = " and ".join(
+        filter(
+            None,
+            [
+                f"{counted:,} rows" if counted else "",
+                f"{unknown:,} files of rows that nobody counted" if unknown else "",
+            ],
+        )
+    )
+    lines = [f"making {locate(args.out)} from {rows or 'no row'}, in {len(pieces):,} pieces"]
+    lines += [f"  {field.name:<10} {field.type}" for field in shape.schema]
+    if shape.classes is not None:
+        lines.append(f"  classes    {describe(shape.classes)}")
+    if shape.split_by:
+        lines.append(
+            f"  splits     {shape.val_fraction:.0%} val, the rest train, by a hash of {', '.join(shape.split_by)}"
+        )
+    if shape.images is not None:
+        size = "as they are" if shape.images.shorter_side is None else f"{shape.images.shorter_side} pixels at the most"
+        lines.append(f"  images     shorter side {size}, JPEG quality {shape.images.quality or QUALITY}")
+    return "\n".join(lines + (tell_left_out(source.left_out, None) if args.dry_run else []))
+
+
+def tell_left_out(left_out: Sequence[Left], file: str | None) -> list[str]:
+    """Writes what gives no row to --left-out; returns lines for the summary, with some of it."""
+    if file is not None:
+        try:
+            with open(file, "w", encoding="utf-8") as lines:
+                lines.writelines(f"{name}\t{why}\n" for name, why in left_out)
+        except OSError as error:
+            raise RefusedError(
+                f"--left-out {file} can't be written ({reason(error)}): nothing would tell what is missing; give "
+                "another file"
+            ) from error
+    if not left_out:
+        return []
+    counts = Counter(why for _, why in left_out)
+    lines_of = [
+        f"  left out   {len(left_out):,} files, {', '.join(f'{count:,} {why}' for why, count in counts.items())}:"
+    ]
+    lines_of += [f"             {name}" for name, _ in left_out[:NAMED]]
+    rest = f"and {len(left_out) - NAMED:,} more" if len(left_out) > NAMED else ""
+    where = f"all of them are in {file}" if file is not None else "--left-out FILE lists all of them" if rest else ""
+    return [*lines_of, f"             {'; '.join(filter(None, [rest, where]))}"] if rest or where else lines_of
+
+
+def summary(dataset: lance.LanceDataset, uri: str, chosen: str, left_out: list[str]) -> str:
+    """Says what the dataset holds, what was left out and how to train on it."""
+    classes = (dataset.schema.metadata or {}).get(b"classes")
+    counts = {name: dataset.count_rows(f"split = '{name}'") for name in ("train", "val", "test")}
+    splits = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+    fragments = [fragment.count_rows() for fragment in dataset.get_fragments()]
+    size = sum(field.bytes_on_disk for field in dataset.stats.data_stats().fields)
+    if {IMAGE, "label"} <= set(dataset.schema.names):
+        use = f"python jobs/train_images.py --data {uri}"
+    else:
+        use = f"raylance.dataset({uri!r}, filter=\"split = 'train'\")"
+    return "\n".join([
+        f"wrote {uri}, version {dataset.version}",
+        f"  rows       {sum(fragments):,}",
+        f"  splits     {splits} ({chosen})",
+        *([f"  classes    {describe(json.loads(classes))}"] if classes else []),
+        f"  fragments  {len(fragments):,} of at most {max(fragments):,} rows",
+        f"  bytes      {size:,}",
+        *left_out,
+        f"use it: {use}",
+    ])  # fmt: skip
+
+
+def parse_args(argv: list[str] | None) -> argparse.Namespace:
+    """Parses the command line."""
+
+    # fmt: off
+    def group() -> argparse.ArgumentParser:
+        return argparse.ArgumentParser(add_help=False)
+
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
+    store, classes, directory, common, columns, table, hub = (group() for _ in range(7))
+    store.add_argument("--storage-options", action="append", default=[], metavar="KEY=VALUE",
+        help="for the object store of the Lance dataset, as Lance names it; may be repeated")
+    classes.add_argument("--classes", metavar="FILE",
+        help="names of classes that have no numbers yet, one a line, in the order of their labels (default: sorted); "
+        "datasets that belong together need the same")
+    directory.add_argument("--input", required=True, metavar="DIR", help="where every node can read it")
+    directory.add_argument("--left-out", metavar="FILE",
+        help="write the names of all that gives no row, each with the reason (default: the summary names some)")
+    add = common.add_argument
+    add("--out", required=True, metavar="URI", help="the Lance dataset to make, where every node can write")
+    add("--overwrite", action="store_true", help="add a version to an existing dataset (default: refuse)")
+    add("--dry-run", action="store_true", help="say what would be written, and write nothing")
+    add("--rows-per-fragment", type=int, default=8192, metavar="N",
+        help="rows of every fragment but the last (default: %(default)s)")
+    add("--val-fraction", type=float, default=0.1, metavar="F",
+        help="where the source names no split but train, the part to call val (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of that choice, a hash of each image or row (default: %(default)s)")
+    add("--shorter-side", type=int, metavar="PIXELS",
+        help="larger images get this size, smaller ones stay as they are (default: all stay)")
+    add("--jpeg-quality", type=int, metavar="Q",
+        help=f"encode every image as JPEG (default: only those of another size, with {QUALITY})")
+    add("--no-progress", action="store_true", help="no progress bar; there is one on terminals only")
+    hub.add_argument("--image-column", default="image", metavar="NAME", help="(default: %(default)s)")
+    hub.add_argument("--label-column", default="label", metavar="NAME", help="(default: %(default)s)")
+    columns.add_argument("--columns", type=names, metavar="A,B", help="columns to keep (default: all)")
+    add = table.add_argument
+    add("--label-column", metavar="NAME", help="labels; strings become integers (default: label, where there is one)")
+    add("--image-column", default="image", metavar="NAME", help="encoded images (default: %(default)s)")
+    add("--keep-lists", type=names, metavar="A,B",
+        help="columns of floats that stay lists of any length (default: those whose first lists have one length are "
+        "vectors, and another length is an error)")
+    add("--split-by", type=names, metavar="A,B", help="columns whose values draw the split together (default: all)")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    sources = parser.add_subparsers(dest="source", required=True, metavar="SOURCE")
+    for name, parents, text in (
+        ("demo", [common], "scikit-learn's 1,797 handwritten digits; needs no network"),
+        ("imagefolder", [directory, common, classes],
+         "<class>/<image> or <split>/<class>/<image>, splits train, val(idation), test"),
+        ("huggingface", [directory, common, classes, hub],
+         "train-*, validation-*, test-*.parquet of encoded images, and of labels as integers or strings"),
+        ("tables", [directory, common, classes, columns, table],
+         "Parquet, CSV, Arrow and Feather files of one schema; a frame of pandas by to_parquet or to_feather"),
+        ("webdataset", [directory, common, classes, table],
+         "tars in which files of one name are a row: 0001.jpg, 0001.cls, 0001.json"),
+        ("saved", [directory, common, classes, table], "what save_to_disk of the datasets library wrote"),
+        ("lance", [directory, common, classes, columns, table], "another Lance dataset, or a table of LanceDB"),
+        ("classes", [classes], "adds integer labels to a Lance dataset that has them as strings; copies nothing else"),
+    ):
+        source = sources.add_parser(name, help=text, description=text, parents=[*parents, store])
+        if name == "lance":
+            source.add_argument("--filter", metavar="SQL", help="rows to keep (default: all)")
+        if name == "classes":
+            source.add_argument("--data", required=True, metavar="URI", help="the Lance dataset; it gets new versions")
+            source.add_argument("--string-column", required=True, metavar="NAME", help="class names")
+            source.add_argument("--label-column", default="label", metavar="NAME",
+                help="the column to add (default: %(default)s)")
+    # fmt: on
+    args = parser.parse_args(argv)
+    args.classes = getattr(args, "classes", None)
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the job; returns its exit status, which is 2 after one message on stderr."""
+    try:
+        print(run(parse_args(argv)))
+    except RefusedError as refusal:
+        print(f"create_dataset.py: {refusal}", file=sys.stderr)
+        return 2
+    return 0

@@ -1,0 +1,204 @@
+"""Owns datasets of Hugging Face: the hub's Parquet files, and what `datasets` saves to disk; never decodes images."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from jobs.common import RefusedError, reason
+from jobs.create_dataset.labels import is_text, read_classes, to_labels
+from jobs.create_dataset.sources import (
+    Left,
+    Listing,
+    Piece,
+    Source,
+    cut,
+    in_blocks,
+    list_files,
+    name_splits,
+    with_split,
+)
+
+
+class Parquet(NamedTuple):
+    """What a Parquet file tells: rows of its row groups, whether labels are strings, and the classes.
+
+    `names` are those that the file gives; where it gives none, `labels` are those of its rows.
+    """
+
+    groups: list[int]
+    as_strings: bool
+    names: list[str] | None
+    labels: set[int | str]
+
+
+class Hub(Source):
+    """Parquet files whose names begin with their split, of encoded images and labels."""
+
+    def __init__(self, location: str, image: str, label: str, classes_file: str | None) -> None:
+        """Looks into each file."""
+        self.listing = list_files(location, (".parquet",))
+        self.left_out, self.facts = self.listing.left_out, self.listing.facts
+        files = self.listing.files
+        splits = name_splits(location, files)
+        self.has_splits = not set(splits) <= {None, "train"}  # nothing but train: it was never split
+        self.splits = dict(zip(files, splits, strict=True))
+        self.found = {file: look_into(self.listing, file, location, image, label) for file in files}
+        self.image, self.label, self.as_strings = image, label, self.found[files[0]].as_strings
+        self.classes = settle_classes(self.found, location, label, classes_file)
+
+    def pieces(self, rows: int) -> list[Piece]:
+        """Spans of row groups."""
+        groups = [
+            ((file, group), count) for file, found in self.found.items() for group, count in enumerate(found.groups)
+        ]
+        return cut(groups, rows, "row groups, part")
+
+    def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
+        """Bytes as they are."""
+        for (file, group), low, high in piece.parts:
+            try:
+                with self.listing.open(file) as opened:
+                    read = pq.ParquetFile(opened).read_row_group(group, columns=[self.image, self.label])
+            except (OSError, pa.ArrowInvalid) as error:
+                raise ValueError(f"{file} is damaged: {error}") from None
+            yield from in_blocks(with_split(self._shape(read.slice(low, high - low), file), self._split(file)))
+
+    def _split(self, file: str) -> str | None:
+        return self.splits[file] if self.has_splits else None
+
+    def _shape(self, read: pa.Table, file: str) -> pa.Table:
+        encoded = read[self.image]
+        if pa.types.is_struct(encoded.type):
+            encoded = pc.struct_field(encoded, "bytes")
+        if encoded.null_count or read[self.label].null_count:
+            raise ValueError(f"{file} has rows without image bytes or without a label")
+        labels = to_labels(read[self.label], self.classes or []) if self.as_strings else read[self.label]
+        return pa.table({"image": encoded.cast(pa.binary()), "label": labels.cast(pa.int64())})
+
+
+def look_into(listing: Listing, file: str, location: str, image: str, label: str) -> Parquet:
+    """Reads what a Parquet file tells of itself; its labels only where nothing names their classes."""
+    try:
+        with listing.open(file) as opened:
+            parquet = pq.ParquetFile(opened)
+            as_strings = check_columns(parquet.schema_arrow, file, image, label)
+            names, labels = class_names(parquet.schema_arrow, label), set()
+            if names is None:
+                labels.update(parquet.read([label])[label].unique().drop_null().to_pylist())
+            groups = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
+            return Parquet(groups, as_strings, names, labels)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise RefusedError(
+            f"{file} in --input {location} can't be read as Parquet ({reason(error)}): its rows would "
+            "be missing; download it again, or move it away"
+        ) from error
+
+
+def settle_classes(found: dict[str, Parquet], location: str, label: str, classes_file: str | None) -> list[str]:
+    """Returns the class names of files that agree on them, in the order of their labels."""
+    names, labels = [file.names for file in found.values()], set().union(*(file.labels for file in found.values()))
+    if any(listed != names[0] for listed in names):
+        raise RefusedError(
+            f"the files in --input {location} name different classes for {label}: one label would mean two "
+            "things; give the files of one dataset at one revision"
+        )
+    kinds = {file.as_strings: name for name, file in reversed(found.items())}  # the first file of each
+    if len(kinds) > 1:
+        raise RefusedError(
+            f"labels are strings in {kinds[True]}, integers in {kinds[False]} in --input {location}: they cannot "
+            "be told to mean the same; give the files of one dataset at one revision"
+        )
+    if True in kinds:
+        return read_classes(classes_file, {str(name) for name in labels})
+    if classes_file is not None:
+        raise RefusedError(
+            f"--classes {classes_file} orders labels that are strings, and {label} holds integers: which integer "
+            "is which class is settled there; leave --classes out"
+        )
+    return names[0] or [str(value) for value in range(max((int(value) for value in labels), default=-1) + 1)]
+
+
+def check_columns(schema: pa.Schema, file: str, image: str, label: str) -> bool:
+    """Refuses a Parquet file without encoded images or labels; returns whether the labels are strings."""
+    kinds = {field.name: field.type for field in schema}
+    kind = kinds.get(image)
+    if kind is not None and pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    labels = kinds.get(label, pa.null())
+    if kind not in (pa.binary(), pa.large_binary()) or not (pa.types.is_integer(labels) or is_text(labels)):
+        raise RefusedError(
+            f"{file} lacks a column {image} of encoded images or a column {label} of integers or strings, it has "
+            f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}: there is nothing to train on; "
+            "name the columns by --image-column and --label-column"
+        )
+    return is_text(labels)
+
+
+def class_names(schema: pa.Schema, label: str) -> list[str] | None:
+    """Returns the class names that the `datasets` library leaves in the schema metadata, or None."""
+    with contextlib.suppress(KeyError, TypeError, ValueError):
+        names = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label]["names"]
+        return [str(name) for name in names]
+    return None
+
+
+class Saved(Source):
+    """What `Dataset.save_to_disk` and `DatasetDict.save_to_disk` wrote: Arrow streams, a directory for each split.
+
+    Columns come as they are, but for images: their bytes.
+    """
+
+    def __init__(self, location: str) -> None:
+        """Reads the files that tell of the others."""
+        self.listing = list_files(location, (".arrow", ".json"))
+        self.left_out = self.listing.left_out
+        self.facts = self.listing.facts
+        states = [file for file in self.listing.files if file.rpartition("/")[2] == "state.json"]
+        if not states:
+            raise RefusedError(
+                f"--input {location} has no state.json, which `save_to_disk` of the datasets library writes: it is no "
+                "dataset saved to disk; give the directory that was saved, or use the source that it is (tables, "
+                "huggingface)"
+            )
+        self.parts: list[tuple[tuple[str, str | None], None]] = []
+        names = {}
+        for state in states:
+            folder = state.rpartition("/")[0]
+            split = name_splits(location, [folder or "train"])[0] if folder else None
+            for data in self._load(state)["_data_files"]:
+                self.parts.append(((f"{folder}/{data['filename']}".lstrip("/"), split or folder or None), None))
+            features = self._load(f"{folder}/dataset_info.json".lstrip("/")).get("features") or {}
+            for name, feature in features.items():
+                if feature.get("_type") == "ClassLabel":
+                    names.setdefault(name, feature["names"])
+                    if names[name] != feature["names"]:
+                        raise RefusedError(
+                            f"the splits of --input {location} name different classes for {name}: one label would mean "
+                            "two things; save them anew from one dataset"
+                        )
+        self.names_of = names
+        self.has_splits = any(split for (_, split), _ in self.parts)
+
+    def _load(self, file: str) -> Any:
+        with self.listing.open(file) as opened:
+            return json.loads(opened.read())
+
+    def pieces(self, rows: int) -> list[Piece]:
+        """A file each: streams do not say how many rows they have."""
+        return cut(self.parts, rows, "file")
+
+    def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
+        """Columns as they are, of images the bytes."""
+        for (file, split), _, _ in piece.parts:
+            with self.listing.open(file) as opened, pa.ipc.open_stream(opened) as stream:
+                for batch in stream:
+                    table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
+                    for place, field in enumerate(table.schema):
+                        if pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0:
+                            table = table.set_column(place, field.name, pc.struct_field(table[place], "bytes"))
+                    yield from in_blocks(with_split(table, split if self.has_splits else None))

@@ -1,0 +1,110 @@
+"""Owns classes: their names, their order, the integers that stand for them; never reads a source."""
+
+import argparse
+import json
+from collections.abc import Collection
+
+import lance
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jobs.common import RefusedError, locate, parse_options, reason
+
+NAMED = 10  # classes that a summary names
+
+
+def read_classes(file: str | None, found: Collection[str]) -> list[str]:
+    """Returns class names in the order of their labels: those of the file, one a line, else the found ones sorted."""
+    if file is None:
+        return sorted(found)
+    try:
+        with open(file, encoding="utf-8") as lines:
+            classes = [line.rstrip("\r\n") for line in lines]
+    except (OSError, ValueError) as error:
+        raise RefusedError(
+            f"--classes {file} can't be read ({reason(error)}): labels would have no order; give a text file "
+            "with one class name a line"
+        ) from error
+    if len(classes) != len(set(classes)) or not classes:
+        raise RefusedError(
+            f"--classes {file} has {len(classes)} lines with {len(set(classes))} names: a name would have no label, "
+            "or two; give every class one line"
+        )
+    if missing := sorted(set(found) - set(classes)):
+        raise RefusedError(
+            f"--classes {file} lacks {len(missing):,} of the classes found, such as {', '.join(missing[:3])}: their "
+            "rows would have no label; add them to the file"
+        )
+    return classes
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Tells whether values are strings, be they stored once each."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def to_labels(names: pa.ChunkedArray | pa.Array, classes: list[str]) -> pa.ChunkedArray | pa.Array:
+    """Returns the place of each name among the classes, int64; null for null."""
+    return pc.index_in(names.cast(pa.string()), value_set=pa.array(classes, pa.string())).cast(pa.int64())
+
+
+def describe(classes: list[str]) -> str:
+    """Returns how many classes there are, and their names or the first ones."""
+    return f"{len(classes):,}: {', '.join(classes[:NAMED])}{', ...' if len(classes) > NAMED else ''}"
+
+
+def add_classes(args: argparse.Namespace) -> str:
+    """Adds integer labels beside the strings of a Lance dataset, as new versions; returns what was done."""
+    options = parse_options(args.storage_options)
+    uri = locate(args.data)
+    try:
+        dataset = lance.dataset(uri, storage_options=options)
+    except (OSError, ValueError) as error:
+        raise RefusedError(
+            f"no Lance dataset can be opened at --data {args.data} ({reason(error)}): there is nothing to add labels "
+            "to; give one that exists"
+        ) from error
+    kinds = {field.name: field.type for field in dataset.schema}
+    if not is_text(kinds.get(args.string_column, pa.null())):
+        raise RefusedError(
+            f"--data {args.data} lacks a column {args.string_column} of strings, it has "
+            f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}: there are no names to number; name the "
+            "column by --string-column"
+        )
+    if args.label_column in kinds:
+        raise RefusedError(
+            f"--data {args.data} has a column {args.label_column} ({kinds[args.label_column]}) already: it would be "
+            "replaced; give the new one another name by --label-column"
+        )
+    found: set[str] = set()
+    for batch in dataset.scanner(columns=[args.string_column], batch_size=1 << 16).to_batches():
+        found.update(batch[0].unique().to_pylist())
+    if None in found:
+        rows = dataset.count_rows(f"`{args.string_column}` IS NULL")
+        raise RefusedError(
+            f"{rows:,} rows of --data {args.data} have no {args.string_column}: they would have no label; fill them, "
+            "or delete these rows"
+        )
+    classes = read_classes(args.classes, found)
+    named = (dataset.schema.metadata or {}).get(b"classes")
+    if named and json.loads(named) != classes:
+        raise RefusedError(
+            f"--data {args.data} names its classes {describe(json.loads(named))} already, and {args.string_column} has "
+            f"{describe(classes)}: labels that it has would be named wrongly; give these names by --classes"
+        )
+
+    @lance.batch_udf(output_schema=pa.schema({args.label_column: pa.int64()}))
+    def number(batch: pa.RecordBatch) -> pa.RecordBatch:
+        return pa.record_batch({args.label_column: to_labels(batch[args.string_column], classes)})
+
+    before = dataset.version
+    # Names first: a version with labels that nothing names is never to be seen.
+    dataset.update_schema_metadata({"classes": json.dumps(classes, ensure_ascii=False)})
+    dataset.add_columns(number, read_columns=[args.string_column])
+    return "\n".join([
+        f"added {args.label_column} to {uri}, version {dataset.version} (it was {before}, which stays as it is)",
+        f"  classes    {describe(classes)}",
+        f"use it: python jobs/train_images.py --data {uri}"
+        + (f" --label-column {args.label_column}" if args.label_column != "label" else ""),
+    ])  # fmt: skip

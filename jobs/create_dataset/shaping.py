@@ -1,0 +1,124 @@
+"""Owns what becomes of rows on their way: labels, lists, images, splits; never reads or writes any."""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from jobs.common import RefusedError
+from jobs.create_dataset.labels import is_text, to_labels
+from jobs.create_dataset.sources import SPLIT
+from jobs.materialize.images import Reencode
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What is done to each row; sent to every task.
+
+    Attributes:
+        schema: Of the dataset.
+        label: Column whose strings become integers by `classes`, or None.
+        classes: Names of classes, or None.
+        images: What becomes of images, or None.
+        split_by: Columns whose content decides the split; none where the source names its splits.
+        val_fraction: Of the rows that are called val.
+        seed: Of that choice.
+    """
+
+    schema: pa.Schema
+    label: str | None
+    classes: list[str] | None
+    images: Reencode | None
+    split_by: tuple[str, ...]
+    val_fraction: float
+    seed: int
+
+    def apply(self, table: pa.Table, name: str) -> pa.Table:
+        """Shapes a table; `name` says where it is from.
+
+        Raises:
+            ValueError: If its columns, or the lengths of its lists, are not those of the first rows.
+        """
+        if self.split_by:
+            table = table.append_column(SPLIT, self._draw_splits(table))
+        if self.label is not None and is_text(table[self.label].type):
+            place = table.schema.get_field_index(self.label)
+            table = table.set_column(place, self.label, to_labels(table[self.label], self.classes or []))
+        if missing := [column for column in self.schema.names if column not in table.column_names]:
+            raise ValueError(f"{name} lacks the column {', '.join(missing)}, which the first rows have")
+        for field in self.schema:
+            if pa.types.is_fixed_size_list(field.type) and not pa.types.is_fixed_size_list(table[field.name].type):
+                check_lengths(table[field.name], field.type.list_size, field.name, name)
+        table = table.select(self.schema.names).cast(self.schema)
+        if self.images is not None:
+            table = self.images.apply(table, np.arange(table.num_rows))
+        return table
+
+    def _draw_splits(self, table: pa.Table) -> pa.Array:
+        # A hash of the content: it depends on no order, and copies of a row never end up on both sides.
+        key = str(self.seed).encode()
+        columns = [contents(table[name]) for name in self.split_by]
+        draws = []
+        for parts in zip(*columns, strict=True):
+            digest = hashlib.blake2b(digest_size=8, key=key)
+            for part in parts:
+                digest.update(part)
+            draws.append(int.from_bytes(digest.digest(), "big") / 2**64)
+        return pa.array(["val" if draw < self.val_fraction else "train" for draw in draws], pa.string())
+
+
+def settle(first: pa.Table, keep_lists: Sequence[str]) -> pa.Schema:
+    """The schema of the dataset, from its first rows: lists of floats that are all of one length get it for good."""
+    fields = []
+    for field in first.schema:
+        kind = field.type
+        if pa.types.is_dictionary(kind):
+            kind = kind.value_type  # each block has a dictionary of its own
+        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        if is_list and pa.types.is_floating(kind.value_type) and field.name not in keep_lists:
+            lengths = pc.unique(pc.list_value_length(first[field.name])).to_pylist()
+            if len(lengths) == 1 and lengths[0]:
+                kind = pa.list_(kind.value_type, lengths[0])
+        fields.append(pa.field(field.name, kind))
+    return pa.schema(fields)
+
+
+def check_lengths(column: pa.ChunkedArray, length: int, name: str, where: str) -> None:
+    """Refuses lists of another length than the first ones."""
+    lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+    if other := [found for found in lengths if found != length]:
+        raise ValueError(
+            f"column {name} has a list of {other[0]} values in {where}, and {length} in the first rows: it would be no "
+            f"vector. Give --keep-lists {name} to store lists of any length"
+        )
+
+
+def contents(column: pa.ChunkedArray) -> Iterator[Any]:
+    """The bytes of each value."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    for chunk in column.chunks:
+        if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+            yield from (value.as_buffer() or b"" for value in chunk)
+        elif pa.types.is_fixed_size_list(kind) and pa.types.is_primitive(kind.value_type) and not chunk.null_count:
+            values = chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), -1)
+            yield from (row.tobytes() for row in values)
+        else:
+            yield from (repr(value).encode() for value in chunk.to_pylist())
+
+
+def check_columns(source: pa.Schema, label: str | None, images: Reencode | None, keep_lists: Sequence[str]) -> None:
+    """Refuses columns that the source does not have."""
+    asked = {"--label-column": label, "--image-column": images and images.column}
+    asked |= {f"--keep-lists {name}": name for name in keep_lists}
+    for flag, name in asked.items():
+        if name is not None and name not in source.names:
+            raise RefusedError(
+                f"{flag.split()[0]} {name} is none of the columns {', '.join(source.names)}: nothing would be done to "
+                "it; name one of them"
+            )

@@ -1,0 +1,204 @@
+"""Owns what every source has in common: files, splits, pieces of equal size; never reads a row."""
+
+import abc
+import dataclasses
+import itertools
+import os
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+
+from jobs.common import RefusedError, reason
+
+SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}  # as found -> as stored
+SPLIT = "split"
+BLOCK_BYTES = 64 << 20  # that a source reads at a time, about
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """What one task reads, and writes as a fragment, or as several where nobody knew how many rows it has.
+
+    Attributes:
+        name: For messages.
+        parts: What to read, in order; only its source knows how to take it.
+        rows: Rows of all parts, or None where only reading tells.
+    """
+
+    name: str
+    parts: tuple[Any, ...]
+    rows: int | None
+
+
+class Left(NamedTuple):
+    """Something that gives no row."""
+
+    name: str
+    why: str
+
+
+class Source(abc.ABC):
+    """Where rows come from. It is sent to every task.
+
+    Attributes:
+        has_splits: Whether its tables have a column `split`.
+        classes: Names of classes in the order of their labels, where it knows them; its labels are integers then.
+        left_out: Files that give no row, sorted.
+        facts: What tells it from what it was at another time: names, sizes and times of files, versions.
+    """
+
+    has_splits: bool = False
+    classes: list[str] | None = None
+    left_out: Sequence[Left] = ()
+    facts: Any = None
+
+    @abc.abstractmethod
+    def pieces(self, rows: int) -> list[Piece]:
+        """Cuts it, in its order, into pieces of so many rows, as far as it knows how many there are."""
+
+    @abc.abstractmethod
+    def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
+        """Reads a piece, some mebibytes at a time; adds what gives no row."""
+
+    def first(self) -> pa.Table:
+        """The first rows, at least one.
+
+        Raises:
+            RefusedError: If there is none.
+        """
+        for piece in self.pieces(1 << 13):
+            for table in self.read(piece, []):
+                if table.num_rows:
+                    return table
+        raise RefusedError("the source has no rows: the dataset would be empty; give one that has some")
+
+
+class Span(NamedTuple):
+    """Rows [low, high) of something that is read as a whole, such as a row group; all of it where nobody counted."""
+
+    what: Any
+    low: int
+    high: int | None
+
+
+def cut(counted: Sequence[tuple[Any, int | None]], rows: int, name: str) -> list[Piece]:
+    """Cuts what is read in a row into pieces of so many rows; what nobody counted is a piece by itself."""
+    pieces: list[Piece] = []
+    spans: list[Span] = []
+    held = 0
+
+    def close() -> None:
+        nonlocal held
+        if spans:
+            pieces.append(Piece(name=f"{name} {len(pieces) + 1}", parts=tuple(spans), rows=held))
+        spans.clear()
+        held = 0
+
+    for what, count in counted:
+        if count is None:
+            close()
+            pieces.append(Piece(name=f"{name} {len(pieces) + 1}", parts=(Span(what, 0, None),), rows=None))
+            continue
+        at = 0
+        while at < count:
+            take = min(count - at, rows - held)
+            spans.append(Span(what, at, at + take))
+            at, held = at + take, held + take
+            if held == rows:
+                close()
+    close()
+    return pieces
+
+
+class Listing(NamedTuple):
+    """What lies in --input: sorted paths below the root, and those left out, each with the reason."""
+
+    filesystem: pafs.FileSystem
+    root: str
+    files: list[str]
+    left_out: list[Left]
+    facts: list[tuple[str, int, float]]
+
+    def open(self, file: str) -> pa.NativeFile:
+        """Opens a file to read from any place of it."""
+        return self.filesystem.open_input_file(self.path(file))
+
+    def path(self, file: str) -> str:
+        """Where it lies in its file system."""
+        return f"{self.root}/{file}" if file else self.root
+
+
+def list_files(location: str, endings: tuple[str, ...]) -> Listing:
+    """Lists the files with one of the endings, or the one file that is given; leaves out others and hidden ones."""
+    try:
+        if "://" in location:
+            filesystem, root = pafs.FileSystem.from_uri(location)
+        else:
+            filesystem, root = pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(location))
+        root = root.rstrip("/")
+        if filesystem.get_file_info(root).is_file:
+            root, _, name = root.rpartition("/")
+            found = [filesystem.get_file_info(f"{root}/{name}")]
+        else:
+            found = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise RefusedError(
+            f"--input {location} can't be listed ({reason(error)}): there is nothing to read; give an "
+            "existing directory, by a path or URI that every node can read"
+        ) from error
+    listing = Listing(filesystem, root, [], [], [])
+    sizes = {info.path[len(root) + 1 :]: (info.size, info.mtime_ns or 0) for info in found if info.is_file}
+    for file in sorted(sizes):
+        if "/." in f"/{file}":
+            listing.left_out.append(Left(file, "hidden"))
+        elif not file.lower().endswith(endings):
+            listing.left_out.append(Left(file, f"ends with none of {' '.join(endings)}"))
+        else:
+            listing.files.append(file)
+            listing.facts.append((file, *sizes[file]))
+    if not listing.files:
+        raise RefusedError(
+            f"no {' '.join(endings)} files found under --input {location}{name_some(listing.left_out)}: the dataset "
+            "would be empty; give the directory that holds them"
+        )
+    return listing
+
+
+def name_some(left_out: Sequence[Left]) -> str:
+    """Names up to three files that were left out, to follow a sentence about --input."""
+    if not left_out:
+        return ""
+    named = ", ".join(f"{file} ({why})" if why == "hidden" else file for file, why in left_out[:3])
+    return f" ({len(left_out):,} left out, such as {named})"
+
+
+def name_splits(location: str, files: list[str]) -> list[str | None]:
+    """Returns the split that the name of each file begins with; None for all, where no name says one."""
+    found = [re.match(rf"({'|'.join(SPLITS)})(?![a-z0-9])", os.path.basename(file)) for file in files]
+    splits = [SPLITS[match[1]] if match else None for match in found]
+    if any(splits) and not all(splits):
+        raise RefusedError(
+            f"{files[splits.index(None)]} in --input {location} names no split, other files do: its rows "
+            "would belong to none; call it train-*, validation-* or test-*, or move it away"
+        )
+    return splits
+
+
+def with_split(table: pa.Table, split: str | None) -> pa.Table:
+    """Adds the split, where there is one."""
+    return table if split is None else table.append_column(SPLIT, pa.array([split] * table.num_rows, pa.string()))
+
+
+def in_blocks(table: pa.Table) -> Iterator[pa.Table]:
+    """A table some mebibytes at a time."""
+    rows = max(1, int(BLOCK_BYTES * table.num_rows / max(1, table.nbytes)))
+    return (table.slice(at, rows) for at in range(0, table.num_rows, rows))
+
+
+def chunked(values: Sequence[Any], size: int) -> Iterator[tuple[Any, ...]]:
+    """Values in tuples of so many; the last may have fewer."""
+    iterator = iter(values)
+    return iter(lambda: tuple(itertools.islice(iterator, size)), ())

@@ -1,0 +1,181 @@
+"""Owns sources that are tables already: Parquet, CSV, Arrow, Feather, Lance; never changes a value."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import lance
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from jobs.common import RefusedError, locate, reason
+from jobs.create_dataset.sources import (
+    BLOCK_BYTES,
+    Left,
+    Piece,
+    Source,
+    cut,
+    in_blocks,
+    list_files,
+    name_splits,
+    with_split,
+)
+
+PARQUET, TEXT, ARROW = (".parquet", ".pq"), (".csv", ".tsv", ".csv.gz", ".tsv.gz"), (".arrow", ".feather", ".ipc")
+_MAGIC = b"ARROW1"  # an Arrow file, which tells its batches; a stream does not begin so
+
+
+class Tables(Source):
+    """Files of one schema; those that begin with the name of a split are of that split.
+
+    A frame of pandas goes through a file: `frame.to_parquet` or `frame.to_feather`. The index that pandas stores beside
+    the columns is left out.
+    """
+
+    def __init__(self, location: str, columns: Sequence[str] | None) -> None:
+        """Asks each file for its rows, where it can tell them."""
+        self.listing = list_files(location, (*PARQUET, *TEXT, *ARROW))
+        self.facts, files = self.listing.facts, self.listing.files
+        splits = name_splits(location, files)
+        self.has_splits = not set(splits) <= {None, "train"}
+        self.splits = dict(zip(files, splits, strict=True))
+        self.columns, index = (None if columns is None else list(columns)), dict[str, None]()
+        self.parts: list[tuple[tuple[str, int], int | None]] = []
+        try:
+            for file in files:
+                self.parts += [((file, part), rows) for part, rows in enumerate(self._count(file, index))]
+        except (OSError, pa.ArrowInvalid) as error:
+            raise RefusedError(
+                f"{file} in --input {location} can't be read ({reason(error)}): its rows would be missing; write it "
+                "again, or move it away"
+            ) from error
+        self.index = [name for name in index if self.columns is None or name not in self.columns]
+        self.left_out = [
+            *self.listing.left_out,
+            *(
+                Left(f"column {name}", "is the index of a pandas frame; name it by --columns to keep it")
+                for name in self.index
+            ),
+        ]
+
+    def _count(self, file: str, index: dict[str, None]) -> list[int | None]:
+        """Rows of each part; notes the columns that hold the index of a frame."""
+        if file.lower().endswith(TEXT):
+            return [None]
+        with self.listing.open(file) as opened:
+            if file.lower().endswith(PARQUET):
+                found = pq.ParquetFile(opened)
+                self._note(found.schema_arrow, file, index)
+                return [found.metadata.row_group(group).num_rows for group in range(found.num_row_groups)]
+            if not is_file(opened):
+                with pa.ipc.open_stream(opened) as stream:
+                    self._note(stream.schema, file, index)
+                return [None]
+            with pa.ipc.open_file(opened) as batches:
+                self._note(batches.schema, file, index)
+                return [batches.get_batch(batch).num_rows for batch in range(batches.num_record_batches)]
+
+    def _note(self, schema: pa.Schema, file: str, index: dict[str, None]) -> None:
+        if missing := [name for name in self.columns or () if name not in schema.names]:
+            raise RefusedError(
+                f"{file} lacks the column {', '.join(missing)}, it has {', '.join(schema.names)}: --columns would not "
+                "be what it says; name columns that all files have"
+            )
+        told = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+        index |= {
+            name: None for name in told.get("index_columns", ()) if isinstance(name, str) and name in schema.names
+        }
+
+    def pieces(self, rows: int) -> list[Piece]:
+        """Spans of row groups and batches; a file each, where it does not tell its rows."""
+        return cut(self.parts, rows, "part")
+
+    def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
+        """Columns as they are."""
+        for (file, part), low, high in piece.parts:
+            for table in self._read(file, part, low, high):
+                kept = [name for name in self.columns or table.column_names if name not in self.index]
+                split = self.splits[file] if self.has_splits else None
+                yield from in_blocks(with_split(table.select(kept).replace_schema_metadata(None), split))
+
+    def _read(self, file: str, part: int, low: int, high: int | None) -> Iterator[pa.Table]:
+        try:
+            if file.lower().endswith(TEXT):
+                yield from self._read_text(file)
+                return
+            with self.listing.open(file) as opened:
+                if file.lower().endswith(PARQUET):
+                    columns = None if self.columns is None else [*self.columns]
+                    yield pq.ParquetFile(opened).read_row_group(part, columns=columns).slice(low, high and high - low)
+                elif is_file(opened):
+                    batch = pa.ipc.open_file(opened).get_batch(part)
+                    yield pa.Table.from_batches([batch]).slice(low, high and high - low)
+                else:
+                    yield from (pa.Table.from_batches([batch]) for batch in pa.ipc.open_stream(opened))
+        except (OSError, pa.ArrowException) as error:
+            raise ValueError(f"{file} is damaged: {error}") from None
+
+    def _read_text(self, file: str) -> Iterator[pa.Table]:
+        separator = "\t" if ".tsv" in file.lower() else ","
+        with self.listing.filesystem.open_input_stream(self.listing.path(file), compression="detect") as opened:
+            reader = pyarrow.csv.open_csv(
+                opened,
+                read_options=pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES // 8),
+                parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
+            )
+            yield from (pa.Table.from_batches([batch]) for batch in reader)
+
+
+def is_file(opened: pa.NativeFile) -> bool:
+    """Whether it is an Arrow file (Feather version 2 is one), and no stream."""
+    magic = bytes(opened.read(len(_MAGIC)))
+    opened.seek(0)
+    return magic == _MAGIC
+
+
+class LanceTable(Source):
+    """Another Lance dataset, or a table of LanceDB, which is one: `database/table.lance`."""
+
+    def __init__(
+        self, location: str, columns: Sequence[str] | None, filter: str | None, options: dict[str, str]
+    ) -> None:
+        """Opens it at its newest version."""
+        self.uri, self.filter, self.options = locate(location), filter, options
+        try:
+            opened = lance.dataset(self.uri, storage_options=options)
+            self.version, self.rows = opened.version, opened.count_rows(filter)
+        except (OSError, ValueError) as error:
+            raise RefusedError(
+                f"--input {location} can't be read as a Lance dataset ({reason(error)}): there is nothing to copy; "
+                "give the URI of one; a table of LanceDB lies at <database>/<table>.lance"
+            ) from error
+        if missing := [name for name in columns or () if name not in opened.schema.names]:
+            raise RefusedError(
+                f"--input {location} lacks the column {', '.join(missing)}, it has {', '.join(opened.schema.names)}: "
+                "--columns would not be what it says; name columns that it has"
+            )
+        self.columns = list(columns or opened.schema.names)
+        self.has_splits = "split" in self.columns
+        self.facts = [self.uri, self.version, filter]
+        names = (opened.schema.metadata or {}).get(b"classes")
+        self.classes = json.loads(names) if names else None
+
+    def pieces(self, rows: int) -> list[Piece]:
+        """Spans of its rows."""
+        return cut([(None, self.rows)], rows, "rows")
+
+    def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
+        """Columns as they are."""
+        opened: Any = lance.dataset(self.uri, version=self.version, storage_options=self.options)
+        for _, low, high in piece.parts:
+            scanner = opened.scanner(
+                columns=self.columns,
+                filter=self.filter,
+                offset=low,
+                limit=high - low,
+                batch_size=1024,
+                scan_in_order=True,
+            )
+            for batch in scanner.to_batches():
+                yield from in_blocks(pa.Table.from_batches([batch]).replace_schema_metadata(None))

@@ -1,0 +1,313 @@
+"""Owns the checks of jobs/create_dataset on tables, tars and datasets of others: a schema in, a dataset out."""
+
+import io
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+import ray
+from PIL import Image
+
+import raylance
+from jobs.create_dataset import command as job
+from jobs.create_dataset.sources import Span, cut
+from jobs.create_dataset.writing import Target, begun_otherwise
+
+ROWS = 50
+NAMES = ["owl", "auk", "tit"]
+
+
+def table(rows: int = ROWS, start: int = 0) -> pa.Table:
+    """Scalars, a vector, tokens, and labels that are strings."""
+    rng = np.random.default_rng(start)
+    numbers = range(start, start + rows)
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int32()),
+            "score": pa.array(rng.random(rows), pa.float32()),
+            "vector": pa.array([rng.random(4).tolist() for _ in numbers], pa.list_(pa.float32())),
+            "tokens": pa.array([list(range(number % 7)) for number in numbers], pa.list_(pa.int32())),
+            "species": pa.array([NAMES[number % 3] for number in numbers]),
+        }
+    )
+
+
+def picture(number: int, size: tuple[int, int] = (40, 60)) -> bytes:
+    """An encoded image."""
+    pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8)
+    Image.fromarray(pixels).save(buffer := io.BytesIO(), format="PNG")
+    return buffer.getvalue()
+
+
+def make(source: str, out: Path, *options: object) -> lance.LanceDataset:
+    """Runs the job, which must succeed."""
+    assert job.main([source, "--out", str(out), *map(str, options)]) == 0
+    return lance.dataset(str(out))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """Runs the job, which must refuse; returns the message."""
+    assert job.main([str(word) for word in argv]) == 2
+    return capsys.readouterr().err
+
+
+def classes_of(dataset: lance.LanceDataset) -> list[str]:
+    names: list[str] = json.loads(dataset.schema.metadata[b"classes"])
+    return names
+
+
+SHAPED = pa.schema(
+    {
+        "id": pa.int32(),
+        "score": pa.float32(),
+        "vector": pa.list_(pa.float32(), 4),
+        "tokens": pa.list_(pa.int32()),
+        "species": pa.int64(),
+        "split": pa.string(),
+    }
+)
+
+
+def write_stream(made: pa.Table, path: Path) -> None:
+    with pa.ipc.new_stream(path, made.schema) as stream:
+        stream.write_table(made, max_chunksize=9)
+
+
+def write_file(made: pa.Table, path: Path) -> None:
+    with pa.ipc.new_file(path, made.schema) as file:
+        file.write_table(made, max_chunksize=9)
+
+
+WRITERS: dict[str, Any] = {
+    "a.parquet": lambda made, path: pq.write_table(made, path, row_group_size=11),
+    "a.arrow": write_file,
+    "b.arrow": write_stream,
+    "a.feather": pyarrow.feather.write_feather,
+}
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("name", WRITERS)
+def test_tables_keep_their_columns(name: str, tmp_path: Path) -> None:
+    """Lists of floats of one length become vectors, tokens stay lists, strings of the label column become integers."""
+    made = table()
+    (tmp_path / "in").mkdir()
+    WRITERS[name](made, tmp_path / "in" / name)
+    options = "--input", tmp_path / "in", "--label-column", "species", "--rows-per-fragment", 20
+    dataset = make("tables", tmp_path / "out.lance", *options)
+    assert dataset.schema.equals(SHAPED)
+    assert classes_of(dataset) == sorted(NAMES)
+    found = dataset.to_table()
+    for column in ("id", "score", "vector", "tokens"):
+        assert found[column].to_pylist() == made[column].to_pylist()
+    assert [sorted(NAMES)[label] for label in found["species"].to_pylist()] == made["species"].to_pylist()
+    assert set(found["split"].to_pylist()) <= {"train", "val"}
+    assert [fragment.count_rows() for fragment in dataset.get_fragments()] == [20, 20, 10]
+    loaded = raylance.dataset(dataset.uri, columns=["id", "vector", "tokens"], remainder="ragged")
+    with loaded.loader(runtime="threads") as loader:
+        batches = list(loader.iter_torch_batches(global_batch_size=16, pad_lists={"tokens": 0}))
+    assert sorted(row for batch in batches for row in batch["id"].tolist()) == list(range(ROWS))
+    assert batches[0]["vector"].shape == (16, 4)
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_csv_with_splits_by_name(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    columns = ["id", "score", "species"]
+    for name, rows, start in (("train-0.csv", 30, 0), ("test.csv", 5, 30), ("validation_1.csv", 4, 35)):
+        pyarrow.csv.write_csv(table(rows, start).select(columns), tmp_path / "in" / name)
+    dataset = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in", "--label-column", "species")
+    found = dataset.to_table()
+    assert found.schema.names == [*columns, "split"]
+    assert found["id"].to_pylist() == [*range(30, 35), *range(30), *range(35, 39)]
+    assert found["split"].to_pylist() == ["test"] * 5 + ["train"] * 30 + ["val"] * 4
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_frame_of_vectors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The index that pandas stores beside the columns is left out, and said."""
+    vectors = np.random.default_rng(0).random((20, 8)).astype(np.float32)
+    frame = pd.DataFrame({"key": [f"k{n}" for n in range(20)], "vector": list(vectors)}, index=np.arange(20)[::-1])
+    frame.to_parquet(tmp_path / "frame.parquet")
+    dataset = make("tables", tmp_path / "out.lance", "--input", tmp_path / "frame.parquet")
+    assert "column __index_level_0__" in capsys.readouterr().out
+    assert dataset.schema.names == ["key", "vector", "split"]
+    assert dataset.schema.field("vector").type == pa.list_(pa.float32(), 8)
+    values = dataset.to_table()["vector"].combine_chunks().flatten().to_numpy()
+    assert np.array_equal(values.reshape(20, 8), vectors)
+    kept = make(
+        "tables", tmp_path / "kept.lance", "--input", tmp_path / "frame.parquet", "--columns", "__index_level_0__,key"
+    )
+    assert kept.to_table()["__index_level_0__"].to_pylist() == list(range(20))[::-1]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_lists_of_other_lengths_are_refused_or_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lists = pa.array([[1.0, 2.0]] * 20 + [[1.0]], pa.list_(pa.float32()))
+    pq.write_table(pa.table({"vector": lists}), tmp_path / "in.parquet", row_group_size=10)
+    command = "tables", "--input", tmp_path / "in.parquet", "--out", tmp_path / "out.lance"
+    said = refusal(capsys, *command)
+    assert "column vector has a list of 1 values" in said
+    assert "and 2 in the first rows" in said
+    assert "--keep-lists vector" in said
+    dataset = make("tables", tmp_path / "out.lance", *command[1:3], "--keep-lists", "vector")
+    assert dataset.schema.field("vector").type == pa.list_(pa.float32())
+    assert dataset.count_rows() == 21
+
+
+def write_tar(path: Path, rows: range, *, without: int = -1) -> None:
+    with tarfile.open(path, "w") as tar:
+        for row in rows:
+            files = {
+                "png": picture(row),
+                "cls": str(row % 3).encode(),
+                "txt": f"ü {row}".encode(),
+                "json": json.dumps({"row": row}).encode(),
+            }
+            if row == without:
+                del files["cls"]
+            for ending, content in files.items():
+                info = tarfile.TarInfo(f"shard/{row:04}.{ending}")
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_webdataset_tars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tar at a time, whose rows nobody has counted; a row without all columns is left out, and named."""
+    (tmp_path / "in").mkdir()
+    write_tar(tmp_path / "in" / "train-000.tar", range(70), without=66)
+    write_tar(tmp_path / "in" / "train-001.tar", range(70, 75))
+    write_tar(tmp_path / "in" / "val-000.tar", range(75, 80))
+    left = tmp_path / "left.tsv"
+    dataset = make("webdataset", tmp_path / "out.lance", "--input", tmp_path / "in", "--left-out", left)
+    found = dataset.to_table()
+    expected = [row for row in range(80) if row != 66]
+    assert found["image"].to_pylist() == [picture(row) for row in expected]
+    assert found["label"].to_pylist() == [row % 3 for row in expected]
+    assert found["text"].to_pylist() == [f"ü {row}" for row in expected]
+    assert [json.loads(text)["row"] for text in found["json"].to_pylist()] == expected
+    assert found["split"].to_pylist() == ["train"] * 74 + ["val"] * 5
+    assert left.read_text() == "train-000.tar: shard/0066\thas no label\n"
+    assert "left out   1 files, 1 has no label" in capsys.readouterr().out
+    (tmp_path / "in" / "train-002.tar").write_bytes(b"no tar" * 200)
+    said = refusal(capsys, "webdataset", "--input", tmp_path / "in", "--out", tmp_path / "other.lance")
+    assert "train-002.tar is damaged" in said
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_what_the_datasets_library_saved(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["auk", "owl"])})
+
+    def rows(numbers: range) -> Any:
+        images = [{"bytes": picture(number), "path": None} for number in numbers]
+        return datasets.Dataset.from_dict({"image": images, "label": [n % 2 for n in numbers]}, features=features)
+
+    datasets.DatasetDict({"train": rows(range(30)), "test": rows(range(30, 35))}).save_to_disk(tmp_path / "saved")
+    dataset = make("saved", tmp_path / "out.lance", "--input", tmp_path / "saved")
+    found = dataset.to_table()
+    assert classes_of(dataset) == ["auk", "owl"]
+    assert found["image"].to_pylist() == [picture(number) for number in [*range(30, 35), *range(30)]]
+    assert found["split"].to_pylist() == ["test"] * 5 + ["train"] * 30
+    rows(range(4)).save_to_disk(tmp_path / "single")
+    single = make("saved", tmp_path / "single.lance", "--input", tmp_path / "single")
+    assert single.to_table()["label"].to_pylist() == [0, 1, 0, 1]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_lance_dataset_and_a_table_of_lancedb(tmp_path: Path) -> None:
+    lance.write_dataset(table(), tmp_path / "in.lance", max_rows_per_file=13)
+    options = "--filter", "id % 2 = 0", "--columns", "id,vector,species", "--label-column", "species"
+    dataset = make(
+        "lance", tmp_path / "out.lance", "--input", tmp_path / "in.lance", *options, "--rows-per-fragment", 10
+    )
+    assert dataset.schema.names == ["id", "vector", "species", "split"]
+    assert dataset.to_table()["id"].to_pylist() == list(range(0, ROWS, 2))
+    assert [fragment.count_rows() for fragment in dataset.get_fragments()] == [10, 10, 5]
+    lancedb = pytest.importorskip("lancedb")
+    lancedb.connect(str(tmp_path / "db")).create_table("birds", data=table())
+    dataset = make("lance", tmp_path / "birds.lance", "--input", tmp_path / "db" / "birds.lance")
+    assert dataset.count_rows() == ROWS
+    assert make("lance", tmp_path / "again.lance", "--input", dataset.uri).schema.names == dataset.schema.names
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_images_are_made_smaller(tmp_path: Path) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / "in" / name / f"{number}.png").write_bytes(picture(number, (40 + 40 * number, 100)))
+    options = "--input", tmp_path / "in", "--shorter-side", 50, "--jpeg-quality", 80
+    images = make("imagefolder", tmp_path / "out.lance", *options).to_table()["image"].to_pylist()
+    opened = [Image.open(io.BytesIO(encoded)) for encoded in images]
+    assert [image.format for image in opened] == ["JPEG"] * 6
+    assert [image.size for image in opened[:3]] == [(100, 40), (62, 50), (50, 60)]
+
+
+def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path) -> None:
+    pq.write_table(table(), tmp_path / "in.parquet")
+    words = ["tables", "--input", tmp_path / "in.parquet", "--out", tmp_path / "out.lance", "--dry-run"]
+    script = f"import sys, ray; from jobs.create_dataset.command import main; status = main({list(map(str, words))})"
+    script += "; sys.exit(status or ray.is_initialized())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "from 50 rows, in 1 pieces" in done.stdout
+    assert "vector     fixed_size_list<item: float>[4]" in done.stdout
+    assert "10% val, the rest train, by a hash of id, score, vector, tokens, species" in done.stdout
+    assert not (tmp_path / "out.lance").exists()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_run_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Killed when some fragments are written: these are used, and nothing of the first run is left beside the data."""
+    pq.write_table(table(4000), tmp_path / "in.parquet")
+    out = tmp_path / "out.lance"
+    words = ["tables", "--input", tmp_path / "in.parquet", "--out", out, "--rows-per-fragment", 100]
+    command = [sys.executable, Path(job.__file__).parents[1] / "create_dataset.py", *map(str, words)]
+    environment = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    started = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while len(notes := list(out.glob("_create-*/*.json"))) < 5 and started.poll() is None:
+        time.sleep(0.01)
+    started.send_signal(signal.SIGKILL)
+    started.wait()
+    if not notes:
+        pytest.fail("it was over before it was killed")
+    done = {json.loads(note.read_text())["fragments"][0]["files"][0]["path"] for note in notes if note.exists()}
+    [folder] = {note.parent.name for note in notes}
+    target = Target(uri=str(out), mode="create", rows_per_fragment=100, options={}, key="another")
+    assert list(begun_otherwise(target)) == [folder], "which a run with other arguments says"
+    dataset = make("tables", out, *words[1:3], "--rows-per-fragment", 100)
+    assert dataset.to_table()["id"].to_pylist() == list(range(4000))
+    files = [file.path for fragment in dataset.get_fragments() for file in fragment.data_files()]
+    assert done <= set(files), "what was done is used"
+    assert len(files) == 40
+    assert not list(out.glob("_create-*"))
+
+
+@pytest.mark.parametrize("sizes", [[3, 5, 2], [10], [1] * 7, [4, None, 3, None], [0, 6, 0]])
+@pytest.mark.parametrize("rows", [1, 3, 4, 100])
+def test_pieces_are_equal_and_keep_the_order(sizes: list[int | None], rows: int) -> None:
+    pieces = cut(list(enumerate(sizes)), rows, "part")
+    spans: list[Span] = [span for piece in pieces for span in piece.parts]
+    seen = [(span.what, row) for span in spans if span.high is not None for row in range(span.low, span.high)]
+    assert seen == [(what, row) for what, size in enumerate(sizes) for row in range(size or 0)]
+    assert [span.what for span in spans if span.high is None] == [
+        what for what, size in enumerate(sizes) if size is None
+    ]
+    assert all(piece.rows == rows for piece, behind in itertools.pairwise(pieces) if piece.rows and behind.rows)
