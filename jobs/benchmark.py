@@ -1,8 +1,11 @@
 """Owns the command `python jobs/benchmark.py`; the folder beside it measures."""
 
 import sys
+from pathlib import Path
 
-from benchmark.command import main
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from jobs.benchmark.command import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,15 +2,31 @@
 
 import os
 import re
+import shlex
 import warnings
+from collections.abc import Sequence
 
 import lance
 import ray
+from pyarrow import fs as pafs
 
 import jobs
+import raylance
+
+# What Lance's object store calls it, without the prefix aws_ -> what pyarrow calls it.
+S3_OPTIONS = {
+    "access_key_id": "access_key",
+    "secret_access_key": "secret_key",
+    "session_token": "session_token",
+    "region": "region",
+    "default_region": "region",
+    "endpoint": "endpoint_override",
+    "endpoint_url": "endpoint_override",
+}
+SECRET = re.compile(r"secret|token|password|account_key|sas|credential", re.IGNORECASE)
 
 
-class RefusedError(Exception):
+class RefusedError(raylance.ConfigError):
     """What was asked can't be done; the text gives cause, consequence and fix."""
 
 
@@ -33,6 +49,40 @@ def parse_options(pairs: list[str]) -> dict[str, str]:
     if wrong := [pair for pair in pairs if "=" not in pair]:
         raise RefusedError(f"--storage-options {wrong[0]} has no =: it would not be used; write it as KEY=VALUE")
     return dict(pair.split("=", 1) for pair in pairs)
+
+
+def open_filesystem(uri: str, options: dict[str, str]) -> tuple[pafs.FileSystem, str]:
+    """The file system of a path or URI as pyarrow has it, and the path in it; the options are Lance's.
+
+    Raises:
+        RefusedError: If options are given for storage that this has no words for.
+    """
+    if "://" not in uri:
+        return pafs.LocalFileSystem(), locate(uri)
+    if not options:
+        filesystem, path = pafs.FileSystem.from_uri(uri)
+        return filesystem, str(path)
+    scheme, _, path = uri.partition("://")
+    named = {key.lower().removeprefix("aws_"): value for key, value in options.items()}
+    named.pop("allow_http", None)  # the endpoint says so itself
+    if scheme != "s3" or named.keys() - S3_OPTIONS.keys():
+        raise RefusedError(
+            f"--storage-options {', '.join(named)} cannot be used for {uri}: outside of Lance, "
+            f"{', '.join(sorted(S3_OPTIONS))} of s3:// are understood; set what else it takes in the environment of "
+            "every node"
+        )
+    return pafs.S3FileSystem(**{S3_OPTIONS[key]: value for key, value in named.items()}), path
+
+
+def show_command(words: Sequence[str]) -> str:
+    """A command as a shell takes it, but for secrets among --storage-options."""
+    shown = []
+    for word, before in zip(words, ["", *words], strict=False):
+        flag, equals, rest = word.partition("=")
+        pair = rest if flag == "--storage-options" and equals else word if before == "--storage-options" else ""
+        key, _, value = pair.partition("=")
+        shown.append(word.replace(value, "…") if pair and SECRET.search(key) and value else word)
+    return shlex.join(shown)
 
 
 def exists(uri: str, options: dict[str, str]) -> bool:

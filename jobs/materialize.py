@@ -1,8 +1,11 @@
 """Owns the command `python jobs/materialize.py`; the folder beside it does the work."""
 
 import sys
+from pathlib import Path
 
-from materialize.command import main
+sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from jobs.materialize.command import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

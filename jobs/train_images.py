@@ -21,12 +21,12 @@ import math
 import os
 import random
 import re
-import shlex
 import signal
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -43,6 +43,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import raylance
+
+if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+from jobs import common
+from jobs.common import locate
 
 WARM_UP = 0.05  # of the run, as a fraction
 PATIENCE = 30  # attempts, a minute each, to find a place for the workers
@@ -233,6 +239,7 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
     """Opens the rows to train and to validate on; checks all arguments about them."""
     if args.augment == "crop" and args.image_size is None:
         raise raylance.ConfigError("--augment crop makes crops of all sizes; give the --image-size they all get")
+    store = common.parse_options(args.storage_options)
     crops = (raylance.RandomResizedCrop(), raylance.CenterCrop()) if args.augment == "crop" else (None, None)
 
     def rows(where: str, version: Any, crop: Any, hflip: float, **options: Any) -> raylance.Dataset:
@@ -245,6 +252,7 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
                 decode=raylance.Image(args.image_column, size=args.image_size, augment=crop, hflip=hflip),
                 seed=args.seed,
                 on_bad_row=args.on_bad_row,
+                storage_options=store or None,
                 **options,
             )
             if args.image_size is None:
@@ -264,9 +272,11 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
         fix = "name a column of integers"
         if kind in (pa.string(), pa.large_string()) or pa.types.is_dictionary(kind):
             command = ["--data", args.data, "--string-column", args.label_column, "--label-column", "class_id"]
+            for pair in args.storage_options:
+                command += ["--storage-options", pair]
             fix = (
                 "add a column of integers by `python jobs/create_dataset.py classes "
-                f"{shlex.join(command)}`, and train with --label-column class_id"
+                f"{common.show_command(command)}`, and train with --label-column class_id"
             )
         raise raylance.DatasetError(
             f"--label-column {args.label_column} is {kind}, but a classifier learns integers from 0 up; {fix}"
@@ -281,7 +291,8 @@ def count_classes(args: argparse.Namespace, train: raylance.Dataset) -> int:
     names = (train.schema.metadata or {}).get(b"classes")
     if names:
         return len(json.loads(names))
-    opened = lance.dataset(locate(args.data), version=train.version)
+    options = common.parse_options(args.storage_options)
+    opened = lance.dataset(locate(args.data), version=train.version, storage_options=options or None)
     batches = opened.scanner(columns=[args.label_column], batch_size=1 << 16).to_batches()
     return 1 + max(pc.max(batch[0]).as_py() or 0 for batch in batches)
 
@@ -312,8 +323,8 @@ def run(args: argparse.Namespace) -> int:
             f"--global-batch-size {args.global_batch_size} leaves some of --num-workers {args.num_workers} without a "
             "row; give a larger batch, or fewer workers"
         )
-    storage, name = place(args)
-    if "://" not in storage:
+    filesystem, storage, name = place(args)
+    if filesystem is None and "://" not in storage:
         try:
             os.makedirs(storage, exist_ok=True)
         except OSError as error:
@@ -361,6 +372,7 @@ def run(args: argparse.Namespace) -> int:
         run_config=ray.train.RunConfig(
             name=name,
             storage_path=storage,
+            storage_filesystem=filesystem,
             checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
             failure_config=ray.train.FailureConfig(args.max_failures, controller_failure_limit=PATIENCE),
         ),
@@ -397,10 +409,10 @@ def start_ray() -> bool:
 def close(args: argparse.Namespace) -> int:
     """Says how a run that was stopped goes on; returns the exit status that shells give to the signal."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next one ends at once
-    storage, name = place(args)
+    filesystem, storage, name = place(args)
     last, goes_on = None, "no checkpoint was made, and the same command starts it anew"
     try:
-        last = ray.train.Result.from_path(f"{storage.rstrip('/')}/{name}")
+        last = ray.train.Result.from_path(f"{storage.rstrip('/')}/{name}", storage_filesystem=filesystem)
     except RuntimeError:  # no such run, or none with a checkpoint
         pass
     except OSError as error:
@@ -409,7 +421,7 @@ def close(args: argparse.Namespace) -> int:
         at = "epoch {epoch}, step {step}".format(**last.metrics)
         goes_on = f"its last checkpoint is {last.checkpoint.path} ({at}), and the same command goes on from it"
     by = signal.Signals(args.stopped_by)
-    say(f"run {name} was stopped by {by.name}; {goes_on}:\n{shlex.join(['python', *args.command])}")
+    say(f"run {name} was stopped by {by.name}; {goes_on}:\n{common.show_command(['python', *args.command])}")
     return 128 + by
 
 
@@ -442,15 +454,12 @@ def reason(error: Exception) -> str:
     return text[named[-1].start() :].strip() if named else text
 
 
-def place(args: argparse.Namespace) -> tuple[str, str]:
-    """Returns where runs are kept, and the name of this one."""
-    made = f"{os.path.basename(args.data.rstrip('/')).removesuffix('.lance')}-{args.model}"
-    return locate(args.storage_path), args.run_name or made
-
-
-def locate(path: str) -> str:
-    """Makes a local path absolute: workers have other current directories."""
-    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+def place(args: argparse.Namespace) -> tuple[Any, str, str]:
+    """Returns where runs are kept, with the file system where it needs options, and the name of this one."""
+    name = args.run_name or f"{os.path.basename(args.data.rstrip('/')).removesuffix('.lance')}-{args.model}"
+    if args.storage_options and args.storage_path.startswith("s3://"):
+        return *common.open_filesystem(args.storage_path, common.parse_options(args.storage_options)), name
+    return None, locate(args.storage_path), name
 
 
 def say(message: str) -> None:
@@ -500,6 +509,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add = group("data")
     add("--data", "the Lance dataset, where every node can read it", required=True, metavar="URI")
     add("--version", "version number or tag (default: the newest)", metavar="V")
+    add("--storage-options", "for the object store of --data, as Lance names it, and of --storage-path where that is "
+        "s3://; may be repeated. Secrets are better set in the environment of all nodes (AWS_ACCESS_KEY_ID, …)",
+        action="append", default=[], metavar="KEY=VALUE")
     add("--train-filter", "rows to train on, '' for all", default="split = 'train'", metavar="SQL")
     add("--val-filter", "rows to validate on, '' for all", default="split = 'val'", metavar="SQL")
     add("--image-column", "encoded images", default="image", metavar="NAME")

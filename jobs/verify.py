@@ -49,7 +49,7 @@ NEEDS = {
 def open_data(args: argparse.Namespace) -> raylance.Dataset:
     """Opens what the run read: one dataset, a mixture, or what its checkpoint names."""
     given = {name: getattr(args, name) for name in ("version", "filter", "seed", "split", "order", "pack", "columns")}
-    given["storage_options"] = dict(args.storage_option or {}) or None
+    given["storage_options"] = dict(args.storage_options or {}) or None
     if args.image_column:
         given["decode"] = raylance.Image(args.image_column, size=args.image_size)
         given["columns"] = args.columns and sorted({*args.columns, args.image_column})
@@ -180,7 +180,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--mix", type=weights, metavar="A=W,B=W", help="mixture: names and weights of the datasets, in their order")
     add("--stop", default="first_exhausted", help="… first_exhausted (default), all_exhausted, or a number of rows")
     add(
-        "--storage-option", type=pair, action="append", metavar="KEY=VALUE", help="of the object store; may be repeated"
+        "--storage-options",
+        "--storage-option",
+        type=pair,
+        action="append",
+        metavar="KEY=VALUE",
+        help="of the object store; may be repeated",
     )
     add("--remainder", choices=("drop", "pad", "ragged"), default="drop", help="default: %(default)s")
     add("--global-batch-size", type=int, help="rows of a step over all ranks")

@@ -251,6 +251,17 @@ sys.exit(train_images.main({[str(option) for option in made.options]}))
         torch.testing.assert_close(found["model"][name], weights, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
+def test_a_job_of_several_files_is_submitted_with_its_working_directory(head, digits, tmp_path):
+    """Its tasks find what they need where nothing but that directory is on their path."""
+    for name in ("jobs", "raylance"):
+        shutil.copytree(JOBS.parent / name, tmp_path / "here" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [*RAY, "job", "submit", "--address", head.jobs, "--working-dir", tmp_path / "here", "--", sys.executable]
+    made = run([*command, "jobs/materialize.py", "--data", digits, "--out", tmp_path / "copy.lance"])
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "1,797, each once" in made.stdout
+
+
 def test_a_job_that_cannot_start_fails_with_the_message(head, digits):
     ran = head.submit("train_images.py", "--data", digits, "--train-filter", "split = 'nought'")
     assert ran.returncode == 1

@@ -54,16 +54,16 @@ def open_source(args: argparse.Namespace, options: dict[str, str]) -> Source:
     if args.source == "demo":
         return Digits()
     if args.source == "imagefolder":
-        return ImageFolder(args.input, args.classes)
+        return ImageFolder(args.input, args.classes, options)
     if args.source == "huggingface":
-        return Hub(args.input, args.image_column, args.label_column, args.classes)
+        return Hub(args.input, args.image_column, args.label_column, args.classes, options)
     if args.source == "saved":
-        return Saved(args.input)
+        return Saved(args.input, options)
     if args.source == "webdataset":
-        return Tars(args.input)
+        return Tars(args.input, options)
     if args.source == "lance":
         return LanceTable(args.input, args.columns, args.filter, options)
-    return Tables(args.input, args.columns)
+    return Tables(args.input, args.columns, options)
 
 
 def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace) -> Shape:
@@ -169,6 +169,8 @@ def run(args: argparse.Namespace) -> str:
         shown = sys.stderr.isatty() and not args.no_progress
         with tqdm.tqdm(total=counted, unit="row", unit_scale=True, disable=not shown) as bar:
             dataset, unread = write(source, shape, pieces, target, bar.update)
+    except RefusedError:
+        raise
     except (ray.exceptions.RayError, OSError, ValueError, RuntimeError) as error:  # the last is of Lance's storage
         raise RefusedError(
             f"making {args.out} failed ({reason(error)}): nothing was committed, an older version is as "
@@ -264,7 +266,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
     store, classes, directory, common, columns, table, hub = (group() for _ in range(7))
     store.add_argument("--storage-options", action="append", default=[], metavar="KEY=VALUE",
-        help="for the object store of the Lance dataset, as Lance names it; may be repeated")
+        help="for the object store, as Lance names it; also of --input, where that is s3://; may be repeated")
     classes.add_argument("--classes", metavar="FILE",
         help="names of classes that have no numbers yet, one a line, in the order of their labels (default: sorted); "
         "datasets that belong together need the same")

@@ -39,9 +39,11 @@ class Parquet(NamedTuple):
 class Hub(Source):
     """Parquet files whose names begin with their split, of encoded images and labels."""
 
-    def __init__(self, location: str, image: str, label: str, classes_file: str | None) -> None:
+    def __init__(
+        self, location: str, image: str, label: str, classes_file: str | None, options: dict[str, str]
+    ) -> None:
         """Looks into each file."""
-        self.listing = list_files(location, (".parquet",))
+        self.listing = list_files(location, (".parquet",), options)
         self.left_out, self.facts = self.listing.left_out, self.listing.facts
         files = self.listing.files
         splits = name_splits(location, files)
@@ -153,9 +155,9 @@ class Saved(Source):
     Columns come as they are, but for images: their bytes.
     """
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, options: dict[str, str]) -> None:
         """Reads the files that tell of the others."""
-        self.listing = list_files(location, (".arrow", ".json"))
+        self.listing = list_files(location, (".arrow", ".json"), options)
         self.left_out = self.listing.left_out
         self.facts = self.listing.facts
         states = [file for file in self.listing.files if file.rpartition("/")[2] == "state.json"]

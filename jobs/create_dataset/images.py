@@ -55,9 +55,9 @@ class Digits(Source):
 class ImageFolder(Source):
     """<class>/**/<image> or <split>/<class>/**/<image>; a class is a directory that holds images."""
 
-    def __init__(self, location: str, classes_file: str | None) -> None:
+    def __init__(self, location: str, classes_file: str | None, options: dict[str, str]) -> None:
         """Lists the directory."""
-        self.listing = list_files(location, IMAGES)
+        self.listing = list_files(location, IMAGES, options)
         self.left_out, self.facts = self.listing.left_out, self.listing.facts
         files = self.listing.files
         parts = [file.split("/") for file in files]

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyarrow import fs as pafs
 
-from jobs.common import RefusedError, reason
+from jobs.common import RefusedError, open_filesystem, reason
 
 SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}  # as found -> as stored
 SPLIT = "split"
@@ -131,13 +131,10 @@ class Listing(NamedTuple):
         return f"{self.root}/{file}" if file else self.root
 
 
-def list_files(location: str, endings: tuple[str, ...]) -> Listing:
+def list_files(location: str, endings: tuple[str, ...], options: dict[str, str]) -> Listing:
     """Lists the files with one of the endings, or the one file that is given; leaves out others and hidden ones."""
     try:
-        if "://" in location:
-            filesystem, root = pafs.FileSystem.from_uri(location)
-        else:
-            filesystem, root = pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(location))
+        filesystem, root = open_filesystem(location, options)
         root = root.rstrip("/")
         if filesystem.get_file_info(root).is_file:
             root, _, name = root.rpartition("/")

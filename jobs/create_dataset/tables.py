@@ -33,9 +33,9 @@ class Tables(Source):
     the columns is left out.
     """
 
-    def __init__(self, location: str, columns: Sequence[str] | None) -> None:
+    def __init__(self, location: str, columns: Sequence[str] | None, options: dict[str, str]) -> None:
         """Asks each file for its rows, where it can tell them."""
-        self.listing = list_files(location, (*PARQUET, *TEXT, *ARROW))
+        self.listing = list_files(location, (*PARQUET, *TEXT, *ARROW), options)
         self.facts, files = self.listing.facts, self.listing.files
         splits = name_splits(location, files)
         self.has_splits = not set(splits) <= {None, "train"}

@@ -23,9 +23,9 @@ CLASS = ("cls", "cls2", "index", "inx", "id")
 class Tars(Source):
     """Tars, each a piece; those whose names begin with the name of a split are of that split."""
 
-    def __init__(self, location: str) -> None:
+    def __init__(self, location: str, options: dict[str, str]) -> None:
         """Lists them; the first rows of the first tar say which columns there are."""
-        self.listing = list_files(location, (".tar", ".tar.gz", ".tgz"))
+        self.listing = list_files(location, (".tar", ".tar.gz", ".tgz"), options)
         self.left_out, self.facts = self.listing.left_out, self.listing.facts
         splits = name_splits(location, self.listing.files)
         self.has_splits = not set(splits) <= {None, "train"}

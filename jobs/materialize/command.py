@@ -33,7 +33,6 @@ import os
 import re
 import signal
 import sys
-import warnings
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
@@ -43,10 +42,11 @@ import ray
 import tqdm
 
 import raylance
+from jobs.common import connect, exists, locate
 
 from .advice import advise
 from .images import QUALITY, Reencode
-from .making import check_target, exists, make
+from .making import check_target, make
 from .planning import Plan, Wish, make_plan
 
 
@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> str:
     try:
         plan = make_plan(wish, progress)
         print(plan, flush=True)
-        start_ray()
+        connect()
         with stoppable():
             made = make(plan, progress)
     finally:
@@ -146,14 +146,6 @@ def summarise(plan: Plan, made: lance.LanceDataset) -> str:
     ])  # fmt: skip
 
 
-def start_ray() -> None:
-    """Joins Ray, or starts one here."""
-    if not ray.is_initialized():
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to start its daemons
-            ray.init()  # honours RAY_ADDRESS, which `ray job submit` sets
-
-
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
     """SIGTERM ends the run as SIGINT does: by an exception, so that what it wrote is removed."""
@@ -172,11 +164,6 @@ def reason(error: BaseException) -> str:
     """Returns what failed in a task: the last error that its text names, but for the one that Ray Data wraps it in."""
     named = re.findall(r"^(?:[\w.]+\.)?(?!UserCode)[A-Z]\w+(?:Error|Exception): (.+)$", str(error), re.MULTILINE)
     return named[-1] if named else (str(error) or type(error).__name__).splitlines()[0]
-
-
-def locate(path: str) -> str:
-    """Makes a local path absolute: every node writes, and a worker's current directory is not that of the driver."""
-    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
 def at_least(least: int, most: int | None = None) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pickle
 import shutil
 import sys
 import time
@@ -19,6 +18,7 @@ from lance.file import LanceFileSession
 from lance.fragment import FragmentMetadata
 
 import raylance
+from jobs.common import exists
 
 from .layout import Run, plan_buckets
 from .planning import Bar, Plan, Wish, task_bytes
@@ -88,13 +88,13 @@ def each(task: Callable[..., pa.Table], items: list[Any], work: Work) -> Iterato
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False  # of blocks; the job's own counts rows
     with ray.data.DataContext.current(context):
-        tasks = [{"task": pickle.dumps(item)} for item in items]
+        tasks = [{"task": ray.cloudpickle.dumps(item)} for item in items]
         results = ray.data.from_items(tasks, override_num_blocks=min(len(tasks), MOST_BLOCKS)).map_batches(
             task, fn_kwargs={"work": work}, batch_format="pyarrow", batch_size=1, num_cpus=1, memory=need
         )
         for batch in results.iter_batches(batch_format="pyarrow", batch_size=None):
             for result in batch["result"]:
-                yield pickle.loads(result.as_py())
+                yield ray.cloudpickle.loads(result.as_py())
 
 
 def commit(uri: str, schema: pa.Schema, fragments: list[str], options: dict[str, str]) -> lance.LanceDataset:
@@ -115,15 +115,6 @@ def check_target(wish: Wish, present: bool) -> None:
             f"--out {wish.out} is no Lance dataset, and {len(files):,} files lie there, such as {files[0]}: a run that "
             "was killed leaves such; remove them, or choose another --out"
         )
-
-
-def exists(uri: str, options: dict[str, str]) -> bool:
-    """Tells whether a Lance dataset opens there; any other trouble with the place shows on writing."""
-    try:
-        lance.dataset(uri, storage_options=options)
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def list_files(uri: str, options: dict[str, str]) -> list[str]:
