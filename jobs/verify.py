@@ -24,8 +24,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import raylance
 from raylance.errors import BadRowError, CoverageError, HelperError
 
@@ -113,20 +111,18 @@ def quality(data: raylance.Dataset, epoch: raylance.audit.EpochAudit, args: argp
     for window, ratios in others.items():
         print(f"{window:13}", *(f"{ratio:9.2f}" for ratio in ratios.values()))
     if args.plot:
-        draw(epoch, others, args.plot)
+        draw(dataclasses.replace(summary, plan=epoch.plan), epoch.epoch, others, args.plot)
     measured = dataclasses.asdict(chosen)
     return {key: measured[key] for key in measured if key != "plan"} | {"class_divergence_by_window_and_lanes": others}
 
 
-def draw(epoch: raylance.audit.EpochAudit, others: dict[int, dict[int, float]], path: Path) -> None:
+def draw(summary: Any, epoch: int, others: dict[int, dict[int, float]], path: Path) -> None:
     """Plots which rows the first batches take, and the class divergence over lanes."""
     from matplotlib.figure import Figure  # parse() has seen that it is there
 
-    plan, figure = epoch.plan, Figure(figsize=(11, 4.5), layout="constrained")
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2)
-    first = np.arange(min(plan.epoch_rows, 64 * plan.global_batch_size))
-    left.plot(first / plan.global_batch_size, plan.select(epoch.epoch, first), ",")
-    left.set(xlabel="step", ylabel="row in storage", title=f"Rows of the first steps, order {plan.order.name}")
+    summary.plot(epoch, axes=left)
     for window, ratios in others.items():
         right.plot(list(ratios), list(ratios.values()), "o-", label=f"window_shards={window}")
     right.axhline(1, color="grey", label="row shuffle")

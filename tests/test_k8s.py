@@ -11,6 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import jsonschema
+import kubernetes_validate
 import pytest
 import yaml
 
@@ -24,6 +25,9 @@ FILES = {
 DOCUMENTS = [doc for documents in FILES.values() for doc in documents]
 RAY_DOCUMENTS = [doc for doc in DOCUMENTS if doc["apiVersion"].startswith("ray.io/")]
 JOBS = [doc for doc in RAY_DOCUMENTS if doc["kind"] == "RayJob"]
+OWN = ("ray.io/", "kustomize.config.k8s.io/", "monitoring.coreos.com/")  # kinds that Kubernetes does not bring along
+PLAIN_DOCUMENTS = [doc for doc in DOCUMENTS if not doc["apiVersion"].startswith(OWN)]
+SCHEMAS = kubernetes_validate.latest_version()
 
 each_ray_document = pytest.mark.parametrize("doc", RAY_DOCUMENTS, ids=lambda doc: doc["metadata"]["name"])
 each_job = pytest.mark.parametrize("doc", JOBS, ids=lambda doc: doc["metadata"]["name"])
@@ -153,6 +157,64 @@ def test_crd_refuses_a_wrong_type(doc: dict[str, Any]) -> None:
     doc = copy.deepcopy(doc)
     cluster_spec(doc)["workerGroupSpecs"][0]["replicas"] = "two"
     assert any("'two' is not of type 'integer'" in error for error in crd_errors(doc)), crd_errors(doc)
+
+
+@pytest.mark.parametrize("doc", PLAIN_DOCUMENTS, ids=lambda doc: f"{doc['kind']}-{doc['metadata']['name']}")
+def test_what_is_kubernetes_own_fits_its_schema(doc: dict[str, Any]) -> None:
+    kubernetes_validate.validate(doc, SCHEMAS, strict=True)
+    doc = copy.deepcopy(doc) | {"tpyo": 1}
+    with pytest.raises(kubernetes_validate.ValidationError, match="tpyo"):
+        kubernetes_validate.validate(doc, SCHEMAS, strict=True)
+
+
+@each_ray_document
+def test_pods_fit_the_schema_of_pods(doc: dict[str, Any]) -> None:
+    """KubeRay's own schema leaves out what it does not look at."""
+    for name, pod in all_pods(doc).items():
+        made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": pod}
+        kubernetes_validate.validate(made, SCHEMAS, strict=True)
+
+
+@needs_crds
+def test_the_head_that_may_be_lost_is_a_patch_of_the_gpu_cluster() -> None:
+    (kustomization,) = FILES["kustomization.yaml"]
+    assert set(kustomization["resources"]) <= FILES.keys()
+    ((doc,), redis) = (FILES["ray-cluster.gpu.yaml"], FILES["redis.yaml"])
+    (patch,) = kustomization["patches"]
+    assert patch["target"] == {"kind": doc["kind"], "name": doc["metadata"]["name"]}
+    (change,) = yaml.safe_load(patch["patch"])
+    assert (change["op"], change["path"]) == ("add", "/spec/gcsFaultToleranceOptions")
+    patched = copy.deepcopy(doc)
+    patched["spec"]["gcsFaultToleranceOptions"] = change["value"]
+    assert not crd_errors(patched), "\n".join(crd_errors(patched))
+    service = next(other for other in redis if other["kind"] == "Service")
+    address = f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+    assert change["value"]["redisAddress"] == address
+    secrets = re.findall(r"secretKeyRef: \{name: ([\w-]+), key: (\w+)\}", (ROOT / "k8s" / "redis.yaml").read_text())
+    assert set(secrets) == {tuple(change["value"]["redisPassword"]["valueFrom"]["secretKeyRef"].values())}
+
+
+def test_notebooks_have_a_pod_of_their_own_and_a_token() -> None:
+    cluster, service = FILES["ray-cluster.notebook.yaml"]
+    group = next(group for group in cluster["spec"]["workerGroupSpecs"] if group["groupName"] == "notebook")
+    assert group["rayStartParams"]["num-cpus"] == "0", "Ray would place work beside the notebooks"
+    (container,) = group["template"]["spec"]["containers"]
+    token = next(variable for variable in container["env"] if variable["name"] == "JUPYTER_TOKEN")
+    assert "secretKeyRef" in token["valueFrom"], "the token is no secret"
+    assert service["spec"]["type"] == "ClusterIP", "the notebook server is open to the outside"
+    assert service["spec"]["selector"] == group["template"]["metadata"]["labels"]
+    assert service["spec"]["ports"][0]["targetPort"] in {port["name"] for port in container["ports"]}
+    started = container["lifecycle"]["postStart"]["exec"]["command"][-1]
+    assert subprocess.run(["bash", "-n", "-c", started], check=False).returncode == 0
+    assert (ROOT / "jobs" / "notebooks").is_dir()
+    assert "notebook]" in DOCKERFILE, "the image has no notebook server"
+
+
+def test_metrics_are_scraped_from_all_ray_pods() -> None:
+    (monitor,) = FILES["pod-monitor.ray.yaml"]
+    assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
+    assert monitor["spec"]["selector"] == {"matchLabels": {"ray.io/is-ray-node": "yes"}}
+    assert [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]] == ["metrics"]
 
 
 def test_there_is_a_job_and_a_cluster() -> None:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import operator
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -13,7 +13,9 @@ import pandas as pd
 import pyarrow as pa
 
 from raylance import process
+from raylance._dataset.looks import look, look_at
 from raylance._dataset.seats import TrainData
+from raylance._dataset.showing import Shown
 from raylance.arguments import check_integer, refuse_unknown
 from raylance.batches.batches import Batches
 from raylance.batches.lookup import Lookup
@@ -57,6 +59,20 @@ class Dataset(TrainData):
             f"raylance.dataset({source.uri!r}, version={source.version}, filter={self._delivery.filter!r}): "
             f"{len(self):,} rows of {', '.join(source.columns)}"
         )
+
+    def _repr_html_(self) -> str:
+        return look(self, 4)._repr_html_()
+
+    def show(self, rows: "int | Mapping[str, Any]" = 8) -> Shown:
+        """Shows rows in a notebook: images as thumbnails, and how often each class is among 2,000 rows.
+
+        Args:
+            rows: How many, spread over the selection; or a batch, whose rows are shown instead.
+
+        Returns:
+            HTML in a notebook, text elsewhere.
+        """
+        return look_at(self, rows) if isinstance(rows, Mapping) else look(self, check_integer("show(): rows", rows, 0))
 
     @property
     def version(self) -> Any:

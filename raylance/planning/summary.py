@@ -1,10 +1,17 @@
 """Owns an epoch in numbers, as a notebook prints it; never plans one."""
 
 import dataclasses
+import html
 import sys
+from typing import Any
 
+import numpy as np
+
+from raylance.errors import ConfigError
 from raylance.planning.plan import Plan, portion_rows
 from raylance.planning.quality import Labels, ShuffleQuality, compare_windows, shuffle_quality
+
+_RANKS = 16  # that a legend names
 
 
 def summarise(
@@ -65,6 +72,40 @@ class PlanSummary:
     def compare_windows(self, labels: Labels = None) -> dict[int, dict[int, float]]:
         """Measures what other windows and lanes would give; see `raylance.planning.quality.compare_windows`."""
         return compare_windows(self.plan, labels)
+
+    def plot(self, epoch: int = 0, steps: int = 64, axes: Any = None) -> Any:
+        """Plots which rows the first steps take, by rank: straight lines are reading in order, a cloud is a shuffle.
+
+        Args:
+            epoch: The epoch.
+            steps: How many at the most.
+            axes: Of matplotlib, to plot into; None makes them.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ConfigError: If there is no matplotlib.
+        """
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError as error:
+            raise ConfigError(f"plot() needs matplotlib ({error}): pip install matplotlib") from error
+        plan = self.plan
+        axes = plt.subplots(figsize=(7, 4.5), layout="constrained")[1] if axes is None else axes
+        starts = range(0, min(steps, self.steps) * plan.global_batch_size, plan.global_batch_size)
+        for rank in range(plan.world_size):
+            taken = [plan.positions(at, *plan.rank_slice(at, rank)) for at in starts]
+            positions = np.concatenate(taken) if taken else np.empty(0, dtype=np.int64)
+            label = f"rank {rank}" if plan.world_size > 1 else None
+            axes.plot(positions / plan.global_batch_size, plan.select(epoch, positions), ",", label=label)
+        axes.set(xlabel="step", ylabel="row in storage", title=f"Rows of the first steps, order {plan.order.name}")
+        if 1 < plan.world_size <= _RANKS:
+            axes.legend(loc="upper right")
+        return axes
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
     def __repr__(self) -> str:
         plan, order, settings = self.plan, self.plan.order, self.plan.order.settings

@@ -1,0 +1,117 @@
+"""Owns how rows look in a notebook: tables with thumbnails and counts of classes; never reads a row."""
+
+import base64
+import html
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import PIL.Image
+
+_SIDE = 96  # pixels of a thumbnail
+_VALUES = 4  # of a vector that are shown
+_TEXT = 60  # characters
+_CLASSES = 20
+_STYLE = "border-collapse:collapse;font-size:90%;text-align:left"
+
+
+class Shown:
+    """What a notebook displays: HTML there, text elsewhere."""
+
+    def __init__(self, markup: str, text: str) -> None:
+        """Takes both."""
+        self._markup, self._text = markup, text
+
+    def _repr_html_(self) -> str:
+        return self._markup
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def show_rows(batch: Mapping[str, Any], rows: int, title: str, classes: Sequence[str] | None) -> Shown:
+    """Rows of a batch, as many as asked for.
+
+    Args:
+        batch: By column, arrays, tensors or lists of n values; images uint8 (n, H, W, 3), or (n, 3, H, W) in tensors.
+        rows: At the most.
+        title: What they are.
+        classes: Names of the integers in the column `label`, if they have any.
+    """
+    columns = {name: [_plain(value) for value in values[:rows]] for name, values in batch.items()}
+    named = dict(columns)
+    if classes is not None and "label" in columns:
+        named["label"] = [_named(value, classes) for value in columns["label"]]
+    cells = {name: [_cell(value) for value in values] for name, values in named.items()}
+    lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in zip(*cells.values(), strict=True)]
+    heads = "".join(f"<th>{html.escape(name)}</th>" for name in cells)
+    text = [title, "\t".join(named)]
+    text += ["\t".join(_text(value) for value in row) for row in zip(*named.values(), strict=True)]
+    markup = f"<div>{html.escape(title)}</div><table style='{_STYLE}'><tr>{heads}</tr>{''.join(lines)}</table>"
+    return Shown(markup, "\n".join(text))
+
+
+def show_facts(facts: Mapping[str, Any]) -> str:
+    """A table of names and values."""
+    lines = (
+        f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in facts.items()
+    )
+    return f"<table style='{_STYLE}'>{''.join(lines)}</table>"
+
+
+def show_counts(labels: Sequence[Any], classes: Sequence[str] | None, of: str) -> Shown:
+    """How many rows each class has, the most frequent first."""
+    values, counts = np.unique(np.asarray(labels), return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    named = [(_named(values[at].item(), classes or ()), int(counts[at])) for at in order[:_CLASSES]]
+    bars = "".join(
+        f"<tr><td>{html.escape(str(name))}</td><td>{count:,}</td><td><div style='background:#8ab;height:.8em;"
+        f"width:{200 * count / named[0][1]:.0f}px'></div></td></tr>"
+        for name, count in named
+    )
+    title = f"{len(values):,} classes among {of}" + (f", the first {_CLASSES}" if len(values) > _CLASSES else "")
+    text = "\n".join([title, *(f"{name}\t{count:,}" for name, count in named)])
+    return Shown(f"<div>{html.escape(title)}</div><table style='{_STYLE}'>{bars}</table>", text)
+
+
+def joined(*parts: Shown) -> Shown:
+    """One below the other."""
+    return Shown("".join(part._repr_html_() for part in parts), "\n".join(map(repr, parts)))
+
+
+def _named(value: Any, classes: Sequence[str]) -> Any:
+    return f"{value} ({classes[value]})" if isinstance(value, int) and 0 <= value < len(classes) else value
+
+
+def _plain(value: Any) -> Any:
+    """A value of NumPy or Python, images with their channels last."""
+    if hasattr(value, "detach"):  # a tensor
+        value = value.detach().cpu().numpy()
+        if value.dtype == np.uint8 and value.ndim == 3:
+            value = np.moveaxis(value, 0, -1)
+    return value.item() if isinstance(value, np.generic) or getattr(value, "ndim", 1) == 0 else value
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 and value.shape[-1] == 3:
+        image = PIL.Image.fromarray(np.ascontiguousarray(value))
+        image.thumbnail((_SIDE, _SIDE))
+        image.save(buffer := io.BytesIO(), "PNG")
+        encoded = base64.b64encode(buffer.getvalue()).decode()
+        return f"<img src='data:image/png;base64,{encoded}' title='{value.shape[1]} × {value.shape[0]}'>"
+    return html.escape(_text(value))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return f"{len(value):,} bytes"
+    if isinstance(value, np.ndarray) and value.ndim > 1:
+        return f"{value.dtype} {value.shape}"
+    if isinstance(value, np.ndarray | list | tuple):
+        first = ", ".join(
+            f"{item:.4g}" if isinstance(item, float | np.floating) else str(item) for item in value[:_VALUES]
+        )
+        return f"[{first}, … {len(value):,} values]" if len(value) > _VALUES else f"[{first}]"
+    text = f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _TEXT else f"{text[:_TEXT]}…"
