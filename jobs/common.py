@@ -5,6 +5,7 @@ import re
 import shlex
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 
 import lance
 import ray
@@ -31,12 +32,15 @@ class RefusedError(raylance.ConfigError):
 
 
 def connect() -> None:
-    """Joins Ray, or starts one here; its workers need not find jobs/ to do what a job sends them."""
-    ray.cloudpickle.register_pickle_by_value(jobs)
-    if not ray.is_initialized():
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to start its daemons
-            ray.init()  # honours RAY_ADDRESS, which `ray job submit` sets
+    """Joins Ray, or starts one here."""
+    if ray.is_initialized():
+        return
+    # Ray's workers look for modules where the driver was started: from elsewhere, they are sent this folder.
+    folder = Path(jobs.__file__).parent
+    sent = {} if Path.cwd() == folder.parent else {"py_modules": [str(folder)]}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to start its daemons
+        ray.init(runtime_env=sent or None)  # honours RAY_ADDRESS, which `ray job submit` sets
 
 
 def locate(path: str) -> str:

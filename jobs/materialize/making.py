@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pickle
 import shutil
 import sys
 import time
@@ -88,13 +89,13 @@ def each(task: Callable[..., pa.Table], items: list[Any], work: Work) -> Iterato
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False  # of blocks; the job's own counts rows
     with ray.data.DataContext.current(context):
-        tasks = [{"task": ray.cloudpickle.dumps(item)} for item in items]
+        tasks = [{"task": pickle.dumps(item)} for item in items]
         results = ray.data.from_items(tasks, override_num_blocks=min(len(tasks), MOST_BLOCKS)).map_batches(
             task, fn_kwargs={"work": work}, batch_format="pyarrow", batch_size=1, num_cpus=1, memory=need
         )
         for batch in results.iter_batches(batch_format="pyarrow", batch_size=None):
             for result in batch["result"]:
-                yield ray.cloudpickle.loads(result.as_py())
+                yield pickle.loads(result.as_py())
 
 
 def commit(uri: str, schema: pa.Schema, fragments: list[str], options: dict[str, str]) -> lance.LanceDataset:

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import pickle
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,6 @@ from typing import Any
 import lance
 import numpy as np
 import pyarrow as pa
-import ray
 from lance.file import LanceFileSession
 from lance.fragment import FragmentMetadata, write_fragments
 
@@ -153,7 +153,7 @@ class Made:
 def scatter(batch: pa.Table, *, work: Work) -> pa.Table:
     """A task of the first pass: one chunk in, its runs out."""
     pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps what Lance's threads free: twice the memory
-    chunk: Chunk = ray.cloudpickle.loads(batch["task"][0].as_py())
+    chunk: Chunk = pickle.loads(batch["task"][0].as_py())
     source = open_version(work.source, work.version, work.storage_options)
     wanted = set(chunk.fragments)
     columns = [*work.schema.names, "_rowoffset"]
@@ -193,7 +193,7 @@ def scatter(batch: pa.Table, *, work: Work) -> pa.Table:
             f"{work.source!r} gave {seen:,} rows of {chunk.rows:,} from selected row {chunk.first:,} on; nothing was "
             "committed. Files of this version have changed: tag what is read, and make it again."
         )
-    return pa.table({"result": [ray.cloudpickle.dumps(runs)]})
+    return pa.table({"result": [pickle.dumps(runs)]})
 
 
 def write_run(work: Work, chunk: Chunk, part: int, held: list[pa.Table]) -> Run:
@@ -216,7 +216,7 @@ def write_run(work: Work, chunk: Chunk, part: int, held: list[pa.Table]) -> Run:
 def gather(batch: pa.Table, *, work: Work) -> pa.Table:
     """A task of the second pass: one bucket in, its fragments out."""
     pa.set_memory_pool(pa.system_memory_pool())
-    bucket: Bucket = ray.cloudpickle.loads(batch["task"][0].as_py())
+    bucket: Bucket = pickle.loads(batch["task"][0].as_py())
     scratch, loaded, made = lance.dataset(work.scratch, storage_options=work.storage_options), Loaded(), []
     for start, stop in bucket.fragments:
         loaded.checksum = 0
@@ -228,7 +228,7 @@ def gather(batch: pa.Table, *, work: Work) -> pa.Table:
                 f"{written.physical_rows:,} rows were written for the places {start:,} to {stop:,} of {work.out!r}; "
                 "nothing was committed. Run it again, and report this if it comes again."
             )
-    return pa.table({"result": [ray.cloudpickle.dumps(made)]})
+    return pa.table({"result": [pickle.dumps(made)]})
 
 
 class Loaded:
