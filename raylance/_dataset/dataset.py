@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 
 from raylance import process
-from raylance._dataset.looks import look, look_at
+from raylance._dataset.looks import describe, look, look_at
 from raylance._dataset.seats import TrainData
 from raylance._dataset.showing import Shown
 from raylance.arguments import check_integer, refuse_unknown
@@ -61,7 +61,7 @@ class Dataset(TrainData):
         )
 
     def _repr_html_(self) -> str:
-        return look(self, 4)._repr_html_()
+        return describe(self)._repr_html_()
 
     def show(self, rows: "int | Mapping[str, Any]" = 8) -> Shown:
         """Shows rows in a notebook: images as thumbnails, and how often each class is among 2,000 rows.

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 
 from raylance._dataset.showing import Shown, joined, show_counts, show_facts, show_rows
 from raylance.columns import ROW_OFFSET
@@ -18,8 +19,8 @@ _COUNTED = 2000  # rows whose labels are read
 _LABEL = "label"
 
 
-def look(data: "Dataset", rows: int) -> Shown:
-    """A dataset: what it is, some rows spread over it, and its classes where it has labels."""
+def describe(data: "Dataset") -> Shown:
+    """A dataset: what it is, with a few rows."""
     feed, delivery = data.opened
     facts = {
         "dataset": feed.source.uri,
@@ -27,9 +28,19 @@ def look(data: "Dataset", rows: int) -> Shown:
         "filter": delivery.filter or "none",
         "rows": f"{len(data):,}",
         "order": delivery.order.name,
-        **{name: str(kind) for name, kind in zip(data.schema.names, data.schema.types, strict=True)},
+        **{name: told(kind) for name, kind in zip(data.schema.names, data.schema.types, strict=True)},
     }
-    parts = [Shown(show_facts(facts), repr(data))]
+    return joined(Shown(show_facts(facts), repr(data)), look(data, 4))
+
+
+def told(kind: pa.DataType) -> str:
+    """A type as NumPy tells it, where it is a tensor."""
+    return f"{kind.value_type} {tuple(kind.shape)}" if isinstance(kind, pa.FixedShapeTensorType) else str(kind)
+
+
+def look(data: "Dataset", rows: int) -> Shown:
+    """Some rows spread over a dataset, and its classes where it has labels."""
+    parts = []
     try:
         if rows:
             places = np.linspace(0, len(data) - 1, min(rows, len(data))).astype(np.int64)

@@ -98,10 +98,10 @@ class PlanSummary:
             taken = [plan.positions(at, *plan.rank_slice(at, rank)) for at in starts]
             positions = np.concatenate(taken) if taken else np.empty(0, dtype=np.int64)
             label = f"rank {rank}" if plan.world_size > 1 else None
-            axes.plot(positions / plan.global_batch_size, plan.select(epoch, positions), ",", label=label)
+            axes.plot(positions / plan.global_batch_size, plan.select(epoch, positions), ".", markersize=2, label=label)
         axes.set(xlabel="step", ylabel="row in storage", title=f"Rows of the first steps, order {plan.order.name}")
         if 1 < plan.world_size <= _RANKS:
-            axes.legend(loc="upper right")
+            axes.legend(loc="upper right", markerscale=4)
         return axes
 
     def _repr_html_(self) -> str:
