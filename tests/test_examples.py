@@ -2,6 +2,8 @@
 
 import importlib
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import raylance
 from jobs.examples import common
 from tests.conftest import make_images
 
+ROOT = Path(__file__).parents[1]
 TRAIN, VAL = 250, 40
 STEPS = 8  # of 32 rows
 
@@ -58,11 +61,14 @@ def each_row_once(rows: Path, epochs: int = 2) -> bool:
     return list(seen) == list(range(epochs)) and all(sorted(epoch) == expected for epoch in seen.values())
 
 
-def test_local_mode(labelled_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_local_mode(labelled_uri: str, tmp_path: Path) -> None:
+    """By the command line: Ray Train takes a process that was in local mode once for one that still is."""
     rows = tmp_path / "rows"
-    assert run("local_mode", "--data", labelled_uri, "--rows", rows, "--global-batch-size", 32) == 0
+    words = ["-m", "jobs.examples.local_mode", "--data", labelled_uri, "--rows", rows, "--global-batch-size", "32"]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
     assert each_row_once(rows)
-    assert "epoch 1: each row once, of 250" in capsys.readouterr().out
+    assert "epoch 1: each row once, of 250" in done.stdout
 
 
 def test_rows_that_come_twice_or_not_are_told(labelled_uri: str, tmp_path: Path) -> None:

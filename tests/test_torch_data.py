@@ -257,7 +257,7 @@ def test_a_consumer_that_stops_by_count_gets_every_epoch(uri: str, style: str) -
         assert (loader.steps.epoch, loader.state_dict()["position"]) == (epoch + 1, 0)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("style", STYLES)
 def test_torchdatas_stateful_dataloader_goes_on_where_it_was(uri: str, style: str, workers: int) -> None:
     """It asks iterators for their state, of each worker; what it has not handed out does not count."""
