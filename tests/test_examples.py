@@ -1,5 +1,6 @@
 """Owns the examples: each runs for real, is killed in mid-epoch where it can be, and has each row once all the same."""
 
+import contextlib
 import importlib
 import re
 import subprocess
@@ -11,6 +12,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 import raylance
 from jobs.examples import common
@@ -96,6 +98,27 @@ def test_torchtitan(tokens_uri: str, capsys: pytest.CaptureFixture[str]) -> None
     steps = len(packed.loader().batches(batch_size=4))
     assert run("torchtitan_loader", "--data", tokens_uri, "--seq-len", 64) == 0
     assert f"{steps} steps, {steps * 4 * 64:,} tokens" in capsys.readouterr().out
+    example = importlib.import_module("jobs.examples.torchtitan_loader")
+    config = example.LanceDataLoader.Config(dataset_path=tokens_uri)
+
+    def take(state: dict[str, Any], rank: int, world_size: int, size: int, count: int | None = None) -> Any:
+        place = {"dp_rank": rank, "dp_world_size": world_size, "local_batch_size": size, "seq_len": 64}
+        made = example.LanceDataLoader(config, **place)
+        made.load_state_dict(state)
+        taken = []
+        with contextlib.suppress(example.DataloaderExhaustedError):
+            for inputs, labels in made:
+                assert (inputs["input"][:, 1:] == labels[:, :-1]).all()
+                taken.append(inputs["input"])
+                if len(taken) == count:
+                    break
+        return taken, made.state_dict()
+
+    whole, _ = take({}, 0, 1, 4)
+    before, state = take({}, 0, 1, 4, count=5)
+    ranks = [take(state, rank, 2, 2)[0] for rank in range(2)]
+    behind = [torch.cat(parts) for parts in zip(*ranks, strict=True)]
+    assert torch.equal(torch.cat(whole), torch.cat(before + behind)), "on twice as many ranks"
 
 
 KILLED: list[Any] = [

@@ -59,9 +59,12 @@ class Target:
         return LanceFileSession(self.folder, storage_options=self.options or None)
 
 
-def key_of(*facts: Any) -> str:
-    """A name for whatever the rows depend on."""
-    return hashlib.blake2b(json.dumps(facts, default=str).encode(), digest_size=8).hexdigest()
+def key_of(facts: Any, *arguments: Any) -> str:
+    """A name for whatever the rows depend on: what the source is, which may name millions of files, and arguments."""
+    digest = hashlib.blake2b(repr(arguments).encode(), digest_size=8)
+    for fact in facts if isinstance(facts, list) else [facts]:
+        digest.update(repr(fact).encode())
+    return digest.hexdigest()
 
 
 def write(
