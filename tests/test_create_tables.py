@@ -102,7 +102,9 @@ WRITERS: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize(
+    "name", ["a.parquet", *(pytest.param(n, marks=pytest.mark.slow) for n in WRITERS if n != "a.parquet")]
+)
 def test_tables_keep_their_columns(name: str, tmp_path: Path) -> None:
     """Lists of floats of one length become vectors, tokens stay lists, strings of the label column become integers."""
     made = table()
