@@ -26,6 +26,7 @@ Reported = RankLoader | Batches | Dataset  # the handle itself in local mode
 _STATE_FILE = "state.pt"
 _LOADERS = "loaders"  # states by name, where there are several
 _PREFIX = "raylance-"  # of temporary directories
+_kept: set[str] = set()  # of these, what local mode's runs have as their checkpoints
 
 
 def report(
@@ -209,8 +210,10 @@ def _own_directory(mode: CheckpointUploadMode) -> Iterator[ray.train.Checkpoint]
     if process.in_local_mode():
         # Ray Train stores nothing there: it is the run's checkpoint itself, until the next one or the process's end.
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
-        if before is not None and Path(before.path).name.startswith(_PREFIX):
+        _kept.add(directory)
+        if before is not None and before.path in _kept:  # never a directory of the user's
             shutil.rmtree(before.path, ignore_errors=True)
+            _kept.remove(before.path)
     elif mode is not CheckpointUploadMode.ASYNC:
         shutil.rmtree(directory, ignore_errors=True)  # Ray Train has left it where the report was skipped
 

@@ -318,6 +318,12 @@ def local_fn(config: dict[str, Any]) -> None:
         assert loader.epoch == epoch + 1
         raylance.report({"rows": len(seen[-1])}, loader, state={"epoch": epoch})
         assert raylance.restore(loader) == {"epoch": epoch}, "the checkpoint stays, as nobody stores it"
+        mine = Path(config["mine"])
+        mine.mkdir(exist_ok=True)
+        raylance.report({"rows": 0}, loader, checkpoint=mine)
+        assert mine.exists()
+    raylance.report({"rows": 0}, loader, state={"epoch": epoch})
+    assert mine.exists(), "a directory of the user's is left alone"
     Path(config["out"]).write_text(json.dumps(seen))
 
 
@@ -327,14 +333,15 @@ def test_local_mode_hands_over_a_working_loader(images_uri: str, tmp_path: Path)
     out, handle, other = tmp_path / "seen.json", open_train(images_uri), open_train(images_uri, seed=1)
     trainer = TorchTrainer(
         local_fn,
-        train_loop_config={"out": str(out), "other": other},
+        train_loop_config={"out": str(out), "other": other, "mine": str(tmp_path / "raylance-mine")},
         scaling_config=ray.train.ScalingConfig(num_workers=0),
         run_config=ray.train.RunConfig(storage_path=str(tmp_path)),
         datasets={"train": handle},
     )
     made = trainer.fit().checkpoint
     assert raylance.restore(None, made) == {"epoch": 1}
-    assert len(list(Path(made.path).parent.glob("raylance-*"))) - before == 1, "the one before is gone"
+    left = len(list(Path(made.path).parent.glob("raylance-*"))) - before
+    assert left == 3, "of each epoch's two, and the last"
     looks = [next(iter(handle.iter_batches(batch_size=10)))["id"].tolist() for _ in range(2)]
     assert looks[0] == looks[1], "the run is over, and the handle a value again"
     first, second = json.loads(out.read_text())
