@@ -64,6 +64,7 @@ def validate(checkpoint: Checkpoint) -> dict[str, float]:
     return {"validated": saved["step"] * 10.0}
 
 
+@pytest.mark.slow
 def test_every_way_of_reporting(images_uri: str, tmp_path: Path) -> None:
     train = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
     before = set(Path(tempfile.gettempdir()).glob("raylance-*"))

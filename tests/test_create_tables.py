@@ -275,6 +275,7 @@ def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path) -> None:
     assert not (tmp_path / "out.lance").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_a_run_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed when some fragments are written: these are used, and nothing of the first run is left beside the data."""

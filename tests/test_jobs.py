@@ -295,6 +295,7 @@ def test_a_run_that_is_stopped_says_how_to_go_on_and_then_where_it_does(head, ma
     assert re.search(told, rest)[1] == "SIGTERM"
 
 
+@pytest.mark.slow
 def test_a_cluster_that_may_grow_is_waited_for_until_the_run_is_stopped(head, make_run):
     made = make_run("large")
     with head.start(JOBS / "train_images.py", *made.options, "--num-workers", 16) as started:
