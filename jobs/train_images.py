@@ -494,7 +494,9 @@ def readers(text: str) -> Any:
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     # fmt: off
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n\n")[2], formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     count = within(int, 1)
 
     def group(title: str) -> Callable[..., None]:

@@ -114,6 +114,7 @@ def test_tables_keep_their_columns(name: str, tmp_path: Path) -> None:
     dataset = make("tables", tmp_path / "out.lance", *options)
     assert dataset.schema.equals(SHAPED)
     assert classes_of(dataset) == sorted(NAMES)
+    assert "(auk)" in repr(raylance.dataset(dataset.uri).show(9)), "the names belong to this column"
     found = dataset.to_table()
     for column in ("id", "score", "vector", "tokens"):
         assert found[column].to_pylist() == made[column].to_pylist()
@@ -167,6 +168,15 @@ def test_lists_of_other_lengths_are_refused_or_kept(tmp_path: Path, capsys: pyte
     assert "column vector has a list of 1 values" in said
     assert "and 2 in the first rows" in said
     assert "--keep-lists vector" in said
+    mixed = pa.table({"vector": pa.array([[1.0, 2.0], [1.0]], pa.list_(pa.float32()))})
+    pq.write_table(mixed, tmp_path / "mixed.parquet")
+    assert (
+        job.main(
+            ["tables", "--input", str(tmp_path / "mixed.parquet"), "--out", str(tmp_path / "m.lance"), "--dry-run"]
+        )
+        == 0
+    )
+    assert "list<element: float>, of 1 to 2 values" in capsys.readouterr().out
     dataset = make("tables", tmp_path / "out.lance", *command[1:3], "--keep-lists", "vector")
     assert dataset.schema.field("vector").type == pa.list_(pa.float32())
     assert dataset.count_rows() == 21
@@ -250,7 +260,7 @@ def test_a_lance_dataset_and_a_table_of_lancedb(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_images_are_made_smaller(tmp_path: Path) -> None:
+def test_images_are_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("ant", "bee"):
         (tmp_path / "in" / name).mkdir(parents=True)
         for number in range(3):
@@ -260,6 +270,7 @@ def test_images_are_made_smaller(tmp_path: Path) -> None:
     opened = [Image.open(io.BytesIO(encoded)) for encoded in images]
     assert [image.format for image in opened] == ["JPEG"] * 6
     assert [image.size for image in opened[:3]] == [(100, 40), (62, 50), (50, 60)]
+    assert "--image-size 50\n" in capsys.readouterr().out, "which training needs where sizes differ"
 
 
 def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path) -> None:

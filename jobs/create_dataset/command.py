@@ -23,12 +23,15 @@ A run that was killed goes on where it was, with the same command.
 """
 
 import argparse
+import contextlib
+import io
 import json
 import sys
 from collections import Counter
 from collections.abc import Sequence
 
 import lance
+import PIL.Image
 import pyarrow as pa
 import pyarrow.compute as pc
 import ray
@@ -38,7 +41,7 @@ from jobs.common import RefusedError, connect, exists, locate, parse_options, re
 from jobs.create_dataset.hub import Hub, Saved
 from jobs.create_dataset.images import Digits, ImageFolder
 from jobs.create_dataset.labels import add_classes, describe, is_text, read_classes
-from jobs.create_dataset.shaping import Shape, check_columns, settle
+from jobs.create_dataset.shaping import Shape, check_columns, lengths_of, settle
 from jobs.create_dataset.sources import SPLIT, Left, Piece, Source
 from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
@@ -90,7 +93,7 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
                     "decide the split; name one of them"
                 )
             split_by = tuple(asked)
-    metadata = {} if classes is None else {"classes": json.dumps(classes, ensure_ascii=False)}
+    metadata = {} if classes is None else {"classes": json.dumps(classes, ensure_ascii=False), "classes_of": label}
     return Shape(
         schema=schema.with_metadata(metadata),
         label=label,
@@ -99,6 +102,7 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
         split_by=split_by,
         val_fraction=args.val_fraction,
         seed=args.seed,
+        ragged=lengths_of(first, schema),
     )
 
 
@@ -183,6 +187,7 @@ def run(args: argparse.Namespace) -> str:
 
 def told(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.Namespace) -> str:
     """What is about to be made."""
+    ragged = {name: f", of {low} to {high} values" for name, (low, high) in shape.ragged.items()}
     counted = sum(piece.rows or 0 for piece in pieces)
     unknown = sum(piece.rows is None for piece in pieces)
     rows = " and ".join(
@@ -195,7 +200,7 @@ def told(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.N
         )
     )
     lines = [f"making {locate(args.out)} from {rows or 'no row'}, in {len(pieces):,} pieces"]
-    lines += [f"  {field.name:<10} {field.type}" for field in shape.schema]
+    lines += [f"  {field.name:<10} {field.type}{ragged.get(field.name, '')}" for field in shape.schema]
     if shape.classes is not None:
         lines.append(f"  classes    {describe(shape.classes)}")
     if shape.split_by:
@@ -239,7 +244,7 @@ def summary(dataset: lance.LanceDataset, uri: str, chosen: str, left_out: list[s
     fragments = [fragment.count_rows() for fragment in dataset.get_fragments()]
     size = sum(field.bytes_on_disk for field in dataset.stats.data_stats().fields)
     if {IMAGE, "label"} <= set(dataset.schema.names):
-        use = f"python jobs/train_images.py --data {uri}"
+        use = f"python jobs/train_images.py --data {uri}{size_of_images(dataset)}"
     else:
         use = f"raylance.dataset({uri!r}, filter=\"split = 'train'\")"
     return "\n".join([
@@ -252,6 +257,17 @@ def summary(dataset: lance.LanceDataset, uri: str, chosen: str, left_out: list[s
         *left_out,
         f"use it: {use}",
     ])  # fmt: skip
+
+
+def size_of_images(dataset: lance.LanceDataset) -> str:
+    """The option that training needs where the first images differ in size."""
+    encoded = dataset.take(list(range(min(64, dataset.count_rows()))), columns=[IMAGE])[IMAGE].to_pylist()
+    sizes = set()
+    for image in encoded:
+        with contextlib.suppress(OSError), PIL.Image.open(io.BytesIO(image)) as opened:
+            sizes.add(opened.size)
+    sides = sorted(min(size) for size in sizes)
+    return f" --image-size {min(224, sides[len(sides) // 2])}" if len(sizes) > 1 else ""
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -270,12 +286,13 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     classes.add_argument("--classes", metavar="FILE",
         help="names of classes that have no numbers yet, one a line, in the order of their labels (default: sorted); "
         "datasets that belong together need the same")
-    directory.add_argument("--input", required=True, metavar="DIR", help="where every node can read it")
+    directory.add_argument("--input", required=True, metavar="PATH",
+        help="a directory, or one file of it, where every node can read it")
     directory.add_argument("--left-out", metavar="FILE",
         help="write the names of all that gives no row, each with the reason (default: the summary names some)")
     add = common.add_argument
     add("--out", required=True, metavar="URI", help="the Lance dataset to make, where every node can write")
-    add("--overwrite", action="store_true", help="add a version to an existing dataset (default: refuse)")
+    add("--overwrite", action="store_true", help="where a dataset exists, make this its next version (default: refuse)")
     add("--dry-run", action="store_true", help="say what would be written, and write nothing")
     add("--rows-per-fragment", type=int, default=8192, metavar="N",
         help="rows of every fragment but the last (default: %(default)s)")
@@ -297,7 +314,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         help="columns of floats that stay lists of any length (default: those whose first lists have one length are "
         "vectors, and another length is an error)")
     add("--split-by", type=names, metavar="A,B", help="columns whose values draw the split together (default: all)")
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=(__doc__ or "").partition("\n\n")[2], formatter_class=argparse.RawTextHelpFormatter
+    )
     sources = parser.add_subparsers(dest="source", required=True, metavar="SOURCE")
     for name, parents, text in (
         ("demo", [common], "scikit-learn's 1,797 handwritten digits; needs no network"),

@@ -27,6 +27,7 @@ class Shape:
         split_by: Columns whose content decides the split; none where the source names its splits.
         val_fraction: Of the rows that are called val.
         seed: Of that choice.
+        ragged: The fewest and the most values of the first lists of floats that have no one length.
     """
 
     schema: pa.Schema
@@ -36,6 +37,7 @@ class Shape:
     split_by: tuple[str, ...]
     val_fraction: float
     seed: int
+    ragged: dict[str, tuple[int, int]]
 
     def apply(self, table: pa.Table, name: str) -> pa.Table:
         """Shapes a table; `name` says where it is from.
@@ -85,6 +87,16 @@ def settle(first: pa.Table, keep_lists: Sequence[str]) -> pa.Schema:
                 kind = pa.list_(kind.value_type, lengths[0])
         fields.append(pa.field(field.name, kind))
     return pa.schema(fields)
+
+
+def lengths_of(first: pa.Table, schema: pa.Schema) -> dict[str, tuple[int, int]]:
+    """The fewest and the most values of lists of floats that the schema leaves as lists."""
+    found = {}
+    for field in schema:
+        if pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type):
+            limits = pc.min_max(pc.list_value_length(first[field.name]))
+            found[field.name] = limits["min"].as_py(), limits["max"].as_py()
+    return found
 
 
 def check_lengths(column: pa.ChunkedArray, length: int, name: str, where: str) -> None:

@@ -37,7 +37,7 @@ def train_fn(config: dict[str, Any]) -> dict[str, float]:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns its exit status."""
-    args = common.parser(__doc__).parse_args(argv)
+    args = common.parser(__file__, __doc__).parse_args(argv)
     fn = functools.partial(validate, val=common.open_data(args)["val"], image_size=args.image_size)
     return common.fit(args, train_fn, validation_config=ray.train.ValidationConfig(fn=fn))
 

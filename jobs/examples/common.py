@@ -20,27 +20,24 @@ import torch
 import raylance
 
 
-def parser(doc: str | None) -> argparse.ArgumentParser:
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """The text as it is, and the default of each argument."""
+
+
+def parser(file: str, doc: str | None) -> argparse.ArgumentParser:
     """The arguments that all examples take; their descriptions are their modules' docstrings."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument(
-        "--data", required=True, metavar="URI", help="a dataset of `jobs/create_dataset.py demo`, or alike"
-    )
-    made.add_argument("--storage-path", default="~/raylance-runs", metavar="URI", help="where runs are kept")
-    made.add_argument(
-        "--run-name", default="example", metavar="NAME", help="a name that exists goes on where it stopped"
-    )
-    made.add_argument("--num-workers", type=int, default=2, metavar="N", help="ranks; 0 is Ray Train's local mode")
-    made.add_argument("--epochs", type=int, default=2, metavar="N")
-    made.add_argument("--global-batch-size", type=int, default=64, metavar="N", help="rows of a step, over all ranks")
-    made.add_argument("--checkpoint-every-steps", type=int, default=10, metavar="N")
-    made.add_argument("--image-size", type=int, default=16, metavar="PIXELS")
-    made.add_argument(
-        "--rows", metavar="DIR", help="write down there which rows were trained on, and count them at the end"
-    )
-    made.add_argument(
-        "--die-at-step", type=int, metavar="N", help="kill the last rank behind this step, once; needs --rows"
-    )
+    made = argparse.ArgumentParser(description=doc, formatter_class=_Help)
+    add, name = made.add_argument, Path(file).stem
+    add("--data", required=True, metavar="URI", help="a dataset of `jobs/create_dataset.py demo`, or alike")
+    add("--storage-path", default="~/raylance-runs", metavar="URI", help="where runs are kept")
+    add("--run-name", default=f"example-{name}", metavar="NAME", help="a run that exists goes on, or is over already")
+    add("--num-workers", type=int, default=2, metavar="N", help="ranks; 0 is Ray Train's local mode")
+    add("--epochs", type=int, default=2, metavar="N", help="passes over the training rows")
+    add("--global-batch-size", type=int, default=64, metavar="N", help="rows of a step, over all ranks")
+    add("--checkpoint-every-steps", type=int, default=10, metavar="N", help="besides one at the end of each epoch")
+    add("--image-size", type=int, default=16, metavar="PIXELS", help="side of the square that images become")
+    add("--rows", metavar="DIR", help="write down there which rows were trained on, and count them at the end")
+    add("--die-at-step", type=int, metavar="N", help="kill the last rank behind this step, once; needs --rows")
     return made
 
 
@@ -121,7 +118,7 @@ class Witness:
             file.write(json.dumps(line | {"rank": self._rank, "world_size": self._world_size}) + "\n")
         killed = self._directory / "killed"
         if self._steps == self._die_at and self._rank == self._world_size - 1 and not killed.exists():
-            killed.touch()
+            killed.write_text(f"rank {self._rank} was killed behind its step {self._steps}, as --die-at-step says")
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -174,6 +171,8 @@ def tell(args: argparse.Namespace, train: raylance.Dataset, result: ray.train.Re
     print(f"run {args.run_name}: {result.return_value or result.metrics}")
     if args.rows is None:
         return 0
+    for killed in Path(args.rows).glob("killed"):
+        print(f"{killed.read_text()}; the run went on from the checkpoint before")
     status = 0
     for epoch, rows in rows_by_epoch(args.rows).items():
         once = len(rows) == len(set(rows)) == len(train)

@@ -16,7 +16,7 @@ from jobs.examples import common
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns its exit status."""
-    parser = common.parser(__doc__)
+    parser = common.parser(__file__, __doc__)
     parser.add_argument("--min-workers", type=int, default=1, metavar="N", help="ranks to begin with, at the least")
     args = parser.parse_args(argv)
     scaling = ray.train.ScalingConfig(num_workers=(args.min_workers, args.num_workers))

@@ -47,7 +47,7 @@ def train_fn(config: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns its exit status."""
-    args = common.parser(__doc__).parse_args(argv)
+    args = common.parser(__file__, __doc__).parse_args(argv)
     return common.fit(args, train_fn, run_config=common.run_config(args, max_failures=3))
 
 

@@ -61,7 +61,7 @@ def train_fn(config: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns its exit status."""
-    return common.fit(common.parser(__doc__).parse_args(argv), train_fn)
+    return common.fit(common.parser(__file__, __doc__).parse_args(argv), train_fn)
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ def train_fn(config: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns its exit status."""
-    parser = common.parser(__doc__)
+    parser = common.parser(__file__, __doc__)
     parser.set_defaults(num_workers=1)
     args = parser.parse_args(argv)
     common.start_ray()

@@ -13,7 +13,7 @@ from jobs.examples import common
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns its exit status."""
-    parser = common.parser(__doc__)
+    parser = common.parser(__file__, __doc__)
     parser.set_defaults(num_workers=0)
     return common.fit(parser.parse_args(argv), common.train)
 

@@ -54,7 +54,7 @@ def train_fn(config: dict[str, Any]) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns its exit status."""
-    parser = common.parser(__doc__)
+    parser = common.parser(__file__, __doc__)
     parser.add_argument("--log-dir", type=os.path.abspath, required=True, metavar="DIR", help="of TensorBoard")
     return common.fit(parser.parse_args(argv), train_fn)
 

@@ -38,7 +38,7 @@ def drive(space: dict[str, Any], args: argparse.Namespace, data: dict[str, rayla
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns its exit status."""
-    parser = common.parser(__doc__)
+    parser = common.parser(__file__, __doc__)
     parser.add_argument("--trials", type=int, default=4, metavar="N")
     parser.add_argument("--at-once", type=int, default=2, metavar="N", help="trials that run at the same time")
     parser.set_defaults(num_workers=1)

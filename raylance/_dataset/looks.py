@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from raylance._dataset.dataset import Dataset
 
 _COUNTED = 2000  # rows whose labels are read
-_LABEL = "label"
+_LABEL = "label"  # where the schema names no other column beside the classes
 
 
 def describe(data: "Dataset") -> Shown:
@@ -45,7 +45,7 @@ def look(data: "Dataset", rows: int) -> Shown:
         if rows:
             places = np.linspace(0, len(data) - 1, min(rows, len(data))).astype(np.int64)
             title = f"{len(places)} of {len(data):,} rows"
-            parts.append(show_rows(data[places], len(places), title, classes_of(data)))
+            parts.append(show_rows(data[places], len(places), title, label_of(data), classes_of(data)))
         labels = labels_of(data)
         if labels is not None:
             parts.append(show_counts(labels, classes_of(data), f"{len(labels):,} rows"))
@@ -58,10 +58,17 @@ def look_at(data: "Dataset", batch: Mapping[str, Any]) -> Shown:
     """A batch of a dataset."""
     shown = {name: values for name, values in batch.items() if not name.startswith("_") or name == ROW_OFFSET}
     rows = len(next(iter(shown.values()), ()))
-    parts = [show_rows(shown, 16, f"{min(rows, 16)} of {rows:,} rows", classes_of(data))]
-    if _LABEL in shown and getattr(shown[_LABEL], "ndim", 0) == 1:
-        parts.append(show_counts(shown[_LABEL], classes_of(data), f"{rows:,} rows"))
+    parts = [show_rows(shown, 16, f"{min(rows, 16)} of {rows:,} rows", label_of(data), classes_of(data))]
+    labels = shown.get(label_of(data))
+    if getattr(labels, "ndim", 0) == 1:
+        parts.append(show_counts(labels, classes_of(data), f"{rows:,} rows"))
     return joined(*parts)
+
+
+def label_of(data: "Dataset") -> str:
+    """The column that the names of classes belong to."""
+    named: bytes = (data.schema.metadata or {}).get(b"classes_of", _LABEL.encode())
+    return named.decode()
 
 
 def classes_of(data: "Dataset") -> list[str] | None:
@@ -75,9 +82,9 @@ def labels_of(data: "Dataset") -> Any:
     source = data.opened[0].source
     if not isinstance(source, TableRows):
         return None
-    opened = source.pinned.open()
-    if _LABEL not in opened.schema.names:
+    opened, label = source.pinned.open(), label_of(data)
+    if label not in opened.schema.names:
         return None
     rows = np.unique(np.linspace(0, len(data) - 1, min(_COUNTED, len(data))).astype(np.int64))
-    found = opened.take(source.load_selection().offsets(rows), columns=[_LABEL])[_LABEL].drop_null()
+    found = opened.take(source.load_selection().offsets(rows), columns=[label])[label].drop_null()
     return found.to_numpy()

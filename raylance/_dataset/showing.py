@@ -30,19 +30,20 @@ class Shown:
         return self._text
 
 
-def show_rows(batch: Mapping[str, Any], rows: int, title: str, classes: Sequence[str] | None) -> Shown:
+def show_rows(batch: Mapping[str, Any], rows: int, title: str, label: str, classes: Sequence[str] | None) -> Shown:
     """Rows of a batch, as many as asked for.
 
     Args:
         batch: By column, arrays, tensors or lists of n values; images uint8 (n, H, W, 3), or (n, 3, H, W) in tensors.
         rows: At the most.
         title: What they are.
-        classes: Names of the integers in the column `label`, if they have any.
+        label: The column of labels, if there is one.
+        classes: Names of its integers, if they have any.
     """
     columns = {name: [_plain(value) for value in values[:rows]] for name, values in batch.items()}
     named = dict(columns)
-    if classes is not None and "label" in columns:
-        named["label"] = [_named(value, classes) for value in columns["label"]]
+    if classes is not None and label in columns:
+        named[label] = [_named(value, classes) for value in columns[label]]
     cells = {name: [_cell(value) for value in values] for name, values in named.items()}
     lines = [f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in zip(*cells.values(), strict=True)]
     heads = "".join(f"<th>{html.escape(name)}</th>" for name in cells)
@@ -81,7 +82,8 @@ def joined(*parts: Shown) -> Shown:
 
 
 def _named(value: Any, classes: Sequence[str]) -> Any:
-    return f"{value} ({classes[value]})" if isinstance(value, int) and 0 <= value < len(classes) else value
+    has_name = isinstance(value, int) and 0 <= value < len(classes) and classes[value] != str(value)
+    return f"{value} ({classes[value]})" if has_name else value
 
 
 def _plain(value: Any) -> Any:
