@@ -60,7 +60,7 @@ def look_at(data: "Dataset", batch: Mapping[str, Any]) -> Shown:
     rows = len(next(iter(shown.values()), ()))
     parts = [show_rows(shown, 16, f"{min(rows, 16)} of {rows:,} rows", label_of(data), classes_of(data))]
     labels = shown.get(label_of(data))
-    if getattr(labels, "ndim", 0) == 1:
+    if labels is not None and getattr(labels, "ndim", 0) == 1:
         parts.append(show_counts(labels, classes_of(data), f"{rows:,} rows"))
     return joined(*parts)
 
