@@ -53,7 +53,8 @@ def report(
         state: What `restore` gives back, picklable by `torch.save` and loadable with `weights_only=True`: state dicts
             of model and optimizer, numbers, strings. Only rank 0's is stored.
         checkpoint: A directory that this rank has written, such as its part of a sharded checkpoint; Ray Train puts
-            those of all ranks into one, so that their files need different names. Rank 0's gets raylance's files, too.
+            those of all ranks into one, so that their files need different names. Rank 0's gets raylance's files, too:
+            raylance_state.json, and state.pt where there is a `state`.
         checkpoint_dir_name: As Ray Train takes it, like all that follows.
         checkpoint_upload_mode: ASYNC goes on training meanwhile; NO_UPLOAD needs a `checkpoint` of rank 0 that lies in
             the run's storage already.
