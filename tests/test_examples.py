@@ -63,6 +63,7 @@ def each_row_once(rows: Path, epochs: int = 2) -> bool:
     return list(seen) == list(range(epochs)) and all(sorted(epoch) == expected for epoch in seen.values())
 
 
+@pytest.mark.slow
 def test_local_mode(labelled_uri: str, tmp_path: Path) -> None:
     """By the command line: Ray Train takes a process that was in local mode once for one that still is."""
     rows = tmp_path / "rows"

@@ -262,6 +262,7 @@ def test_a_job_of_several_files_is_submitted_with_its_working_directory(head, di
     assert "1,797, each once" in made.stdout
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_start_fails_with_the_message(head, digits):
     ran = head.submit("train_images.py", "--data", digits, "--train-filter", "split = 'nought'")
     assert ran.returncode == 1

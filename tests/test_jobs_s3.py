@@ -59,6 +59,7 @@ def test_from_pictures_to_a_resumed_run(options: list[str], capsys: pytest.Captu
     assert train_images.main([*train, "--epochs", "2", "--global-batch-size", "16"]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_the_command_of_a_refusal_reaches_the_bucket(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """It names the options, but for secrets."""
