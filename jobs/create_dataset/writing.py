@@ -78,14 +78,15 @@ def write(
     done = read_notes(target)
     for note in done.values():
         tell(note["rows"])
-    todo = [{"number": number} for number in range(len(pieces)) if number not in done]
+    todo = [
+        {"number": number, "piece": ray.cloudpickle.dumps(piece)}
+        for number, piece in enumerate(pieces)
+        if number not in done
+    ]
     if todo:
         given = ray.put((source, shape, target))
         task = functools.partial(write_piece, given=given)
-        rows = ray.data.from_items(
-            [item | {"piece": ray.cloudpickle.dumps(pieces[item["number"]])} for item in todo],
-            override_num_blocks=len(todo),
-        )
+        rows = ray.data.from_items(todo, override_num_blocks=len(todo))
         for row in rows.map_batches(task, batch_format="pyarrow", batch_size=1).iter_rows():
             done[row["number"]] = json.loads(row["note"])
             tell(done[row["number"]]["rows"])

@@ -10,6 +10,7 @@ import pyarrow as pa
 from raylance._dataset.showing import Shown, joined, show_counts, show_facts, show_rows
 from raylance.columns import ROW_OFFSET
 from raylance.errors import RaylanceError
+from raylance.orders.permutation import Int64Array
 from raylance.source.rows import TableRows
 
 if TYPE_CHECKING:
@@ -22,13 +23,14 @@ _LABEL = "label"  # where the schema names no other column beside the classes
 def describe(data: "Dataset") -> Shown:
     """A dataset: what it is, with a few rows."""
     feed, delivery = data.opened
+    schema = data.schema
     facts = {
         "dataset": feed.source.uri,
         "version": data.version,
         "filter": delivery.filter or "none",
         "rows": f"{len(data):,}",
         "order": delivery.order.name,
-        **{name: told(kind) for name, kind in zip(data.schema.names, data.schema.types, strict=True)},
+        **{name: told(kind) for name, kind in zip(schema.names, schema.types, strict=True)},
     }
     return joined(Shown(show_facts(facts), repr(data)), look(data, 4))
 
@@ -40,15 +42,15 @@ def told(kind: pa.DataType) -> str:
 
 def look(data: "Dataset", rows: int) -> Shown:
     """Some rows spread over a dataset, and its classes where it has labels."""
-    parts = []
+    parts, (label, classes) = [], naming(data)
     try:
         if rows:
-            places = np.linspace(0, len(data) - 1, min(rows, len(data))).astype(np.int64)
+            places = spread(data, rows)
             title = f"{len(places)} of {len(data):,} rows"
-            parts.append(show_rows(data[places], len(places), title, label_of(data), classes_of(data)))
-        labels = labels_of(data)
+            parts.append(show_rows(data[places], len(places), title, label, classes))
+        labels = labels_of(data, label)
         if labels is not None:
-            parts.append(show_counts(labels, classes_of(data), f"{len(labels):,} rows"))
+            parts.append(show_counts(labels, classes, f"{len(labels):,} rows"))
     except RaylanceError as error:  # a row that cannot be read hides nothing else
         parts.append(Shown(show_facts({"error": error}), str(error)))
     return joined(*parts)
@@ -56,35 +58,35 @@ def look(data: "Dataset", rows: int) -> Shown:
 
 def look_at(data: "Dataset", batch: Mapping[str, Any]) -> Shown:
     """A batch of a dataset."""
+    label, classes = naming(data)
     shown = {name: values for name, values in batch.items() if not name.startswith("_") or name == ROW_OFFSET}
     rows = len(next(iter(shown.values()), ()))
-    parts = [show_rows(shown, 16, f"{min(rows, 16)} of {rows:,} rows", label_of(data), classes_of(data))]
-    labels = shown.get(label_of(data))
+    parts = [show_rows(shown, 16, f"{min(rows, 16)} of {rows:,} rows", label, classes)]
+    labels = shown.get(label)
     if labels is not None and getattr(labels, "ndim", 0) == 1:
-        parts.append(show_counts(labels, classes_of(data), f"{rows:,} rows"))
+        parts.append(show_counts(labels, classes, f"{rows:,} rows"))
     return joined(*parts)
 
 
-def label_of(data: "Dataset") -> str:
-    """The column that the names of classes belong to."""
-    named: bytes = (data.schema.metadata or {}).get(b"classes_of", _LABEL.encode())
-    return named.decode()
+def spread(data: "Dataset", rows: int) -> Int64Array:
+    """So many rows of the selection at the most, from its first to its last."""
+    return np.linspace(0, len(data) - 1, min(rows, len(data))).astype(np.int64)
 
 
-def classes_of(data: "Dataset") -> list[str] | None:
-    """Names of classes, as jobs/create_dataset.py leaves them in the schema's metadata."""
-    names = (data.schema.metadata or {}).get(b"classes")
-    return None if names is None else list(json.loads(names))
+def naming(data: "Dataset") -> tuple[str, list[str] | None]:
+    """The column of labels, and the names of its classes, as jobs/create_dataset.py leaves them in the metadata."""
+    metadata = data.schema.metadata or {}
+    names = metadata.get(b"classes")
+    return metadata.get(b"classes_of", _LABEL.encode()).decode(), None if names is None else list(json.loads(names))
 
 
-def labels_of(data: "Dataset") -> Any:
-    """Labels of rows spread over the selection; None where there is no column of that name."""
+def labels_of(data: "Dataset", label: str) -> Any:
+    """Labels of rows spread over the selection; None where there is no such column."""
     source = data.opened[0].source
     if not isinstance(source, TableRows):
         return None
-    opened, label = source.pinned.open(), label_of(data)
+    opened = source.pinned.open()
     if label not in opened.schema.names:
         return None
-    rows = np.unique(np.linspace(0, len(data) - 1, min(_COUNTED, len(data))).astype(np.int64))
-    found = opened.take(source.load_selection().offsets(rows), columns=[label])[label].drop_null()
-    return found.to_numpy()
+    offsets = source.load_selection().offsets(np.unique(spread(data, _COUNTED)))
+    return opened.take(offsets, columns=[label])[label].drop_null().to_numpy()
