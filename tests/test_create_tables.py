@@ -314,6 +314,18 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
     assert not list(out.glob("_create-*"))
 
 
+def test_what_is_done_is_used_by_the_same_command_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two columns of images give one schema: what was begun with the one must not be gone on with from the other."""
+    columns = {name: [picture(number)] for number, name in enumerate(("a", "b"))}
+    pq.write_table(pa.table(columns | {"label": [0]}), tmp_path / "in.parquet")
+    keys = []
+    monkeypatch.setattr(job, "Target", lambda **given: keys.append(given["key"]))
+    words = ["huggingface", "--input", str(tmp_path), "--out", str(tmp_path / "out.lance"), "--dry-run"]
+    for column in ("a", "b", "a"):
+        assert job.main([*words, "--image-column", column]) == 0
+    assert keys[0] == keys[2] != keys[1]
+
+
 @pytest.mark.parametrize("sizes", [[3, 5, 2], [10], [1] * 7, [4, None, 3, None], [0, 6, 0]])
 @pytest.mark.parametrize("rows", [1, 3, 4, 100])
 def test_pieces_are_equal_and_keep_the_order(sizes: list[int | None], rows: int) -> None:

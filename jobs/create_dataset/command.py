@@ -158,9 +158,8 @@ def run(args: argparse.Namespace) -> str:
         pieces = source.pieces(args.rows_per_fragment)
         tell_left_out(source.left_out, getattr(args, "left_out", None))
         shape = make_shape(source, pieces, args)
-        key = key_of(
-            source.facts, args.rows_per_fragment, shape.schema.to_string(), shape.classes, repr(shape), present
-        )
+        asked = [args.source, *(getattr(args, name, None) for name in ("input", "image_column", "label_column"))]
+        key = key_of(source.facts, asked, args.rows_per_fragment, shape, present)
         mode = "overwrite" if present else "create"
         target = Target(uri=uri, mode=mode, rows_per_fragment=args.rows_per_fragment, options=options, key=key)
         print(told(source, shape, pieces, args), flush=True)
