@@ -99,6 +99,15 @@ def learning_rate(peak: float, progress: float) -> float:
     return peak * min(1.0, progress / WARM_UP) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
+def check_network(saved: dict[str, Any], network: list[Any]) -> None:
+    """Refuses the state of a checkpoint that is not of this network, (name, classes)."""
+    if (held := saved.get("network")) != network:
+        raise raylance.StateError(
+            f"the checkpoint is of model and classes {held}, not of {network}; ask for the same, or give another "
+            "--run-name"
+        )
+
+
 class Training:
     """One rank's network, optimizer and loader, and the steps that they make."""
 
@@ -132,13 +141,11 @@ class Training:
         """
         try:
             saved = raylance.restore(self.loader)
+            if saved is None:
+                return ""
+            check_network(saved, self.config["network"])
         except raylance.StateError as error:
             return str(error)
-        if saved is None:
-            return ""
-        if (held := saved.get("network")) != self.config["network"]:
-            fix = "ask for the same, or give another --run-name"
-            return f"the checkpoint is of model and classes {held}, not of {self.config['network']}; {fix}"
         self.network.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
         epoch, epochs = self.loader.epoch, self.config["epochs"]
@@ -239,6 +246,11 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
     """Opens the rows to train and to validate on; checks all arguments about them."""
     if args.augment == "crop" and args.image_size is None:
         raise raylance.ConfigError("--augment crop makes crops of all sizes; give the --image-size they all get")
+    if args.image_column == args.label_column:
+        raise raylance.ConfigError(
+            f"--image-column and --label-column are both {args.image_column}: a model would learn what "
+            "it is shown; name two columns"
+        )
     store = common.parse_options(args.storage_options)
     crops = (raylance.RandomResizedCrop(), raylance.CenterCrop()) if args.augment == "crop" else (None, None)
 
@@ -313,22 +325,34 @@ def check_model(name: str, classes: int, train: raylance.Dataset, image: str) ->
         )
 
 
-def run(args: argparse.Namespace) -> int:
-    """Runs the job; returns its exit status."""
-    train, val = open_data(args)
-    classes = count_classes(args, train)
-    check_model(args.model, classes, train, args.image_column)
+def check_batch(args: argparse.Namespace, rows: int) -> None:
+    """Refuses a global batch that does not fit the ranks or the rows to train on."""
     if args.global_batch_size < args.num_workers:
         raise raylance.ConfigError(
             f"--global-batch-size {args.global_batch_size} leaves some of --num-workers {args.num_workers} without a "
             "row; give a larger batch, or fewer workers"
         )
+    if args.global_batch_size > rows:
+        raise raylance.ConfigError(
+            f"--global-batch-size {args.global_batch_size} is more than the {rows:,} rows to train on, so that an "
+            "epoch would have no step; give a smaller one"
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Runs the job; returns its exit status."""
+    train, val = open_data(args)
+    classes = count_classes(args, train)
+    check_model(args.model, classes, train, args.image_column)
+    check_batch(args, len(train))
     filesystem, storage, name = place(args)
     if filesystem is None and "://" not in storage:
         try:
             os.makedirs(storage, exist_ok=True)
         except OSError as error:
             raise raylance.ConfigError(f"--storage-path {storage} cannot be made ({error}); give another") from error
+    if (finished := look_up(args, train, [args.model, classes])) is not None:
+        return summarise(args, name, finished)
     plan = train.plan(args.global_batch_size, args.num_workers)
     print(f"{train!r}; {len(val):,} rows to validate, {classes:,} classes\n{plan}", flush=True)
     started_here = not ray.is_initialized() and start_ray()
@@ -382,8 +406,43 @@ def run(args: argparse.Namespace) -> int:
         ),
     ).fit()
     if "refused" in result.return_value:
-        raise raylance.StateError(f"run {name} in {storage} cannot go on: {result.return_value['refused']}")
+        raise raylance.StateError(cannot_go_on(args, result.return_value["refused"]))
     return summarise(args, name, result)
+
+
+def cannot_go_on(args: argparse.Namespace, why: str) -> str:
+    """Says which run it is that cannot go on."""
+    _, storage, name = place(args)
+    return f"run {name} in {storage} cannot go on: {why}"
+
+
+def newest(args: argparse.Namespace) -> ray.train.Result | None:
+    """Returns the run as its newest checkpoint left it, None where there is none; OSError where that cannot be told."""
+    filesystem, storage, name = place(args)
+    try:
+        found = ray.train.Result.from_path(f"{storage.rstrip('/')}/{name}", storage_filesystem=filesystem)
+    except RuntimeError:  # no such run, or none with a checkpoint
+        return None
+    return found if found.checkpoint else None
+
+
+def look_up(args: argparse.Namespace, train: raylance.Dataset, network: list[Any]) -> ray.train.Result | None:
+    """Returns the run if it is finished; refuses one that cannot go on. Ranks would find both out, a minute later."""
+    try:
+        if (found := newest(args)) is None:
+            return None
+        with train.loader() as loader:
+            saved = raylance.restore(loader, found.checkpoint)
+            if saved is not None:
+                check_network(saved, network)
+            return found if loader.epoch >= args.epochs else None
+    except raylance.StateError as error:
+        raise raylance.StateError(cannot_go_on(args, str(error))) from error
+    except OSError as error:
+        raise raylance.ConfigError(
+            f"the checkpoints in --storage-path {args.storage_path} cannot be read ({error}), so the run could neither "
+            "go on nor be kept; try again, or give another"
+        ) from error
 
 
 def start_ray() -> bool:
@@ -409,25 +468,22 @@ def start_ray() -> bool:
 def close(args: argparse.Namespace) -> int:
     """Says how a run that was stopped goes on; returns the exit status that shells give to the signal."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next one ends at once
-    filesystem, storage, name = place(args)
-    last, goes_on = None, "no checkpoint was made, and the same command starts it anew"
+    goes_on = "no checkpoint was made, and the same command starts it anew"
     try:
-        last = ray.train.Result.from_path(f"{storage.rstrip('/')}/{name}", storage_filesystem=filesystem)
-    except RuntimeError:  # no such run, or none with a checkpoint
-        pass
+        if (last := newest(args)) is not None:
+            at = "epoch {epoch}, step {step}".format(**last.metrics)
+            goes_on = f"its last checkpoint is {last.checkpoint.path} ({at}), and the same command goes on from it"
     except OSError as error:
         goes_on = f"its checkpoints cannot be read now ({error}), and the same command goes on from the last one"
-    if last and last.checkpoint:
-        at = "epoch {epoch}, step {step}".format(**last.metrics)
-        goes_on = f"its last checkpoint is {last.checkpoint.path} ({at}), and the same command goes on from it"
     by = signal.Signals(args.stopped_by)
-    say(f"run {name} was stopped by {by.name}; {goes_on}:\n{common.show_command(['python', *args.command])}")
+    say(f"run {place(args)[2]} was stopped by {by.name}; {goes_on}:\n{common.show_command(['python', *args.command])}")
     return 128 + by
 
 
 def summarise(args: argparse.Namespace, name: str, result: ray.train.Result) -> int:
     """Prints what a user needs to know of a finished run; returns the exit status."""
-    metrics, figures = {"val_accuracy": math.nan, "images_per_s": math.nan} | result.metrics, result.return_value
+    metrics = {"val_accuracy": math.nan, "images_per_s": math.nan} | result.metrics
+    figures = result.return_value or {"epochs": 0}  # none where nothing ran
     if not figures["epochs"]:
         print(f"run {name} was finished already; nothing was done")
     print("validation accuracy {val_accuracy:.2%} after {epoch} epochs, {images_per_s:,.0f} images/s".format(**metrics))

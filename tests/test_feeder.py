@@ -19,6 +19,7 @@ import torch
 
 import raylance
 from raylance.errors import ConfigError
+from raylance.runtime import feeder as feeder_module
 from tests.conftest import make_images
 
 ROWS, BATCH = 400, 20
@@ -213,6 +214,17 @@ print("done")
     )
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (0, "done\n", "")
+
+
+def test_a_pass_that_is_closed_needs_nothing_of_a_module_that_the_interpreter_has_cleared(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches = iter(loader_of(uri).batches(global_batch_size=BATCH))
+    next(batches)
+    feeder_module._close_all()  # as at the interpreter's end
+    for name in ("Wake", "threading", "_alive"):
+        monkeypatch.setattr(feeder_module, name, None)
+    batches.close()
 
 
 def test_an_interrupt_reaches_a_consumer_that_waits(uri: str) -> None:

@@ -210,16 +210,40 @@ def test_a_submitted_job_trains_and_leaves_checkpoints(trained):
     assert not any(name.startswith("module.") for name in weights)
 
 
-@pytest.mark.slow
-def test_the_same_command_says_that_the_run_is_finished(head, trained):
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for Ray gets no answer."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_the_same_command_says_that_the_run_is_finished_before_it_asks_for_ray(trained, capsys):
     made, first = trained
     before = made.checkpoints()
-    ran = head.submit("train_images.py", *made.options)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "run whole was finished already; nothing was done" in ran.stdout
+    assert job.main(list(map(str, made.options))) == 0
+    printed = capsys.readouterr().out
+    assert "run whole was finished already; nothing was done" in printed
     told = re.compile(r"^validation accuracy .*$", re.M)
-    assert told.findall(ran.stdout) == told.findall(first.stdout)
+    assert told.findall(printed) == told.findall(first.stdout)
     assert made.checkpoints() == before
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seed", "1"], "saved 0, now 1"),
+        (["--num-classes", "11"], "the checkpoint is of model and classes ['small_cnn', 10], not of ['small_cnn', 11]"),
+        (["--epochs", "1"], None),
+    ],
+)
+def test_a_run_that_cannot_go_on_is_refused_before_ray_is_asked_for(trained, capsys, options, message):
+    made, _ = trained
+    assert job.main([*map(str, made.options), *options]) == (2 if message else 0)
+    printed = capsys.readouterr()
+    if message:
+        assert f"run whole in {made.options[3]} cannot go on: " in printed.err
+        assert message in printed.err
 
 
 @pytest.mark.slow
@@ -360,9 +384,13 @@ def small(write_dataset: Callable[..., str]) -> str:
         (["--image-size", "1"], "images of 1x1"),
         (["--augment", "crop"], "--image-size"),
         ([], "If images differ in size, give --image-size"),
-        (["--image-size", "8", "--global-batch-size", "64"], "the global batch 64"),
+        (["--image-column", "label", "--image-size", "8"], "--image-column and --label-column are both label"),
+        (["--image-size", "8", "--global-batch-size", "64"], "--global-batch-size 64 is more than the 20 rows"),
         (["--image-size", "8", "--global-batch-size", "1"], "fewer workers"),
-        (["--image-size", "8", "--storage-path", "/dev/null/runs"], "--storage-path /dev/null/runs"),
+        (
+            ["--image-size", "8", "--global-batch-size", "8", "--storage-path", "/dev/null/runs"],
+            "--storage-path /dev/null/runs",
+        ),
     ],
 )
 def test_input_that_cannot_be_used_is_refused_before_anything_starts(small, capsys, options, message):

@@ -95,7 +95,7 @@ def test_a_scalar_index_gives_the_same_selection(write_dataset: Callable[..., st
         ("best", None, "no tag 'best'.*tags \\['first'\\]"),
         (None, "id >>> 3", "filter='id >>> 3' cannot be applied.*columns id"),
         (None, "colour = 'red'", "cannot be applied.*columns id"),
-        (None, "id > 1000", "has no row with id > 1000.*nothing to train on"),
+        (None, "id > 1000", "has no row with id > 1000; nothing was started"),
     ],
 )
 def test_what_is_not_there_is_said(uri: str, version: int | str | None, filter: str | None, message: str) -> None:

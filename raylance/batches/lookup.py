@@ -7,6 +7,7 @@ from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.settings import Feed
+from raylance.source.lance_errors import tell
 from raylance.source.memory import take_rows
 from raylance.source.rows import RowReader
 
@@ -34,7 +35,7 @@ class Lookup:
             self._opened = self._opened or source.open_reader()
             table = take_rows(self._opened.read(stored), places)
         except (IndexError, OverflowError, DatasetError) as error:
-            told = f"{source.uri!r}, version {source.version}, cannot give these rows: {error}"
+            told = f"{source.uri!r}, version {source.version}, cannot give these rows: {tell(error)}"
             raise DatasetError(told) from error
         valid = pa.array(np.ones(len(offsets), dtype=np.bool_))
         if self._decoding is not None:

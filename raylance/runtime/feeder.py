@@ -122,6 +122,8 @@ class Feeder:
 
     def close(self) -> bool:
         """The same, and waits: tells whether the thread has ended, as it does unless user code hangs in it."""
+        if self._is_closed and not self._thread.is_alive():
+            return True  # a generator that the interpreter ends last closes once more, when the names below are gone
         self.stop()
         if self._thread is not threading.current_thread():  # the garbage collector runs anywhere
             self._thread.join(_JOIN_S)

@@ -17,6 +17,7 @@ import tenacity
 from raylance.columns import ROW_OFFSET
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
+from raylance.source.lance_errors import may_pass, tell
 from raylance.source.memory import take_rows
 
 ReadMode = Literal["auto", "range", "take"]
@@ -32,8 +33,6 @@ _LONGEST_PAUSE_S = 10.0
 _PIECE_BYTES = 4 << 20  # to read at once, of a range or of scattered rows: the allocator has so much ready, not more
 _REQUESTS = 8  # pieces under way from an object store, where each takes its time,
 _READS = 4  # and from a disk, so that the next one is read while this one is copied
-# What Lance says of a file that came whole and makes no sense: in a page that was read already, or in its footer.
-_DAMAGE = ("Generic memory error", "failed to decode Protobuf")
 
 
 @dataclasses.dataclass(slots=True)
@@ -148,7 +147,7 @@ class Reader:
             rows = f"rows {offsets[0]} to {offsets[-1]}" if len(offsets) else "columns"
             raise DatasetError(
                 f"{rows} of {self.dataset.uri!r}, version {self.dataset.version}, cannot "
-                f"be read ({error}). {tried} If the version was cleaned up: tag what you train on."
+                f"be read ({tell(error)}). {tried} If the version was cleaned up: tag what you train on."
             ) from error
 
     def _read_pieces(self, offsets: Int64Array) -> Iterator[pa.Table]:
@@ -230,19 +229,6 @@ def _is_remote(uri: str) -> bool:
 def is_blob(field: pa.Field) -> bool:
     """Whether a column is blob-encoded, of either version: a plain read of it gives descriptors and not bytes."""
     return (field.metadata or {}).get(b"lance-encoding:blob") == b"true" or "lance.blob" in str(field.type)
-
-
-def may_pass(error: BaseException) -> bool:
-    """Whether a read may succeed when it is tried again: the storage failed, and not the data or the question.
-
-    Lance wraps what object stores say into errors of several classes, and names only in the text that it was I/O; so
-    it calls some of what comes of a damaged file, too.
-    """
-    if isinstance(error, DatasetError) and error.__cause__ is not None:
-        return may_pass(error.__cause__)
-    text = str(error)
-    is_io = "LanceError(IO)" in text and not any(sign in text for sign in _DAMAGE)
-    return is_io or isinstance(error, (TimeoutError, ConnectionError))
 
 
 def retrying(retry_s: float) -> tenacity.Retrying:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
+from raylance.source.lance_errors import tell
 from raylance.source.splits import Split
 from raylance.store import Shared
 
@@ -114,7 +115,7 @@ def _open(uri: str, version: Version | None, storage_options: Mapping[str, str] 
     except (ValueError, OSError) as error:
         if version is None:
             raise DatasetError(
-                f"no Lance dataset can be opened at {uri!r} ({error}); nothing was started. Check the path, the "
+                f"no Lance dataset can be opened at {uri!r} ({tell(error)}); nothing was started. Check the path, the "
                 "credentials in storage_options, and that the dataset was written."
             ) from error
         try:
@@ -124,7 +125,7 @@ def _open(uri: str, version: Version | None, storage_options: Mapping[str, str] 
         kind = "tag" if isinstance(version, str) else "reference" if isinstance(version, tuple) else "version"
         numbers = [entry["version"] for entry in newest.versions()]
         raise DatasetError(
-            f"{uri!r} has no {kind} {version!r} ({error}); nothing was started. It has versions {numbers[0]} to "
+            f"{uri!r} has no {kind} {version!r} ({tell(error)}); nothing was started. It has versions {numbers[0]} to "
             f"{numbers[-1]} and tags {sorted(newest.tags.list())}, and branches {sorted(newest.branches.list())} "
             "(version=(branch, None) takes a branch's newest): ask for one of them, and tag the versions that you "
             "train on, because clean-up spares only tagged ones."
@@ -231,16 +232,16 @@ def select(source: Source, filter: str | None, split: Split | None = None) -> Se
         except (ValueError, OSError, pa.ArrowException) as error:
             names = ", ".join(dataset.schema.names)
             raise DatasetError(
-                f"filter={filter!r} cannot be applied to {source.uri!r} ({error}); nothing was started. A filter is an "
-                f"SQL expression over the columns {names}; string values take single quotes, and names that are not "
-                f"plain words take backticks.{_quotes(filter)}"
+                f"filter={filter!r} cannot be applied to {source.uri!r} ({tell(error)}); nothing was started. A filter "
+                f"is an SQL expression over the columns {names}; string values take single quotes, and names that are "
+                f"not plain words take backticks.{_quotes(filter)}"
             ) from error
     if selection.rows == 0:
         conditions = " and ".join(str(condition) for condition in (filter, split) if condition is not None)
         what = f"has no row with {conditions}" if conditions else "has no live rows"
         raise DatasetError(
-            f"{source.uri!r} at version {source.version} {what}, so there is nothing to train on. Check filter, split "
-            f"and version.{_quotes(filter)}"
+            f"{source.uri!r} at version {source.version} {what}; nothing was started. Check filter, split and "
+            f"version.{_quotes(filter)}"
         )
     return selection
 
