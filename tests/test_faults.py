@@ -93,7 +93,7 @@ MACHINE_FAULTS: list[Exception] = [
 ]
 
 
-@pytest.mark.parametrize("decoders", [0, 1])
+@pytest.mark.parametrize("decoders", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_faults_of_the_machines_cost_no_row(numbers: str, tmp_path: Path, decoders: int) -> None:
     errors = {5 + 20 * place: error for place, error in enumerate(MACHINE_FAULTS)}
     transform = RaisesOnce(tmp_path, {})
@@ -528,7 +528,7 @@ def odd(batch: dict[str, Any]) -> dict[str, Any]:
     return {"id": batch["id"]}
 
 
-@pytest.mark.parametrize("decoders", [0, 1])
+@pytest.mark.parametrize("decoders", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_error_that_cannot_travel_hides_no_good_row(write_dataset: Callable[..., str], decoders: int) -> None:
     with pytest.raises(TypeError):
         pickle.loads(pickle.dumps(OddError("row 43", "something odd")))

@@ -153,8 +153,11 @@ def test_close_in_mid_pass(uri: str) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("taken", [1, ROWS // BATCH], ids=["in a pass", "behind one"])
-def test_the_garbage_collector_ends_a_pass_wherever_it_runs(uri: str, taken: int) -> None:
+def test_the_garbage_collector_ends_a_pass_wherever_it_runs(
+    uri: str, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also in a thread of the helpers' own that is just giving work to its executor, and so holds its locks."""
+    monkeypatch.setattr(feeder_module, "_JOIN_S", 1.0)
     before = threading.active_count()
     loader = loader_of(uri)
     batches = iter(loader.batches(global_batch_size=BATCH))

@@ -99,7 +99,7 @@ def test_same_global_batches_and_bytes_for_every_world_and_decoder_count(
 
 
 @on_ray
-@pytest.mark.parametrize("decoders", [0, 2])
+@pytest.mark.parametrize("decoders", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_actors_give_the_batches_of_threads(
     images_uri: str, undisturbed: list[dict[str, torch.Tensor]], decoders: int
 ) -> None:

@@ -50,6 +50,7 @@ def test_components_keep_their_own_order_and_repeat_only_as_stop_allows(order: S
         assert len(set(rows[:-1].tolist())) < order.rows, "the epoch ends as soon as all were seen"
 
 
+@hypothesis.settings(max_examples=30)
 @given(order=mixtures(), batch=st.integers(1, 30), worlds=st.lists(st.integers(1, 5), min_size=2, max_size=2))
 def test_same_global_batches_for_every_world_size(order: Settled, batch: int, worlds: list[int]) -> None:
     first, second = (global_batches(make_plan(order, batch, world), 1, 0) for world in worlds)

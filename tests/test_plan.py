@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
@@ -68,6 +68,7 @@ def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -
     remainder=st.sampled_from(REMAINDERS),
     data=st.data(),
 )
+@settings(max_examples=40)
 def test_promises(
     order: Settled,
     batch: int,
