@@ -179,3 +179,56 @@ def test_trials_share_a_selection(labelled_uri: str, tmp_path: Path, capsys: pyt
     given = ["--data", labelled_uri, "--storage-path", tmp_path, "--trials", 2, "--at-once", 1, "--epochs", 1]
     assert run("tuning", *given, "--global-batch-size", 32) == 0
     assert capsys.readouterr().out.count("learning rate") == 2
+
+
+SLOWLY = """
+import sys, time
+from jobs.examples import elastic
+
+def train(config):  # runs in a process where the module is as it was
+    from jobs.examples import common
+    at_once = common.loss_of
+    common.loss_of = lambda model, batch: time.sleep(0.5) or at_once(model, batch)
+    return common.train(config)
+
+elastic.common.train = train
+sys.exit(elastic.main(sys.argv[1:]))
+"""
+NODES = """
+import json, os, pathlib, subprocess, sys, time
+from ray.cluster_utils import Cluster
+
+rows = pathlib.Path(sys.argv[1])
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+cluster.add_node(num_cpus=1)
+run = subprocess.Popen([sys.executable, *sys.argv[2:]], env=os.environ | {"RAY_ADDRESS": cluster.address})
+
+def world_sizes():
+    texts = [file.read_text() for file in sorted(rows.glob("*.jsonl"))]
+    return [json.loads(text.splitlines()[0])["world_size"] for text in texts if text.count("\\n") > 4]
+
+def wait_for(size, behind):
+    while run.poll() is None and size not in world_sizes()[behind:]:
+        time.sleep(0.2)
+    assert size in world_sizes()[behind:], world_sizes()
+    return len(world_sizes())
+
+seen = wait_for(1, 0)
+node = cluster.add_node(num_cpus=1)
+seen = wait_for(2, seen)
+cluster.remove_node(node, allow_graceful=False)
+wait_for(1, seen)
+status = run.wait()
+print("ranks of each start:", world_sizes())
+sys.exit(status)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_nodes_bring_and_take_along_cost_no_row(labelled_uri: str, tmp_path: Path) -> None:
+    words: list[object] = [sys.executable, "-c", NODES, tmp_path / "rows", "-c", SLOWLY, "--data", labelled_uri]
+    words += ["--storage-path", tmp_path / "runs", "--rows", tmp_path / "rows", "--num-workers", 2, "--epochs", 8]
+    words += ["--global-batch-size", 32, "--checkpoint-every-steps", 3, "--resize-interval-s", 5]
+    ran = subprocess.run([*map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("each row once, of 250") == 8
