@@ -341,9 +341,10 @@ def test_trees_without_clear_classes_are_refused(tmp_path, capsys, names, cause,
 
 @pytest.mark.parametrize("source", ["imagefolder", "huggingface"])
 def test_missing_and_empty_inputs_are_refused(tmp_path, capsys, source):
-    message = refusal(capsys, source, "--out", tmp_path / "out.lance", "--input", tmp_path / "nowhere")
-    assert "can't be listed" in message
-    assert "give an existing directory" in message
+    for name, fix in (("nowhere", "give a directory or a file that exists"), ("*.png", "give the directory itself")):
+        message = refusal(capsys, source, "--out", tmp_path / "out.lance", "--input", tmp_path / name)
+        assert "can't be listed" in message
+        assert fix in message
     (tmp_path / "empty").mkdir()
     message = refusal(capsys, source, "--out", tmp_path / "out.lance", "--input", tmp_path / "empty")
     assert f"files found under --input {tmp_path / 'empty'}" in message

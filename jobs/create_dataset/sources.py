@@ -142,9 +142,11 @@ def list_files(location: str, endings: tuple[str, ...], options: dict[str, str])
         else:
             found = filesystem.get_file_info(pafs.FileSelector(root, recursive=True))
     except (OSError, pa.ArrowInvalid) as error:
+        is_pattern = "*" in location or "?" in location
+        fix = "the directory itself, no pattern," if is_pattern else "a directory or a file that exists,"
         raise RefusedError(
-            f"--input {location} can't be listed ({reason(error)}): there is nothing to read; give an "
-            "existing directory, by a path or URI that every node can read"
+            f"--input {location} can't be listed ({reason(error)}): there is nothing to read; give {fix} by a path or "
+            "URI that every node can read"
         ) from error
     listing = Listing(filesystem, root, [], [], [])
     sizes = {info.path[len(root) + 1 :]: (info.size, info.mtime_ns or 0) for info in found if info.is_file}
