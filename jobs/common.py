@@ -1,5 +1,6 @@
 """Owns what several jobs need: Ray, places, storage options, refusals; never what a job does."""
 
+import argparse
 import os
 import re
 import shlex
@@ -48,11 +49,12 @@ def locate(path: str) -> str:
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
-def parse_options(pairs: list[str]) -> dict[str, str]:
-    """Returns what --storage-options says."""
-    if wrong := [pair for pair in pairs if "=" not in pair]:
-        raise RefusedError(f"--storage-options {wrong[0]} has no =: it would not be used; write it as KEY=VALUE")
-    return dict(pair.split("=", 1) for pair in pairs)
+def key_value(text: str) -> tuple[str, str]:
+    """An argparse type: KEY=VALUE, as --storage-options takes them."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"{text} has no =: it would not be used; write it as KEY=VALUE")
+    return key, value
 
 
 def open_filesystem(uri: str, options: dict[str, str]) -> tuple[pafs.FileSystem, str]:

@@ -251,7 +251,7 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
             f"--image-column and --label-column are both {args.image_column}: a model would learn what "
             "it is shown; name two columns"
         )
-    store = common.parse_options(args.storage_options)
+    store = dict(args.storage_options)
     crops = (raylance.RandomResizedCrop(), raylance.CenterCrop()) if args.augment == "crop" else (None, None)
 
     def rows(where: str, version: Any, crop: Any, hflip: float, **options: Any) -> raylance.Dataset:
@@ -284,8 +284,8 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
         fix = "name a column of integers"
         if kind in (pa.string(), pa.large_string()) or pa.types.is_dictionary(kind):
             command = ["--data", args.data, "--string-column", args.label_column, "--label-column", "class_id"]
-            for pair in args.storage_options:
-                command += ["--storage-options", pair]
+            for key, value in args.storage_options:
+                command += ["--storage-options", f"{key}={value}"]
             fix = (
                 "add a column of integers by `python jobs/create_dataset.py classes "
                 f"{common.show_command(command)}`, and train with --label-column class_id"
@@ -303,7 +303,7 @@ def count_classes(args: argparse.Namespace, train: raylance.Dataset) -> int:
     names = (train.schema.metadata or {}).get(b"classes")
     if names:
         return len(json.loads(names))
-    options = common.parse_options(args.storage_options)
+    options = dict(args.storage_options)
     opened = lance.dataset(locate(args.data), version=train.version, storage_options=options or None)
     batches = opened.scanner(columns=[args.label_column], batch_size=1 << 16).to_batches()
     return 1 + max(pc.max(batch[0]).as_py() or 0 for batch in batches)
@@ -514,7 +514,7 @@ def place(args: argparse.Namespace) -> tuple[Any, str, str]:
     """Returns where runs are kept, with the file system where it needs options, and the name of this one."""
     name = args.run_name or f"{os.path.basename(args.data.rstrip('/')).removesuffix('.lance')}-{args.model}"
     if args.storage_options and args.storage_path.startswith("s3://"):
-        return *common.open_filesystem(args.storage_path, common.parse_options(args.storage_options)), name
+        return *common.open_filesystem(args.storage_path, dict(args.storage_options)), name
     return None, locate(args.storage_path), name
 
 
@@ -569,7 +569,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--version", "version number or tag (default: the newest)", metavar="V")
     add("--storage-options", "for the object store of --data, as Lance names it, and of --storage-path where that is "
         "s3://; may be repeated. Secrets are better set in the environment of all nodes (AWS_ACCESS_KEY_ID, …)",
-        action="append", default=[], metavar="KEY=VALUE")
+        type=common.key_value, action="append", default=[], metavar="KEY=VALUE")
     add("--train-filter", "rows to train on, '' for all", default="split = 'train'", metavar="SQL")
     add("--val-filter", "rows to validate on, '' for all", default="split = 'val'", metavar="SQL")
     add("--image-column", "encoded images", default="image", metavar="NAME")

@@ -27,6 +27,8 @@ import pytest
 import torch
 
 from jobs import train_images as job
+from jobs.create_dataset import command as create_dataset
+from jobs.materialize import command as materialize
 from tests.conftest import encode
 
 JOBS = Path(__file__).parents[1] / "jobs"
@@ -415,6 +417,21 @@ def test_string_labels_become_classes_by_the_command_that_the_refusal_names(smal
     train, _ = job.open_data(args)
     assert job.count_classes(args, train) == 2
     assert set(train.head(20)[args.label_column]) == {0}  # train comes before val
+
+
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [
+        (job.main, ["--data", "x.lance"]),
+        (create_dataset.main, ["demo", "--out", "x.lance"]),
+        (materialize.main, ["--data", "x.lance", "--out", "y.lance"]),
+    ],
+)
+def test_options_of_the_store_are_pairs(capsys, main, words):
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, "--storage-options", "region"])
+    told = capsys.readouterr().err
+    assert "argument --storage-options: region has no =: it would not be used; write it as KEY=VALUE" in told
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_the_command_of_a_refusal_reaches_the_bucket(options: list[str], capsys:
     """It names the options, but for secrets."""
     images = [encode(np.full((8, 8), number, np.uint8)) for number in range(20)]
     table = pa.table({"image": images, "species": ["auk", "owl"] * 10, "split": ["train", "train", "val", "val"] * 5})
-    store = common.parse_options(options[1::2])
+    store = dict(map(common.key_value, options[1::2]))
     lance.write_dataset(table, "s3://bucket/birds.lance", storage_options=store)
     assert train_images.main(["--data", "s3://bucket/birds.lance", "--label-column", "species", *options]) == 2
     said = capsys.readouterr().err

@@ -37,7 +37,7 @@ import pyarrow.compute as pc
 import ray
 import tqdm
 
-from jobs.common import RefusedError, connect, exists, locate, parse_options, reason
+from jobs.common import RefusedError, connect, exists, key_value, locate, reason
 from jobs.create_dataset.hub import Hub, Saved
 from jobs.create_dataset.images import Digits, ImageFolder
 from jobs.create_dataset.labels import add_classes, describe, is_text, read_classes
@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> str:
         raise RefusedError(f"--val-fraction {args.val_fraction} is not in [0, 1): train would be empty; try 0.1")
     if args.rows_per_fragment < 1:
         raise RefusedError(f"--rows-per-fragment {args.rows_per_fragment} is below 1: it holds no row; try 8192")
-    options = parse_options(args.storage_options)
+    options = dict(args.storage_options)
     uri = locate(args.out)
     present = exists(uri, options)
     if present and not args.overwrite:
@@ -280,7 +280,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         return text.split(",")
 
     store, classes, directory, common, columns, table, hub = (group() for _ in range(7))
-    store.add_argument("--storage-options", action="append", default=[], metavar="KEY=VALUE",
+    store.add_argument("--storage-options", action="append", type=key_value, default=[], metavar="KEY=VALUE",
         help="for the object store, as Lance names it; also of --input, where that is s3://; may be repeated")
     classes.add_argument("--classes", metavar="FILE",
         help="names of classes that have no numbers yet, one a line, in the order of their labels (default: sorted); "

@@ -8,7 +8,7 @@ import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.common import RefusedError, locate, parse_options, reason
+from jobs.common import RefusedError, locate, reason
 
 NAMED = 10  # classes that a summary names
 
@@ -56,7 +56,7 @@ def describe(classes: list[str]) -> str:
 
 def add_classes(args: argparse.Namespace) -> str:
     """Adds integer labels beside the strings of a Lance dataset, as new versions; returns what was done."""
-    options = parse_options(args.storage_options)
+    options = dict(args.storage_options)
     uri = locate(args.data)
     try:
         dataset = lance.dataset(uri, storage_options=options)

@@ -42,7 +42,7 @@ import ray
 import tqdm
 
 import raylance
-from jobs.common import connect, exists, locate
+from jobs.common import connect, exists, key_value, locate
 
 from .advice import advise
 from .images import QUALITY, Reencode
@@ -178,14 +178,6 @@ def at_least(least: int, most: int | None = None) -> Any:
     return number
 
 
-def pair(text: str) -> tuple[str, str]:
-    """Parses KEY=VALUE."""
-    if "=" not in text:
-        raise argparse.ArgumentTypeError(f"{text} has no =: it would not be used; write it as KEY=VALUE")
-    key, value = text.split("=", 1)
-    return key, value
-
-
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     # fmt: off
@@ -214,7 +206,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         help="of what lies between the passes, where every node can write (default: beside --out)")
     add("--bucket-bytes", type=at_least(1 << 16, 1 << 30), metavar="N",
         help="bytes that are sorted at a time (default: 128 MiB to 1 GiB, with the size of the data)")
-    add("--storage-options", action="append", type=pair, default=[], metavar="KEY=VALUE",
+    add("--storage-options", action="append", type=key_value, default=[], metavar="KEY=VALUE",
         help="for the object store, as Lance names it; may be repeated")
     add("--no-progress", action="store_true", help="no progress bar; there is one on terminals only")
     add = parser.add_argument_group("advice").add_argument
