@@ -194,7 +194,8 @@ def describe(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     named = value if hasattr(value, "__qualname__") else type(value)
-    return f"{named.__module__}.{named.__qualname__}"
+    module = named.__module__.removesuffix("._local")  # Python 3.13 has paths in pathlib._local, and no other does
+    return f"{module}.{named.__qualname__}"
 
 
 def write_state(state: Mapping[str, Any], directory: str | Path) -> None:
