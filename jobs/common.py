@@ -25,6 +25,7 @@ S3_OPTIONS = {
     "endpoint": "endpoint_override",
     "endpoint_url": "endpoint_override",
 }
+HIDDEN = "…"  # in the place of a secret
 SECRET = re.compile(r"secret|token|password|account_key|sas|credential", re.IGNORECASE)
 
 
@@ -49,6 +50,28 @@ def locate(path: str) -> str:
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
+def store_options(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """What --storage-options say.
+
+    Raises:
+        RefusedError: For a secret that a printed command left out, and for an endpoint that nothing would reach.
+    """
+    options = dict(pairs)
+    if hidden := [key for key, value in options.items() if value == HIDDEN]:
+        raise RefusedError(
+            f"--storage-options {hidden[0]}={HIDDEN}: {HIDDEN} stands for a secret that was not printed, and the store "
+            "would refuse it; put the secret there, or into the environment of all nodes"
+        )
+    named = {key.lower().removeprefix("aws_"): value for key, value in options.items()}
+    endpoint = named.get("endpoint_url") or named.get("endpoint") or ""
+    if endpoint.startswith("http://") and "allow_http" not in named and "AWS_ALLOW_HTTP" not in os.environ:
+        raise RefusedError(
+            f"--storage-options … {endpoint} is no https, which Lance refuses to talk to; add --storage-options "
+            "allow_http=true"
+        )
+    return options
+
+
 def key_value(text: str) -> tuple[str, str]:
     """An argparse type: KEY=VALUE, as --storage-options takes them."""
     key, equals, value = text.partition("=")
@@ -71,23 +94,29 @@ def open_filesystem(uri: str, options: dict[str, str]) -> tuple[pafs.FileSystem,
     scheme, _, path = uri.partition("://")
     named = {key.lower().removeprefix("aws_"): value for key, value in options.items()}
     named.pop("allow_http", None)  # the endpoint says so itself
-    if scheme != "s3" or named.keys() - S3_OPTIONS.keys():
+    unknown = sorted(named if scheme != "s3" else named.keys() - S3_OPTIONS.keys())
+    if unknown:
         raise RefusedError(
-            f"--storage-options {', '.join(named)} cannot be used for {uri}: outside of Lance, "
+            f"--storage-options {', '.join(unknown)} cannot be used for {uri}: outside of Lance, allow_http, "
             f"{', '.join(sorted(S3_OPTIONS))} of s3:// are understood; set what else it takes in the environment of "
             "every node"
         )
     return pafs.S3FileSystem(**{S3_OPTIONS[key]: value for key, value in named.items()}), path
 
 
+def store_words(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """The words of a command that give the same --storage-options."""
+    return [word for key, value in pairs for word in ("--storage-options", f"{key}={value}")]
+
+
 def show_command(words: Sequence[str]) -> str:
-    """A command as a shell takes it, but for secrets among --storage-options."""
+    """A command as a shell takes it, but for secrets among --storage-options: the reader has to put them there."""
     shown = []
     for word, before in zip(words, ["", *words], strict=False):
         flag, equals, rest = word.partition("=")
         pair = rest if flag == "--storage-options" and equals else word if before == "--storage-options" else ""
         key, _, value = pair.partition("=")
-        shown.append(word.replace(value, "…") if pair and SECRET.search(key) and value else word)
+        shown.append(word.replace(value, HIDDEN) if pair and SECRET.search(key) and value else word)
     return shlex.join(shown)
 
 

@@ -251,7 +251,7 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
             f"--image-column and --label-column are both {args.image_column}: a model would learn what "
             "it is shown; name two columns"
         )
-    store = dict(args.storage_options)
+    store = common.store_options(args.storage_options)
     crops = (raylance.RandomResizedCrop(), raylance.CenterCrop()) if args.augment == "crop" else (None, None)
 
     def rows(where: str, version: Any, crop: Any, hflip: float, **options: Any) -> raylance.Dataset:
@@ -284,8 +284,7 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
         fix = "name a column of integers"
         if kind in (pa.string(), pa.large_string()) or pa.types.is_dictionary(kind):
             command = ["--data", args.data, "--string-column", args.label_column, "--label-column", "class_id"]
-            for key, value in args.storage_options:
-                command += ["--storage-options", f"{key}={value}"]
+            command += common.store_words(args.storage_options)
             fix = (
                 "add a column of integers by `python jobs/create_dataset.py classes "
                 f"{common.show_command(command)}`, and train with --label-column class_id"
@@ -303,7 +302,7 @@ def count_classes(args: argparse.Namespace, train: raylance.Dataset) -> int:
     names = (train.schema.metadata or {}).get(b"classes")
     if names:
         return len(json.loads(names))
-    options = dict(args.storage_options)
+    options = common.store_options(args.storage_options)
     opened = lance.dataset(locate(args.data), version=train.version, storage_options=options or None)
     batches = opened.scanner(columns=[args.label_column], batch_size=1 << 16).to_batches()
     return 1 + max(pc.max(batch[0]).as_py() or 0 for batch in batches)
@@ -346,11 +345,13 @@ def run(args: argparse.Namespace) -> int:
     check_model(args.model, classes, train, args.image_column)
     check_batch(args, len(train))
     filesystem, storage, name = place(args)
-    if filesystem is None and "://" not in storage:
-        try:
-            os.makedirs(storage, exist_ok=True)
-        except OSError as error:
-            raise raylance.ConfigError(f"--storage-path {storage} cannot be made ({error}); give another") from error
+    try:
+        where, path = (filesystem, storage) if filesystem else common.open_filesystem(storage, {})
+        where.create_dir(f"{path.rstrip('/')}/{name}")
+    except OSError as error:
+        raise raylance.ConfigError(
+            f"--storage-path {args.storage_path} cannot be written to ({error}), so nothing would be kept; give another"
+        ) from error
     if (finished := look_up(args, train, [args.model, classes])) is not None:
         return summarise(args, name, finished)
     plan = train.plan(args.global_batch_size, args.num_workers)
@@ -514,7 +515,7 @@ def place(args: argparse.Namespace) -> tuple[Any, str, str]:
     """Returns where runs are kept, with the file system where it needs options, and the name of this one."""
     name = args.run_name or f"{os.path.basename(args.data.rstrip('/')).removesuffix('.lance')}-{args.model}"
     if args.storage_options and args.storage_path.startswith("s3://"):
-        return *common.open_filesystem(args.storage_path, dict(args.storage_options)), name
+        return *common.open_filesystem(args.storage_path, common.store_options(args.storage_options)), name
     return None, locate(args.storage_path), name
 
 

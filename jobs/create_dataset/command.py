@@ -37,7 +37,17 @@ import pyarrow.compute as pc
 import ray
 import tqdm
 
-from jobs.common import RefusedError, connect, exists, key_value, locate, reason
+from jobs.common import (
+    RefusedError,
+    connect,
+    exists,
+    key_value,
+    locate,
+    reason,
+    show_command,
+    store_options,
+    store_words,
+)
 from jobs.create_dataset.hub import Hub, Saved
 from jobs.create_dataset.images import Digits, ImageFolder
 from jobs.create_dataset.labels import add_classes, describe, is_text, read_classes
@@ -50,6 +60,7 @@ from jobs.materialize.images import QUALITY, Reencode
 
 NAMED = 10  # of what was left out, in the summary
 IMAGE = "image"
+BATCH = 64  # which jobs/train_images.py takes, if nothing else is said
 
 
 def open_source(args: argparse.Namespace, options: dict[str, str]) -> Source:
@@ -145,7 +156,7 @@ def run(args: argparse.Namespace) -> str:
         raise RefusedError(f"--val-fraction {args.val_fraction} is not in [0, 1): train would be empty; try 0.1")
     if args.rows_per_fragment < 1:
         raise RefusedError(f"--rows-per-fragment {args.rows_per_fragment} is below 1: it holds no row; try 8192")
-    options = dict(args.storage_options)
+    options = store_options(args.storage_options)
     uri = locate(args.out)
     present = exists(uri, options)
     if present and not args.overwrite:
@@ -181,7 +192,7 @@ def run(args: argparse.Namespace) -> str:
         ) from error
     left_out = tell_left_out([*source.left_out, *unread], getattr(args, "left_out", None))
     chosen = f"drawn with seed {args.seed}" if shape.split_by else "the source's own"
-    return summary(dataset, uri, chosen, left_out)
+    return summary(dataset, uri, chosen, left_out, store_words(args.storage_options))
 
 
 def told(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.Namespace) -> str:
@@ -235,7 +246,7 @@ def tell_left_out(left_out: Sequence[Left], file: str | None) -> list[str]:
     return [*lines_of, f"             {'; '.join(filter(None, [rest, where]))}"] if rest or where else lines_of
 
 
-def summary(dataset: lance.LanceDataset, uri: str, chosen: str, left_out: list[str]) -> str:
+def summary(dataset: lance.LanceDataset, uri: str, chosen: str, left_out: list[str], store: list[str]) -> str:
     """Says what the dataset holds, what was left out and how to train on it."""
     classes = (dataset.schema.metadata or {}).get(b"classes")
     counts = {name: dataset.count_rows(f"split = '{name}'") for name in ("train", "val", "test")}
@@ -243,7 +254,9 @@ def summary(dataset: lance.LanceDataset, uri: str, chosen: str, left_out: list[s
     fragments = [fragment.count_rows() for fragment in dataset.get_fragments()]
     size = sum(field.bytes_on_disk for field in dataset.stats.data_stats().fields)
     if {IMAGE, "label"} <= set(dataset.schema.names):
-        use = f"python jobs/train_images.py --data {uri}{size_of_images(dataset)}"
+        batch = ["--global-batch-size", str(counts["train"])] if 2 <= counts["train"] < BATCH else []
+        options = [*size_of_images(dataset), *batch, *store]
+        use = show_command(["python", "jobs/train_images.py", "--data", uri, *options])
     else:
         use = f"raylance.dataset({uri!r}, filter=\"split = 'train'\")"
     return "\n".join([
@@ -258,15 +271,15 @@ def summary(dataset: lance.LanceDataset, uri: str, chosen: str, left_out: list[s
     ])  # fmt: skip
 
 
-def size_of_images(dataset: lance.LanceDataset) -> str:
-    """The option that training needs where the first images differ in size."""
+def size_of_images(dataset: lance.LanceDataset) -> list[str]:
+    """The words that training needs where the first images differ in size."""
     encoded = dataset.take(list(range(min(64, dataset.count_rows()))), columns=[IMAGE])[IMAGE].to_pylist()
     sizes = set()
     for image in encoded:
         with contextlib.suppress(OSError), PIL.Image.open(io.BytesIO(image)) as opened:
             sizes.add(opened.size)
     sides = sorted(min(size) for size in sizes)
-    return f" --image-size {min(224, sides[len(sides) // 2])}" if len(sizes) > 1 else ""
+    return ["--image-size", str(min(224, sides[len(sides) // 2]))] if len(sizes) > 1 else []
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:

@@ -8,7 +8,7 @@ import lance
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.common import RefusedError, locate, reason
+from jobs.common import RefusedError, locate, reason, show_command, store_options, store_words
 
 NAMED = 10  # classes that a summary names
 
@@ -56,7 +56,7 @@ def describe(classes: list[str]) -> str:
 
 def add_classes(args: argparse.Namespace) -> str:
     """Adds integer labels beside the strings of a Lance dataset, as new versions; returns what was done."""
-    options = dict(args.storage_options)
+    options = store_options(args.storage_options)
     uri = locate(args.data)
     try:
         dataset = lance.dataset(uri, storage_options=options)
@@ -102,9 +102,10 @@ def add_classes(args: argparse.Namespace) -> str:
     # Names first: a version with labels that nothing names is never to be seen.
     dataset.update_schema_metadata({"classes": json.dumps(classes, ensure_ascii=False)})
     dataset.add_columns(number, read_columns=[args.string_column])
+    named = ["--label-column", args.label_column] if args.label_column != "label" else []
+    store = store_words(args.storage_options)
     return "\n".join([
         f"added {args.label_column} to {uri}, version {dataset.version} (it was {before}, which stays as it is)",
         f"  classes    {describe(classes)}",
-        f"use it: python jobs/train_images.py --data {uri}"
-        + (f" --label-column {args.label_column}" if args.label_column != "label" else ""),
+        f"use it: {show_command(['python', 'jobs/train_images.py', '--data', uri, *named, *store])}",
     ])  # fmt: skip

@@ -42,7 +42,7 @@ import ray
 import tqdm
 
 import raylance
-from jobs.common import connect, exists, key_value, locate
+from jobs.common import connect, exists, key_value, locate, store_options
 
 from .advice import advise
 from .images import QUALITY, Reencode
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> str:
 
 def open_source(args: argparse.Namespace) -> Wish:
     """Opens and checks the source, and what is to be made of it."""
-    options = dict(args.storage_options)
+    options = store_options(args.storage_options)
     version = int(args.version) if args.version and args.version.isdigit() else args.version
     given = {"version": version, "filter": args.filter, "storage_options": options or None}
     data = raylance.dataset(locate(args.data), columns=args.columns, **given)

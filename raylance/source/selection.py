@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
-from raylance.source.lance_errors import tell
+from raylance.source.lance_errors import suspect, tell
 from raylance.source.splits import Split
 from raylance.store import Shared
 
@@ -116,7 +116,7 @@ def _open(uri: str, version: Version | None, storage_options: Mapping[str, str] 
         if version is None:
             raise DatasetError(
                 f"no Lance dataset can be opened at {uri!r} ({tell(error)}); nothing was started. Check the path, the "
-                "credentials in storage_options, and that the dataset was written."
+                f"credentials in storage_options, and that the dataset was written.{suspect(uri, options)}"
             ) from error
         try:
             newest = lance.dataset(uri, storage_options=options)
