@@ -20,7 +20,7 @@ from raylance._dataset.dataset import Dataset
 from raylance.batches.batches import Batches
 from raylance.errors import ConfigError, StateError
 from raylance.loader import RankLoader
-from raylance.planning.state import FORMAT, read_state, write_state
+from raylance.planning.state import FILE_NAME, FORMAT, read_state, write_state
 
 Reported = RankLoader | Batches | Dataset  # the handle itself in local mode
 _STATE_FILE = "state.pt"
@@ -54,7 +54,7 @@ def report(
             of model and optimizer, numbers, strings. Only rank 0's is stored.
         checkpoint: A directory that this rank has written, such as its part of a sharded checkpoint; Ray Train puts
             those of all ranks into one, so that their files need different names. Rank 0's gets raylance's files, too:
-            raylance_state.json, and state.pt where there is a `state`.
+            raylance_state.json, and state.pt where there is a `state`; it may hold no state.pt of its own.
         checkpoint_dir_name: As Ray Train takes it, like all that follows.
         checkpoint_upload_mode: ASYNC goes on training meanwhile; NO_UPLOAD needs a `checkpoint` of rank 0 that lies in
             the run's storage already.
@@ -75,6 +75,8 @@ def report(
             )
         ray.train.report(dict(metrics))
         return
+    if not isinstance(state, Mapping | None):
+        raise ConfigError(f"state={state!r} is no dict: restore() could not give it back. Put it into one.")
     loaders = _by_name(loader)
     _check_missing(loaders)
     is_first = ray.train.get_context().get_world_rank() == 0
@@ -136,21 +138,44 @@ def restore(
         return None
     with checkpoint.as_directory() as directory:
         states = _saved_states(read_state(directory), loaders) if loaders else {}
-        for name, found in loaders.items():
-            found.load_state_dict(states[name])
+        state = _load(Path(directory, _STATE_FILE))
+        _move_all(loaders, states)
         if load is not None:
             load(Path(directory))
-        try:
-            state: dict[str, Any] = torch.load(Path(directory, _STATE_FILE), map_location="cpu", weights_only=True)
-        except FileNotFoundError as error:
-            if load is not None:
-                return {}
+        if state is None and load is None:
+            moved = "The loaders stand where it says; load" if loaders else "Load"
             raise StateError(
                 f"the checkpoint has no {_STATE_FILE}: it was not written by raylance.report(), or with checkpoint= "
-                "alone. The loaders stand where it says; load the model from what you saved yourself, in a "
-                "function that you pass as load=, or start under a new run name."
-            ) from error
-        return state
+                f"alone. {moved} the model from what you saved yourself, in a function that you pass as load=, or "
+                "start under a new run name."
+            )
+        return state or {}
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    """The state in a checkpoint's directory, None where there is none."""
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        return None
+    except (pickle.PickleError, EOFError, RuntimeError, ValueError) as error:
+        raise StateError(
+            f"{path.name} of the checkpoint is damaged, or no state of raylance.report() ({type(error).__name__}); "
+            "nothing was restored. Go on from an earlier checkpoint by checkpoint=, or start under a new run name."
+        ) from error
+    return state
+
+
+def _move_all(loaders: Mapping[str | None, RankLoader | Dataset], states: Mapping[Any, Any]) -> None:
+    """Puts all loaders where the states say, or none: one that has moved alone would skip rows."""
+    before = {name: found.state_dict() for name, found in loaders.items()} if len(loaders) > 1 else {}
+    try:
+        for name, found in loaders.items():
+            found.load_state_dict(states[name])
+    except BaseException:
+        for name, state in before.items():
+            loaders[name].load_state_dict(state)
+        raise
 
 
 def _by_name(loader: Reported | Mapping[str, Reported]) -> dict[str | None, RankLoader | Dataset]:
@@ -221,6 +246,8 @@ def _own_directory(mode: CheckpointUploadMode) -> Iterator[ray.train.Checkpoint]
 
 def _directory(path: str | os.PathLike[str]) -> ray.train.Checkpoint:
     """A checkpoint from a path or URI."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"checkpoint={path!r} is no directory: pass a path, a URI or a ray.train.Checkpoint.")
     if "://" not in str(path) and not Path(path).is_dir():
         raise ConfigError(f"checkpoint={str(path)!r} is no directory: write this rank's files there before report().")
     return ray.train.Checkpoint(str(path))
@@ -233,11 +260,24 @@ def _write(checkpoint: ray.train.Checkpoint, position: Mapping[str, Any], state:
         is_here = isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem)
         if not is_here:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX))
+        _check_name(checkpoint, has_state=state is not None)
         write_state(position, directory)
         if state is not None:
             _save(state, Path(directory, _STATE_FILE))
         if not is_here:
             pyarrow.fs.copy_files(directory, checkpoint.path, destination_filesystem=checkpoint.filesystem)
+
+
+def _check_name(checkpoint: ray.train.Checkpoint, *, has_state: bool) -> None:
+    """Refuses a directory whose state.pt would be overwritten, or be restored as what was reported now."""
+    names = [f"{checkpoint.path}/{name}" for name in (FILE_NAME, _STATE_FILE)]
+    filesystem: Any = checkpoint.filesystem
+    is_used, has_file = (info.is_file for info in filesystem.get_file_info(names))
+    if has_file and not (has_state and is_used):
+        raise ConfigError(
+            f"checkpoint={checkpoint.path} holds a {_STATE_FILE}, of yours or of an earlier report; under this name "
+            "restore() gives back the state= of this one. Give your own file another name, or use a fresh directory."
+        )
 
 
 def _save(state: dict[str, Any], path: Path) -> None:

@@ -13,8 +13,7 @@ from ray.train import Checkpoint, CheckpointUploadMode, ValidationConfig
 from ray.train.torch import TorchTrainer
 
 import raylance
-
-pytestmark = pytest.mark.usefixtures("ray_session")
+from raylance import checkpoints
 
 BATCH = 100
 
@@ -35,6 +34,8 @@ def report_all(config: dict[str, Any]) -> dict[str, str]:
 
     refuse("no loader", state={"step": 1})
     refuse("no directory", loader=loader, checkpoint=storage / "nowhere")
+    refuse("no path", loader=loader, checkpoint=5)
+    refuse("no dict", loader=loader, state=[1, 2])
     if rank == 0:
         refuse("nothing uploaded", loader=loader, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
     raylance.report({"step": 0})
@@ -65,6 +66,7 @@ def validate(checkpoint: Checkpoint) -> dict[str, float]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
 def test_every_way_of_reporting(images_uri: str, tmp_path: Path) -> None:
     train = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
     before = set(Path(tempfile.gettempdir()).glob("raylance-*"))
@@ -99,3 +101,62 @@ def test_every_way_of_reporting(images_uri: str, tmp_path: Path) -> None:
         assert saved.get("step") == (None if name in ("sharded", "there") else steps[name])
     with pytest.raises(raylance.StateError, match="pass as load="):
         raylance.restore(loader, reported["sharded"][0])
+
+
+@pytest.fixture
+def loader(images_uri: str) -> raylance.RankLoader:
+    return raylance.dataset(images_uri, columns=["id"], order="sequential").loader(runtime="threads")
+
+
+def save(loader: raylance.RankLoader, position: int, directory: Path, state: dict[str, Any] | None) -> Checkpoint:
+    """What a report leaves in a directory that is used for several of them."""
+    checkpoint = Checkpoint(directory)
+    checkpoints._write(checkpoint, loader.state_dict() | {"position": position}, state)
+    return checkpoint
+
+
+@pytest.mark.parametrize("held", [b"", b"no state at all", b"PK\x03\x04 cut short"], ids=["empty", "other", "cut"])
+def test_a_damaged_state_is_refused_and_nothing_is_moved(
+    loader: raylance.RankLoader, tmp_path: Path, held: bytes
+) -> None:
+    checkpoint = save(loader, 200, tmp_path, {"step": 2})
+    (tmp_path / "state.pt").write_bytes(held)
+    with pytest.raises(raylance.StateError, match=r"state.pt of the checkpoint is damaged.*nothing was restored"):
+        raylance.restore(loader, checkpoint)
+    assert loader.state_dict()["position"] == 0
+
+
+def test_of_several_loaders_all_are_moved_or_none(loader: raylance.RankLoader, images_uri: str, tmp_path: Path) -> None:
+    other = raylance.dataset(images_uri, columns=["id"], order="sequential", seed=1).loader(runtime="threads")
+    states = {name: loader.state_dict() | {"position": 300} for name in ("a", "b")}
+    checkpoint = Checkpoint(tmp_path)
+    checkpoints._write(checkpoint, {"format": states["a"]["format"], "loaders": states}, {"step": 3})
+    with pytest.raises(raylance.StateError, match="seed"):
+        raylance.restore({"a": loader, "b": other}, checkpoint)
+    assert loader.state_dict()["position"] == 0
+    assert raylance.restore({"a": loader, "b": loader}, checkpoint) == {"step": 3}
+    assert loader.state_dict()["position"] == 300
+
+
+def test_a_file_with_the_name_of_the_state_is_neither_overwritten_nor_restored(
+    loader: raylance.RankLoader, tmp_path: Path
+) -> None:
+    """The user's own, or that of an earlier report to the same directory, which would go with a later position."""
+    save(loader, 100, tmp_path, {"step": 1})
+    save(loader, 200, tmp_path, {"step": 2})
+    with pytest.raises(raylance.ConfigError, match=r"holds a state.pt, of yours or of an earlier report.*another name"):
+        save(loader, 300, tmp_path, None)
+    assert raylance.restore(loader, Checkpoint(tmp_path)) == {"step": 2}
+    assert loader.state_dict()["position"] == 200
+    (tmp_path / "raylance_state.json").unlink()
+    for state in ({"step": 3}, None):
+        with pytest.raises(raylance.ConfigError, match="holds a state.pt"):
+            save(loader, 300, tmp_path, state)
+
+
+def test_a_checkpoint_without_a_state_needs_a_function_to_load_it(loader: raylance.RankLoader, tmp_path: Path) -> None:
+    checkpoint = save(loader, 300, tmp_path, None)
+    assert raylance.restore(loader, checkpoint, load=lambda _: None) == {}
+    assert loader.state_dict()["position"] == 300
+    with pytest.raises(raylance.StateError, match=r"has no state.pt.* Load the model from what you saved yourself"):
+        raylance.restore(None, checkpoint)

@@ -257,6 +257,26 @@ def test_a_consumer_that_stops_by_count_gets_every_epoch(uri: str, style: str) -
         assert (loader.steps.epoch, loader.state_dict()["position"]) == (epoch + 1, 0)
 
 
+@pytest.mark.parametrize("kind", ["torch", pytest.param("torchdata", marks=pytest.mark.slow)])
+def test_set_epoch_reaches_workers_that_persist(uri: str, kind: str) -> None:
+    """Of loaders that know nothing of epochs; and so does a state that is loaded in mid-epoch."""
+    if kind == "torch":
+        loader_class: Any = torch.utils.data.DataLoader
+    else:
+        loader_class = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+    handle = open_dataset(uri)
+    steps = IterableDataset(handle, global_batch_size=64)
+    loader = loader_class(
+        steps, batch_size=None, num_workers=2, multiprocessing_context="spawn", persistent_workers=True
+    )
+    for epoch in (0, 1, 3):
+        steps.set_epoch(epoch)
+        assert ids(loader) == planned(handle, epoch, 64)
+    if kind == "torch":
+        steps.load_state_dict(steps.state_dict() | {"epoch": 2, "position": 320})
+        assert ids(loader) == planned(handle, 2, 64)[5:]
+
+
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("style", STYLES)
 def test_torchdatas_stateful_dataloader_goes_on_where_it_was(uri: str, style: str, workers: int) -> None:

@@ -211,7 +211,8 @@ def read_state(directory: str | Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise StateError(
             f"the checkpoint has no {FILE_NAME}, so it does not say which rows were seen: it was not written by "
-            "raylance.report(). Report with raylance.report(metrics, loader, state=…), or start under a new run name."
+            "raylance.report(), or without the loader on rank 0. Report on every rank by "
+            "raylance.report(metrics, loader, state=…), or start under a new run name."
         ) from error
     except ValueError as error:
         raise StateError(f"{path} is truncated or damaged ({error}). Use an earlier checkpoint.") from error

@@ -96,9 +96,18 @@ class Steps:
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch; a plain DataLoader needs it before each, `Loader` moves on by itself."""
-        epoch = check_integer("set_epoch(): epoch", epoch, 0)
-        self.epoch, self.position = epoch, 0
+        self._move(check_integer("set_epoch(): epoch", epoch, 0), 0)
+
+    def _move(self, epoch: int, position: int) -> None:
+        self.epoch, self.position = epoch, position
         self.count_move()
+        self._tell_workers()
+
+    def _tell_workers(self) -> None:
+        """Writes where the next pass begins; torch sends tensors as shared memory, which workers that persist see."""
+        if self._writer != os.getpid():  # sent here by another process, to which the memory belongs
+            self._start, self._writer = self._start.clone(), os.getpid()
+        self._start.copy_(torch.tensor([self.epoch, self.position]))
 
     def count_move(self) -> int:
         """Counts a move of the position by anything but a batch, so that an iteration notices that it is superseded."""
@@ -135,8 +144,7 @@ class Steps:
             StateError: If the state is damaged, newer, or belongs to other rows or another order.
         """
         self._delivery, saved = load_state(state, parse_state(self.state_dict()), self._delivery)
-        self.set_epoch(saved.epoch)
-        self.position = saved.position
+        self._move(saved.epoch, saved.position)
 
     def _place(self) -> tuple[int, int]:
         return find_place(self._dist_info)
@@ -152,10 +160,7 @@ class Steps:
         """What an iteration needs; the first one settles what the order left to "auto", for good."""
         plan, rank = self._plan()
         self._delivery = dataclasses.replace(self._delivery, order=plan.order.settings)
-        # Torch sends tensors to workers as shared memory, so those that outlive an epoch see what is written here.
-        if self._writer != os.getpid():  # sent here by another process, to which the memory belongs
-            self._start, self._writer = self._start.clone(), os.getpid()
-        self._start.copy_(torch.tensor([self.epoch, self.position]))
+        self._tell_workers()
         if plan.steps(self.position) <= 0:
             logger.warning("%s", no_step_left(plan, self.epoch, self.position))
         return plan, rank
