@@ -254,10 +254,10 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
     store = common.store_options(args.storage_options)
     crops = (raylance.RandomResizedCrop(), raylance.CenterCrop()) if args.augment == "crop" else (None, None)
 
-    def rows(where: str, version: Any, crop: Any, hflip: float, **options: Any) -> raylance.Dataset:
+    def rows(uri: str, where: str, version: Any, crop: Any, hflip: float, **options: Any) -> raylance.Dataset:
         try:
             opened = raylance.dataset(
-                locate(args.data),
+                locate(uri),
                 version=version,
                 columns=[args.image_column, args.label_column],
                 filter=where or None,
@@ -276,9 +276,16 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
         return opened
 
     version = int(args.version) if args.version and args.version.isdigit() else args.version
-    train = rows(args.train_filter, version, crops[0], 0.0 if args.augment == "none" else 0.5, order=args.order)
+    flips = 0.0 if args.augment == "none" else 0.5
+    train = rows(args.data, args.train_filter, version, crops[0], flips, order=args.order)
     # Of the version that is pinned now, should another be committed between the two.
-    val = rows(args.val_filter, train.version, crops[1], 0.0, order="sequential", remainder="ragged")
+    pinned = None if args.val_data else train.version
+    try:
+        val = rows(
+            args.val_data or args.data, args.val_filter, pinned, crops[1], 0.0, order="sequential", remainder="ragged"
+        )
+    except raylance.DatasetError as error:
+        raise raylance.DatasetError(f"{error} These are the rows to validate on: --val-filter, --val-data.") from error
     kind = train.schema.field(args.label_column).type
     if not pa.types.is_integer(kind):
         fix = "name a column of integers"
@@ -418,12 +425,24 @@ def cannot_go_on(args: argparse.Namespace, why: str) -> str:
 
 
 def newest(args: argparse.Namespace) -> ray.train.Result | None:
-    """Returns the run as its newest checkpoint left it, None where there is none; OSError where that cannot be told."""
+    """Returns the run as its newest checkpoint left it, None where there is none.
+
+    Raises:
+        OSError: If that cannot be told now.
+        StateError: If it cannot be told any more.
+    """
     filesystem, storage, name = place(args)
     try:
         found = ray.train.Result.from_path(f"{storage.rstrip('/')}/{name}", storage_filesystem=filesystem)
     except RuntimeError:  # no such run, or none with a checkpoint
         return None
+    except OSError:
+        raise
+    except Exception as error:  # Ray Train's own has no public name, and pydantic's come through
+        raise raylance.StateError(
+            f"Ray Train's list of its checkpoints is damaged, or the newest of them is gone ({type(error).__name__}); "
+            "bring them back from a copy, or give another --run-name"
+        ) from error
     return found if found.checkpoint else None
 
 
@@ -474,7 +493,7 @@ def close(args: argparse.Namespace) -> int:
         if (last := newest(args)) is not None:
             at = "epoch {epoch}, step {step}".format(**last.metrics)
             goes_on = f"its last checkpoint is {last.checkpoint.path} ({at}), and the same command goes on from it"
-    except OSError as error:
+    except (OSError, raylance.StateError) as error:
         goes_on = f"its checkpoints cannot be read now ({error}), and the same command goes on from the last one"
     by = signal.Signals(args.stopped_by)
     say(f"run {place(args)[2]} was stopped by {by.name}; {goes_on}:\n{common.show_command(['python', *args.command])}")
@@ -568,6 +587,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add = group("data")
     add("--data", "the Lance dataset, where every node can read it", required=True, metavar="URI")
     add("--version", "version number or tag (default: the newest)", metavar="V")
+    add("--val-data", "another dataset to validate on, its newest version (default: --data)", metavar="URI")
     add("--storage-options", "for the object store of --data, as Lance names it, and of --storage-path where that is "
         "s3://; may be repeated. Secrets are better set in the environment of all nodes (AWS_ACCESS_KEY_ID, …)",
         type=common.key_value, action="append", default=[], metavar="KEY=VALUE")

@@ -248,6 +248,33 @@ def test_a_run_that_cannot_go_on_is_refused_before_ray_is_asked_for(trained, cap
         assert message in printed.err
 
 
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize(
+    ("file", "held", "message"),
+    [
+        ("checkpoint_manager_snapshot.json", b"{", "list of its checkpoints is damaged"),
+        ("checkpoint_manager_snapshot.json", b"[]", "list of its checkpoints is damaged"),
+        ("checkpoint_*/state.pt", b"", "state.pt of the checkpoint is damaged"),
+        ("checkpoint_*/raylance_state.json", b"{", "raylance_state.json is truncated or damaged"),
+        ("", b"no folder", "cannot be written to"),
+    ],
+    ids=["list", "another list", "state", "position", "a file"],
+)
+def test_a_run_that_is_damaged_is_refused(trained, tmp_path, capsys, file, held, message):
+    made, _ = trained
+    copy = tmp_path / made.place.name
+    if file:
+        shutil.copytree(made.place, copy)
+        for path in copy.glob(file):
+            path.write_bytes(held)
+    else:
+        copy.write_bytes(held)
+    assert job.main([*map(str, made.options), "--storage-path", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("train_images.py: ") == told.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_a_run_that_failed_goes_on_in_mid_epoch_to_the_same_weights(head, make_run, trained):
     made = make_run("broken")
@@ -453,6 +480,16 @@ def test_values_out_of_range_are_refused(capsys, options):
         job.main(["--data", "x.lance", *options])
     assert refused.value.code == 2
     assert f"argument {options[0]}" in capsys.readouterr().err
+
+
+def test_rows_to_validate_on_may_lie_elsewhere(small, write_dataset, capsys):
+    """As they must, where the dataset is a copy of the rows to train on."""
+    given = ["--data", small, "--image-size", "8", "--val-filter", "split = 'none'"]
+    assert job.main(given) == 2
+    assert "These are the rows to validate on: --val-filter, --val-data." in capsys.readouterr().err
+    other = write_dataset(pa.table({"image": [encode(np.zeros((9, 9), np.uint8))] * 7, "label": [1] * 7}))
+    train, val = job.open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
+    assert (len(train), len(val), val.opened[0].source.uri) == (20, 7, other)
 
 
 def test_classes_are_counted_from_the_command_line_the_schema_or_the_labels(small, write_dataset):

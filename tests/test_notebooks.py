@@ -18,7 +18,7 @@ NOTEBOOKS = Path(__file__).parents[1] / "jobs" / "notebooks"
 
 
 def execute(name: str, folder: Path) -> str:
-    """Runs a notebook in an empty folder, in a kernel of its own; returns all that it printed or showed as text."""
+    """Runs a notebook in a folder, in a kernel of its own; returns all that it printed or showed as text."""
     book: Any = nbformat.read(shutil.copy(NOTEBOOKS / name, folder), 4)
     nbclient.NotebookClient(book, timeout=240, kernel_name="python3").execute(cwd=str(folder))
     outputs = [output for cell in book.cells for output in cell.get("outputs", ())]
@@ -32,14 +32,16 @@ def test_notebooks_are_kept_without_outputs() -> None:
 
 @pytest.mark.slow
 def test_audit_a_loss_spike(tmp_path: Path) -> None:
-    told = execute("audit_a_loss_spike.ipynb", tmp_path)
+    execute("audit_a_loss_spike.ipynb", tmp_path)
+    told = execute("audit_a_loss_spike.ipynb", tmp_path)  # where it was run before
     assert "OK: 1,781 rows" in told
 
 
 @pytest.mark.slow
 def test_explore_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    told = execute("explore_and_train.ipynb", tmp_path)
+    execute("explore_and_train.ipynb", tmp_path)
+    told = execute("explore_and_train.ipynb", tmp_path)  # where it was run before
     assert "interrupted" in told
     assert "epoch 1: 1,797 rows, 1,797 different ones, of 1,797" in told
 
@@ -82,6 +84,35 @@ def test_a_batch_is_shown(labelled: raylance.Dataset, kind: str) -> None:
     assert shown._repr_html_().count("<img") == 16
     assert "16 of 20 rows" in repr(shown)
     assert "classes among 20 rows" in repr(shown)
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes", "told"),
+    [
+        (["cat", "dog", "cat", "<b>"], None, "cat\t2"),
+        (pa.array(["cat", "dog", "cat", "cat"]).dictionary_encode(), None, "cat\t3"),
+        ([True, False, True, True], None, "True\t3"),
+        ([0, 1, 1, 0], b"of another program", "0\t2"),
+        ([0, 1, 1, 0], b'{"a": 0}', "0\t2"),
+        ([0, 1, 1, 0], b"[10, 20]", "0 (10)\t2"),
+        ([[1, 2], [3], [4], [5]], None, None),
+        ([{"a": 1}] * 4, None, None),
+        ([b"a"] * 4, None, None),
+        ([0.5, 1.5, 2.5, 3.5], None, None),
+    ],
+    ids=["text", "dictionary", "bools", "no json", "no list", "numbers", "lists", "structs", "bytes", "floats"],
+)
+def test_labels_of_any_kind_are_counted_or_none(
+    write_dataset: Callable[..., str], labels: Any, classes: bytes | None, told: str | None
+) -> None:
+    table = pa.table({"label": labels}).replace_schema_metadata(classes and {"classes": classes})
+    data = raylance.dataset(write_dataset(table), order="sequential")
+    batch = next(iter(data.loader(runtime="threads").iter_batches(global_batch_size=4)))
+    for shown in (data.show(4), data.show(batch)):
+        assert (f"\n{told}" in repr(shown)) if told else ("among" not in repr(shown))
+        assert "<b>" not in shown._repr_html_()
+    with pytest.raises(raylance.ConfigError, match="make no rows"):
+        data.show({"label": [1, 2], "id": [1]})
 
 
 def test_a_row_that_cannot_be_read_hides_nothing_else(write_dataset: Callable[..., str]) -> None:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from raylance._dataset.showing import Shown, joined, show_counts, show_facts, show_rows
 from raylance.columns import ROW_OFFSET
-from raylance.errors import RaylanceError
+from raylance.errors import ConfigError, RaylanceError
 from raylance.orders.permutation import Int64Array
 from raylance.source.rows import TableRows
 
@@ -50,7 +50,8 @@ def look(data: "Dataset", rows: int) -> Shown:
             parts.append(show_rows(data[places], len(places), title, label, classes))
         labels = labels_of(data, label)
         if labels is not None:
-            parts.append(show_counts(labels, classes, f"{len(labels):,} rows"))
+            all_of = "" if len(labels) == len(data) else f" spread over all {len(data):,}"
+            parts.append(show_counts(labels, classes, f"{len(labels):,} rows{all_of}"))
     except RaylanceError as error:  # a row that cannot be read hides nothing else
         parts.append(Shown(show_facts({"error": error}), str(error)))
     return joined(*parts)
@@ -60,10 +61,13 @@ def look_at(data: "Dataset", batch: Mapping[str, Any]) -> Shown:
     """A batch of a dataset."""
     label, classes = naming(data)
     shown = {name: values for name, values in batch.items() if not name.startswith("_") or name == ROW_OFFSET}
-    rows = len(next(iter(shown.values()), ()))
+    lengths = {name: len(values) for name, values in shown.items()}
+    rows = max(lengths.values(), default=0)
+    if any(length != rows for length in lengths.values()):
+        raise ConfigError(f"show(): columns of {lengths} values make no rows; pass one batch as the loader gave it.")
     parts = [show_rows(shown, 16, f"{min(rows, 16)} of {rows:,} rows", label, classes)]
     labels = shown.get(label)
-    if labels is not None and getattr(labels, "ndim", 0) == 1:
+    if labels is not None and label in data.schema.names and _holds_classes(data.schema.field(label).type):
         parts.append(show_counts(labels, classes, f"{rows:,} rows"))
     return joined(*parts)
 
@@ -76,17 +80,27 @@ def spread(data: "Dataset", rows: int) -> Int64Array:
 def naming(data: "Dataset") -> tuple[str, list[str] | None]:
     """The column of labels, and the names of its classes, as jobs/create_dataset.py leaves them in the metadata."""
     metadata = data.schema.metadata or {}
-    names = metadata.get(b"classes")
-    return metadata.get(b"classes_of", _LABEL.encode()).decode(), None if names is None else list(json.loads(names))
+    try:
+        names = json.loads(metadata.get(b"classes", b"null"))
+    except ValueError:  # another's, who means something else by it
+        names = None
+    classes = list(map(str, names)) if isinstance(names, list) else None
+    return metadata.get(b"classes_of", _LABEL.encode()).decode(), classes
 
 
 def labels_of(data: "Dataset", label: str) -> Any:
-    """Labels of rows spread over the selection; None where there is no such column."""
+    """Labels of rows spread over the selection; None where there is no such column, or none of classes."""
     source = data.opened[0].source
     if not isinstance(source, TableRows):
         return None
     opened = source.pinned.open()
-    if label not in opened.schema.names:
+    if label not in opened.schema.names or not _holds_classes(opened.schema.field(label).type):
         return None
     offsets = source.load_selection().offsets(np.unique(spread(data, _COUNTED)))
-    return opened.take(offsets, columns=[label])[label].drop_null().to_numpy()
+    return opened.take(offsets, columns=[label])[label].drop_null().to_pylist()
+
+
+def _holds_classes(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    tests = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_boolean)
+    return any(test(kind) for test in tests)

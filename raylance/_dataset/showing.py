@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -63,15 +64,15 @@ def show_facts(facts: Mapping[str, Any]) -> str:
 
 def show_counts(labels: Sequence[Any], classes: Sequence[str] | None, of: str) -> Shown:
     """How many rows each class has, the most frequent first."""
-    values, counts = np.unique(np.asarray(labels), return_counts=True)
-    order = np.argsort(-counts, kind="stable")
-    named = [(_named(values[at].item(), classes or ()), int(counts[at])) for at in order[:_CLASSES]]
+    counts = Counter(map(_plain, labels))
+    named = [(_text(_named(value, classes or ())), count) for value, count in counts.most_common(_CLASSES)]
     bars = "".join(
-        f"<tr><td>{html.escape(str(name))}</td><td>{count:,}</td><td><div style='background:#8ab;height:.8em;"
+        f"<tr><td>{html.escape(name)}</td><td>{count:,}</td><td><div style='background:#8ab;height:.8em;"
         f"width:{200 * count / named[0][1]:.0f}px'></div></td></tr>"
         for name, count in named
     )
-    title = f"{len(values):,} classes among {of}" + (f", the first {_CLASSES}" if len(values) > _CLASSES else "")
+    title = f"{len(counts):,} class{'es' * (len(counts) != 1)} among {of}"
+    title += f", the first {_CLASSES}" if len(counts) > _CLASSES else ""
     text = "\n".join([title, *(f"{name}\t{count:,}" for name, count in named)])
     return Shown(f"<div>{html.escape(title)}</div><table style='{_STYLE}'>{bars}</table>", text)
 

@@ -99,7 +99,11 @@ class PlanSummary:
             positions = np.concatenate(taken) if taken else np.empty(0, dtype=np.int64)
             label = f"rank {rank}" if plan.world_size > 1 else None
             axes.plot(positions / plan.global_batch_size, plan.select(epoch, positions), ".", markersize=2, label=label)
-        axes.set(xlabel="step", ylabel="row in storage", title=f"Rows of the first steps, order {plan.order.name}")
+        axes.set(
+            xlabel="step",
+            ylabel="row of the selection, as stored",
+            title=f"Rows of the first steps, order {plan.order.name}",
+        )
         if 1 < plan.world_size <= _RANKS:
             axes.legend(loc="upper right", markerscale=4)
         return axes
