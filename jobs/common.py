@@ -117,7 +117,9 @@ def show_command(words: Sequence[str]) -> str:
         pair = rest if flag == "--storage-options" and equals else word if before == "--storage-options" else ""
         key, _, value = pair.partition("=")
         shown.append(word.replace(value, HIDDEN) if pair and SECRET.search(key) and value else word)
-    return shlex.join(shown)
+    # Where single quotes would have to be quoted themselves, double ones are easier to read.
+    plain = re.compile(r"""[^"$`\\!]*'[^"$`\\!]*""")
+    return " ".join(f'"{word}"' if plain.fullmatch(word) else shlex.quote(word) for word in shown)
 
 
 def exists(uri: str, options: dict[str, str]) -> bool:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import math
 import os
 import random
@@ -641,6 +642,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Runs the job from its arguments; returns the exit status."""
     args = parse_args(argv)
+    logging.getLogger("ray.train").setLevel(logging.WARNING)  # it tells of runs that it finds; so does the job
     try:
         return run(args)
     except raylance.RaylanceError as error:

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from jobs import common
 from jobs import train_images as job
 from jobs.create_dataset import command as create_dataset
 from jobs.materialize import command as materialize
@@ -444,6 +445,38 @@ def test_string_labels_become_classes_by_the_command_that_the_refusal_names(smal
     train, _ = job.open_data(args)
     assert job.count_classes(args, train) == 2
     assert set(train.head(20)[args.label_column]) == {0}  # train comes before val
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("split = 'train'", "\"split = 'train'\""),
+        ("a's $HOME", "'a'\"'\"'s $HOME'"),
+        ("plain", "plain"),
+        ("two words", "'two words'"),
+        ("'!'", "''\"'\"'!'\"'\"''"),
+    ],
+)
+def test_printed_commands_are_what_a_shell_takes(word, shown):
+    assert common.show_command(["python", word]) == f"python {shown}"
+    assert shlex.split(common.show_command(["python", word])) == ["python", word]
+
+
+@pytest.mark.parametrize("words", [["--storage-options", "aws_secret_access_key=x"], ["--storage-options=token=x"]])
+def test_printed_commands_hide_secrets_and_such_a_command_is_refused(words):
+    shown = common.show_command(words)
+    assert "x" not in shown
+    with pytest.raises(common.RefusedError, match="stands for a secret that was not printed"):
+        common.store_options([common.key_value(shlex.split(shown)[-1].removeprefix("--storage-options="))])
+
+
+def test_an_endpoint_that_nothing_would_reach_is_refused(monkeypatch):
+    monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
+    endpoint = ("aws_endpoint", "http://127.0.0.1:1")
+    with pytest.raises(common.RefusedError, match="allow_http=true"):
+        common.store_options([endpoint])
+    allowed = [endpoint, ("allow_http", "true")]
+    assert common.store_options(allowed) == dict(allowed)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.errors import DatasetError
+from raylance.source.lance_errors import suspect, tell
 from raylance.source.selection import Selection, pin, select
 
 ranges = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)), max_size=8)
@@ -107,3 +108,30 @@ def test_missing_datasets(tmp_path: object) -> None:
     for version in (None, 3, "tag"):
         with pytest.raises(DatasetError, match="no Lance dataset can be opened at"):
             pin(f"{tmp_path}/none.lance", version, None)
+
+
+def test_what_lance_says_comes_without_its_source_and_without_xml() -> None:
+    path = "/home/runner/work/lance/rust/lance/src/dataset.rs:765:44"
+    assert tell(OSError(f"Not found: x/_versions, {path}, {path}")) == "Not found: x/_versions"
+    answer = (
+        '<?xml version="1.0"?>\n<Error><Code>NoSuchBucket</Code><Message>no such</Message><HostId>7</HostId></Error>'
+    )
+    assert tell(OSError(f"Client error: {answer}, {path}")) == "Client error: NoSuchBucket: no such"
+    assert tell(OSError("<Error><Code>AccessDenied</Code></Error>")) == "AccessDenied:"
+
+
+@pytest.mark.parametrize(
+    ("uri", "options", "told"),
+    [
+        ("s3://b/x", {"aws_endpont": "https://x"}, "'aws_endpont' is unknown: was aws_endpoint meant?"),
+        ("s3://b/x", {"Secret_Acces_Key": "x"}, "'Secret_Acces_Key' is unknown: was aws_secret_access_key meant?"),
+        ("s3://b/x", {"endpoint_url": "http://x"}, "http://x is no https: it takes allow_http=true"),
+        ("s3://b/x", {"aws_endpoint": "http://x", "aws_allow_http": "true"}, ""),
+        ("s3://b/x", {"something_else": "x"}, ""),
+        ("s3://b/x", None, ""),
+        ("/data/x", {"aws_endpont": "https://x"}, ""),
+    ],
+)
+def test_storage_options_that_are_odd_are_named(uri: str, options: dict[str, str] | None, told: str) -> None:
+    """Only where a dataset does not open: what is unknown here may be known to Lance."""
+    assert (told in suspect(uri, options)) if told else (suspect(uri, options) == "")
