@@ -287,20 +287,33 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
         )
     except raylance.DatasetError as error:
         raise raylance.DatasetError(f"{error} These are the rows to validate on: --val-filter, --val-data.") from error
-    kind = train.schema.field(args.label_column).type
-    if not pa.types.is_integer(kind):
+    check_labels(args, train, val)
+    return train, val
+
+
+def check_labels(args: argparse.Namespace, train: raylance.Dataset, val: raylance.Dataset) -> None:
+    """Refuses labels that are no integers, or that mean other classes where the rows to validate on lie elsewhere."""
+    for uri, data in ((args.data, train), (args.val_data or args.data, val)):
+        kind = data.schema.field(args.label_column).type
+        if pa.types.is_integer(kind):
+            continue
         fix = "name a column of integers"
         if kind in (pa.string(), pa.large_string()) or pa.types.is_dictionary(kind):
-            command = ["--data", args.data, "--string-column", args.label_column, "--label-column", "class_id"]
+            command = ["--data", uri, "--string-column", args.label_column, "--label-column", "class_id"]
             command += common.store_words(args.storage_options)
             fix = (
                 "add a column of integers by `python jobs/create_dataset.py classes "
                 f"{common.show_command(command)}`, and train with --label-column class_id"
             )
         raise raylance.DatasetError(
-            f"--label-column {args.label_column} is {kind}, but a classifier learns integers from 0 up; {fix}"
+            f"--label-column {args.label_column} of {uri} is {kind}, but a classifier learns integers from 0 up; {fix}"
         )
-    return train, val
+    named = [(data.schema.metadata or {}).get(b"classes") for data in (train, val)]
+    if None not in named and named[0] != named[1]:
+        raise raylance.DatasetError(
+            f"--val-data {args.val_data} names other classes than --data {args.data}: the same label would mean two "
+            "things; make both with the same names (`--classes` of jobs/create_dataset.py)"
+        )
 
 
 def count_classes(args: argparse.Namespace, train: raylance.Dataset) -> int:

@@ -21,11 +21,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lance
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 
+import raylance
 from jobs import common
 from jobs import train_images as job
 from jobs.create_dataset import command as create_dataset
@@ -407,7 +409,7 @@ def small(write_dataset: Callable[..., str]) -> str:
         (["--val-filter", "label > 7", "--image-size", "8"], "label > 7"),
         (["--version", "7"], "has no version 7"),
         (["--image-column", "photo"], "no column 'photo'"),
-        (["--label-column", "split", "--image-size", "8"], "--label-column split is string"),
+        (["--label-column", "split", "--image-size", "8"], "--label-column split of "),
         (["--label-column", "score", "--image-size", "8"], "name a column of integers"),
         (["--image-column", "size"], "not binary"),
         (["--model", "no_such_model", "--image-size", "8"], "--model no_such_model"),
@@ -523,6 +525,10 @@ def test_rows_to_validate_on_may_lie_elsewhere(small, write_dataset, capsys):
     other = write_dataset(pa.table({"image": [encode(np.zeros((9, 9), np.uint8))] * 7, "label": [1] * 7}))
     train, val = job.open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
     assert (len(train), len(val), val.opened[0].source.uri) == (20, 7, other)
+    for uri, names in ((small, ["a", "b", "c", "d", "e"]), (other, ["e", "d", "c", "b", "a"])):
+        lance.dataset(uri).update_schema_metadata({"classes": json.dumps(names)})
+    with pytest.raises(raylance.DatasetError, match="names other classes than --data"):
+        job.open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
 
 
 def test_classes_are_counted_from_the_command_line_the_schema_or_the_labels(small, write_dataset):
