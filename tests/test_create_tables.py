@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from PIL import Image
 import raylance
 from jobs.create_dataset import command as job
 from jobs.create_dataset.sources import Span, cut
+from jobs.create_dataset.tables import LanceTable
 from jobs.create_dataset.writing import Target, begun_otherwise
 
 ROWS = 50
@@ -257,6 +259,44 @@ def test_a_lance_dataset_and_a_table_of_lancedb(tmp_path: Path) -> None:
     dataset = make("lance", tmp_path / "birds.lance", "--input", tmp_path / "db" / "birds.lance")
     assert dataset.count_rows() == ROWS
     assert make("lance", tmp_path / "again.lance", "--input", dataset.uri).schema.names == dataset.schema.names
+
+
+def test_a_lance_dataset_that_was_written_anew_is_another_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the same URI and version: rows of both would be mixed, in a run that goes on and in one that reads."""
+    uri, keys = tmp_path / "in.lance", []
+    monkeypatch.setattr(job, "Target", lambda **given: keys.append(given["key"]))
+    words = ["lance", "--input", str(uri), "--out", str(tmp_path / "out.lance"), "--dry-run"]
+    for number in range(3):
+        if number != 1:
+            lance.write_dataset(pa.table({"id": [number, 5]}), uri, mode="create")
+            source = LanceTable(str(uri), None, None, {})
+        assert job.main(words) == 0
+        if number == 1:
+            shutil.rmtree(uri)
+    assert keys[0] == keys[1] != keys[2]
+    shutil.rmtree(uri)
+    lance.write_dataset(pa.table({"id": [7, 8]}), uri)
+    with pytest.raises(ValueError, match=r"in\.lance was written anew while it was read"):
+        list(source.read(source.pieces(10)[0], []))
+
+
+def test_blobs_and_filters_of_a_lance_dataset_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blob = pa.field("video", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    columns = [pa.array([b"a" * 400, b"b" * 900], pa.large_binary()), pa.array([1, 2])]
+    schema = pa.schema([blob, pa.field("id", pa.int64())])
+    lance.write_dataset(pa.Table.from_arrays(columns, schema=schema), tmp_path / "in.lance")
+    command = "lance", "--input", tmp_path / "in.lance", "--out", tmp_path / "out.lance", "--dry-run"
+    said = refusal(capsys, *command)
+    assert "column video of --input" in said
+    assert "is blob-encoded" in said
+    assert "leave it out by --columns" in said
+    assert job.main([*map(str, command), "--columns", "id"]) == 0
+    capsys.readouterr()
+    said = refusal(capsys, *command, "--columns", "id", "--filter", "nonsense > 3")
+    assert "--filter nonsense > 3 can't be used" in said
+    assert "of the columns video, id" in said
 
 
 @pytest.mark.usefixtures("ray_session")
