@@ -26,8 +26,9 @@ from PIL import Image
 
 import raylance
 from jobs.create_dataset import command as job
-from jobs.create_dataset.sources import Span, cut
+from jobs.create_dataset.sources import Left, Span, cut
 from jobs.create_dataset.tables import LanceTable
+from jobs.create_dataset.tars import Tars
 from jobs.create_dataset.writing import Target, begun_otherwise
 
 ROWS = 50
@@ -222,6 +223,101 @@ def test_webdataset_tars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     (tmp_path / "in" / "train-002.tar").write_bytes(b"no tar" * 200)
     said = refusal(capsys, "webdataset", "--input", tmp_path / "in", "--out", tmp_path / "other.lance")
     assert "train-002.tar is damaged" in said
+
+
+def pack(path: Path, files: dict[str, bytes]) -> Path:
+    """A tar, compressed where its name says so."""
+    with tarfile.open(path, "w:gz" if path.suffix in (".gz", ".tgz") else "w") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def rows_of(path: Path, columns: list[str] | None = None) -> tuple[pa.Table, list[Left]]:
+    """The rows of a tar, and what was left out of it."""
+    left: list[Left] = []
+    source = Tars(str(path), columns, {})
+    return pa.concat_tables(table for piece in source.pieces(9) for table in source.read(piece, left)), left
+
+
+def test_files_of_a_tar_become_columns_of_their_own(tmp_path: Path) -> None:
+    files = {"a.jpg": b"J", "a.cls": b"cat", "a.id": b"007", "a.txt": b"t", "a.caption": b"c", "a.index": b"4"}
+    files |= {name.replace("a.", "b.", 1): content for name, content in files.items()} | {"b.cls": b"7"}
+    found, left = rows_of(pack(tmp_path / "in.tgz", files))
+    row = {"image": b"J", "label": "cat", "id": "007", "text": "t", "caption": "c", "index": 4}
+    assert found.to_pylist() == [row, row | {"label": "7"}]
+    assert not left
+
+
+@pytest.mark.parametrize(
+    ("files", "cause", "fix"),
+    [
+        ({"a.jpg": b"J", "a.png": b"P"}, "a.jpg and a.png are both the image of a", "give a key one of them"),
+        ({"a.txt": b"t", "a.text": b"u"}, "a.txt and a.text are both the text of a", "another ending"),
+        ({"a.jpg": b"J", "b.jpg": b"J", "b.json": b"{}"}, "b has b.json beside image", "keep by --columns"),
+        ({"a.jpg": b"J", "b.jpg": b"J", "a.cls": b"1", "b.cls": b"2"}, "a has a.cls beside image", "by --columns"),
+        ({f"{n}.cls": b"7" if n < 80 else b"auk" for n in range(99)}, "80.cls holds 'auk'", "or all of them names"),
+        ({"a.txt": b"\xff"}, "a.txt is damaged", "decode"),
+    ],
+)
+def test_rows_of_a_tar_that_would_lose_something_are_refused(
+    files: dict[str, bytes], cause: str, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack(tmp_path / "in.tar", files)
+    with pytest.raises(ValueError) as refused:
+        rows_of(tmp_path / "in.tar")
+    assert f"in.tar: {cause}" in str(refused.value)
+    assert fix in str(refused.value)
+
+
+def test_columns_of_a_tar_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows without them are left out; a name that no row has is refused."""
+    files = {"a.jpg": b"J", "b.jpg": b"K", "b.json": b"{}", "b.cls": b"1", "c.cls": b"2"}
+    path = pack(tmp_path / "in.tar", files)
+    found, left = rows_of(path, ["json", "image"])
+    assert found.to_pylist() == [{"json": "{}", "image": b"K"}]
+    assert left == [Left("in.tar: a", "has no json"), Left("in.tar: c", "has no json, image")]
+    command = "webdataset", "--input", path, "--out", tmp_path / "out.lance", "--columns", "image,class", "--dry-run"
+    assert "--columns class is none of image, json, label" in refusal(capsys, *command)
+
+
+def test_hidden_files_and_links_of_a_tar_are_left_out(tmp_path: Path) -> None:
+    """macOS packs a `._` file beside each file."""
+    path = tmp_path / "in.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("./._a.jpg", "./a.jpg", ".cache/b.jpg", "c.jpg"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            if name == "c.jpg":
+                info.type, info.size, info.linkname = tarfile.SYMTYPE, 0, "a.jpg"
+            tar.addfile(info, io.BytesIO(b"J"))
+    found, left = rows_of(path)
+    assert found.to_pylist() == [{"image": b"J"}]
+    hidden = [Left("in.tar: ./._a.jpg", "hidden"), Left("in.tar: .cache/b.jpg", "hidden")]
+    assert left == [*hidden, Left("in.tar: c.jpg", "is a link, or no file")]
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz"])
+def test_a_tar_that_was_cut_short_is_damaged(ending: str, tmp_path: Path) -> None:
+    """Wherever it was cut, be it between two rows: a tar ends with zeros."""
+    rng = np.random.default_rng(0)
+    files = {f"{row}.{kind}": rng.bytes(300) for row in range(6) for kind in ("jpg", "png.bin")}
+    whole = pack(tmp_path / f"in.{ending}", files).read_bytes()
+    short = tmp_path / f"cut.{ending}"
+    steps = range(0, 12 * 1024 + 1, 256) if ending == "tar" else range(0, len(whole), 97)
+    for length in steps:
+        short.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="is damaged"):
+            rows_of(short)
+    if ending == "tar":
+        short.write_bytes(whole[: 12 * 1024 + 512])
+        assert rows_of(short)[0].num_rows == 6, "one block of zeros is an end"
+        for bad in (whole[:1024] + b"\xff" * 512 + whole[1536:], whole + whole):
+            short.write_bytes(bad)
+            with pytest.raises(ValueError, match="is damaged"):
+                rows_of(short)
 
 
 @pytest.mark.usefixtures("ray_session")

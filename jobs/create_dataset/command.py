@@ -74,7 +74,7 @@ def open_source(args: argparse.Namespace, options: dict[str, str]) -> Source:
     if args.source == "saved":
         return Saved(args.input, options)
     if args.source == "webdataset":
-        return Tars(args.input, options)
+        return Tars(args.input, args.columns, options)
     if args.source == "lance":
         return LanceTable(args.input, args.columns, args.filter, options)
     return Tables(args.input, args.columns, options)
@@ -338,7 +338,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
          "train-*, validation-*, test-*.parquet of encoded images, and of labels as integers or strings"),
         ("tables", [directory, common, classes, columns, table],
          "Parquet, CSV, Arrow and Feather files of one schema; a frame of pandas by to_parquet or to_feather"),
-        ("webdataset", [directory, common, classes, table],
+        ("webdataset", [directory, common, classes, columns, table],
          "tars in which files of one name are a row: 0001.jpg, 0001.cls, 0001.json"),
         ("saved", [directory, common, classes, table], "what save_to_disk of the datasets library wrote"),
         ("lance", [directory, common, classes, columns, table], "another Lance dataset, or a table of LanceDB"),
