@@ -416,7 +416,7 @@ def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path) -> None:
     script += "; sys.exit(status or ray.is_initialized())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "from 50 rows, in 1 pieces" in done.stdout
+    assert "from 50 rows, in 1 piece\n" in done.stdout
     assert "vector     fixed_size_list<item: float>[4]" in done.stdout
     assert "10% val, the rest train, by a hash of id, score, vector, tokens, species" in done.stdout
     assert not (tmp_path / "out.lance").exists()

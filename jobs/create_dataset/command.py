@@ -152,10 +152,7 @@ def run(args: argparse.Namespace) -> str:
     """Makes the dataset that the arguments describe; returns its summary."""
     if args.source == "classes":
         return add_classes(args)
-    if not 0 <= args.val_fraction < 1:
-        raise RefusedError(f"--val-fraction {args.val_fraction} is not in [0, 1): train would be empty; try 0.1")
-    if args.rows_per_fragment < 1:
-        raise RefusedError(f"--rows-per-fragment {args.rows_per_fragment} is below 1: it holds no row; try 8192")
+    check_numbers(args)
     options = store_options(args.storage_options)
     uri = locate(args.out)
     present = exists(uri, options)
@@ -167,7 +164,8 @@ def run(args: argparse.Namespace) -> str:
     try:
         source = open_source(args, options)
         pieces = source.pieces(args.rows_per_fragment)
-        tell_left_out(source.left_out, getattr(args, "left_out", None))
+        left_file = None if args.dry_run else getattr(args, "left_out", None)
+        tell_left_out(source.left_out, left_file)
         shape = make_shape(source, pieces, args)
         asked = [args.source, *(getattr(args, name, None) for name in ("input", "image_column", "label_column"))]
         key = key_of(source.facts, asked, args.rows_per_fragment, shape, present)
@@ -175,7 +173,8 @@ def run(args: argparse.Namespace) -> str:
         target = Target(uri=uri, mode=mode, rows_per_fragment=args.rows_per_fragment, options=options, key=key)
         print(told(source, shape, pieces, args), flush=True)
         if args.dry_run:
-            return f"nothing was written: --dry-run. {uri} would get these rows"
+            listed = f", {file} the names of what is left out" if (file := getattr(args, "left_out", None)) else ""
+            return f"nothing was written: --dry-run. {uri} would get these rows{listed}"
         connect()
         for folder in begun_otherwise(target):
             print(f"{uri}/{folder} is of another run that was begun there: nothing of it is used", file=sys.stderr)
@@ -190,9 +189,27 @@ def run(args: argparse.Namespace) -> str:
             f"making {args.out} failed ({reason(error)}): nothing was committed, an older version is as "
             "it was; remove the cause and run it again: what is done already is kept"
         ) from error
-    left_out = tell_left_out([*source.left_out, *unread], getattr(args, "left_out", None))
+    left_out = tell_left_out([*source.left_out, *unread], left_file)
     chosen = f"drawn with seed {args.seed}" if shape.split_by else "the source's own"
     return summary(dataset, uri, chosen, left_out, store_words(args.storage_options))
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """Refuses numbers that mean nothing."""
+    if not 0 <= args.val_fraction < 1:
+        raise RefusedError(f"--val-fraction {args.val_fraction} is not in [0, 1): train would be empty; try 0.1")
+    if args.rows_per_fragment < 1:
+        raise RefusedError(f"--rows-per-fragment {args.rows_per_fragment} is below 1: it holds no row; try 8192")
+    if args.shorter_side is not None and args.shorter_side < 1:
+        raise RefusedError(
+            f"--shorter-side {args.shorter_side} is below 1: no pixel would be left; try 256, or leave it out to keep "
+            "images as they are"
+        )
+    if args.jpeg_quality is not None and not 1 <= args.jpeg_quality <= 100:
+        raise RefusedError(
+            f"--jpeg-quality {args.jpeg_quality} is not in [1, 100]: JPEG has no such quality; try {QUALITY}, or leave "
+            "it out to keep images as they are"
+        )
 
 
 def told(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.Namespace) -> str:
@@ -209,7 +226,8 @@ def told(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.N
             ],
         )
     )
-    lines = [f"making {locate(args.out)} from {rows or 'no row'}, in {len(pieces):,} pieces"]
+    cut = f"{len(pieces):,} {'piece' if len(pieces) == 1 else 'pieces'}"
+    lines = [f"making {locate(args.out)} from {rows or 'no row'}, in {cut}"]
     lines += [f"  {field.name:<10} {field.type}{ragged.get(field.name, '')}" for field in shape.schema]
     if shape.classes is not None:
         lines.append(f"  classes    {describe(shape.classes)}")
