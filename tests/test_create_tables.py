@@ -26,10 +26,11 @@ from PIL import Image
 
 import raylance
 from jobs.create_dataset import command as job
+from jobs.create_dataset import writing
+from jobs.create_dataset.notes import Notes, begun, files_of
 from jobs.create_dataset.sources import Left, Span, cut
 from jobs.create_dataset.tables import LanceTable
 from jobs.create_dataset.tars import Tars
-from jobs.create_dataset.writing import Target, begun_otherwise
 
 ROWS = 50
 NAMES = ["owl", "auk", "tit"]
@@ -440,14 +441,91 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
         pytest.fail("it was over before it was killed")
     done = {json.loads(note.read_text())["fragments"][0]["files"][0]["path"] for note in notes if note.exists()}
     [folder] = {note.parent.name for note in notes}
-    target = Target(uri=str(out), mode="create", rows_per_fragment=100, options={}, key="another")
-    assert list(begun_otherwise(target)) == [folder], "which a run with other arguments says"
+    assert [left.folder for left in begun(str(out), {})] == [f"{out}/{folder}"], "which a run with other arguments says"
     dataset = make("tables", out, *words[1:3], "--rows-per-fragment", 100)
     assert dataset.to_table()["id"].to_pylist() == list(range(4000))
     files = [file.path for fragment in dataset.get_fragments() for file in fragment.data_files()]
     assert done <= set(files), "what was done is used"
     assert len(files) == 40
     assert not list(out.glob("_create-*"))
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_dataset_that_appears_before_the_commit_is_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = writing.commit
+
+    def late(*args: Any) -> lance.LanceDataset:
+        lance.write_dataset(pa.table({"precious": [1, 2, 3]}), tmp_path / "out.lance")
+        return commit(*args)
+
+    monkeypatch.setattr(writing, "commit", late)
+    pq.write_table(table(), tmp_path / "in.parquet")
+    said = refusal(capsys, "tables", "--input", tmp_path / "in.parquet", "--out", tmp_path / "out.lance")
+    assert "out.lance became a Lance dataset while this ran" in said
+    assert "--overwrite" in said
+    dataset = lance.dataset(tmp_path / "out.lance")
+    assert (dataset.version, dataset.schema.names) == (1, ["precious"])
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_notes_are_removed_behind_the_commit_or_by_the_next_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be it that they can't be removed, which is no failure of the run, or that the run is killed just then."""
+    pq.write_table(table(), tmp_path / "in.parquet")
+    for name, error in (("a.lance", OSError("the store went away")), ("b.lance", KeyboardInterrupt())):
+        out = tmp_path / name
+        command = ["tables", "--input", str(tmp_path / "in.parquet"), "--out", str(out)]
+        with monkeypatch.context() as patch:
+            patch.setattr(Notes, "forget", lambda notes, error=error: (_ for _ in ()).throw(error))
+            if isinstance(error, OSError):
+                assert job.main(command) == 0
+                assert "can't be removed (the store went away): this run is committed" in capsys.readouterr().err
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    job.main(command)
+        assert lance.dataset(out).count_rows() == ROWS
+        [notes] = begun(str(out), {})
+        assert job.main([*command, "--overwrite", "--dry-run"]) == 0
+        assert begun(str(out), {}), "a dry run removes nothing"
+        capsys.readouterr()
+        said = refusal(capsys, *command)
+        assert f"removed {notes.folder}: it is of a run that was killed behind its commit" in said
+        assert "already is a Lance dataset" in said
+        assert not Path(notes.folder).exists()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_what_a_killed_run_of_other_arguments_left_is_removed_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.lance"
+    pq.write_table(table(), tmp_path / "in.parquet")
+    command = ["tables", "--input", str(tmp_path / "in.parquet"), "--out", str(out)]
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            job.main(command)
+    [notes] = begun(str(out), {})
+    [left] = notes.files()
+    assert job.main([*command, "--seed", "1"]) == 0
+    assert f"{notes.folder} is of another run that was begun there" in capsys.readouterr().err
+    assert job.main([*command, "--overwrite", "--seed", "2"]) == 0
+    capsys.readouterr()
+    assert job.main([*command, "--overwrite", "--seed", "3", "--remove-begun"]) == 0
+    assert f"removed {notes.folder}: --remove-begun" in capsys.readouterr().err
+    data = {file.name for file in (out / "data").iterdir()}
+    assert left not in data
+    assert data == files_of(str(out), {}, all_versions=True)
+    assert len(data) == 3
+    old = Notes(uri=str(out), key="old", options={})
+    [fragment] = lance.dataset(out, version=1).get_fragments()
+    old.write(0, json.dumps({"fragments": [fragment.metadata.to_json()]}))
+    old.forget_all()
+    assert data == {file.name for file in (out / "data").iterdir()}, "what an older version has stays"
+    assert not begun(str(out), {})
 
 
 def test_what_is_done_is_used_by_the_same_command_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

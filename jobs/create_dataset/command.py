@@ -10,7 +10,8 @@ Classes are the sorted names of directories, the names that `datasets` left in i
 label column; --classes gives them an order of your own. `classes` does the same for a Lance dataset that has its
 labels as strings: it adds the integers beside them, and copies no image.
 
-A run that was killed goes on where it was, with the same command.
+A run that was killed goes on where it was, with the same command; --remove-begun removes what one with other arguments
+has left.
 
     python jobs/create_dataset.py demo --out digits.lance
     python jobs/create_dataset.py imagefolder --input s3://bucket/photos --out s3://bucket/photos.lance
@@ -28,7 +29,7 @@ import io
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import lance
 import PIL.Image
@@ -51,11 +52,12 @@ from jobs.common import (
 from jobs.create_dataset.hub import Hub, Saved
 from jobs.create_dataset.images import Digits, ImageFolder
 from jobs.create_dataset.labels import add_classes, describe, is_text, read_classes
+from jobs.create_dataset.notes import Notes, begun, files_of
 from jobs.create_dataset.shaping import Shape, check_columns, lengths_of, settle
 from jobs.create_dataset.sources import SPLIT, Left, Piece, Source
 from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
-from jobs.create_dataset.writing import Target, begun_otherwise, key_of, write
+from jobs.create_dataset.writing import Target, key_of, write
 from jobs.materialize.images import QUALITY, Reencode
 
 NAMED = 10  # of what was left out, in the summary
@@ -157,6 +159,7 @@ def run(args: argparse.Namespace) -> str:
     uri = locate(args.out)
     present = exists(uri, options)
     if present and not args.overwrite:
+        tidy(uri, options, None, args)
         raise RefusedError(
             f"--out {args.out} already is a Lance dataset: new rows would take the place of its rows; choose "
             "another --out, or give --overwrite, which adds a version"
@@ -176,8 +179,7 @@ def run(args: argparse.Namespace) -> str:
             listed = f", {file} the names of what is left out" if (file := getattr(args, "left_out", None)) else ""
             return f"nothing was written: --dry-run. {uri} would get these rows{listed}"
         connect()
-        for folder in begun_otherwise(target):
-            print(f"{uri}/{folder} is of another run that was begun there: nothing of it is used", file=sys.stderr)
+        tidy(uri, options, key, args)
         counted = None if any(piece.rows is None for piece in pieces) else sum(piece.rows or 0 for piece in pieces)
         shown = sys.stderr.isatty() and not args.no_progress
         with tqdm.tqdm(total=counted, unit="row", unit_scale=True, disable=not shown) as bar:
@@ -189,9 +191,40 @@ def run(args: argparse.Namespace) -> str:
             f"making {args.out} failed ({reason(error)}): nothing was committed, an older version is as "
             "it was; remove the cause and run it again: what is done already is kept"
         ) from error
+    remove(target.notes, target.notes.forget, "this run is committed and needs nothing of it")
     left_out = tell_left_out([*source.left_out, *unread], left_file)
     chosen = f"drawn with seed {args.seed}" if shape.split_by else "the source's own"
     return summary(dataset, uri, chosen, left_out, store_words(args.storage_options))
+
+
+def tidy(uri: str, options: dict[str, str], key: str | None, args: argparse.Namespace) -> None:
+    """Removes what killed runs have left, but for that of this key, or says that it is there."""
+    if args.dry_run:
+        return
+    for notes in begun(uri, options):
+        if notes.key == key:
+            continue
+        if notes.files() <= files_of(uri, options):
+            remove(notes, notes.forget, "it is of a run that was killed behind its commit", tell=True)
+        elif args.remove_begun:
+            remove(notes, notes.forget_all, "--remove-begun: nothing of it is used", tell=True)
+        else:  # nothing tells whether that run is over, and it would commit fragments without files
+            print(
+                f"{notes.folder} is of another run that was begun there: nothing of it is used; if that run is over, "
+                "--remove-begun removes it, and the data files that it names",
+                file=sys.stderr,
+            )
+
+
+def remove(notes: Notes, by: Callable[[], None], why: str, *, tell: bool = False) -> None:
+    """Removes notes; that they stay is no error, the dataset does not need it."""
+    try:
+        by()
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"{notes.folder} can't be removed ({reason(error)}): {why}; delete it", file=sys.stderr)
+    else:
+        if tell:
+            print(f"removed {notes.folder}: {why}", file=sys.stderr)
 
 
 def check_numbers(args: argparse.Namespace) -> None:
@@ -323,6 +356,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add = common.add_argument
     add("--out", required=True, metavar="URI", help="the Lance dataset to make, where every node can write")
     add("--overwrite", action="store_true", help="where a dataset exists, make this its next version (default: refuse)")
+    add("--remove-begun", action="store_true",
+        help="remove what killed runs with other arguments have left at --out; none of them may be writing there still")
     add("--dry-run", action="store_true", help="say what would be written, and write nothing")
     add("--rows-per-fragment", type=int, default=8192, metavar="N",
         help="rows of every fragment but the last (default: %(default)s)")
