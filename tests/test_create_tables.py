@@ -1,5 +1,6 @@
 """Owns the checks of jobs/create_dataset on tables, tars and datasets of others: a schema in, a dataset out."""
 
+import decimal
 import io
 import itertools
 import json
@@ -25,6 +26,7 @@ import ray
 from PIL import Image
 
 import raylance
+from jobs.common import reason
 from jobs.create_dataset import command as job
 from jobs.create_dataset import writing
 from jobs.create_dataset.notes import Notes, begun, files_of
@@ -130,6 +132,23 @@ def test_tables_keep_their_columns(name: str, tmp_path: Path) -> None:
         batches = list(loader.iter_torch_batches(global_batch_size=16, pad_lists={"tokens": 0}))
     assert sorted(row for batch in batches for row in batch["id"].tolist()) == list(range(ROWS))
     assert batches[0]["vector"].shape == (16, 4)
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("write", [write_file, write_stream])
+def test_decimals_of_arrow_files(write: Any, tmp_path: Path) -> None:
+    """They lie in the file where Lance cannot take them."""
+    made = pa.table({"id": [0, 1], "price": pa.array([decimal.Decimal("1.10"), None])})
+    write(made, tmp_path / "in.arrow")
+    dataset = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in.arrow")
+    assert dataset.to_table()["price"].to_pylist() == made["price"].to_pylist()
+
+
+def test_the_error_of_a_task_is_found_in_its_text() -> None:
+    """Whatever module it is of: pyo3's panics are of one with a digit."""
+    head = 'ray::MapBatches(write_piece)() (pid=1, ip=192.0.2.2)\n  File "a.py", line 1, in write_piece\n'
+    for module, named in (("pyo3_runtime.", "PanicException: called it"), ("", "OSError: no space")):
+        assert reason(RuntimeError(f"{head}{module}{named}\nmore: of it")) == named
 
 
 @pytest.mark.usefixtures("ray_session")

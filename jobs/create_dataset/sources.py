@@ -16,6 +16,8 @@ from jobs.common import RefusedError, open_filesystem, reason
 SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}  # as found -> as stored
 SPLIT = "split"
 BLOCK_BYTES = 64 << 20  # that a source reads at a time, about
+# Arrow files are read as they lie in memory, and Lance panics at a decimal that lies there aligned to 8 bytes alone.
+ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

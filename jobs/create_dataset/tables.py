@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from jobs.common import RefusedError, locate, reason
 from jobs.create_dataset.sources import (
+    ALIGNED,
     BLOCK_BYTES,
     Left,
     Piece,
@@ -110,10 +111,10 @@ class Tables(Source):
                     columns = None if self.columns is None else [*self.columns]
                     yield pq.ParquetFile(opened).read_row_group(part, columns=columns).slice(low, high and high - low)
                 elif is_file(opened):
-                    batch = pa.ipc.open_file(opened).get_batch(part)
+                    batch = pa.ipc.open_file(opened, options=ALIGNED).get_batch(part)
                     yield pa.Table.from_batches([batch]).slice(low, high and high - low)
                 else:
-                    yield from (pa.Table.from_batches([batch]) for batch in pa.ipc.open_stream(opened))
+                    yield from (pa.Table.from_batches([batch]) for batch in pa.ipc.open_stream(opened, options=ALIGNED))
         except (OSError, pa.ArrowException) as error:
             raise ValueError(f"{file} is damaged: {error}") from None
 
