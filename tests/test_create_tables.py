@@ -429,6 +429,31 @@ def test_images_are_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "--image-size 50\n" in capsys.readouterr().out, "which training needs where sizes differ"
 
 
+@pytest.mark.usefixtures("ray_session")
+def test_a_bad_image_is_named_by_its_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of a directory, the key of a tar, a row of a table: each its own, and no option that is not here."""
+    images = [picture(number) for number in range(5)] + [b"no image"]
+    (tmp_path / "tree" / "ant").mkdir(parents=True)
+    for number, encoded in enumerate(images):
+        (tmp_path / "tree" / "ant" / f"{number}.png").write_bytes(encoded)
+    pack(tmp_path / "in.tar", {f"{number}.png": encoded for number, encoded in enumerate(images)})
+    made = pa.table({"image": images, "label": [0] * 6})
+    pq.write_table(made, tmp_path / "in.parquet", row_group_size=4)
+    lance.write_dataset(made, tmp_path / "in.lance")
+    for source, name, where in (
+        ("imagefolder", "tree", f"{tmp_path}/tree/ant/5.png"),
+        ("webdataset", "in.tar", "in.tar: 5"),
+        ("tables", "in.parquet", "row 1 (from 0 on) of part 1 of in.parquet"),
+        ("huggingface", "in.parquet", "row 1 (from 0 on) of part 1 of in.parquet"),
+        ("lance", "in.lance", f"row 5 (from 0 on) of {tmp_path}/in.lance"),
+    ):
+        words = "--input", tmp_path / name, "--out", tmp_path / "out.lance", "--shorter-side", 20
+        said = refusal(capsys, source, *words)
+        assert f"{where} has no image in image that can be decoded" in said
+        assert "neither --shorter-side nor --jpeg-quality" in said
+        assert "--on-bad-image" not in said
+
+
 def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path) -> None:
     pq.write_table(table(), tmp_path / "in.parquet")
     words = ["tables", "--input", tmp_path / "in.parquet", "--out", tmp_path / "out.lance", "--dry-run"]

@@ -65,6 +65,15 @@ class Source(abc.ABC):
     def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
         """Reads a piece, some mebibytes at a time; adds what gives no row."""
 
+    def where(self, piece: Piece, row: int) -> str:
+        """Names one of the rows that were read of a piece, counted from 0: for messages."""
+        for what, low, high in piece.parts:
+            if high is None or row < high - low:
+                file, part = what
+                return f"row {low + row} (from 0 on) of {f'part {part} of ' if isinstance(part, int) else ''}{file}"
+            row -= high - low
+        return piece.name
+
     def first(self) -> pa.Table:
         """The first rows, at least one.
 

@@ -179,7 +179,8 @@ class LanceTable(Source):
 
     def pieces(self, rows: int) -> list[Piece]:
         """Spans of its rows."""
-        return cut([(None, self.rows)], rows, "rows")
+        filtered = "" if self.filter is None else f" where {self.filter}"
+        return cut([((f"{self.uri}{filtered}", None), self.rows)], rows, "rows")
 
     def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
         """Columns as they are."""

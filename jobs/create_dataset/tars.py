@@ -99,6 +99,12 @@ class Tars(Source):
             if rows:
                 yield self._table(rows, file)
 
+    def where(self, piece: Piece, row: int) -> str:
+        """Its tar and its key, for which it is read again."""
+        [(file, _, _)] = piece.parts
+        key, _ = next(itertools.islice(self._kept(file, []), row, None))
+        return f"{file}: {key}"
+
     def _table(self, rows: list[dict[str, Any]], file: str) -> pa.Table:
         table = pa.Table.from_pylist(rows)
         return with_split(table, self.splits[file] if self.has_splits else None)

@@ -10,7 +10,7 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lance
@@ -110,13 +110,25 @@ def commit(schema: pa.Schema, fragments: Sequence[FragmentMetadata], target: Tar
         ) from error
 
 
+def shaped(source: Source, shape: Shape, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
+    """Reads a piece as rows of the dataset."""
+    rows = 0
+    for table in source.read(piece, left_out):
+
+        def where(row: int, before: int = rows) -> str:
+            return source.where(piece, before + row)
+
+        yield shape.encode(shape.apply(table, piece.name), where)
+        rows += table.num_rows
+
+
 def write_piece(batch: pa.Table, *, given: Any) -> pa.Table:
     """Writes one piece, then notes that it is done."""
     source, shape, target = ray.get(given)
     [item] = batch.to_pylist()
     piece: Piece = ray.cloudpickle.loads(item["piece"])
     left_out: list[Left] = []
-    tables = (shape.apply(table, piece.name) for table in source.read(piece, left_out))
+    tables = shaped(source, shape, piece, left_out)
     batches = itertools.chain.from_iterable(table.to_batches() for table in tables)
     rows, first = 0, next((batch for batch in batches if batch.num_rows), None)
     fragments: list[FragmentMetadata] = []
