@@ -292,6 +292,14 @@ def test_nothing_is_said_where_no_file_is_left_out(photos, tmp_path, capsys):
     assert not (tmp_path / "o.lance").exists()
 
 
+def test_a_dry_run_does_not_list_what_is_left_out(photos, tmp_path, capsys):
+    (photos / "bee" / "notes.txt").write_text("notes")
+    command = "imagefolder", "--out", tmp_path / "out.lance", "--input", photos, "--left-out", tmp_path / "left.tsv"
+    assert job.main([*map(str, command), "--dry-run"]) == 0
+    assert f"would get these rows, {tmp_path / 'left.tsv'} the names of what is left out" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
 def test_existing_output_is_refused_or_given_a_version(photos, tmp_path, capsys):
     out = tmp_path / "out.lance"
     make("imagefolder", out, "--input", photos)
@@ -312,6 +320,11 @@ def test_existing_output_is_refused_or_given_a_version(photos, tmp_path, capsys)
         (("--val-fraction", "-0.1"), "--val-fraction -0.1 is not in [0, 1)", "try 0.1"),
         (("--val-fraction", "nan"), "--val-fraction nan is not in [0, 1)", "try 0.1"),
         (("--rows-per-fragment", "0"), "--rows-per-fragment 0 is below 1", "try 8192"),
+        (("--shorter-side", "0"), "--shorter-side 0 is below 1", "leave it out"),
+        (("--shorter-side", "-5"), "--shorter-side -5 is below 1", "leave it out"),
+        (("--jpeg-quality", "0"), "--jpeg-quality 0 is not in [1, 100]", "try 90"),
+        (("--jpeg-quality", "500"), "--jpeg-quality 500 is not in [1, 100]", "try 90"),
+        (("--jpeg-quality", "-3"), "--jpeg-quality -3 is not in [1, 100]", "leave it out"),
     ],
 )
 def test_bad_options_are_refused(tmp_path, capsys, options, cause, fix):

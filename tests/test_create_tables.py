@@ -1,9 +1,11 @@
 """Owns the checks of jobs/create_dataset on tables, tars and datasets of others: a schema in, a dataset out."""
 
+import decimal
 import io
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,9 +26,13 @@ import ray
 from PIL import Image
 
 import raylance
+from jobs.common import reason
 from jobs.create_dataset import command as job
-from jobs.create_dataset.sources import Span, cut
-from jobs.create_dataset.writing import Target, begun_otherwise
+from jobs.create_dataset import writing
+from jobs.create_dataset.notes import Notes, begun, files_of
+from jobs.create_dataset.sources import Left, Span, cut
+from jobs.create_dataset.tables import LanceTable
+from jobs.create_dataset.tars import Tars
 
 ROWS = 50
 NAMES = ["owl", "auk", "tit"]
@@ -129,6 +135,23 @@ def test_tables_keep_their_columns(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("write", [write_file, write_stream])
+def test_decimals_of_arrow_files(write: Any, tmp_path: Path) -> None:
+    """They lie in the file where Lance cannot take them."""
+    made = pa.table({"id": [0, 1], "price": pa.array([decimal.Decimal("1.10"), None])})
+    write(made, tmp_path / "in.arrow")
+    dataset = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in.arrow")
+    assert dataset.to_table()["price"].to_pylist() == made["price"].to_pylist()
+
+
+def test_the_error_of_a_task_is_found_in_its_text() -> None:
+    """Whatever module it is of: pyo3's panics are of one with a digit."""
+    head = 'ray::MapBatches(write_piece)() (pid=1, ip=192.0.2.2)\n  File "a.py", line 1, in write_piece\n'
+    for module, named in (("pyo3_runtime.", "PanicException: called it"), ("", "OSError: no space")):
+        assert reason(RuntimeError(f"{head}{module}{named}\nmore: of it")) == named
+
+
+@pytest.mark.usefixtures("ray_session")
 def test_csv_with_splits_by_name(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     columns = ["id", "score", "species"]
@@ -222,6 +245,101 @@ def test_webdataset_tars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "train-002.tar is damaged" in said
 
 
+def pack(path: Path, files: dict[str, bytes]) -> Path:
+    """A tar, compressed where its name says so."""
+    with tarfile.open(path, "w:gz" if path.suffix in (".gz", ".tgz") else "w") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def rows_of(path: Path, columns: list[str] | None = None) -> tuple[pa.Table, list[Left]]:
+    """The rows of a tar, and what was left out of it."""
+    left: list[Left] = []
+    source = Tars(str(path), columns, {})
+    return pa.concat_tables(table for piece in source.pieces(9) for table in source.read(piece, left)), left
+
+
+def test_files_of_a_tar_become_columns_of_their_own(tmp_path: Path) -> None:
+    files = {"a.jpg": b"J", "a.cls": b"cat", "a.id": b"007", "a.txt": b"t", "a.caption": b"c", "a.index": b"4"}
+    files |= {name.replace("a.", "b.", 1): content for name, content in files.items()} | {"b.cls": b"7"}
+    found, left = rows_of(pack(tmp_path / "in.tgz", files))
+    row = {"image": b"J", "label": "cat", "id": "007", "text": "t", "caption": "c", "index": 4}
+    assert found.to_pylist() == [row, row | {"label": "7"}]
+    assert not left
+
+
+@pytest.mark.parametrize(
+    ("files", "cause", "fix"),
+    [
+        ({"a.jpg": b"J", "a.png": b"P"}, "a.jpg and a.png are both the image of a", "give a key one of them"),
+        ({"a.txt": b"t", "a.text": b"u"}, "a.txt and a.text are both the text of a", "another ending"),
+        ({"a.jpg": b"J", "b.jpg": b"J", "b.json": b"{}"}, "b has b.json beside image", "keep by --columns"),
+        ({"a.jpg": b"J", "b.jpg": b"J", "a.cls": b"1", "b.cls": b"2"}, "a has a.cls beside image", "by --columns"),
+        ({f"{n}.cls": b"7" if n < 80 else b"auk" for n in range(99)}, "80.cls holds 'auk'", "or all of them names"),
+        ({"a.txt": b"\xff"}, "a.txt is damaged", "decode"),
+    ],
+)
+def test_rows_of_a_tar_that_would_lose_something_are_refused(
+    files: dict[str, bytes], cause: str, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pack(tmp_path / "in.tar", files)
+    with pytest.raises(ValueError) as refused:
+        rows_of(tmp_path / "in.tar")
+    assert f"in.tar: {cause}" in str(refused.value)
+    assert fix in str(refused.value)
+
+
+def test_columns_of_a_tar_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows without them are left out; a name that no row has is refused."""
+    files = {"a.jpg": b"J", "b.jpg": b"K", "b.json": b"{}", "b.cls": b"1", "c.cls": b"2"}
+    path = pack(tmp_path / "in.tar", files)
+    found, left = rows_of(path, ["json", "image"])
+    assert found.to_pylist() == [{"json": "{}", "image": b"K"}]
+    assert left == [Left("in.tar: a", "has no json"), Left("in.tar: c", "has no json, image")]
+    command = "webdataset", "--input", path, "--out", tmp_path / "out.lance", "--columns", "image,class", "--dry-run"
+    assert "--columns class is none of image, json, label" in refusal(capsys, *command)
+
+
+def test_hidden_files_and_links_of_a_tar_are_left_out(tmp_path: Path) -> None:
+    """macOS packs a `._` file beside each file."""
+    path = tmp_path / "in.tar"
+    with tarfile.open(path, "w") as tar:
+        for name in ("./._a.jpg", "./a.jpg", ".cache/b.jpg", "c.jpg"):
+            info = tarfile.TarInfo(name)
+            info.size = 1
+            if name == "c.jpg":
+                info.type, info.size, info.linkname = tarfile.SYMTYPE, 0, "a.jpg"
+            tar.addfile(info, io.BytesIO(b"J"))
+    found, left = rows_of(path)
+    assert found.to_pylist() == [{"image": b"J"}]
+    hidden = [Left("in.tar: ./._a.jpg", "hidden"), Left("in.tar: .cache/b.jpg", "hidden")]
+    assert left == [*hidden, Left("in.tar: c.jpg", "is a link, or no file")]
+
+
+@pytest.mark.parametrize("ending", ["tar", "tar.gz"])
+def test_a_tar_that_was_cut_short_is_damaged(ending: str, tmp_path: Path) -> None:
+    """Wherever it was cut, be it between two rows: a tar ends with zeros."""
+    rng = np.random.default_rng(0)
+    files = {f"{row}.{kind}": rng.bytes(300) for row in range(6) for kind in ("jpg", "png.bin")}
+    whole = pack(tmp_path / f"in.{ending}", files).read_bytes()
+    short = tmp_path / f"cut.{ending}"
+    steps = range(0, 12 * 1024 + 1, 256) if ending == "tar" else range(0, len(whole), 97)
+    for length in steps:
+        short.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="is damaged"):
+            rows_of(short)
+    if ending == "tar":
+        short.write_bytes(whole[: 12 * 1024 + 512])
+        assert rows_of(short)[0].num_rows == 6, "one block of zeros is an end"
+        for bad in (whole[:1024] + b"\xff" * 512 + whole[1536:], whole + whole):
+            short.write_bytes(bad)
+            with pytest.raises(ValueError, match="is damaged"):
+                rows_of(short)
+
+
 @pytest.mark.usefixtures("ray_session")
 def test_what_the_datasets_library_saved(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
@@ -259,6 +377,44 @@ def test_a_lance_dataset_and_a_table_of_lancedb(tmp_path: Path) -> None:
     assert make("lance", tmp_path / "again.lance", "--input", dataset.uri).schema.names == dataset.schema.names
 
 
+def test_a_lance_dataset_that_was_written_anew_is_another_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the same URI and version: rows of both would be mixed, in a run that goes on and in one that reads."""
+    uri, keys = tmp_path / "in.lance", []
+    monkeypatch.setattr(job, "Target", lambda **given: keys.append(given["key"]))
+    words = ["lance", "--input", str(uri), "--out", str(tmp_path / "out.lance"), "--dry-run"]
+    for number in range(3):
+        if number != 1:
+            lance.write_dataset(pa.table({"id": [number, 5]}), uri, mode="create")
+            source = LanceTable(str(uri), None, None, {})
+        assert job.main(words) == 0
+        if number == 1:
+            shutil.rmtree(uri)
+    assert keys[0] == keys[1] != keys[2]
+    shutil.rmtree(uri)
+    lance.write_dataset(pa.table({"id": [7, 8]}), uri)
+    with pytest.raises(ValueError, match=r"in\.lance was written anew while it was read"):
+        list(source.read(source.pieces(10)[0], []))
+
+
+def test_blobs_and_filters_of_a_lance_dataset_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blob = pa.field("video", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
+    columns = [pa.array([b"a" * 400, b"b" * 900], pa.large_binary()), pa.array([1, 2])]
+    schema = pa.schema([blob, pa.field("id", pa.int64())])
+    lance.write_dataset(pa.Table.from_arrays(columns, schema=schema), tmp_path / "in.lance")
+    command = "lance", "--input", tmp_path / "in.lance", "--out", tmp_path / "out.lance", "--dry-run"
+    said = refusal(capsys, *command)
+    assert "column video of --input" in said
+    assert "is blob-encoded" in said
+    assert "leave it out by --columns" in said
+    assert job.main([*map(str, command), "--columns", "id"]) == 0
+    capsys.readouterr()
+    said = refusal(capsys, *command, "--columns", "id", "--filter", "nonsense > 3")
+    assert "--filter nonsense > 3 can't be used" in said
+    assert "of the columns video, id" in said
+
+
 @pytest.mark.usefixtures("ray_session")
 def test_images_are_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("ant", "bee"):
@@ -273,6 +429,31 @@ def test_images_are_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "--image-size 50\n" in capsys.readouterr().out, "which training needs where sizes differ"
 
 
+@pytest.mark.usefixtures("ray_session")
+def test_a_bad_image_is_named_by_its_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of a directory, the key of a tar, a row of a table: each its own, and no option that is not here."""
+    images = [picture(number) for number in range(5)] + [b"no image"]
+    (tmp_path / "tree" / "ant").mkdir(parents=True)
+    for number, encoded in enumerate(images):
+        (tmp_path / "tree" / "ant" / f"{number}.png").write_bytes(encoded)
+    pack(tmp_path / "in.tar", {f"{number}.png": encoded for number, encoded in enumerate(images)})
+    made = pa.table({"image": images, "label": [0] * 6})
+    pq.write_table(made, tmp_path / "in.parquet", row_group_size=4)
+    lance.write_dataset(made, tmp_path / "in.lance")
+    for source, name, where in (
+        ("imagefolder", "tree", f"{tmp_path}/tree/ant/5.png"),
+        ("webdataset", "in.tar", "in.tar: 5"),
+        ("tables", "in.parquet", "row 1 (from 0 on) of part 1 of in.parquet"),
+        ("huggingface", "in.parquet", "row 1 (from 0 on) of part 1 of in.parquet"),
+        ("lance", "in.lance", f"row 5 (from 0 on) of {tmp_path}/in.lance"),
+    ):
+        words = "--input", tmp_path / name, "--out", tmp_path / "out.lance", "--shorter-side", 20
+        said = refusal(capsys, source, *words)
+        assert f"{where} has no image in image that can be decoded" in said
+        assert "neither --shorter-side nor --jpeg-quality" in said
+        assert "--on-bad-image" not in said
+
+
 def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path) -> None:
     pq.write_table(table(), tmp_path / "in.parquet")
     words = ["tables", "--input", tmp_path / "in.parquet", "--out", tmp_path / "out.lance", "--dry-run"]
@@ -280,7 +461,7 @@ def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path) -> None:
     script += "; sys.exit(status or ray.is_initialized())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "from 50 rows, in 1 pieces" in done.stdout
+    assert "from 50 rows, in 1 piece\n" in done.stdout
     assert "vector     fixed_size_list<item: float>[4]" in done.stdout
     assert "10% val, the rest train, by a hash of id, score, vector, tokens, species" in done.stdout
     assert not (tmp_path / "out.lance").exists()
@@ -304,14 +485,91 @@ def test_a_run_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureFix
         pytest.fail("it was over before it was killed")
     done = {json.loads(note.read_text())["fragments"][0]["files"][0]["path"] for note in notes if note.exists()}
     [folder] = {note.parent.name for note in notes}
-    target = Target(uri=str(out), mode="create", rows_per_fragment=100, options={}, key="another")
-    assert list(begun_otherwise(target)) == [folder], "which a run with other arguments says"
+    assert [left.folder for left in begun(str(out), {})] == [f"{out}/{folder}"], "which a run with other arguments says"
     dataset = make("tables", out, *words[1:3], "--rows-per-fragment", 100)
     assert dataset.to_table()["id"].to_pylist() == list(range(4000))
     files = [file.path for fragment in dataset.get_fragments() for file in fragment.data_files()]
     assert done <= set(files), "what was done is used"
     assert len(files) == 40
     assert not list(out.glob("_create-*"))
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_dataset_that_appears_before_the_commit_is_not_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = writing.commit
+
+    def late(*args: Any) -> lance.LanceDataset:
+        lance.write_dataset(pa.table({"precious": [1, 2, 3]}), tmp_path / "out.lance")
+        return commit(*args)
+
+    monkeypatch.setattr(writing, "commit", late)
+    pq.write_table(table(), tmp_path / "in.parquet")
+    said = refusal(capsys, "tables", "--input", tmp_path / "in.parquet", "--out", tmp_path / "out.lance")
+    assert "out.lance became a Lance dataset while this ran" in said
+    assert "--overwrite" in said
+    dataset = lance.dataset(tmp_path / "out.lance")
+    assert (dataset.version, dataset.schema.names) == (1, ["precious"])
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_notes_are_removed_behind_the_commit_or_by_the_next_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Be it that they can't be removed, which is no failure of the run, or that the run is killed just then."""
+    pq.write_table(table(), tmp_path / "in.parquet")
+    for name, error in (("a.lance", OSError("the store went away")), ("b.lance", KeyboardInterrupt())):
+        out = tmp_path / name
+        command = ["tables", "--input", str(tmp_path / "in.parquet"), "--out", str(out)]
+        with monkeypatch.context() as patch:
+            patch.setattr(Notes, "forget", lambda notes, error=error: (_ for _ in ()).throw(error))
+            if isinstance(error, OSError):
+                assert job.main(command) == 0
+                assert "can't be removed (the store went away): this run is committed" in capsys.readouterr().err
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    job.main(command)
+        assert lance.dataset(out).count_rows() == ROWS
+        [notes] = begun(str(out), {})
+        assert job.main([*command, "--overwrite", "--dry-run"]) == 0
+        assert begun(str(out), {}), "a dry run removes nothing"
+        capsys.readouterr()
+        said = refusal(capsys, *command)
+        assert f"removed {notes.folder}: it is of a run that was killed behind its commit" in said
+        assert "already is a Lance dataset" in said
+        assert not Path(notes.folder).exists()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_what_a_killed_run_of_other_arguments_left_is_removed_when_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out.lance"
+    pq.write_table(table(), tmp_path / "in.parquet")
+    command = ["tables", "--input", str(tmp_path / "in.parquet"), "--out", str(out)]
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "commit", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            job.main(command)
+    [notes] = begun(str(out), {})
+    [left] = notes.files()
+    assert job.main([*command, "--seed", "1"]) == 0
+    assert f"{notes.folder} is of another run that was begun there" in capsys.readouterr().err
+    assert job.main([*command, "--overwrite", "--seed", "2"]) == 0
+    capsys.readouterr()
+    assert job.main([*command, "--overwrite", "--seed", "3", "--remove-begun"]) == 0
+    assert f"removed {notes.folder}: --remove-begun" in capsys.readouterr().err
+    data = {file.name for file in (out / "data").iterdir()}
+    assert left not in data
+    assert data == files_of(str(out), {}, all_versions=True)
+    assert len(data) == 3
+    old = Notes(uri=str(out), key="old", options={})
+    [fragment] = lance.dataset(out, version=1).get_fragments()
+    old.write(0, json.dumps({"fragments": [fragment.metadata.to_json()]}))
+    old.forget_all()
+    assert data == {file.name for file in (out / "data").iterdir()}, "what an older version has stays"
+    assert not begun(str(out), {})
 
 
 def test_what_is_done_is_used_by_the_same_command_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

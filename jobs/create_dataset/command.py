@@ -10,7 +10,8 @@ Classes are the sorted names of directories, the names that `datasets` left in i
 label column; --classes gives them an order of your own. `classes` does the same for a Lance dataset that has its
 labels as strings: it adds the integers beside them, and copies no image.
 
-A run that was killed goes on where it was, with the same command.
+A run that was killed goes on where it was, with the same command; --remove-begun removes what one with other arguments
+has left.
 
     python jobs/create_dataset.py demo --out digits.lance
     python jobs/create_dataset.py imagefolder --input s3://bucket/photos --out s3://bucket/photos.lance
@@ -28,7 +29,7 @@ import io
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import lance
 import PIL.Image
@@ -51,11 +52,12 @@ from jobs.common import (
 from jobs.create_dataset.hub import Hub, Saved
 from jobs.create_dataset.images import Digits, ImageFolder
 from jobs.create_dataset.labels import add_classes, describe, is_text, read_classes
+from jobs.create_dataset.notes import Notes, begun, files_of
 from jobs.create_dataset.shaping import Shape, check_columns, lengths_of, settle
 from jobs.create_dataset.sources import SPLIT, Left, Piece, Source
 from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
-from jobs.create_dataset.writing import Target, begun_otherwise, key_of, write
+from jobs.create_dataset.writing import Target, key_of, write
 from jobs.materialize.images import QUALITY, Reencode
 
 NAMED = 10  # of what was left out, in the summary
@@ -74,7 +76,7 @@ def open_source(args: argparse.Namespace, options: dict[str, str]) -> Source:
     if args.source == "saved":
         return Saved(args.input, options)
     if args.source == "webdataset":
-        return Tars(args.input, options)
+        return Tars(args.input, args.columns, options)
     if args.source == "lance":
         return LanceTable(args.input, args.columns, args.filter, options)
     return Tables(args.input, args.columns, options)
@@ -152,14 +154,12 @@ def run(args: argparse.Namespace) -> str:
     """Makes the dataset that the arguments describe; returns its summary."""
     if args.source == "classes":
         return add_classes(args)
-    if not 0 <= args.val_fraction < 1:
-        raise RefusedError(f"--val-fraction {args.val_fraction} is not in [0, 1): train would be empty; try 0.1")
-    if args.rows_per_fragment < 1:
-        raise RefusedError(f"--rows-per-fragment {args.rows_per_fragment} is below 1: it holds no row; try 8192")
+    check_numbers(args)
     options = store_options(args.storage_options)
     uri = locate(args.out)
     present = exists(uri, options)
     if present and not args.overwrite:
+        tidy(uri, options, None, args)
         raise RefusedError(
             f"--out {args.out} already is a Lance dataset: new rows would take the place of its rows; choose "
             "another --out, or give --overwrite, which adds a version"
@@ -167,7 +167,8 @@ def run(args: argparse.Namespace) -> str:
     try:
         source = open_source(args, options)
         pieces = source.pieces(args.rows_per_fragment)
-        tell_left_out(source.left_out, getattr(args, "left_out", None))
+        left_file = None if args.dry_run else getattr(args, "left_out", None)
+        tell_left_out(source.left_out, left_file)
         shape = make_shape(source, pieces, args)
         asked = [args.source, *(getattr(args, name, None) for name in ("input", "image_column", "label_column"))]
         key = key_of(source.facts, asked, args.rows_per_fragment, shape, present)
@@ -175,10 +176,10 @@ def run(args: argparse.Namespace) -> str:
         target = Target(uri=uri, mode=mode, rows_per_fragment=args.rows_per_fragment, options=options, key=key)
         print(told(source, shape, pieces, args), flush=True)
         if args.dry_run:
-            return f"nothing was written: --dry-run. {uri} would get these rows"
+            listed = f", {file} the names of what is left out" if (file := getattr(args, "left_out", None)) else ""
+            return f"nothing was written: --dry-run. {uri} would get these rows{listed}"
         connect()
-        for folder in begun_otherwise(target):
-            print(f"{uri}/{folder} is of another run that was begun there: nothing of it is used", file=sys.stderr)
+        tidy(uri, options, key, args)
         counted = None if any(piece.rows is None for piece in pieces) else sum(piece.rows or 0 for piece in pieces)
         shown = sys.stderr.isatty() and not args.no_progress
         with tqdm.tqdm(total=counted, unit="row", unit_scale=True, disable=not shown) as bar:
@@ -190,9 +191,58 @@ def run(args: argparse.Namespace) -> str:
             f"making {args.out} failed ({reason(error)}): nothing was committed, an older version is as "
             "it was; remove the cause and run it again: what is done already is kept"
         ) from error
-    left_out = tell_left_out([*source.left_out, *unread], getattr(args, "left_out", None))
+    remove(target.notes, target.notes.forget, "this run is committed and needs nothing of it")
+    left_out = tell_left_out([*source.left_out, *unread], left_file)
     chosen = f"drawn with seed {args.seed}" if shape.split_by else "the source's own"
     return summary(dataset, uri, chosen, left_out, store_words(args.storage_options))
+
+
+def tidy(uri: str, options: dict[str, str], key: str | None, args: argparse.Namespace) -> None:
+    """Removes what killed runs have left, but for that of this key, or says that it is there."""
+    if args.dry_run:
+        return
+    for notes in begun(uri, options):
+        if notes.key == key:
+            continue
+        if notes.files() <= files_of(uri, options):
+            remove(notes, notes.forget, "it is of a run that was killed behind its commit", tell=True)
+        elif args.remove_begun:
+            remove(notes, notes.forget_all, "--remove-begun: nothing of it is used", tell=True)
+        else:  # nothing tells whether that run is over, and it would commit fragments without files
+            print(
+                f"{notes.folder} is of another run that was begun there: nothing of it is used; if that run is over, "
+                "--remove-begun removes it, and the data files that it names",
+                file=sys.stderr,
+            )
+
+
+def remove(notes: Notes, by: Callable[[], None], why: str, *, tell: bool = False) -> None:
+    """Removes notes; that they stay is no error, the dataset does not need it."""
+    try:
+        by()
+    except (OSError, ValueError, RuntimeError) as error:
+        print(f"{notes.folder} can't be removed ({reason(error)}): {why}; delete it", file=sys.stderr)
+    else:
+        if tell:
+            print(f"removed {notes.folder}: {why}", file=sys.stderr)
+
+
+def check_numbers(args: argparse.Namespace) -> None:
+    """Refuses numbers that mean nothing."""
+    if not 0 <= args.val_fraction < 1:
+        raise RefusedError(f"--val-fraction {args.val_fraction} is not in [0, 1): train would be empty; try 0.1")
+    if args.rows_per_fragment < 1:
+        raise RefusedError(f"--rows-per-fragment {args.rows_per_fragment} is below 1: it holds no row; try 8192")
+    if args.shorter_side is not None and args.shorter_side < 1:
+        raise RefusedError(
+            f"--shorter-side {args.shorter_side} is below 1: no pixel would be left; try 256, or leave it out to keep "
+            "images as they are"
+        )
+    if args.jpeg_quality is not None and not 1 <= args.jpeg_quality <= 100:
+        raise RefusedError(
+            f"--jpeg-quality {args.jpeg_quality} is not in [1, 100]: JPEG has no such quality; try {QUALITY}, or leave "
+            "it out to keep images as they are"
+        )
 
 
 def told(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.Namespace) -> str:
@@ -209,7 +259,8 @@ def told(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.N
             ],
         )
     )
-    lines = [f"making {locate(args.out)} from {rows or 'no row'}, in {len(pieces):,} pieces"]
+    cut = f"{len(pieces):,} {'piece' if len(pieces) == 1 else 'pieces'}"
+    lines = [f"making {locate(args.out)} from {rows or 'no row'}, in {cut}"]
     lines += [f"  {field.name:<10} {field.type}{ragged.get(field.name, '')}" for field in shape.schema]
     if shape.classes is not None:
         lines.append(f"  classes    {describe(shape.classes)}")
@@ -305,6 +356,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add = common.add_argument
     add("--out", required=True, metavar="URI", help="the Lance dataset to make, where every node can write")
     add("--overwrite", action="store_true", help="where a dataset exists, make this its next version (default: refuse)")
+    add("--remove-begun", action="store_true",
+        help="remove what killed runs with other arguments have left at --out; none of them may be writing there still")
     add("--dry-run", action="store_true", help="say what would be written, and write nothing")
     add("--rows-per-fragment", type=int, default=8192, metavar="N",
         help="rows of every fragment but the last (default: %(default)s)")
@@ -338,7 +391,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
          "train-*, validation-*, test-*.parquet of encoded images, and of labels as integers or strings"),
         ("tables", [directory, common, classes, columns, table],
          "Parquet, CSV, Arrow and Feather files of one schema; a frame of pandas by to_parquet or to_feather"),
-        ("webdataset", [directory, common, classes, table],
+        ("webdataset", [directory, common, classes, columns, table],
          "tars in which files of one name are a row: 0001.jpg, 0001.cls, 0001.json"),
         ("saved", [directory, common, classes, table], "what save_to_disk of the datasets library wrote"),
         ("lance", [directory, common, classes, columns, table], "another Lance dataset, or a table of LanceDB"),

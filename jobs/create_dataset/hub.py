@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from jobs.common import RefusedError, reason
 from jobs.create_dataset.labels import is_text, read_classes, to_labels
 from jobs.create_dataset.sources import (
+    ALIGNED,
     Left,
     Listing,
     Piece,
@@ -197,7 +198,7 @@ class Saved(Source):
     def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
         """Columns as they are, of images the bytes."""
         for (file, split), _, _ in piece.parts:
-            with self.listing.open(file) as opened, pa.ipc.open_stream(opened) as stream:
+            with self.listing.open(file) as opened, pa.ipc.open_stream(opened, options=ALIGNED) as stream:
                 for batch in stream:
                     table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
                     for place, field in enumerate(table.schema):

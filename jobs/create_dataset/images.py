@@ -87,6 +87,10 @@ class ImageFolder(Source):
             for files in chunked(self.listing.files, rows)
         ]
 
+    def where(self, piece: Piece, row: int) -> str:
+        """The file."""
+        return self.listing.path(piece.parts[row])
+
     def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
         """Bytes as they are."""
         labels = {name: label for label, name in enumerate(self.classes or ())}

@@ -2,10 +2,9 @@
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -55,10 +54,29 @@ class Shape:
         for field in self.schema:
             if pa.types.is_fixed_size_list(field.type) and not pa.types.is_fixed_size_list(table[field.name].type):
                 check_lengths(table[field.name], field.type.list_size, field.name, name)
-        table = table.select(self.schema.names).cast(self.schema)
-        if self.images is not None:
-            table = self.images.apply(table, np.arange(table.num_rows))
-        return table
+        return table.select(self.schema.names).cast(self.schema)
+
+    def encode(self, table: pa.Table, where: Callable[[int], str]) -> pa.Table:
+        """Makes the images of a shaped table what they are to be; `where` says where a row is from.
+
+        Raises:
+            ValueError: If an image can't be decoded.
+        """
+        if self.images is None:
+            return table
+        made: list[bytes | None] = []
+        for row, value in enumerate(table[self.images.column].to_pylist()):
+            try:
+                made.append(None if value is None else self.images.encode(value))
+            except Exception as error:  # whatever a codec raises on damaged bytes
+                raise ValueError(
+                    f"{where(row)} has no image in {self.images.column} that can be decoded ({error}): it can't be "
+                    "encoded anew; repair it, leave it out, or give neither --shorter-side nor --jpeg-quality, and all "
+                    "images stay as they are"
+                ) from error
+        place = table.schema.get_field_index(self.images.column)
+        field = table.schema.field(place)
+        return table.set_column(place, field, pa.array(made, field.type))
 
     def _draw_splits(self, table: pa.Table) -> pa.Array:
         # A hash of the content: it depends on no order, and copies of a row never end up on both sides.

@@ -16,6 +16,8 @@ from jobs.common import RefusedError, open_filesystem, reason
 SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}  # as found -> as stored
 SPLIT = "split"
 BLOCK_BYTES = 64 << 20  # that a source reads at a time, about
+# Arrow files are read as they lie in memory, and Lance panics at a decimal that lies there aligned to 8 bytes alone.
+ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,15 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
         """Reads a piece, some mebibytes at a time; adds what gives no row."""
+
+    def where(self, piece: Piece, row: int) -> str:
+        """Names one of the rows that were read of a piece, counted from 0: for messages."""
+        for what, low, high in piece.parts:
+            if high is None or row < high - low:
+                file, part = what
+                return f"row {low + row} (from 0 on) of {f'part {part} of ' if isinstance(part, int) else ''}{file}"
+            row -= high - low
+        return piece.name
 
     def first(self) -> pa.Table:
         """The first rows, at least one.

@@ -1,5 +1,6 @@
 """Owns sources that are tables already: Parquet, CSV, Arrow, Feather, Lance; never changes a value."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 
 from jobs.common import RefusedError, locate, reason
 from jobs.create_dataset.sources import (
+    ALIGNED,
     BLOCK_BYTES,
     Left,
     Piece,
@@ -109,10 +111,10 @@ class Tables(Source):
                     columns = None if self.columns is None else [*self.columns]
                     yield pq.ParquetFile(opened).read_row_group(part, columns=columns).slice(low, high and high - low)
                 elif is_file(opened):
-                    batch = pa.ipc.open_file(opened).get_batch(part)
+                    batch = pa.ipc.open_file(opened, options=ALIGNED).get_batch(part)
                     yield pa.Table.from_batches([batch]).slice(low, high and high - low)
                 else:
-                    yield from (pa.Table.from_batches([batch]) for batch in pa.ipc.open_stream(opened))
+                    yield from (pa.Table.from_batches([batch]) for batch in pa.ipc.open_stream(opened, options=ALIGNED))
         except (OSError, pa.ArrowException) as error:
             raise ValueError(f"{file} is damaged: {error}") from None
 
@@ -144,7 +146,7 @@ class LanceTable(Source):
         self.uri, self.filter, self.options = locate(location), filter, options
         try:
             opened = lance.dataset(self.uri, storage_options=options)
-            self.version, self.rows = opened.version, opened.count_rows(filter)
+            self.rows = opened.count_rows()
         except (OSError, ValueError) as error:
             raise RefusedError(
                 f"--input {location} can't be read as a Lance dataset ({reason(error)}): there is nothing to copy; "
@@ -156,18 +158,35 @@ class LanceTable(Source):
                 "--columns would not be what it says; name columns that it has"
             )
         self.columns = list(columns or opened.schema.names)
+        if blobs := [name for name in self.columns if is_blob(opened.schema.field(name))]:
+            raise RefusedError(
+                f"column {', '.join(blobs)} of --input {location} is blob-encoded: a scan gives descriptors and not "
+                "its bytes, so a copy would hold no data; leave it out by --columns, or write it as a plain binary "
+                "column first"
+            )
+        try:
+            self.rows = self.rows if filter is None else opened.count_rows(filter)
+        except (OSError, ValueError) as error:
+            raise RefusedError(
+                f"--filter {filter} can't be used on --input {location} ({reason(error)}): no row would be kept; write "
+                f"it in SQL, of the columns {', '.join(opened.schema.names)}"
+            ) from error
         self.has_splits = "split" in self.columns
-        self.facts = [self.uri, self.version, filter]
+        self.version, self.identity = opened.version, identity(opened)
+        self.facts = [self.uri, self.version, self.identity, filter]
         names = (opened.schema.metadata or {}).get(b"classes")
         self.classes = json.loads(names) if names else None
 
     def pieces(self, rows: int) -> list[Piece]:
         """Spans of its rows."""
-        return cut([(None, self.rows)], rows, "rows")
+        filtered = "" if self.filter is None else f" where {self.filter}"
+        return cut([((f"{self.uri}{filtered}", None), self.rows)], rows, "rows")
 
     def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
         """Columns as they are."""
         opened: Any = lance.dataset(self.uri, version=self.version, storage_options=self.options)
+        if identity(opened) != self.identity:
+            raise ValueError(f"{self.uri} was written anew while it was read")
         for _, low, high in piece.parts:
             scanner = opened.scanner(
                 columns=self.columns,
@@ -179,3 +198,20 @@ class LanceTable(Source):
             )
             for batch in scanner.to_batches():
                 yield from in_blocks(pa.Table.from_batches([batch]).replace_schema_metadata(None))
+
+
+def identity(dataset: lance.LanceDataset) -> str:
+    """A hash of its data and deletion files: names are random, so one written anew at the same version has another."""
+    digest = hashlib.blake2b(digest_size=16)
+    for fragment in dataset.get_fragments():
+        meta = fragment.metadata
+        deleted = meta.deletion_file and (meta.deletion_file.read_version, meta.deletion_file.id)
+        digest.update(repr((meta.id, [file.path for file in meta.files], deleted)).encode())
+    return digest.hexdigest()
+
+
+def is_blob(field: pa.Field) -> bool:
+    """Whether a scan gives descriptors of it, or of a field in it, and not its bytes."""
+    if (field.metadata or {}).get(b"lance-encoding:blob") == b"true" or "lance.blob" in str(field.type):
+        return True
+    return any(is_blob(field.type.field(place)) for place in range(field.type.num_fields))

@@ -6,32 +6,80 @@ and `0001.json` are the image, the class and the rest of row 0001, and lie one b
 
 import io
 import itertools
+import re
 import tarfile
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
 
+from jobs.common import RefusedError
 from jobs.create_dataset.images import IMAGES
-from jobs.create_dataset.sources import BLOCK_BYTES, Left, Piece, Source, cut, list_files, name_splits, with_split
+from jobs.create_dataset.sources import (
+    BLOCK_BYTES,
+    SPLIT,
+    Left,
+    Piece,
+    Source,
+    cut,
+    list_files,
+    name_splits,
+    with_split,
+)
 
-TEXTS = ("txt", "text", "caption", "transcript", "json")
-CLASS = ("cls", "cls2", "index", "inx", "id")
+COLUMNS = {"cls": "label", "txt": "text", "": "bytes"}  # ending -> column; the others have the ending's name
+TEXTS = ("txt", "text", "caption", "transcript", "json", "id", SPLIT)
+NUMBERS = ("cls", "cls2", "index", "inx")  # or names; an id is no label, and may begin with zeros
+LOOK = 64  # first rows that settle the columns
+
+Row = dict[str, tuple[str, Any]]  # by column, the name of the file in the tar, and its value
+
+
+class Header(tarfile.TarInfo):
+    """A header that is an error where it is damaged: `tarfile` takes such a one for the end."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """Raises `tarfile.ReadError` but for a header, and for the block of zeros that ends a tar."""
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if len(buf) == tarfile.BLOCKSIZE and not any(buf):
+                raise
+            told = "it ends without the zeros that end a tar" if len(buf) < tarfile.BLOCKSIZE else error
+            raise tarfile.ReadError(str(told)) from error
 
 
 class Tars(Source):
     """Tars, each a piece; those whose names begin with the name of a split are of that split."""
 
-    def __init__(self, location: str, options: dict[str, str]) -> None:
-        """Lists them; the first rows of the first tar say which columns there are."""
+    def __init__(self, location: str, columns: Sequence[str] | None, options: dict[str, str]) -> None:
+        """Lists them; the first row of the first tar says which columns there are, if they are not asked for."""
         self.listing = list_files(location, (".tar", ".tar.gz", ".tgz"), options)
         self.left_out, self.facts = self.listing.left_out, self.listing.facts
         splits = name_splits(location, self.listing.files)
         self.has_splits = not set(splits) <= {None, "train"}
         self.splits = dict(zip(self.listing.files, splits, strict=True))
-        self.columns: tuple[str, ...] = ()
-        self.columns = tuple(name for name in self.first().column_names if name != "split")
+        found = itertools.chain.from_iterable(self._rows(file, []) for file in self.listing.files)
+        first = [row for _, row in itertools.islice(found, LOOK)]
+        self.asked = columns is not None
+        self.columns = tuple(columns or next(iter(first), ()))
+        numbers = {column_of(ending) for ending in NUMBERS}
+        self.integers = {
+            name for name in numbers if all(is_integer(row[name][1]) for row in first if name in row)
+        }  # a class may be called 7 among others that are no numbers
+        has = dict.fromkeys(itertools.chain.from_iterable(first))
+        if missing := [name for name in columns or () if name not in has]:
+            raise RefusedError(
+                f"--columns {', '.join(missing)} is none of {', '.join(has)}, which the first rows of --input "
+                f"{location} have: no row would be kept; name some of these"
+            )
+        if self.has_splits and SPLIT in self.columns:
+            raise RefusedError(
+                f"--input {location} names splits by the names of tars and by files .{SPLIT} in them: a row would have "
+                f"two; name the columns to keep by --columns, without {SPLIT}, or give the tars names without splits"
+            )
 
     def pieces(self, rows: int) -> list[Piece]:
         """A tar each: it says how many rows it has only at its end."""
@@ -42,40 +90,95 @@ class Tars(Source):
         for file, _, _ in piece.parts:
             rows: list[dict[str, Any]] = []
             nbytes = 0
-            for key, row in self._rows(file, left_out):
-                columns = self.columns or tuple(row)
-                if missing := [name for name in columns if name not in row]:
-                    left_out.append(Left(f"{file}: {key}", f"has no {', '.join(missing)}"))
-                    continue
-                rows.append({name: row[name] for name in columns})
+            for _, row in self._kept(file, left_out):
+                rows.append(row)
                 nbytes += sum(len(value) if isinstance(value, bytes) else 8 for value in row.values())
-                if nbytes > BLOCK_BYTES or (not self.columns and len(rows) == 64):
+                if nbytes > BLOCK_BYTES:
                     yield self._table(rows, file)
                     rows, nbytes = [], 0
             if rows:
                 yield self._table(rows, file)
 
+    def where(self, piece: Piece, row: int) -> str:
+        """Its tar and its key, for which it is read again."""
+        [(file, _, _)] = piece.parts
+        key, _ = next(itertools.islice(self._kept(file, []), row, None))
+        return f"{file}: {key}"
+
     def _table(self, rows: list[dict[str, Any]], file: str) -> pa.Table:
         table = pa.Table.from_pylist(rows)
         return with_split(table, self.splits[file] if self.has_splits else None)
 
-    def _rows(self, file: str, left_out: list[Left]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Rows by column, with their keys."""
+    def _kept(self, file: str, left_out: list[Left]) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Rows that have all columns, with their keys."""
+        for key, row in self._rows(file, left_out):
+            more = [name for column, (name, _) in row.items() if column not in self.columns]
+            if more and not self.asked:
+                raise ValueError(
+                    f"{file}: {key} has {', '.join(more)} beside {', '.join(self.columns)}, which the first row has: "
+                    "it would be lost; name the columns to keep by --columns, rows that lack one are left out"
+                )
+            if missing := [name for name in self.columns if name not in row]:
+                left_out.append(Left(f"{file}: {key}", f"has no {', '.join(missing)}"))
+                continue
+            yield key, {name: self._settled(name, *row[name], file) for name in self.columns}
+
+    def _settled(self, column: str, name: str, value: Any, file: str) -> Any:
+        """The value, an integer where the first rows have integers."""
+        if column not in self.integers:
+            return value
+        if not is_integer(value):
+            raise ValueError(
+                f"{file}: {name} holds {value!r}, and the first rows have integers in column {column}: it would be no "
+                "integer; make all of them integers, or all of them names"
+            )
+        return int(value)
+
+    def _rows(self, file: str, left_out: list[Left]) -> Iterator[tuple[str, Row]]:
+        """Rows with their keys, whatever columns they have."""
+        for key, group in itertools.groupby(self._files(file, left_out), key=lambda found: split_name(found[0])[0]):
+            row: Row = {}
+            for name, content in group:
+                ending = split_name(name)[1]
+                column = column_of(ending)
+                if column in row:
+                    raise ValueError(
+                        f"{file}: {row[column][0]} and {name} are both the {column} of {key}: one would be lost; give "
+                        "a key one of them, or give one another ending"
+                    )
+                try:
+                    row[column] = name, value_of(ending, content)
+                except (ValueError, EOFError) as error:
+                    raise ValueError(f"{file}: {name} is damaged: {error}") from None
+            yield key, row
+
+    def _files(self, file: str, left_out: list[Left]) -> Iterator[tuple[str, bytes]]:
+        """Names and contents of the files in a tar, but for hidden ones."""
+        compression = "gzip" if file.lower().endswith("gz") else None
         try:
             with (
-                self.listing.filesystem.open_input_stream(self.listing.path(file), compression="detect") as opened,
-                tarfile.open(fileobj=opened, mode="r|") as tar,
+                self.listing.filesystem.open_input_stream(self.listing.path(file), compression=compression) as opened,
+                tarfile.open(fileobj=opened, mode="r|", tarinfo=Header) as tar,
             ):
-                members = ((*split_name(member.name), member) for member in tar if member.isfile())
-                for key, group in itertools.groupby(members, key=lambda found: found[0]):
-                    row: dict[str, Any] = {}
-                    for _, ending, member in group:
-                        content = tar.extractfile(member)
-                        name, value = take(ending, b"" if content is None else content.read())
-                        row[name] = value
-                    yield key, row
+                for member in tar:
+                    if is_hidden(member.name):
+                        left_out.append(Left(f"{file}: {member.name}", "hidden"))
+                    elif member.isfile():
+                        content: Any = tar.extractfile(member)
+                        yield member.name, content.read()
+                    elif not member.isdir():
+                        left_out.append(Left(f"{file}: {member.name}", "is a link, or no file"))
+                stream: Any = tar.fileobj
+                while behind := stream.read(BLOCK_BYTES):
+                    if any(behind):
+                        raise tarfile.ReadError("it goes on behind its end: tars put together by cat are no tar")
         except (OSError, ValueError, tarfile.TarError, EOFError) as error:
             raise ValueError(f"{file} is damaged: {error}") from None
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a file or a directory of it begins with a dot, as the `._` files of macOS do."""
+    return any(part.startswith(".") and part not in (".", "..") for part in path.split("/"))
 
 
 def split_name(path: str) -> tuple[str, str]:
@@ -85,15 +188,22 @@ def split_name(path: str) -> tuple[str, str]:
     return f"{folder}{slash}{key}", ending.lower()
 
 
-def take(ending: str, content: bytes) -> tuple[str, Any]:
-    """The column that a file becomes, and its value."""
-    if f".{ending}" in IMAGES:
-        return "image", content
+def column_of(ending: str) -> str:
+    """The column that a file with this ending becomes."""
+    return "image" if f".{ending}" in IMAGES else COLUMNS.get(ending, ending.replace(".", "_"))
+
+
+def is_integer(text: str) -> bool:
+    """Whether it is one in decimal digits."""
+    return re.fullmatch("-?[0-9]+", text) is not None
+
+
+def value_of(ending: str, content: bytes) -> Any:
+    """Its value."""
     if ending in TEXTS:
-        return ("json" if ending == "json" else "text"), content.decode()
-    if ending in CLASS:
-        text = content.decode().strip()
-        return "label", int(text) if text.lstrip("-").isdigit() else text
+        return content.decode()
+    if ending in NUMBERS:
+        return content.decode().strip()
     if ending == "npy":
-        return "npy", np.load(io.BytesIO(content), allow_pickle=False).ravel().tolist()
-    return ending.replace(".", "_") or "bytes", content
+        return np.load(io.BytesIO(content), allow_pickle=False).ravel().tolist()
+    return content

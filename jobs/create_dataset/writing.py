@@ -1,8 +1,8 @@
 """Owns the making of a dataset: a fragment for each piece, what is done already, the commit; never shapes a row.
 
 Each task writes its fragment, and then a small file that says so, below the dataset. A run that is killed is started
-again with the same command, and makes what is missing; its commit removes these files. lance-ray writes from many
-machines, too, but begins anew each time, and gathers a task's rows in memory before it writes the first.
+again with the same command, and makes what is missing; behind the commit these files are removed. lance-ray writes
+from many machines, too, but begins anew each time, and gathers a task's rows in memory before it writes the first.
 """
 
 import dataclasses
@@ -10,25 +10,21 @@ import functools
 import hashlib
 import itertools
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import lance
 import pyarrow as pa
 import ray
 import ray.data
-from lance.file import LanceFileSession
 from lance.fragment import FragmentMetadata, write_fragments
 
+from jobs.common import RefusedError, exists
+from jobs.create_dataset.notes import Notes
 from jobs.create_dataset.shaping import Shape
 from jobs.create_dataset.sources import Left, Piece, Source
 
-_FOLDER = "_create"
 _LEFT_OUT = 1000  # that a task names
-_AT_ONCE = 16  # small files that are read or removed together
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,13 +46,9 @@ class Target:
     key: str
 
     @property
-    def folder(self) -> str:
-        """Where it is noted what is done."""
-        return f"{self.uri.rstrip('/')}/{_FOLDER}-{self.key}"
-
-    def session(self) -> LanceFileSession:
-        """Files of that folder."""
-        return LanceFileSession(self.folder, storage_options=self.options or None)
+    def notes(self) -> Notes:
+        """What this run has done."""
+        return Notes(uri=self.uri, key=self.key, options=self.options)
 
 
 def key_of(facts: Any, *arguments: Any) -> str:
@@ -75,7 +67,7 @@ def write(
     Raises:
         ValueError: If the source has no rows.
     """
-    done = read_notes(target)
+    done = target.notes.read()
     for note in done.values():
         tell(note["rows"])
     todo = [
@@ -94,10 +86,40 @@ def write(
     fragments = [FragmentMetadata.from_json(json.dumps(text)) for note in notes for text in note["fragments"]]
     if not fragments:
         raise ValueError("the source has no rows")
-    operation = lance.LanceOperation.Overwrite(shape.schema, fragments)
-    made = lance.LanceDataset.commit(target.uri, operation, storage_options=target.options or None)
-    forget_notes(target)
-    return made, [Left(*left) for note in notes for left in note["left_out"]]
+    return commit(shape.schema, fragments, target), [Left(*left) for note in notes for left in note["left_out"]]
+
+
+def commit(schema: pa.Schema, fragments: Sequence[FragmentMetadata], target: Target) -> lance.LanceDataset:
+    """Makes the fragments a dataset, or the next version of the one that was there when the run began.
+
+    Raises:
+        RefusedError: If another dataset was made there meanwhile.
+    """
+    operation, options = lance.LanceOperation.Overwrite(schema, fragments), target.options or None
+    if target.mode == "overwrite":
+        return lance.LanceDataset.commit(target.uri, operation, storage_options=options)
+    try:
+        # Without retries, Lance commits on top of nothing alone: else on top of whatever is there by then.
+        return lance.LanceDataset.commit(target.uri, operation, storage_options=options, max_retries=0)
+    except (OSError, RuntimeError) as error:
+        if not exists(target.uri, target.options):
+            raise
+        raise RefusedError(
+            f"{target.uri} became a Lance dataset while this ran: new rows would take the place of its rows, so "
+            "nothing was committed; choose another --out, or give --overwrite, which adds a version"
+        ) from error
+
+
+def shaped(source: Source, shape: Shape, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
+    """Reads a piece as rows of the dataset."""
+    rows = 0
+    for table in source.read(piece, left_out):
+
+        def where(row: int, before: int = rows) -> str:
+            return source.where(piece, before + row)
+
+        yield shape.encode(shape.apply(table, piece.name), where)
+        rows += table.num_rows
 
 
 def write_piece(batch: pa.Table, *, given: Any) -> pa.Table:
@@ -106,7 +128,7 @@ def write_piece(batch: pa.Table, *, given: Any) -> pa.Table:
     [item] = batch.to_pylist()
     piece: Piece = ray.cloudpickle.loads(item["piece"])
     left_out: list[Left] = []
-    tables = (shape.apply(table, piece.name) for table in source.read(piece, left_out))
+    tables = shaped(source, shape, piece, left_out)
     batches = itertools.chain.from_iterable(table.to_batches() for table in tables)
     rows, first = 0, next((batch for batch in batches if batch.num_rows), None)
     fragments: list[FragmentMetadata] = []
@@ -125,43 +147,5 @@ def write_piece(batch: pa.Table, *, given: Any) -> pa.Table:
     if len(left_out) > _LEFT_OUT:
         named.append(Left(f"{piece.name}: {len(left_out) - _LEFT_OUT:,} more", "are not named"))
     note = json.dumps({"rows": rows, "fragments": [found.to_json() for found in fragments], "left_out": named})
-    with tempfile.TemporaryDirectory() as directory:
-        local = Path(directory, "note.json")
-        local.write_text(note)
-        target.session().upload_file(str(local), f"{item['number']:08}.json")
+    target.notes.write(item["number"], note)
     return pa.table({"number": [item["number"]], "note": [note]})
-
-
-def read_notes(target: Target) -> dict[int, dict[str, Any]]:
-    """What an earlier run of the same command has done, by the number of the piece."""
-    files = list_notes(target)
-    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(_AT_ONCE) as threads:
-
-        def read(file: str) -> tuple[int, dict[str, Any]]:
-            local = Path(directory, file)
-            target.session().download_file(file, str(local))
-            note: dict[str, Any] = json.loads(local.read_text())
-            return int(local.stem), note
-
-        return dict(threads.map(read, files))
-
-
-def list_notes(target: Target) -> list[str]:
-    """The files that say what is done."""
-    return sorted(file for file in target.session().list() if file.endswith(".json"))
-
-
-def forget_notes(target: Target) -> None:
-    """Removes them: what they say is committed."""
-    session = target.session()
-    with ThreadPoolExecutor(_AT_ONCE) as threads:
-        list(threads.map(session.delete_file, list_notes(target)))
-    if "://" not in target.uri:
-        Path(target.folder).rmdir()
-
-
-def begun_otherwise(target: Target) -> Iterator[str]:
-    """Folders that runs with other arguments have left."""
-    session = LanceFileSession(target.uri, storage_options=target.options or None)
-    found = {file.split("/")[0] for file in session.list() if file.startswith(f"{_FOLDER}-")}
-    return (folder for folder in sorted(found) if folder != f"{_FOLDER}-{target.key}")
