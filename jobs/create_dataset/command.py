@@ -24,6 +24,7 @@ A run that was killed goes on where it was, with the same command.
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import json
 import sys
@@ -48,11 +49,12 @@ from jobs.common import (
     store_options,
     store_words,
 )
+from jobs.create_dataset.fitting import check_schema
 from jobs.create_dataset.hub import Hub, Saved
 from jobs.create_dataset.images import Digits, ImageFolder
 from jobs.create_dataset.labels import add_classes, describe, is_text, read_classes
-from jobs.create_dataset.shaping import Shape, check_columns, lengths_of, settle
-from jobs.create_dataset.sources import SPLIT, Left, Piece, Source
+from jobs.create_dataset.shaping import Shape, absent, check_columns, lengths_of, plain, settle
+from jobs.create_dataset.sources import SPLIT, Left, Piece, Source, where_from
 from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
 from jobs.create_dataset.writing import Target, begun_otherwise, key_of, write
@@ -77,7 +79,7 @@ def open_source(args: argparse.Namespace, options: dict[str, str]) -> Source:
         return Tars(args.input, options)
     if args.source == "lance":
         return LanceTable(args.input, args.columns, args.filter, options)
-    return Tables(args.input, args.columns, options)
+    return Tables(args.input, args.columns, args.image_column, options)
 
 
 def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace) -> Shape:
@@ -94,7 +96,9 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
     if label is not None:
         schema = schema.set(schema.get_field_index(label), pa.field(label, pa.int64()))
     split_by: tuple[str, ...] = ()
-    if SPLIT not in schema.names:
+    if SPLIT in schema.names:
+        schema = schema.set(schema.get_field_index(SPLIT), pa.field(SPLIT, pa.string()))
+    else:
         schema = schema.append(pa.field(SPLIT, pa.string()))
         split_by = (IMAGE,) if IMAGE in first.column_names else tuple(first.column_names)
         if asked := getattr(args, "split_by", None):
@@ -104,9 +108,13 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
                     "decide the split; name one of them"
                 )
             split_by = tuple(asked)
-    metadata = {} if classes is None else {"classes": json.dumps(classes, ensure_ascii=False), "classes_of": label}
-    return Shape(
+    named, names = label, classes
+    if names is None and source.classes_of in schema.names:  # its names stay with a column that is not asked for
+        named, names = source.classes_of, source.classes
+    metadata = {} if names is None else {"classes": json.dumps(names, ensure_ascii=False), "classes_of": named}
+    shape = Shape(
         schema=schema.with_metadata(metadata),
+        source=plain(first.schema),
         label=label,
         classes=classes,
         images=images,
@@ -115,6 +123,8 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
         seed=args.seed,
         ragged=lengths_of(first, schema),
     )
+    dataclasses.replace(shape, images=None).apply(first, "the first rows")  # what these show is refused at once
+    return shape
 
 
 def label_of(
@@ -123,29 +133,55 @@ def label_of(
     """The column of labels, and the names of their classes; strings are read once to find these."""
     if source.classes is not None and not isinstance(source, LanceTable):
         return "label", source.classes
-    label = getattr(args, "label_column", None)
+    named = names_known(source, schema, args)
+    label = getattr(args, "label_column", None) or (next(iter(named), None) if source.classes is not None else None)
     if label is None and "label" in schema.names:
         label = "label"
     if label is None or label not in schema.names:
-        return label, source.classes
-    if isinstance(source, Saved) and label in source.names_of:
-        return label, source.names_of[label]
-    if not is_text(schema.field(label).type):
+        return label, None
+    kind = schema.field(label).type
+    if not is_text(kind):
         if args.classes is not None:
             raise RefusedError(
                 f"--classes {args.classes} orders labels that are strings, and {label} holds "
-                f"{schema.field(label).type}: which integer is which class is settled there; leave --classes out"
+                f"{kind}: which integer is which class is settled there; leave --classes out"
             )
-        return (label if pa.types.is_integer(schema.field(label).type) else None), source.classes
-    found: set[str | None] = set()
+        return (label if pa.types.is_integer(kind) else None), named.get(label)
+    if source.classes is not None and named:
+        raise RefusedError(
+            f"--input {args.input} names the classes of {next(iter(named))}, and {label} holds strings that need "
+            "names, too: a dataset has names for one column; leave one of them out by --columns"
+        )
+    return label, read_classes(args.classes, find_names(source, pieces, schema, label))
+
+
+def names_known(source: Source, schema: pa.Schema, args: argparse.Namespace) -> dict[str, list[str]]:
+    """The names of classes that the source has for columns of integers."""
+    if isinstance(source, Saved):
+        return source.names_of
+    if source.classes is None:
+        return {}
+    of = source.classes_of or args.label_column
+    if of is None:
+        raise RefusedError(
+            f"--input {args.input} names classes, {describe(source.classes)}, and not the column that they belong to: "
+            "they would be lost; name it by --label-column"
+        )
+    return {of: source.classes} if of in schema.names else {}
+
+
+def find_names(source: Source, pieces: Sequence[Piece], schema: pa.Schema, label: str) -> set[str]:
+    """Reads the strings of a label column."""
+    found: set[str] = set()
     for piece in pieces:
         for table in source.read(piece, []):
-            found.update(pc.unique(table[label].cast(pa.string())).to_pylist())
-    if None in found:
-        raise RefusedError(
-            f"--label-column {label} has rows without a label: they would have no class; fill them, or leave them out"
-        )
-    return label, read_classes(args.classes, {str(name) for name in found})
+            where = where_from(table, piece.name)
+            check_schema(table.schema, plain(schema), where)
+            names = table[label].cast(pa.string())
+            if lost := pc.sum(pc.fill_null(pc.equal(names, ""), True)).as_py():
+                raise RefusedError(absent(label, lost, len(names), where))
+            found.update(pc.unique(names).to_pylist())
+    return found
 
 
 def run(args: argparse.Namespace) -> str:
@@ -253,7 +289,8 @@ def summary(dataset: lance.LanceDataset, uri: str, chosen: str, left_out: list[s
     splits = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
     fragments = [fragment.count_rows() for fragment in dataset.get_fragments()]
     size = sum(field.bytes_on_disk for field in dataset.stats.data_stats().fields)
-    if {IMAGE, "label"} <= set(dataset.schema.names):
+    kinds = {field.name: field.type for field in dataset.schema}
+    if "label" in kinds and kinds.get(IMAGE) in (pa.binary(), pa.large_binary()):
         batch = ["--global-batch-size", str(counts["train"])] if 2 <= counts["train"] < BATCH else []
         options = [*size_of_images(dataset), *batch, *store]
         use = show_command(["python", "jobs/train_images.py", "--data", uri, *options])

@@ -14,7 +14,17 @@ import numpy as np
 import pyarrow as pa
 
 from jobs.create_dataset.images import IMAGES
-from jobs.create_dataset.sources import BLOCK_BYTES, Left, Piece, Source, cut, list_files, name_splits, with_split
+from jobs.create_dataset.sources import (
+    BLOCK_BYTES,
+    Left,
+    Piece,
+    Source,
+    cut,
+    from_file,
+    list_files,
+    name_splits,
+    with_split,
+)
 
 TEXTS = ("txt", "text", "caption", "transcript", "json")
 CLASS = ("cls", "cls2", "index", "inx", "id")
@@ -56,7 +66,7 @@ class Tars(Source):
                 yield self._table(rows, file)
 
     def _table(self, rows: list[dict[str, Any]], file: str) -> pa.Table:
-        table = pa.Table.from_pylist(rows)
+        table = from_file(pa.Table.from_pylist(rows), file)
         return with_split(table, self.splits[file] if self.has_splits else None)
 
     def _rows(self, file: str, left_out: list[Left]) -> Iterator[tuple[str, dict[str, Any]]]:
