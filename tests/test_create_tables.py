@@ -534,17 +534,6 @@ def test_saved_datasets_that_nobody_can_read_are_refused(tmp_path: Path, capsys:
         assert said in message
 
 
-def test_tars_of_labels_that_change_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for number, label in enumerate((b"cat", b"0")):
-        with tarfile.open(tmp_path / f"{number}.tar", "w") as tar:
-            for ending, content in (("jpg", b"J"), ("cls", label)):
-                info = tarfile.TarInfo(f"a.{ending}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    message = refusal(capsys, "webdataset", "--input", tmp_path, "--out", tmp_path / "out.lance", "--dry-run")
-    assert "column label is int64 in 1.tar, and string in the first rows" in message
-
-
 def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path) -> None:
     pq.write_table(table(), tmp_path / "in.parquet")
     words = ["tables", "--input", tmp_path / "in.parquet", "--out", tmp_path / "out.lance", "--dry-run"]
