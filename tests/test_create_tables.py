@@ -271,7 +271,9 @@ def test_images_are_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[s
     opened = [Image.open(io.BytesIO(encoded)) for encoded in images]
     assert [image.format for image in opened] == ["JPEG"] * 6
     assert [image.size for image in opened[:3]] == [(100, 40), (62, 50), (50, 60)]
-    assert "--image-size 50\n" in capsys.readouterr().out, "which training needs where sizes differ"
+    assert "--image-size 50 --global-batch-size 6\n" in capsys.readouterr().out, (
+        "which training needs where sizes differ"
+    )
 
 
 def plant(folder: Path, files: dict[str, Any]) -> Path:
@@ -473,6 +475,14 @@ def test_copies_keep_the_names_of_classes_with_their_column(tmp_path: Path, caps
         assert copy.to_table().to_pydict() == first.to_table().to_pydict()
     without = make("lance", tmp_path / "without.lance", "--input", first.uri, "--columns", "label,split")
     assert without.schema.metadata is None
+    # Names of no column, which an earlier job may have left.
+    orphan = lance.write_dataset(
+        pa.table({"cid": [0, 1]}).replace_schema_metadata({"classes": '["a", "b"]'}), tmp_path / "orphan.lance"
+    )
+    kept = make("lance", tmp_path / "kept.lance", "--input", orphan.uri)
+    assert kept.schema.metadata == {b"classes": b'["a", "b"]'}
+    given = make("lance", tmp_path / "given.lance", "--input", orphan.uri, "--label-column", "cid")
+    assert given.schema.metadata == {b"classes": b'["a", "b"]', b"classes_of": b"cid"}
     # Labels that are added beside strings, and named.
     lance.write_dataset(pa.table({"x": [1, 2], "name": ["b", "a"]}), tmp_path / "birds.lance")
     words = ["classes", "--data", tmp_path / "birds.lance", "--string-column", "name", "--label-column"]

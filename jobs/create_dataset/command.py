@@ -109,9 +109,10 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
                 )
             split_by = tuple(asked)
     named, names = label, classes
-    if names is None and source.classes_of in schema.names:  # its names stay with a column that is not asked for
-        named, names = source.classes_of, source.classes
-    metadata = {} if names is None else {"classes": json.dumps(names, ensure_ascii=False), "classes_of": named}
+    if names is None and (source.classes_of is None or source.classes_of in schema.names):
+        named, names = source.classes_of, source.classes  # of another column than the one that is asked for
+    metadata = {} if names is None else {"classes": json.dumps(names, ensure_ascii=False)}
+    metadata |= {"classes_of": named} if metadata and named is not None else {}
     shape = Shape(
         schema=schema.with_metadata(metadata),
         source=plain(first.schema),
@@ -162,12 +163,8 @@ def names_known(source: Source, schema: pa.Schema, args: argparse.Namespace) -> 
     if source.classes is None:
         return {}
     of = source.classes_of or args.label_column
-    if of is None:
-        raise RefusedError(
-            f"--input {args.input} names classes, {describe(source.classes)}, and not the column that they belong to: "
-            "they would be lost; name it by --label-column"
-        )
-    return {of: source.classes} if of in schema.names else {}
+    is_named = of in schema.names and (source.classes_of is not None or not is_text(schema.field(of).type))
+    return {of: source.classes} if is_named else {}
 
 
 def find_names(source: Source, pieces: Sequence[Piece], schema: pa.Schema, label: str) -> set[str]:
