@@ -271,9 +271,8 @@ def test_images_are_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[s
     opened = [Image.open(io.BytesIO(encoded)) for encoded in images]
     assert [image.format for image in opened] == ["JPEG"] * 6
     assert [image.size for image in opened[:3]] == [(100, 40), (62, 50), (50, 60)]
-    assert "--image-size 50 --global-batch-size 6\n" in capsys.readouterr().out, (
-        "which training needs where sizes differ"
-    )
+    told = capsys.readouterr().out
+    assert "--image-size 50 --global-batch-size 6\n" in told, "which training needs where sizes differ"
 
 
 def plant(folder: Path, files: dict[str, Any]) -> Path:
@@ -337,6 +336,10 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"a.parquet": {"x": [1, 2, 3], "split": ["train", None, "holdout"]}},
         ["column split (string) is None, 'holdout' in a.parquet", "in no split"],
     ),
+    "labels that are no classes": (
+        {"a.parquet": ONE | {"label": [0.5]}},
+        ["--label-column label holds double", "leave the option out"],
+    ),
     "no label": (
         {"a.parquet": {"x": [1, 2, 3], "label": [0, None, None]}},
         ["2 of 3 rows of a.parquet have no label", "--filter"],
@@ -352,7 +355,9 @@ def test_what_would_be_lost_is_refused_at_once(name: str, tmp_path: Path, capsys
     """A message that names file and column, from the driver: the words ask for a dry run, for which no Ray starts."""
     files, said = REFUSED[name]
     plant(tmp_path / "in", files)
-    message = refusal(capsys, "tables", "--input", tmp_path / "in", "--out", tmp_path / "out.lance", "--dry-run")
+    words = ["--input", tmp_path / "in", "--out", tmp_path / "out.lance", "--dry-run"]
+    words += ["--label-column", "label"] if name == "labels that are no classes" else []
+    message = refusal(capsys, "tables", *words)
     assert all(part in message for part in said), message
 
 

@@ -4,7 +4,9 @@ Makes a Lance dataset that raylance can train on: from images and labels, from t
 the `datasets` library saved, or from another Lance dataset. A table keeps its columns; images come as columns image
 (binary), label (int64) and split (string: train, val or test). Where the source names no split, a hash of the row
 draws one. Labels that are strings become integers, and the schema metadata key `classes` is a JSON list of their
-names; a label indexes it. Rows come in the order of the source: sorted paths, and in files their rows.
+names; a label indexes it. Rows come in the order of the source: sorted paths, and in files their rows. Files have the
+columns of the first one, and types whose values its types can hold as they are: what would be lost or changed
+otherwise is refused.
 
 Classes are the sorted names of directories, the names that `datasets` left in its files, or the sorted strings of a
 label column; --classes gives them an order of your own. `classes` does the same for a Lance dataset that has its
@@ -146,6 +148,11 @@ def label_of(
             raise RefusedError(
                 f"--classes {args.classes} orders labels that are strings, and {label} holds "
                 f"{kind}: which integer is which class is settled there; leave --classes out"
+            )
+        if not pa.types.is_integer(kind) and args.label_column is not None:
+            raise RefusedError(
+                f"--label-column {label} holds {kind}, and classes are integers or strings: nothing would be done to "
+                "it; leave the option out, the column is kept as it is"
             )
         return (label if pa.types.is_integer(kind) else None), named.get(label)
     if source.classes is not None and named:

@@ -34,10 +34,10 @@ _MAGIC = b"ARROW1"  # an Arrow file, which tells its batches; a stream does not 
 
 
 class Tables(Source):
-    """Files of one schema; those that begin with the name of a split are of that split.
+    """Files of one schema; those that begin with the name of a split, or lie in a directory of it, are of that split.
 
     A frame of pandas goes through a file: `frame.to_parquet` or `frame.to_feather`. The index that pandas stores beside
-    the columns is left out.
+    the columns is left out, and what the `datasets` library stores beside the bytes of images.
     """
 
     def __init__(self, location: str, columns: Sequence[str] | None, image: str, options: dict[str, str]) -> None:
