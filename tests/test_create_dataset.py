@@ -204,7 +204,11 @@ def test_classes_come_in_the_order_of_a_file(photos, tmp_path, capsys, source):
     assert classes == ["cat", "dog", "ant", "bee"]  # dogs are in another dataset
     assert set(rows["label"].to_pylist()) == {0, 2, 3}
     capsys.readouterr()
+    file.write_text("cat\ndog\nant\nbee\n\n \n", encoding="utf-8-sig")  # as editors leave it
+    assert make(source, tmp_path / "marked.lance", "--input", root, "--classes", file)[2] == classes
+    capsys.readouterr()
     for text, cause in (
+        ("cat\n\nant\nbee", "has nothing in line 2"),
         ("cat\nbee", "lacks 1 of the classes found, such as ant"),
         ("cat\nant\nbee\ncat", "has 4 lines with 3 names"),
         ("", "has 0 lines"),

@@ -30,6 +30,7 @@ from jobs.common import reason
 from jobs.create_dataset import command as job
 from jobs.create_dataset import writing
 from jobs.create_dataset.notes import Notes, begun, files_of
+from jobs.create_dataset.shaping import contents
 from jobs.create_dataset.sources import Left, Span, cut
 from jobs.create_dataset.tables import LanceTable
 from jobs.create_dataset.tars import Tars
@@ -426,7 +427,282 @@ def test_images_are_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[s
     opened = [Image.open(io.BytesIO(encoded)) for encoded in images]
     assert [image.format for image in opened] == ["JPEG"] * 6
     assert [image.size for image in opened[:3]] == [(100, 40), (62, 50), (50, 60)]
-    assert "--image-size 50\n" in capsys.readouterr().out, "which training needs where sizes differ"
+    told = capsys.readouterr().out
+    assert "--image-size 50 --global-batch-size 6\n" in told, "which training needs where sizes differ"
+
+
+def plant(folder: Path, files: dict[str, Any]) -> Path:
+    """Writes tables as Parquet, texts and bytes as they are; returns the folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, (str, bytes)):
+            (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        else:
+            pq.write_table(pa.table(content), folder / name)
+    return folder
+
+
+ONE, TWO = {"x": [1]}, {"x": [1, 2]}
+ZONE, NO_ZONE = pa.array([0], pa.timestamp("us", "UTC")), pa.array([0], pa.timestamp("us"))
+REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "integers, then strings for labels": (
+        {"a.parquet": TWO | {"label": [0, 1]}, "b.parquet": ONE | {"label": ["cat"]}},
+        ["column label is string in b.parquet, and int64 in the first rows"],
+    ),
+    "strings, then integers for labels": (
+        {"a.parquet": TWO | {"label": ["cat", "dog"]}, "b.parquet": ONE | {"label": [1]}},
+        ["column label is int64 in b.parquet, and string in the first rows"],
+    ),
+    "a further column": (
+        {"a.parquet": ONE, "b.parquet": ONE | {"y": [5]}},
+        ["b.parquet has the column y", "it would be dropped", "--columns"],
+    ),
+    "a further column of a CSV": ({"a.csv": "x\n1\n", "b.csv": "x,y\n1,5\n"}, ["b.csv has the column y", "--columns"]),
+    "a missing column": ({"a.parquet": ONE | {"y": [5]}, "b.parquet": ONE}, ["b.parquet lacks the column y"]),
+    "a zone": (
+        {"a.parquet": {"t": NO_ZONE}, "b.parquet": {"t": ZONE}},
+        ["column t is timestamp[us, tz=UTC] in b.parquet, and timestamp[us] in the first rows"],
+    ),
+    "fractions": ({"a.parquet": ONE, "b.parquet": {"x": [2.5]}}, ["column x is double in b.parquet, and int64"]),
+    "nulls, then values": (
+        {"a.parquet": {"x": pa.nulls(1)}, "b.parquet": ONE},
+        ["column x is int64 in b.parquet, and null in the first rows"],
+    ),
+    "two columns of a name": (
+        {"a.parquet": pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])},
+        ["a.parquet has several columns x", "other names"],
+    ),
+    "two columns of a name in a CSV": ({"a.csv": "x,x\n1,2\n"}, ["a.csv has several columns x"]),
+    "semicolons": ({"a.csv": "x;label\n1;cat\n"}, ["a.csv has one column, 'x;label'", "separated by ';'", "commas"]),
+    "tabs": ({"a.csv": "x\tlabel\n1\tcat\n"}, ["a.csv has one column", "tabs"]),
+    "Latin-1": ({"a.csv": "x,label\n1,caf\xe9\n2,dog\n".encode("latin1")}, ["a.csv is not encoded as UTF-8", "iconv"]),
+    "Latin-1 far from the header": (
+        {"a.csv": ("x,label\n" + "1,dog\n" * 99_999 + "2,caf\xe9\n").encode("latin1")},
+        ["a.csv is not encoded as UTF-8 (column label)", "iconv"],
+    ),
+    "a split of its own, and names that say another": (
+        {"train.parquet": ONE | {"split": ["val"]}, "test.parquet": ONE | {"split": ["val"]}},
+        ["test.parquet has a column split", "--columns"],
+    ),
+    "splits that are numbers": (
+        {"a.parquet": TWO | {"split": [0, 1]}},
+        ["column split (int64) is 0 in a.parquet", "let it say training, train, val, validation, test"],
+    ),
+    "splits that are none": (
+        {"a.parquet": {"x": [1, 2, 3], "split": ["train", None, "holdout"]}},
+        ["column split (string) is None, 'holdout' in a.parquet", "in no split"],
+    ),
+    "labels that are no classes": (
+        {"a.parquet": ONE | {"label": [0.5]}},
+        ["--label-column label holds double", "leave the option out"],
+    ),
+    "no label": (
+        {"a.parquet": {"x": [1, 2, 3], "label": [0, None, None]}},
+        ["2 of 3 rows of a.parquet have no label", "--filter"],
+    ),
+    "empty labels": ({"a.csv": "x,label\n1,cat\n2,\n3,dog\n"}, ["1 of 3 rows of a.csv have no label"]),
+    "a file of two splits": ({"train/test-0.parquet": ONE}, ["train/test-0.parquet", "the splits train and test"]),
+    "a file of no split": ({"train/0.parquet": ONE, "more/0.parquet": ONE}, ["more/0.parquet", "names no split"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_be_lost_is_refused_at_once(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A message that names file and column, from the driver: the words ask for a dry run, for which no Ray starts."""
+    files, said = REFUSED[name]
+    plant(tmp_path / "in", files)
+    words = ["--input", tmp_path / "in", "--out", tmp_path / "out.lance", "--dry-run"]
+    words += ["--label-column", "label"] if name == "labels that are no classes" else []
+    message = refusal(capsys, "tables", *words)
+    assert all(part in message for part in said), message
+
+
+VECTORS = pa.list_(pa.float32())
+FOUND_LATER: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "integers, then strings for labels": (
+        {"a.csv": "x,label\n1,0\n2,1\n", "b.csv": "x,label\n3,cat\n"},
+        ["column label is int64 in the first rows of all, and not in b.csv", "'cat'", "Parquet"],
+    ),
+    "codes that seemed to be numbers": (
+        {"a.csv": "code\n7\n", "b.csv": "code\nA1\n"},
+        ["column code is int64 in the first rows of all, and not in b.csv"],
+    ),
+    "floats that lose digits": (
+        {"a.parquet": {"x": pa.array([0.5], pa.float32())}, "b.parquet": {"x": [0.1]}},
+        ["column x is double in b.parquet, and float in the first rows", "differ"],
+    ),
+    "integers that are too large": (
+        {"a.parquet": {"x": pa.array([1], pa.int32())}, "b.parquet": {"x": [1 << 40]}},
+        ["column x is int64 in b.parquet, and int32 in the first rows", str(1 << 40)],
+    ),
+    "a vector that is null": (
+        {"a.parquet": {"v": pa.array([[1, 2]], VECTORS)}, "b.parquet": {"v": pa.array([[1, 2], None], VECTORS)}},
+        ["column v is null in 1 rows of b.parquet, and has 2 values in the first rows", "--keep-lists v"],
+    ),
+}
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("name", FOUND_LATER)
+def test_what_would_be_lost_later_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only reading tells; nothing is committed."""
+    files, said = FOUND_LATER[name]
+    plant(tmp_path / "in", files)
+    message = refusal(capsys, "tables", "--input", tmp_path / "in", "--out", tmp_path / "out.lance")
+    assert all(part in message for part in [*said, "nothing was committed"]), message
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_later_text_has_the_types_of_the_first(tmp_path: Path) -> None:
+    """Codes keep their zeros, and labels that look like numbers are names among names."""
+    files = {"a.csv": "code,label,x\n", "b.csv": "code,label,x\nA1,cat,1\n007,dog,2\n"}
+    plant(tmp_path / "in", files | {"c.csv": "label,code,x\n1,007,3\n2,008,4\n"})
+    dataset = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in")
+    found = dataset.to_table()
+    assert found["code"].to_pylist() == ["A1", "007", "007", "008"]
+    assert [classes_of(dataset)[label] for label in found["label"].to_pylist()] == ["cat", "dog", "1", "2"]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_casts_that_lose_nothing_are_made(tmp_path: Path) -> None:
+    first = {
+        "n": pa.array([1], pa.int64()),
+        "f": pa.array([0.5], pa.float32()),
+        "s": pa.array(["a"]),
+        "v": pa.array([[1.0, 2.0]], pa.list_(pa.float32())),
+    }
+    later = {
+        "s": pa.array(["b", None], pa.large_string()).dictionary_encode(),
+        "v": pa.array([[3.0, 4.5], [5.0, 6.0]], pa.list_(pa.float64(), 2)),
+        "f": pa.array([float("nan"), 0.25], pa.float64()),
+        "n": pa.array([2, None], pa.int8()),
+        "extra": pa.nulls(2),
+    }
+    plant(tmp_path / "in", {"a.parquet": first, "b.parquet": later})
+    found = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in", "--columns", "n,f,s,v").to_table()
+    assert found.schema.names == ["n", "f", "s", "v", "split"]
+    assert found.schema.field("v").type == pa.list_(pa.float32(), 2)
+    assert found["n"].to_pylist() == [1, 2, None]
+    assert repr(found["f"].to_pylist()) == "[0.5, nan, 0.25]"
+    assert found["s"].to_pylist() == ["a", "b", None]
+    assert found["v"].to_pylist() == [[1.0, 2.0], [3.0, 4.5], [5.0, 6.0]]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_splits_of_directories_and_of_a_column(tmp_path: Path) -> None:
+    plant(tmp_path / "in", {f"data/{name}/0.parquet": ONE for name in ("train", "validation", "test")})
+    found = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in").to_table()
+    assert found["split"].to_pylist() == ["test", "train", "val"]
+    names = pa.array(["training", "validation", "val", "train", "test"]).dictionary_encode()
+    pq.write_table(pa.table({"split": names, "x": range(5)}), tmp_path / "own.parquet")
+    found = make("tables", tmp_path / "own.lance", "--input", tmp_path / "own.parquet").to_table()
+    assert found["split"].to_pylist() == ["train", "val", "val", "train", "test"]
+    assert found.schema.field("split").type == pa.string()
+
+
+@pytest.mark.parametrize("kind", [pa.float32(), pa.int32(), pa.list_(pa.float32())])
+def test_equal_rows_draw_alike_in_any_chunk(kind: pa.DataType) -> None:
+    """A null beside a row does not change what the row is; no row is like another one."""
+    rows: list[Any] = [[1, 2], [3, 4], [5, None]]
+    if pa.types.is_list(kind):
+        rows = [[row, row] for row in rows]
+    column = pa.array(rows, pa.list_(kind, 2))
+    alone = [next(iter(contents(pa.chunked_array([column[at : at + 1]])))) for at in range(3)]
+    other = pa.array([None, *rows, None, *rows], pa.list_(kind, 2))
+    assert list(contents(pa.chunked_array([other])))[1:4] == alone
+    assert list(contents(pa.chunked_array([other])))[5:] == alone
+    assert len(set(alone)) == 3
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_images_of_tables_as_the_datasets_library_stores_them(tmp_path: Path) -> None:
+    """The bytes of the column of images; other columns of that type stay what they are."""
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    images = pa.array([{"bytes": picture(row), "path": f"{row}.png"} for row in range(3)], kind)
+    pq.write_table(pa.table({"image": images, "other": images, "label": [0, 1, 0]}), tmp_path / "in.parquet")
+    found = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in.parquet", "--shorter-side", 50).to_table()
+    assert found["image"].to_pylist() == [picture(row) for row in range(3)]
+    assert found["other"].to_pylist() == images.to_pylist()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_copies_keep_the_names_of_classes_with_their_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(pa.table({"label": [7, 8, 9], "species": ["owl", "auk", "owl"]}), tmp_path / "in.parquet")
+    first = make("tables", tmp_path / "first.lance", "--input", tmp_path / "in.parquet", "--label-column", "species")
+    metadata = {b"classes": b'["auk", "owl"]', b"classes_of": b"species"}
+    for name, options in (("all", ()), ("label", ("--label-column", "label"))):
+        copy = make("lance", tmp_path / f"{name}.lance", "--input", first.uri, *options)
+        assert copy.schema.metadata == metadata
+        assert copy.to_table().to_pydict() == first.to_table().to_pydict()
+    without = make("lance", tmp_path / "without.lance", "--input", first.uri, "--columns", "label,split")
+    assert without.schema.metadata is None
+    # Names of no column, which an earlier job may have left.
+    orphan = lance.write_dataset(
+        pa.table({"cid": [0, 1]}).replace_schema_metadata({"classes": '["a", "b"]'}), tmp_path / "orphan.lance"
+    )
+    kept = make("lance", tmp_path / "kept.lance", "--input", orphan.uri)
+    assert kept.schema.metadata == {b"classes": b'["a", "b"]'}
+    given = make("lance", tmp_path / "given.lance", "--input", orphan.uri, "--label-column", "cid")
+    assert given.schema.metadata == {b"classes": b'["a", "b"]', b"classes_of": b"cid"}
+    # Labels that are added beside strings, and named.
+    lance.write_dataset(pa.table({"x": [1, 2], "name": ["b", "a"]}), tmp_path / "birds.lance")
+    words = ["classes", "--data", tmp_path / "birds.lance", "--string-column", "name", "--label-column"]
+    assert job.main([*map(str, words), "cid"]) == 0
+    named = make("lance", tmp_path / "named.lance", "--input", tmp_path / "birds.lance")
+    assert named.schema.metadata == {b"classes": b'["a", "b"]', b"classes_of": b"cid"}
+    assert named.to_table()["cid"].to_pylist() == [1, 0]
+    capsys.readouterr()
+    assert "names the classes of cid already, 2: a, b" in refusal(capsys, *words, "other")
+    words = ["lance", "--input", named.uri, "--out", tmp_path / "o.lance", "--label-column", "name"]
+    assert "names the classes of cid, and name holds strings that need names, too" in refusal(capsys, *words)
+
+
+def write_saved(folder: Path, made: pa.Table, features: dict[str, Any] | None = None) -> None:
+    """What `save_to_disk` leaves, as far as the job reads it."""
+    folder.mkdir(parents=True)
+    write_stream(made, folder / "data-0.arrow")
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
+
+
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("features", [{"image": {"_type": "Image"}, "net": {}, "audio": {"_type": "Audio"}}, None])
+def test_only_images_of_saved_datasets_become_bytes(features: dict[str, Any] | None, tmp_path: Path) -> None:
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    image = pa.array([{"bytes": b"a", "path": "a.png"}], kind)
+    net = pa.array([{"bytes": 5, "packets": 2}])
+    audio = pa.array([{"bytes": b"b", "path": "b.wav"}], kind) if features else net
+    write_saved(tmp_path / "in", pa.table({"image": image, "net": net, "audio": audio}), features)
+    found = make("saved", tmp_path / "out.lance", "--input", tmp_path / "in").to_table()
+    assert found["image"].to_pylist() == [b"a"]
+    assert found["net"].to_pylist() == net.to_pylist()
+    assert found["audio"].to_pylist() == audio.to_pylist()
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_saved_datasets_of_nothing_but_train_are_split(tmp_path: Path) -> None:
+    write_saved(tmp_path / "in" / "train", pa.table({"x": range(200)}))
+    found = make("saved", tmp_path / "out.lance", "--input", tmp_path / "in", "--val-fraction", 0.5).to_table()
+    assert 50 <= found["split"].to_pylist().count("val") <= 150
+
+
+def test_saved_datasets_that_nobody_can_read_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    labels = {"label": {"_type": "ClassLabel", "names": ["n", "p"]}}
+    write_saved(tmp_path / "whole", pa.table({"x": [1]}))
+    (tmp_path / "whole" / "state.json").write_text("{}")
+    write_saved(tmp_path / "paths", pa.table({"image": pa.array([{"bytes": None, "path": "a.png"}], kind)}))
+    write_saved(tmp_path / "odd", pa.table({"label": [0, 1, -1, 2]}), labels)
+    for name in ("train", "dev"):
+        write_saved(tmp_path / "splits" / name, pa.table({"x": [1]}))
+    for name, said in (
+        ("whole", "state.json in --input"),
+        ("paths", "1 images that are paths without bytes in data-0.arrow"),
+        ("odd", "label is -1 in 2 of 4 rows of data-0.arrow, and there are 2 classes"),
+        ("splits", "dev in --input"),
+    ):
+        message = refusal(capsys, "saved", "--input", tmp_path / name, "--out", tmp_path / "out.lance", "--dry-run")
+        assert said in message
 
 
 @pytest.mark.usefixtures("ray_session")

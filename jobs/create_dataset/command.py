@@ -4,7 +4,9 @@ Makes a Lance dataset that raylance can train on: from images and labels, from t
 the `datasets` library saved, or from another Lance dataset. A table keeps its columns; images come as columns image
 (binary), label (int64) and split (string: train, val or test). Where the source names no split, a hash of the row
 draws one. Labels that are strings become integers, and the schema metadata key `classes` is a JSON list of their
-names; a label indexes it. Rows come in the order of the source: sorted paths, and in files their rows.
+names; a label indexes it. Rows come in the order of the source: sorted paths, and in files their rows. Files have the
+columns of the first one, and types whose values its types can hold as they are: what would be lost or changed
+otherwise is refused.
 
 Classes are the sorted names of directories, the names that `datasets` left in its files, or the sorted strings of a
 label column; --classes gives them an order of your own. `classes` does the same for a Lance dataset that has its
@@ -25,6 +27,7 @@ has left.
 
 import argparse
 import contextlib
+import dataclasses
 import io
 import json
 import sys
@@ -49,12 +52,13 @@ from jobs.common import (
     store_options,
     store_words,
 )
+from jobs.create_dataset.fitting import check_schema
 from jobs.create_dataset.hub import Hub, Saved
 from jobs.create_dataset.images import Digits, ImageFolder
 from jobs.create_dataset.labels import add_classes, describe, is_text, read_classes
 from jobs.create_dataset.notes import Notes, begun, files_of
-from jobs.create_dataset.shaping import Shape, check_columns, lengths_of, settle
-from jobs.create_dataset.sources import SPLIT, Left, Piece, Source
+from jobs.create_dataset.shaping import Shape, absent, check_columns, lengths_of, plain, settle
+from jobs.create_dataset.sources import SPLIT, Left, Piece, Source, where_from
 from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
 from jobs.create_dataset.writing import Target, key_of, write
@@ -79,7 +83,7 @@ def open_source(args: argparse.Namespace, options: dict[str, str]) -> Source:
         return Tars(args.input, args.columns, options)
     if args.source == "lance":
         return LanceTable(args.input, args.columns, args.filter, options)
-    return Tables(args.input, args.columns, options)
+    return Tables(args.input, args.columns, args.image_column, options)
 
 
 def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace) -> Shape:
@@ -96,7 +100,9 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
     if label is not None:
         schema = schema.set(schema.get_field_index(label), pa.field(label, pa.int64()))
     split_by: tuple[str, ...] = ()
-    if SPLIT not in schema.names:
+    if SPLIT in schema.names:
+        schema = schema.set(schema.get_field_index(SPLIT), pa.field(SPLIT, pa.string()))
+    else:
         schema = schema.append(pa.field(SPLIT, pa.string()))
         split_by = (IMAGE,) if IMAGE in first.column_names else tuple(first.column_names)
         if asked := getattr(args, "split_by", None):
@@ -106,9 +112,14 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
                     "decide the split; name one of them"
                 )
             split_by = tuple(asked)
-    metadata = {} if classes is None else {"classes": json.dumps(classes, ensure_ascii=False), "classes_of": label}
-    return Shape(
+    named, names = label, classes
+    if names is None and (source.classes_of is None or source.classes_of in schema.names):
+        named, names = source.classes_of, source.classes  # of another column than the one that is asked for
+    metadata = {} if names is None else {"classes": json.dumps(names, ensure_ascii=False)}
+    metadata |= {"classes_of": named} if metadata and named is not None else {}
+    shape = Shape(
         schema=schema.with_metadata(metadata),
+        source=plain(first.schema),
         label=label,
         classes=classes,
         images=images,
@@ -117,6 +128,8 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
         seed=args.seed,
         ragged=lengths_of(first, schema),
     )
+    dataclasses.replace(shape, images=None).apply(first, "the first rows")  # what these show is refused at once
+    return shape
 
 
 def label_of(
@@ -125,29 +138,56 @@ def label_of(
     """The column of labels, and the names of their classes; strings are read once to find these."""
     if source.classes is not None and not isinstance(source, LanceTable):
         return "label", source.classes
-    label = getattr(args, "label_column", None)
+    named = names_known(source, schema, args)
+    label = getattr(args, "label_column", None) or (next(iter(named), None) if source.classes is not None else None)
     if label is None and "label" in schema.names:
         label = "label"
     if label is None or label not in schema.names:
-        return label, source.classes
-    if isinstance(source, Saved) and label in source.names_of:
-        return label, source.names_of[label]
-    if not is_text(schema.field(label).type):
+        return label, None
+    kind = schema.field(label).type
+    if not is_text(kind):
         if args.classes is not None:
             raise RefusedError(
                 f"--classes {args.classes} orders labels that are strings, and {label} holds "
-                f"{schema.field(label).type}: which integer is which class is settled there; leave --classes out"
+                f"{kind}: which integer is which class is settled there; leave --classes out"
             )
-        return (label if pa.types.is_integer(schema.field(label).type) else None), source.classes
-    found: set[str | None] = set()
+        if not pa.types.is_integer(kind) and args.label_column is not None:
+            raise RefusedError(
+                f"--label-column {label} holds {kind}, and classes are integers or strings: nothing would be done to "
+                "it; leave the option out, the column is kept as it is"
+            )
+        return (label if pa.types.is_integer(kind) else None), named.get(label)
+    if source.classes is not None and named:
+        raise RefusedError(
+            f"--input {args.input} names the classes of {next(iter(named))}, and {label} holds strings that need "
+            "names, too: a dataset has names for one column; leave one of them out by --columns"
+        )
+    return label, read_classes(args.classes, find_names(source, pieces, schema, label))
+
+
+def names_known(source: Source, schema: pa.Schema, args: argparse.Namespace) -> dict[str, list[str]]:
+    """The names of classes that the source has for columns of integers."""
+    if isinstance(source, Saved):
+        return source.names_of
+    if source.classes is None:
+        return {}
+    of = source.classes_of or args.label_column
+    is_named = of in schema.names and (source.classes_of is not None or not is_text(schema.field(of).type))
+    return {of: source.classes} if is_named else {}
+
+
+def find_names(source: Source, pieces: Sequence[Piece], schema: pa.Schema, label: str) -> set[str]:
+    """Reads the strings of a label column."""
+    found: set[str] = set()
     for piece in pieces:
         for table in source.read(piece, []):
-            found.update(pc.unique(table[label].cast(pa.string())).to_pylist())
-    if None in found:
-        raise RefusedError(
-            f"--label-column {label} has rows without a label: they would have no class; fill them, or leave them out"
-        )
-    return label, read_classes(args.classes, {str(name) for name in found})
+            where = where_from(table, piece.name)
+            check_schema(table.schema, plain(schema), where)
+            names = table[label].cast(pa.string())
+            if lost := pc.sum(pc.fill_null(pc.equal(names, ""), True)).as_py():
+                raise RefusedError(absent(label, lost, len(names), where))
+            found.update(pc.unique(names).to_pylist())
+    return found
 
 
 def run(args: argparse.Namespace) -> str:
@@ -304,7 +344,8 @@ def summary(dataset: lance.LanceDataset, uri: str, chosen: str, left_out: list[s
     splits = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
     fragments = [fragment.count_rows() for fragment in dataset.get_fragments()]
     size = sum(field.bytes_on_disk for field in dataset.stats.data_stats().fields)
-    if {IMAGE, "label"} <= set(dataset.schema.names):
+    kinds = {field.name: field.type for field in dataset.schema}
+    if "label" in kinds and kinds.get(IMAGE) in (pa.binary(), pa.large_binary()):
         batch = ["--global-batch-size", str(counts["train"])] if 2 <= counts["train"] < BATCH else []
         options = [*size_of_images(dataset), *batch, *store]
         use = show_command(["python", "jobs/train_images.py", "--data", uri, *options])

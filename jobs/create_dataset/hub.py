@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from jobs.common import RefusedError, reason
 from jobs.create_dataset.labels import is_text, read_classes, to_labels
+from jobs.create_dataset.shaping import is_image, take_bytes
 from jobs.create_dataset.sources import (
     ALIGNED,
     Left,
@@ -18,6 +19,7 @@ from jobs.create_dataset.sources import (
     Piece,
     Source,
     cut,
+    from_file,
     in_blocks,
     list_files,
     name_splits,
@@ -81,7 +83,7 @@ class Hub(Source):
         if encoded.null_count or read[self.label].null_count:
             raise ValueError(f"{file} has rows without image bytes or without a label")
         labels = to_labels(read[self.label], self.classes or []) if self.as_strings else read[self.label]
-        return pa.table({"image": encoded.cast(pa.binary()), "label": labels.cast(pa.int64())})
+        return from_file(pa.table({"image": encoded.cast(pa.binary()), "label": labels.cast(pa.int64())}), file)
 
 
 def look_into(listing: Listing, file: str, location: str, image: str, label: str) -> Parquet:
@@ -170,13 +172,29 @@ class Saved(Source):
             )
         self.parts: list[tuple[tuple[str, str | None], None]] = []
         names = {}
-        for state in states:
-            folder = state.rpartition("/")[0]
-            split = name_splits(location, [folder or "train"])[0] if folder else None
-            for data in self._load(state)["_data_files"]:
-                self.parts.append(((f"{folder}/{data['filename']}".lstrip("/"), split or folder or None), None))
+        self.images: set[str] | None = None
+        folders = [state.rpartition("/")[0] for state in states]
+        splits = name_splits(location, folders)
+        if len(folders) > 1 and not all(splits):
+            raise RefusedError(
+                f"--input {location} has {', '.join(folders)}, which are no splits: their rows would be told apart no "
+                "more; call them train, validation and test, or give one of them"
+            )
+        for state, folder, split in zip(states, folders, splits, strict=True):
+            try:
+                files = [data["filename"] for data in self._load(state)["_data_files"]]
+            except (KeyError, TypeError, ValueError) as error:
+                raise RefusedError(
+                    f"{state} in --input {location} names no _data_files, which `save_to_disk` of the datasets library "
+                    "writes: nobody knows what belongs to it; save it again"
+                ) from error
+            self.parts += [((f"{folder}/{file}".lstrip("/"), split), None) for file in files]
             features = self._load(f"{folder}/dataset_info.json".lstrip("/")).get("features") or {}
+            if features:
+                self.images = self.images or set()
             for name, feature in features.items():
+                if feature.get("_type") == "Image" and self.images is not None:
+                    self.images.add(name)
                 if feature.get("_type") == "ClassLabel":
                     names.setdefault(name, feature["names"])
                     if names[name] != feature["names"]:
@@ -185,7 +203,7 @@ class Saved(Source):
                             "two things; save them anew from one dataset"
                         )
         self.names_of = names
-        self.has_splits = any(split for (_, split), _ in self.parts)
+        self.has_splits = not set(splits) <= {None, "train"}
 
     def _load(self, file: str) -> Any:
         with self.listing.open(file) as opened:
@@ -200,8 +218,8 @@ class Saved(Source):
         for (file, split), _, _ in piece.parts:
             with self.listing.open(file) as opened, pa.ipc.open_stream(opened, options=ALIGNED) as stream:
                 for batch in stream:
-                    table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
-                    for place, field in enumerate(table.schema):
-                        if pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0:
-                            table = table.set_column(place, field.name, pc.struct_field(table[place], "bytes"))
+                    table = from_file(pa.Table.from_batches([batch]), file)
+                    for field in table.schema:
+                        if is_image(field.type) and (self.images is None or field.name in self.images):
+                            table = take_bytes(table, field.name)
                     yield from in_blocks(with_split(table, split if self.has_splits else None))

@@ -15,16 +15,27 @@ NAMED = 10  # classes that a summary names
 
 def read_classes(file: str | None, found: Collection[str]) -> list[str]:
     """Returns class names in the order of their labels: those of the file, one a line, else the found ones sorted."""
+    if "" in found:
+        raise RefusedError(
+            "some rows have an empty string for a label: it would be a class without a name; fill them, or leave these "
+            "rows out"
+        )
     if file is None:
         return sorted(found)
     try:
-        with open(file, encoding="utf-8") as lines:
+        with open(file, encoding="utf-8-sig") as lines:  # some editors begin a file with a mark
             classes = [line.rstrip("\r\n") for line in lines]
     except (OSError, ValueError) as error:
         raise RefusedError(
             f"--classes {file} can't be read ({reason(error)}): labels would have no order; give a text file "
             "with one class name a line"
         ) from error
+    while classes and not classes[-1].strip():
+        del classes[-1]
+    if blank := [number for number, name in enumerate(classes, 1) if not name.strip()]:
+        raise RefusedError(
+            f"--classes {file} has nothing in line {blank[0]}: it would be the name of a class; remove the line"
+        )
     if len(classes) != len(set(classes)) or not classes:
         raise RefusedError(
             f"--classes {file} has {len(classes)} lines with {len(set(classes))} names: a name would have no label, "
@@ -80,14 +91,20 @@ def add_classes(args: argparse.Namespace) -> str:
     found: set[str] = set()
     for batch in dataset.scanner(columns=[args.string_column], batch_size=1 << 16).to_batches():
         found.update(batch[0].unique().to_pylist())
-    if None in found:
-        rows = dataset.count_rows(f"`{args.string_column}` IS NULL")
+    if found & {None, ""}:
+        rows = dataset.count_rows(f"`{args.string_column}` IS NULL OR `{args.string_column}` = ''")
         raise RefusedError(
             f"{rows:,} rows of --data {args.data} have no {args.string_column}: they would have no label; fill them, "
             "or delete these rows"
         )
     classes = read_classes(args.classes, found)
-    named = (dataset.schema.metadata or {}).get(b"classes")
+    metadata = dataset.schema.metadata or {}
+    named, of = metadata.get(b"classes"), metadata.get(b"classes_of", b"label").decode()
+    if named and of in kinds:
+        raise RefusedError(
+            f"--data {args.data} names the classes of {of} already, {describe(json.loads(named))}: a dataset has names "
+            f"for one column, and {of} would lose them; use {of}, or make another dataset without it"
+        )
     if named and json.loads(named) != classes:
         raise RefusedError(
             f"--data {args.data} names its classes {describe(json.loads(named))} already, and {args.string_column} has "
@@ -100,7 +117,8 @@ def add_classes(args: argparse.Namespace) -> str:
 
     before = dataset.version
     # Names first: a version with labels that nothing names is never to be seen.
-    dataset.update_schema_metadata({"classes": json.dumps(classes, ensure_ascii=False)})
+    metadata = {"classes": json.dumps(classes, ensure_ascii=False), "classes_of": args.label_column}
+    dataset.update_schema_metadata(metadata)
     dataset.add_columns(number, read_columns=[args.string_column])
     named = ["--label-column", args.label_column] if args.label_column != "label" else []
     store = store_words(args.storage_options)

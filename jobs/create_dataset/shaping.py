@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.common import RefusedError
+from jobs.create_dataset.fitting import fit
 from jobs.create_dataset.labels import is_text, to_labels
-from jobs.create_dataset.sources import SPLIT
+from jobs.create_dataset.sources import SPLIT, to_splits, where_from
 from jobs.materialize.images import Reencode
 
 
@@ -20,6 +21,7 @@ class Shape:
 
     Attributes:
         schema: Of the dataset.
+        source: Of the first rows, which all others must fit.
         label: Column whose strings become integers by `classes`, or None.
         classes: Names of classes, or None.
         images: What becomes of images, or None.
@@ -30,6 +32,7 @@ class Shape:
     """
 
     schema: pa.Schema
+    source: pa.Schema
     label: str | None
     classes: list[str] | None
     images: Reencode | None
@@ -42,19 +45,23 @@ class Shape:
         """Shapes a table; `name` says where it is from.
 
         Raises:
-            ValueError: If its columns, or the lengths of its lists, are not those of the first rows.
+            ValueError: If its columns, or the lengths of its lists, are not those of the first rows, if a value would
+                not be the same among them, and for rows without a label or a split.
         """
+        where = where_from(table, name)
+        table = fit(table, self.source, where)
         if self.split_by:
             table = table.append_column(SPLIT, self._draw_splits(table))
-        if self.label is not None and is_text(table[self.label].type):
+        else:
+            place = table.schema.get_field_index(SPLIT)
+            table = table.set_column(place, SPLIT, to_splits(table[SPLIT], where))
+        if self.label is not None:
             place = table.schema.get_field_index(self.label)
-            table = table.set_column(place, self.label, to_labels(table[self.label], self.classes or []))
-        if missing := [column for column in self.schema.names if column not in table.column_names]:
-            raise ValueError(f"{name} lacks the column {', '.join(missing)}, which the first rows have")
+            table = table.set_column(place, self.label, self._number(table[self.label], where))
         for field in self.schema:
             if pa.types.is_fixed_size_list(field.type) and not pa.types.is_fixed_size_list(table[field.name].type):
-                check_lengths(table[field.name], field.type.list_size, field.name, name)
-        return table.select(self.schema.names).cast(self.schema)
+                check_lengths(table[field.name], field.type.list_size, field.name, where)
+        return table.cast(self.schema)
 
     def encode(self, table: pa.Table, where: Callable[[int], str]) -> pa.Table:
         """Makes the images of a shaped table what they are to be; `where` says where a row is from.
@@ -78,6 +85,22 @@ class Shape:
         field = table.schema.field(place)
         return table.set_column(place, field, pa.array(made, field.type))
 
+    def _number(self, column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+        # A label that is none would be a class of its own to a loss, or an error in the middle of an epoch.
+        labels = to_labels(column, self.classes or []) if is_text(column.type) else column
+        if labels.null_count:
+            raise ValueError(absent(self.label or "", labels.null_count, len(labels), where))
+        limits = pc.min_max(labels).as_py()
+        if self.classes is not None and len(labels) and not 0 <= limits["min"] <= limits["max"] < len(self.classes):
+            is_odd = pc.or_(pc.less(labels, 0), pc.greater_equal(labels, len(self.classes)))
+            odd = labels.filter(is_odd)
+            raise ValueError(
+                f"{self.label} is {odd[0]} in {len(odd):,} of {len(labels):,} rows of {where}, and there are "
+                f"{len(self.classes):,} classes, from 0 on: they would have none; give them a label, or leave them out "
+                "(of a Lance dataset by --filter)"
+            )
+        return labels
+
     def _draw_splits(self, table: pa.Table) -> pa.Array:
         # A hash of the content: it depends on no order, and copies of a row never end up on both sides.
         key = str(self.seed).encode()
@@ -94,10 +117,8 @@ class Shape:
 def settle(first: pa.Table, keep_lists: Sequence[str]) -> pa.Schema:
     """The schema of the dataset, from its first rows: lists of floats that are all of one length get it for good."""
     fields = []
-    for field in first.schema:
+    for field in plain(first.schema):
         kind = field.type
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type  # each block has a dictionary of its own
         is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
         if is_list and pa.types.is_floating(kind.value_type) and field.name not in keep_lists:
             lengths = pc.unique(pc.list_value_length(first[field.name])).to_pylist()
@@ -105,6 +126,12 @@ def settle(first: pa.Table, keep_lists: Sequence[str]) -> pa.Schema:
                 kind = pa.list_(kind.value_type, lengths[0])
         fields.append(pa.field(field.name, kind))
     return pa.schema(fields)
+
+
+def plain(first: pa.Schema) -> pa.Schema:
+    """A schema without dictionaries, of which each block has its own, and without what is noted beside the fields."""
+    kinds = [field.type.value_type if pa.types.is_dictionary(field.type) else field.type for field in first]
+    return pa.schema([pa.field(name, kind) for name, kind in zip(first.names, kinds, strict=True)])
 
 
 def lengths_of(first: pa.Table, schema: pa.Schema) -> dict[str, tuple[int, int]]:
@@ -117,9 +144,42 @@ def lengths_of(first: pa.Table, schema: pa.Schema) -> dict[str, tuple[int, int]]
     return found
 
 
+def is_image(kind: pa.DataType) -> bool:
+    """Whether it is how the `datasets` library stores images: their bytes beside a path."""
+    return bool(kind == pa.struct({"bytes": pa.binary(), "path": pa.string()}))
+
+
+def take_bytes(table: pa.Table, name: str) -> pa.Table:
+    """Puts the bytes of images in the place of what the `datasets` library makes of them.
+
+    Raises:
+        ValueError: If an image is a path alone: it would be lost.
+    """
+    encoded = pc.struct_field(table[name], "bytes")
+    if lost := encoded.null_count - table[name].null_count:
+        raise ValueError(
+            f"column {name} has {lost:,} images that are paths without bytes in {where_from(table, 'the source')}: "
+            "they would be lost; save them with their bytes"
+        )
+    return table.set_column(table.schema.get_field_index(name), name, encoded)
+
+
+def absent(label: str, count: int, rows: int, where: str) -> str:
+    """Says that rows have no label."""
+    return (
+        f"{count:,} of {rows:,} rows of {where} have no {label}: they would have no class; fill them, or leave them "
+        f'out (of a Lance dataset by --filter "{label} IS NOT NULL")'
+    )
+
+
 def check_lengths(column: pa.ChunkedArray, length: int, name: str, where: str) -> None:
     """Refuses lists of another length than the first ones."""
     lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+    if None in lengths:
+        raise ValueError(
+            f"column {name} is null in {column.null_count:,} rows of {where}, and has {length} values in the first "
+            f"rows: it would be no vector. Fill them, or give --keep-lists {name} to store lists and nulls"
+        )
     if other := [found for found in lengths if found != length]:
         raise ValueError(
             f"column {name} has a list of {other[0]} values in {where}, and {length} in the first rows: it would be no "
@@ -130,14 +190,18 @@ def check_lengths(column: pa.ChunkedArray, length: int, name: str, where: str) -
 def contents(column: pa.ChunkedArray) -> Iterator[Any]:
     """The bytes of each value."""
     kind = column.type
-    if pa.types.is_dictionary(kind):
-        column, kind = column.cast(kind.value_type), kind.value_type
     for chunk in column.chunks:
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
             yield from (value.as_buffer() or b"" for value in chunk)
-        elif pa.types.is_fixed_size_list(kind) and pa.types.is_primitive(kind.value_type) and not chunk.null_count:
-            values = chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), -1)
-            yield from (row.tobytes() for row in values)
+        elif pa.types.is_fixed_size_list(kind) and (
+            pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)
+        ):
+            # Nulls may not change how their neighbours in a chunk are read: equal rows lie in other chunks, too.
+            values = chunk.flatten()  # without those of lists that are null
+            if pa.types.is_integer(kind.value_type):
+                values = values.fill_null(0)
+            rows = iter(values.to_numpy(zero_copy_only=False).reshape(-1, kind.list_size))
+            yield from (next(rows).tobytes() if valid else b"" for valid in chunk.is_valid().to_pylist())
         else:
             yield from (repr(value).encode() for value in chunk.to_pylist())
 

@@ -3,18 +3,20 @@
 import abc
 import dataclasses
 import itertools
-import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import fs as pafs
 
 from jobs.common import RefusedError, open_filesystem, reason
+from jobs.create_dataset.labels import is_text
 
 SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}  # as found -> as stored
 SPLIT = "split"
+_FILE = b"file"  # in the metadata of a table on its way: where its rows are from
 BLOCK_BYTES = 64 << 20  # that a source reads at a time, about
 # Arrow files are read as they lie in memory, and Lance panics at a decimal that lies there aligned to 8 bytes alone.
 ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
@@ -48,12 +50,14 @@ class Source(abc.ABC):
     Attributes:
         has_splits: Whether its tables have a column `split`.
         classes: Names of classes in the order of their labels, where it knows them; its labels are integers then.
+        classes_of: The column of these labels, or None where it does not say.
         left_out: Files that give no row, sorted.
         facts: What tells it from what it was at another time: names, sizes and times of files, versions.
     """
 
     has_splits: bool = False
     classes: list[str] | None = None
+    classes_of: str | None = "label"
     left_out: Sequence[Left] = ()
     facts: Any = None
 
@@ -186,20 +190,70 @@ def name_some(left_out: Sequence[Left]) -> str:
 
 
 def name_splits(location: str, files: list[str]) -> list[str | None]:
-    """Returns the split that the name of each file begins with; None for all, where no name says one."""
-    found = [re.match(rf"({'|'.join(SPLITS)})(?![a-z0-9])", os.path.basename(file)) for file in files]
-    splits = [SPLITS[match[1]] if match else None for match in found]
+    """Returns the split that each file is of; None for all, where no name says one.
+
+    A directory is called as the split is, the name of a file begins so.
+    """
+    splits: list[str | None] = []
+    for file in files:
+        *folders, name = file.split("/")
+        match = re.match(rf"({'|'.join(SPLITS)})(?![a-z0-9])", name)
+        named = [SPLITS[part] for part in (*folders, match and match[1]) if part in SPLITS]
+        if len(set(named)) > 1:
+            raise RefusedError(
+                f"{file} in --input {location} names the splits {' and '.join(dict.fromkeys(named))}: its rows can't "
+                "be of both; name one"
+            )
+        splits.append(named[0] if named else None)
     if any(splits) and not all(splits):
         raise RefusedError(
             f"{files[splits.index(None)]} in --input {location} names no split, other files do: its rows "
-            "would belong to none; call it train-*, validation-* or test-*, or move it away"
+            "would belong to none; call it train-*, validation-* or test-*, or its directory, or move it away"
         )
     return splits
 
 
 def with_split(table: pa.Table, split: str | None) -> pa.Table:
-    """Adds the split, where there is one."""
+    """Adds the split, where there is one.
+
+    Raises:
+        RefusedError: If the table says of its rows what splits they are of.
+    """
+    if split is not None and SPLIT in table.column_names:
+        raise RefusedError(
+            f"{where_from(table, 'the source')} has a column {SPLIT}, and names of files or directories say splits, "
+            "too: one of the two would be lost; leave the column out (of tables by --columns), or name the files anew"
+        )
     return table if split is None else table.append_column(SPLIT, pa.array([split] * table.num_rows, pa.string()))
+
+
+def to_splits(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
+    """Returns the splits that values of a column `split` stand for.
+
+    Raises:
+        ValueError: If one stands for none: its rows would be in no split.
+    """
+    known = {"training": "train", **SPLITS}
+    values = pc.unique(column).to_pylist() if is_text(column.type) else column.slice(0, 1).to_pylist()
+    if unknown := [value for value in values if str(value) not in known]:
+        raise ValueError(
+            f"column {SPLIT} ({column.type}) is {', '.join(map(repr, unknown[:3]))} in {where}: such rows would be in "
+            f"no split; let it say {', '.join(known)}, or call it otherwise, or leave it out (of tables and Lance "
+            "datasets by --columns): the split is drawn then"
+        )
+    places = pc.index_in(column, value_set=pa.array(values, column.type))
+    return pa.chunked_array([pa.array([known[value] for value in values], pa.string())]).take(places)
+
+
+def from_file(table: pa.Table, file: str) -> pa.Table:
+    """The table, noting the file that its rows are from: for messages."""
+    return table.replace_schema_metadata({_FILE: file})
+
+
+def where_from(table: pa.Table, otherwise: str) -> str:
+    """The file that its rows are from, where that was noted."""
+    noted: bytes = (table.schema.metadata or {}).get(_FILE, otherwise.encode())
+    return noted.decode()
 
 
 def in_blocks(table: pa.Table) -> Iterator[pa.Table]:

@@ -1,7 +1,11 @@
 """Owns sources that are tables already: Parquet, CSV, Arrow, Feather, Lance; never changes a value."""
 
 import hashlib
+import csv
+import io
 import json
+import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,6 +15,8 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from jobs.common import RefusedError, locate, reason
+from jobs.create_dataset.fitting import check_schema
+from jobs.create_dataset.shaping import is_image, plain, take_bytes
 from jobs.create_dataset.sources import (
     ALIGNED,
     BLOCK_BYTES,
@@ -18,6 +24,7 @@ from jobs.create_dataset.sources import (
     Piece,
     Source,
     cut,
+    from_file,
     in_blocks,
     list_files,
     name_splits,
@@ -29,30 +36,39 @@ _MAGIC = b"ARROW1"  # an Arrow file, which tells its batches; a stream does not 
 
 
 class Tables(Source):
-    """Files of one schema; those that begin with the name of a split are of that split.
+    """Files of one schema; those that begin with the name of a split, or lie in a directory of it, are of that split.
 
     A frame of pandas goes through a file: `frame.to_parquet` or `frame.to_feather`. The index that pandas stores beside
-    the columns is left out.
+    the columns is left out, and what the `datasets` library stores beside the bytes of images.
     """
 
-    def __init__(self, location: str, columns: Sequence[str] | None, options: dict[str, str]) -> None:
-        """Asks each file for its rows, where it can tell them."""
+    def __init__(self, location: str, columns: Sequence[str] | None, image: str, options: dict[str, str]) -> None:
+        """Asks each file for its rows, where it can tell them, and for its columns."""
         self.listing = list_files(location, (*PARQUET, *TEXT, *ARROW), options)
         self.facts, files = self.listing.facts, self.listing.files
         splits = name_splits(location, files)
         self.has_splits = not set(splits) <= {None, "train"}
         self.splits = dict(zip(files, splits, strict=True))
-        self.columns, index = (None if columns is None else list(columns)), dict[str, None]()
+        self.columns, self.image = (None if columns is None else list(columns)), image
+        self.kinds: dict[str, pa.DataType] = {}  # of the columns of text files: what the first rows of them show
         self.parts: list[tuple[tuple[str, int], int | None]] = []
+        index, schemas = dict[str, None](), dict[str, pa.Schema]()  # the latter of files that have rows
         try:
             for file in files:
-                self.parts += [((file, part), rows) for part, rows in enumerate(self._count(file, index))]
+                schema, counts = self._look(file)
+                self._note(schema, file, index)
+                self.parts += [((file, part), rows) for part, rows in enumerate(counts)]
+                if any(rows != 0 for rows in counts):
+                    schemas[file] = schema
         except (OSError, pa.ArrowInvalid) as error:
             raise RefusedError(
                 f"{file} in --input {location} can't be read ({reason(error)}): its rows would be missing; write it "
                 "again, or move it away"
             ) from error
         self.index = [name for name in index if self.columns is None or name not in self.columns]
+        kept = {file: self._keep(schema.empty_table(), file).schema for file, schema in schemas.items()}
+        for file, schema in kept.items():
+            check_schema(schema, plain(next(iter(kept.values()))), file)
         self.left_out = [
             *self.listing.left_out,
             *(
@@ -61,24 +77,62 @@ class Tables(Source):
             ),
         ]
 
-    def _count(self, file: str, index: dict[str, None]) -> list[int | None]:
-        """Rows of each part; notes the columns that hold the index of a frame."""
+    def _look(self, file: str) -> tuple[pa.Schema, list[int | None]]:
+        """Columns of a file, and the rows of each part of it."""
         if file.lower().endswith(TEXT):
-            return [None]
+            return self._look_into_text(file)
         with self.listing.open(file) as opened:
             if file.lower().endswith(PARQUET):
                 found = pq.ParquetFile(opened)
-                self._note(found.schema_arrow, file, index)
-                return [found.metadata.row_group(group).num_rows for group in range(found.num_row_groups)]
+                return found.schema_arrow, [
+                    found.metadata.row_group(group).num_rows for group in range(found.num_row_groups)
+                ]
             if not is_file(opened):
                 with pa.ipc.open_stream(opened) as stream:
-                    self._note(stream.schema, file, index)
-                return [None]
+                    return stream.schema, [None]
             with pa.ipc.open_file(opened) as batches:
-                self._note(batches.schema, file, index)
-                return [batches.get_batch(batch).num_rows for batch in range(batches.num_record_batches)]
+                return batches.schema, [
+                    batches.get_batch(batch).num_rows for batch in range(batches.num_record_batches)
+                ]
+
+    def _look_into_text(self, file: str) -> tuple[pa.Schema, list[int | None]]:
+        """Columns as the header says; their types come from the first rows of all text files, and hold for the rest."""
+        names = self._header(file)
+        if not self.kinds:
+            first = next((table for table in self._read_text(file) if table.num_rows), None)
+            if first is None:
+                return pa.schema([(name, pa.null()) for name in names]), [0]
+            if binary := [field.name for field in first.schema if pa.types.is_binary(field.type)]:
+                raise RefusedError(_no_utf8(file, f"column {', '.join(binary)}"))
+            self.kinds = {field.name: field.type for field in first.schema}
+        return pa.schema([(name, self.kinds.get(name, pa.null())) for name in names]), [None]
+
+    def _header(self, file: str) -> list[str]:
+        separator = separator_of(file)
+        with self.listing.filesystem.open_input_stream(self.listing.path(file), compression="detect") as opened:
+            try:
+                lines = io.TextIOWrapper(opened, encoding="utf-8-sig", newline="")
+                names = next((row for row in csv.reader(lines, delimiter=separator) if row), [])
+            except UnicodeDecodeError as error:
+                raise RefusedError(_no_utf8(file, reason(error))) from error
+            except csv.Error as error:
+                raise RefusedError(
+                    f"{file} has no header that can be read ({error}): its columns would have no names; write it again"
+                ) from error
+        if len(names) == 1 and (other := [found for found in ";\t," if found in names[0] and found != separator]):
+            raise RefusedError(
+                f"{file} has one column, {names[0]!r}: its values seem to be separated by {other[0]!r}, and would stay "
+                "together; write a .csv with commas, and a .tsv with tabs"
+            )
+        return names
 
     def _note(self, schema: pa.Schema, file: str, index: dict[str, None]) -> None:
+        """Refuses columns that --columns or a dataset can't have; notes those that hold the index of a frame."""
+        if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
+            raise RefusedError(
+                f"{file} has several columns {', '.join(twice)}: a dataset has one of a name, the others would be "
+                "lost; write it again with other names"
+            )
         if missing := [name for name in self.columns or () if name not in schema.names]:
             raise RefusedError(
                 f"{file} lacks the column {', '.join(missing)}, it has {', '.join(schema.names)}: --columns would not "
@@ -97,9 +151,14 @@ class Tables(Source):
         """Columns as they are."""
         for (file, part), low, high in piece.parts:
             for table in self._read(file, part, low, high):
-                kept = [name for name in self.columns or table.column_names if name not in self.index]
                 split = self.splits[file] if self.has_splits else None
-                yield from in_blocks(with_split(table.select(kept).replace_schema_metadata(None), split))
+                yield from in_blocks(with_split(self._keep(table, file), split))
+
+    def _keep(self, table: pa.Table, file: str) -> pa.Table:
+        """The columns to keep; of images as the `datasets` library stores them, the bytes."""
+        names = [name for name in self.columns or table.column_names if name not in self.index]
+        kept = from_file(table.select(names), file)
+        return take_bytes(kept, self.image) if self.image in names and is_image(kept[self.image].type) else kept
 
     def _read(self, file: str, part: int, low: int, high: int | None) -> Iterator[pa.Table]:
         try:
@@ -119,14 +178,39 @@ class Tables(Source):
             raise ValueError(f"{file} is damaged: {error}") from None
 
     def _read_text(self, file: str) -> Iterator[pa.Table]:
-        separator = "\t" if ".tsv" in file.lower() else ","
         with self.listing.filesystem.open_input_stream(self.listing.path(file), compression="detect") as opened:
-            reader = pyarrow.csv.open_csv(
-                opened,
-                read_options=pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES // 8),
-                parse_options=pyarrow.csv.ParseOptions(delimiter=separator, newlines_in_values=True),
-            )
-            yield from (pa.Table.from_batches([batch]) for batch in reader)
+            try:
+                reader = pyarrow.csv.open_csv(
+                    opened,
+                    read_options=pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES // 8),
+                    parse_options=pyarrow.csv.ParseOptions(delimiter=separator_of(file), newlines_in_values=True),
+                    convert_options=pyarrow.csv.ConvertOptions(column_types=self.kinds),
+                )
+                yield from (pa.Table.from_batches([batch]) for batch in reader)
+            except pa.ArrowInvalid as error:
+                place = re.search(r"column #(\d+)", str(error))
+                if place is None:
+                    raise
+                name = self._header(file)[int(place[1])]
+                kind = (
+                    f"{self.kinds[name]} in the first rows of all" if name in self.kinds else "else in its first rows"
+                )
+                raise ValueError(
+                    f"column {name} is {kind}, and not in {file} ({reason(error)}): its values would be changed or "
+                    "lost; write all alike, or as Parquet, where columns have types"
+                ) from None
+
+
+def separator_of(file: str) -> str:
+    """What stands between the values of a text file."""
+    return "\t" if ".tsv" in file.lower() else ","
+
+
+def _no_utf8(file: str, what: str) -> str:
+    return (
+        f"{file} is not encoded as UTF-8 ({what}): its texts would be bytes, or wrong; write it again, such as by "
+        f"`iconv -f latin1 -t utf-8`, where its encoding is Latin-1"
+    )
 
 
 def is_file(opened: pa.NativeFile) -> bool:
@@ -176,6 +260,8 @@ class LanceTable(Source):
         self.facts = [self.uri, self.version, self.identity, filter]
         names = (opened.schema.metadata or {}).get(b"classes")
         self.classes = json.loads(names) if names else None
+        of = (opened.schema.metadata or {}).get(b"classes_of", b"label").decode()
+        self.classes_of = of if of in opened.schema.names else None
 
     def pieces(self, rows: int) -> list[Piece]:
         """Spans of its rows."""

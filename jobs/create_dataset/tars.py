@@ -23,6 +23,7 @@ from jobs.create_dataset.sources import (
     Piece,
     Source,
     cut,
+    from_file,
     list_files,
     name_splits,
     with_split,
@@ -106,7 +107,7 @@ class Tars(Source):
         return f"{file}: {key}"
 
     def _table(self, rows: list[dict[str, Any]], file: str) -> pa.Table:
-        table = pa.Table.from_pylist(rows)
+        table = from_file(pa.Table.from_pylist(rows), file)
         return with_split(table, self.splits[file] if self.has_splits else None)
 
     def _kept(self, file: str, left_out: list[Left]) -> Iterator[tuple[str, dict[str, Any]]]:
