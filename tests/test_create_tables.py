@@ -486,11 +486,11 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "splits that are numbers": (
         {"a.parquet": TWO | {"split": [0, 1]}},
-        ["column split (int64) is 0 in a.parquet", "let it say training, train, val, validation, test"],
+        ["column split is int64 in a.parquet", "call it otherwise, or leave it out"],
     ),
     "splits that are none": (
         {"a.parquet": {"x": [1, 2, 3], "split": ["train", None, "holdout"]}},
-        ["column split (string) is None, 'holdout' in a.parquet", "in no split"],
+        ["column split is None in 1 rows of a.parquet", "in no split"],
     ),
     "labels that are no classes": (
         {"a.parquet": ONE | {"label": [0.5]}},
@@ -589,14 +589,15 @@ def test_casts_that_lose_nothing_are_made(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_splits_of_directories_and_of_a_column(tmp_path: Path) -> None:
+def test_splits_of_directories_and_of_a_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plant(tmp_path / "in", {f"data/{name}/0.parquet": ONE for name in ("train", "validation", "test")})
     found = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in").to_table()
     assert found["split"].to_pylist() == ["test", "train", "val"]
-    names = pa.array(["training", "validation", "val", "train", "test"]).dictionary_encode()
-    pq.write_table(pa.table({"split": names, "x": range(5)}), tmp_path / "own.parquet")
+    names = pa.array(["training", "validation", "val", "train", "test", "holdout"]).dictionary_encode()
+    pq.write_table(pa.table({"split": names, "x": range(6)}), tmp_path / "own.parquet")
     found = make("tables", tmp_path / "own.lance", "--input", tmp_path / "own.parquet").to_table()
-    assert found["split"].to_pylist() == ["train", "val", "val", "train", "test"]
+    assert found["split"].to_pylist() == ["train", "val", "val", "train", "test", "holdout"]
+    assert "splits     train 2, val 2, test 1, holdout 1" in capsys.readouterr().out
     assert found.schema.field("split").type == pa.string()
 
 
@@ -693,16 +694,22 @@ def test_saved_datasets_that_nobody_can_read_are_refused(tmp_path: Path, capsys:
     (tmp_path / "whole" / "state.json").write_text("{}")
     write_saved(tmp_path / "paths", pa.table({"image": pa.array([{"bytes": None, "path": "a.png"}], kind)}))
     write_saved(tmp_path / "odd", pa.table({"label": [0, 1, -1, 2]}), labels)
-    for name in ("train", "dev"):
-        write_saved(tmp_path / "splits" / name, pa.table({"x": [1]}))
     for name, said in (
         ("whole", "state.json in --input"),
         ("paths", "1 images that are paths without bytes in data-0.arrow"),
         ("odd", "label is -1 in 2 of 4 rows of data-0.arrow, and there are 2 classes"),
-        ("splits", "dev in --input"),
     ):
         message = refusal(capsys, "saved", "--input", tmp_path / name, "--out", tmp_path / "out.lance", "--dry-run")
         assert said in message
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_saved_splits_of_any_name_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("train", "validation", "unsupervised"):
+        write_saved(tmp_path / "in" / name, pa.table({"x": [1]}))
+    made = make("saved", tmp_path / "out.lance", "--input", tmp_path / "in")
+    assert sorted(made.to_table()["split"].to_pylist()) == ["train", "unsupervised", "val"]
+    assert "splits     train 1, val 1, unsupervised 1" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -58,7 +58,7 @@ from jobs.create_dataset.images import Digits, ImageFolder
 from jobs.create_dataset.labels import add_classes, describe, is_text, read_classes
 from jobs.create_dataset.notes import Notes, begun, files_of
 from jobs.create_dataset.shaping import Shape, absent, check_columns, lengths_of, plain, settle
-from jobs.create_dataset.sources import SPLIT, Left, Piece, Source, where_from
+from jobs.create_dataset.sources import SPLIT, SPLITS, Left, Piece, Source, where_from
 from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
 from jobs.create_dataset.writing import Target, key_of, write
@@ -340,8 +340,11 @@ def tell_left_out(left_out: Sequence[Left], file: str | None) -> list[str]:
 def summary(dataset: lance.LanceDataset, uri: str, chosen: str, left_out: list[str], store: list[str]) -> str:
     """Says what the dataset holds, what was left out and how to train on it."""
     classes = (dataset.schema.metadata or {}).get(b"classes")
-    counts = {name: dataset.count_rows(f"split = '{name}'") for name in ("train", "val", "test")}
-    splits = ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+    counts = Counter[str]()
+    for batch in dataset.scanner(columns=[SPLIT], batch_size=1 << 16).to_batches():
+        counts.update({found["values"]: found["counts"] for found in pc.value_counts(batch[0]).to_pylist()})
+    names = sorted(counts, key=lambda name: ([*SPLITS.values(), name].index(name), name))
+    splits = ", ".join(f"{name} {counts[name]:,}" for name in names)
     fragments = [fragment.count_rows() for fragment in dataset.get_fragments()]
     size = sum(field.bytes_on_disk for field in dataset.stats.data_stats().fields)
     kinds = {field.name: field.type for field in dataset.schema}

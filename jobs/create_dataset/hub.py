@@ -14,6 +14,7 @@ from jobs.create_dataset.labels import is_text, read_classes, to_labels
 from jobs.create_dataset.shaping import is_image, take_bytes
 from jobs.create_dataset.sources import (
     ALIGNED,
+    SPLITS,
     Left,
     Listing,
     Piece,
@@ -174,12 +175,8 @@ class Saved(Source):
         names = {}
         self.images: set[str] | None = None
         folders = [state.rpartition("/")[0] for state in states]
-        splits = name_splits(location, folders)
-        if len(folders) > 1 and not all(splits):
-            raise RefusedError(
-                f"--input {location} has {', '.join(folders)}, which are no splits: their rows would be told apart no "
-                "more; call them train, validation and test, or give one of them"
-            )
+        called = [folder.rpartition("/")[2] for folder in folders]
+        splits = [SPLITS.get(name, name) if len(folders) > 1 else None for name in called]
         for state, folder, split in zip(states, folders, splits, strict=True):
             try:
                 files = [data["filename"] for data in self._load(state)["_data_files"]]

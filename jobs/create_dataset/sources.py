@@ -228,21 +228,26 @@ def with_split(table: pa.Table, split: str | None) -> pa.Table:
 
 
 def to_splits(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
-    """Returns the splits that values of a column `split` stand for.
+    """Returns the splits that values of a column `split` stand for; what is no other name of a split is one itself.
 
     Raises:
-        ValueError: If one stands for none: its rows would be in no split.
+        ValueError: If a row has none.
     """
-    known = {"training": "train", **SPLITS}
-    values = pc.unique(column).to_pylist() if is_text(column.type) else column.slice(0, 1).to_pylist()
-    if unknown := [value for value in values if str(value) not in known]:
+    if not is_text(column.type):
         raise ValueError(
-            f"column {SPLIT} ({column.type}) is {', '.join(map(repr, unknown[:3]))} in {where}: such rows would be in "
-            f"no split; let it say {', '.join(known)}, or call it otherwise, or leave it out (of tables and Lance "
-            "datasets by --columns): the split is drawn then"
+            f"column {SPLIT} is {column.type} in {where}, and names of splits are strings: no row would be in one; "
+            "call it otherwise, or leave it out (of tables and Lance datasets by --columns): the split is drawn then"
         )
+    values = pc.unique(column).to_pylist()
+    if none := [value for value in values if not value]:
+        count = pc.sum(pc.fill_null(pc.equal(column, ""), True)).as_py()
+        raise ValueError(
+            f"column {SPLIT} is {none[0]!r} in {count:,} rows of {where}: they would be in no split; name one, or "
+            "leave the column out (of tables and Lance datasets by --columns): the split is drawn then"
+        )
+    known = {"training": "train", **SPLITS}
     places = pc.index_in(column, value_set=pa.array(values, column.type))
-    return pa.chunked_array([pa.array([known[value] for value in values], pa.string())]).take(places)
+    return pa.chunked_array([pa.array([known.get(value, value) for value in values], pa.string())]).take(places)
 
 
 def from_file(table: pa.Table, file: str) -> pa.Table:

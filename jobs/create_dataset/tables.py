@@ -1,7 +1,7 @@
 """Owns sources that are tables already: Parquet, CSV, Arrow, Feather, Lance; never changes a value."""
 
-import hashlib
 import csv
+import hashlib
 import io
 import json
 import re
