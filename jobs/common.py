@@ -134,4 +134,6 @@ def exists(uri: str, options: dict[str, str]) -> bool:
 def reason(error: BaseException) -> str:
     """Returns one line that says what went wrong: in the text of a failed Ray task, the first error named."""
     named = re.search(r"^(?:[a-z0-9_.]+\.)?([A-Z]\w+: .+)$", str(error), re.MULTILINE)
-    return (named[1] if named else str(error) or type(error).__name__).splitlines()[0]
+    line = (named[1] if named else str(error) or type(error).__name__).splitlines()[0]
+    # What Lance says around an error of the rows that it was given.
+    return re.sub(r"LanceError\(Arrow\): C Data interface error: \w+: (.+)\. Detail: Python exception: .*", r"\1", line)

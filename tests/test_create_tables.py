@@ -150,6 +150,8 @@ def test_the_error_of_a_task_is_found_in_its_text() -> None:
     head = 'ray::MapBatches(write_piece)() (pid=1, ip=192.0.2.2)\n  File "a.py", line 1, in write_piece\n'
     for module, named in (("pyo3_runtime.", "PanicException: called it"), ("", "OSError: no space")):
         assert reason(RuntimeError(f"{head}{module}{named}\nmore: of it")) == named
+    through = "LanceError(Arrow): C Data interface error: Invalid: a.png is bad. Detail: Python exception: Traceback:"
+    assert reason(RuntimeError(f"{head}OSError: {through}\n  File")) == "OSError: a.png is bad"
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -735,6 +737,7 @@ def test_a_bad_image_is_named_by_its_source(tmp_path: Path, capsys: pytest.Captu
         assert f"{where} has no image in image that can be decoded" in said
         assert "neither --shorter-side nor --jpeg-quality" in said
         assert "--on-bad-image" not in said
+        assert "Traceback" not in said
 
 
 def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path) -> None:

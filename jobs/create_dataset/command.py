@@ -227,6 +227,12 @@ def run(args: argparse.Namespace) -> str:
     except RefusedError:
         raise
     except (ray.exceptions.RayError, OSError, ValueError, RuntimeError) as error:  # the last is of Lance's storage
+        if not present and exists(uri, options):
+            raise RefusedError(
+                f"--out {args.out} became a Lance dataset while this ran ({reason(error)}): new rows would take the "
+                "place of its rows, so nothing was committed; choose another --out, or give --overwrite, which adds a "
+                "version"
+            ) from error
         raise RefusedError(
             f"making {args.out} failed ({reason(error)}): nothing was committed, an older version is as "
             "it was; remove the cause and run it again: what is done already is kept"

@@ -19,7 +19,6 @@ import ray
 import ray.data
 from lance.fragment import FragmentMetadata, write_fragments
 
-from jobs.common import RefusedError, exists
 from jobs.create_dataset.notes import Notes
 from jobs.create_dataset.shaping import Shape
 from jobs.create_dataset.sources import Left, Piece, Source
@@ -90,24 +89,12 @@ def write(
 
 
 def commit(schema: pa.Schema, fragments: Sequence[FragmentMetadata], target: Target) -> lance.LanceDataset:
-    """Makes the fragments a dataset, or the next version of the one that was there when the run began.
-
-    Raises:
-        RefusedError: If another dataset was made there meanwhile.
-    """
+    """Makes the fragments a dataset, or the next version of the one that was there when the run began."""
     operation, options = lance.LanceOperation.Overwrite(schema, fragments), target.options or None
     if target.mode == "overwrite":
         return lance.LanceDataset.commit(target.uri, operation, storage_options=options)
-    try:
-        # Without retries, Lance commits on top of nothing alone: else on top of whatever is there by then.
-        return lance.LanceDataset.commit(target.uri, operation, storage_options=options, max_retries=0)
-    except (OSError, RuntimeError) as error:
-        if not exists(target.uri, target.options):
-            raise
-        raise RefusedError(
-            f"{target.uri} became a Lance dataset while this ran: new rows would take the place of its rows, so "
-            "nothing was committed; choose another --out, or give --overwrite, which adds a version"
-        ) from error
+    # Without retries, it fails where a dataset is by now: else Lance would make this the next version of that.
+    return lance.LanceDataset.commit(target.uri, operation, storage_options=options, max_retries=0)
 
 
 def shaped(source: Source, shape: Shape, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
