@@ -38,6 +38,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts so what it runs in the background, and what tests start and interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# A Ray that was killed leaves its address on the machine, and whoever asks for any Ray waits for that one.
+os.environ.setdefault("RAY_ADDRESS", "local")
+
 CPUS = 4
 
 

@@ -213,12 +213,15 @@ def wait_for(size, behind):
     assert size in world_sizes()[behind:], world_sizes()
     return len(world_sizes())
 
-seen = wait_for(1, 0)
-node = cluster.add_node(num_cpus=1)
-seen = wait_for(2, seen)
-cluster.remove_node(node, allow_graceful=False)
-wait_for(1, seen)
-status = run.wait()
+try:
+    seen = wait_for(1, 0)
+    node = cluster.add_node(num_cpus=1)
+    seen = wait_for(2, seen)
+    cluster.remove_node(node, allow_graceful=False)
+    wait_for(1, seen)
+    status = run.wait()
+finally:
+    cluster.shutdown()  # its address would stay behind, for the next Ray of this machine to wait for
 print("ranks of each start:", world_sizes())
 sys.exit(status)
 """

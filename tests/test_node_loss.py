@@ -28,8 +28,11 @@ def epoch(lose):
                 cluster.remove_node(node, allow_graceful=False)
         return rows, loader.stats()["helpers_replaced"]
 
-undisturbed, none = epoch(lose=False)
-disturbed, replaced = epoch(lose=True)
+try:
+    undisturbed, none = epoch(lose=False)
+    disturbed, replaced = epoch(lose=True)
+finally:
+    cluster.shutdown()  # its address would stay behind, for the next Ray of this machine to wait for
 assert none == 0 and replaced >= 1, (none, replaced)
 assert len(undisturbed) == 953 and disturbed == undisturbed
 print("the same rows and bytes,", replaced, "helpers replaced")
