@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lance
+import pyarrow as pa
 import ray
 from pyarrow import fs as pafs
 
@@ -120,6 +121,11 @@ def show_command(words: Sequence[str]) -> str:
     # Where single quotes would have to be quoted themselves, double ones are easier to read.
     plain = re.compile(r"""[^"$`\\!]*'[^"$`\\!]*""")
     return " ".join(f'"{word}"' if plain.fullmatch(word) else shlex.quote(word) for word in shown)
+
+
+def is_blob(field: pa.Field) -> bool:
+    """Whether a scan of Lance gives descriptors of a field, and not its bytes."""
+    return (field.metadata or {}).get(b"lance-encoding:blob") == b"true" or "lance.blob" in str(field.type)
 
 
 def exists(uri: str, options: dict[str, str]) -> bool:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from jobs.common import RefusedError, locate, reason
+from jobs.common import RefusedError, is_blob, locate, reason
 from jobs.create_dataset.fitting import check_schema
 from jobs.create_dataset.shaping import is_image, plain, take_bytes
 from jobs.create_dataset.sources import (
@@ -242,7 +242,7 @@ class LanceTable(Source):
                 "--columns would not be what it says; name columns that it has"
             )
         self.columns = list(columns or opened.schema.names)
-        if blobs := [name for name in self.columns if is_blob(opened.schema.field(name))]:
+        if blobs := [name for name in self.columns if has_blob(opened.schema.field(name))]:
             raise RefusedError(
                 f"column {', '.join(blobs)} of --input {location} is blob-encoded: a scan gives descriptors and not "
                 "its bytes, so a copy would hold no data; leave it out by --columns, or write it as a plain binary "
@@ -296,8 +296,6 @@ def identity(dataset: lance.LanceDataset) -> str:
     return digest.hexdigest()
 
 
-def is_blob(field: pa.Field) -> bool:
+def has_blob(field: pa.Field) -> bool:
     """Whether a scan gives descriptors of it, or of a field in it, and not its bytes."""
-    if (field.metadata or {}).get(b"lance-encoding:blob") == b"true" or "lance.blob" in str(field.type):
-        return True
-    return any(is_blob(field.type.field(place)) for place in range(field.type.num_fields))
+    return is_blob(field) or any(has_blob(field.type.field(place)) for place in range(field.type.num_fields))

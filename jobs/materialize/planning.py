@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 import raylance
+from jobs.common import is_blob
 
 from .images import Reencode
 from .layout import fragment_bounds, slot_bounds
@@ -172,9 +173,7 @@ def check_columns(source: lance.LanceDataset, wish: Wish) -> None:
     """Refuses columns that a copy cannot hold, or cannot be grouped by."""
     fields = {field.name: field for field in source.schema}
     for name in wish.columns:
-        if (fields[name].metadata or {}).get(b"lance-encoding:blob") == b"true" or "lance.blob" in str(
-            fields[name].type
-        ):
+        if is_blob(fields[name]):
             raise raylance.ConfigError(
                 f"column {name} is blob-encoded: a scan gives descriptors and not its bytes, so a copy would hold no "
                 "data. Leave it out by --columns, or write it as a plain binary column first."
