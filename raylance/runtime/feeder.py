@@ -4,7 +4,6 @@ training thread takes finished batches; never decides which work is done where, 
 
 import atexit
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -68,10 +67,11 @@ class Feeder:
         """
         stats, is_first = self._stats, True
         while True:
-            begin = time.perf_counter()
-            found = self._take()
-            waited_s = time.perf_counter() - begin
-            stats.wait_s += waited_s
+            stats.begin("wait_s")
+            try:
+                found = self._take()
+            finally:
+                waited_s = stats.end("wait_s")
             stats.first_batch_s += waited_s if is_first else 0
             is_first = False
             if found is None:
@@ -84,9 +84,8 @@ class Feeder:
             stats.epoch_certificate = step.certificate or stats.epoch_certificate
             handed = [batch if self._sender is None else self._sender.receive(batch)]
             del found, batch
-            begin = time.perf_counter()
-            yield handed, step.after
-            stats.user_s += time.perf_counter() - begin
+            with stats.timed("user_s"):
+                yield handed, step.after
 
     def _take(self) -> tuple[Any, Step] | None:
         with self._changed:
@@ -100,9 +99,12 @@ class Feeder:
                         "the thread that makes batches is not in this process: it was forked in the middle of a pass. "
                         "Begin another pass here, or start processes by spawn."
                     )
-            self._is_awaited = False
+            if self._is_awaited:
+                self._is_awaited = False
+                self._stats.awaits(None, self._runtime.now())
             if self._finished:
                 found = self._finished.popleft()
+                self._stats.ready_batches = len(self._finished)
                 self._taken = found[1].after
                 self._changed.notify_all()
                 self._runtime.post(Wake())
@@ -198,11 +200,13 @@ class Feeder:
         table, step = self._assembly.next_step()
         with self._stats.timed("collate_s"):
             batch = bound.convert(table.drop_columns(bound.hidden))
-            if self._sender is not None:
+        if self._sender is not None:
+            with self._stats.timed("transfer_s"):
                 batch = self._sender.send(batch)
         with self._changed:
             if not self._is_closed:
                 self._finished.append((batch, step))
+                self._stats.ready_batches = len(self._finished)
                 self._changed.notify_all()
 
 
