@@ -59,12 +59,16 @@ class Recorded:
         facts = {**self._facts(), "cluster_cpus": _cluster_cpus()}
         return judge([Part(figures=self._stats.sample(), facts=facts)])
 
-    def record(self) -> None:
+    def record(self, *, may_wait: bool = True) -> None:
         """Writes what has been counted so far to the run's storage, where the loader is recorded: before a process
-        that may be killed ends, say. A thread does it all the time, some seconds late; `report` does it, too.
+        that may be killed ends, say. A thread does it all the time, some seconds late; `report` does it, too, and each
+        end of an epoch.
+
+        Args:
+            may_wait: Whether to wait for the network where the storage is remote.
         """
         if self._recording is not None:
-            self._recording.flush()
+            self._recording.flush(may_wait=may_wait)
 
     @contextlib.contextmanager
     def reporting(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> Iterator[None]:
