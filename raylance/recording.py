@@ -92,7 +92,8 @@ class Recorded:
         if self._recording is not None or self._options.record is False:
             return
         place, run = _place_of(self._options.record, is_seated=self.seat is not None)
-        publisher = Publisher(run, self._name, self.rank) if ray_session() else None
+        before = self._stats.sample()  # not 0 where the loader was closed, and goes on
+        publisher = Publisher(run, self._name, self.rank, before) if ray_session() else None
         if place is None and publisher is None:
             return
         facts = self._facts() | {
@@ -111,7 +112,7 @@ class Recorded:
                 "epoch_rows": float(plan.steps() * plan.global_batch_size if plan.remainder != "ragged" else plan.rows),
             },
         }
-        self._recording = Recording(Record(facts), self._stats, position_of(self), place, publisher, _look)
+        self._recording = Recording(Record(facts, before), self._stats, position_of(self), place, publisher, _look)
 
     def _tell_error(self, error: Exception) -> None:
         self._stats.tell("error", f"{type(error).__name__}: {error}")

@@ -20,7 +20,7 @@ import pytest
 import raylance
 from raylance import top
 from raylance.runs.page import render
-from raylance.runs.progress import progress, table, told_report
+from raylance.runs.progress import news, progress, table, told_report
 from raylance.runs.reading import Run, read_run
 from raylance.runs.timeline import PARTS, timeline
 from raylance.telemetry.record import Place, Record
@@ -102,6 +102,20 @@ def test_restarts_are_joined_and_ranks_that_went_do_not_count(make_run: Make) ->
         assert whole.max() <= 1 + 1e-9
     assert found.shares[0]["decoding"][[3, 30]] == pytest.approx(0.4)
     assert found.shares[1]["training"][30] == 0
+
+
+def test_a_loader_that_was_closed_and_goes_on_counts_once(images_uri: str, tmp_path: Path) -> None:
+    data = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
+    loader = data.loader(runtime="threads", record=str(tmp_path))
+    for _ in range(2):
+        for batch in loader.iter_batches(global_batch_size=100):
+            del batch
+        loader.close()
+    run = read_run(str(tmp_path))
+    assert len(run.records) == 2
+    assert sum(record.at("rows", record.last) for record in run.records) == loader.stats()["rows"] == 2 * 953
+    assert [what["epoch"] for _, _, kind, what in news(run, 0.0) if kind == "epoch"] == [0, 1]
+    assert run.verdict("data").seconds["training"] == pytest.approx(loader.stats()["user_s"])
 
 
 def test_what_is_no_run_is_refused_with_the_runs_beside_it(make_run: Make, tmp_path: Path) -> None:
