@@ -270,6 +270,9 @@ def test_three_limits_are_told_apart(limited: dict[str, str], name: str) -> None
         "what was made before the first batch came for nothing"
     )
     assert (verdict.waiting < 0.05) == (name == "training")
+    waited_s = sum(float(record.at("wait_s", record.last)) for record in read_run(limited[name]).records)
+    causes = ("starting", "reading", "decoding", "finishing")
+    assert sum(verdict.seconds[cause] for cause in causes) == pytest.approx(waited_s, rel=0.15, abs=0.1)
 
 
 # ---- the page

@@ -216,7 +216,7 @@ def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -
          "decoding is the limit: 1 decoder delivers 500 rows/s, the trainer takes 1,000 rows/s and waited for 50%",
          "2 more decoders of each rank would feed this trainer: num_decoders=3 takes 3 CPUs"),
         ({"user_s": 1.0, "wait_decode_s": 1.0, "decode_s": 8.0}, "decoding", "",
-         "num_decoders=9 takes 9 CPUs besides the trainer's, and the cluster has 4: add nodes"),
+         "num_decoders=9 takes 9 CPUs besides the trainer's, and there are 4: add nodes"),
         ({"user_s": 0.001, "wait_decode_s": 1.0}, "decoding", "", "each decoder more gives about 1,000 rows/s"),
         ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders": 0.0}, "decoding", "1 shard actor, without decoders", ""),
         ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders_wanted": 3.0}, "decoding", "", "3 decoders of each rank were"),

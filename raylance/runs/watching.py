@@ -1,13 +1,13 @@
 """Owns the progress line of a run in the process that started it, or in any other; never takes part in the run."""
 
 import contextlib
+import importlib.util
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
-from tqdm.auto import tqdm as any_bar
 from tqdm.std import tqdm as text_bar
 
 from raylance.errors import ConfigError
@@ -142,12 +142,20 @@ class _Watcher:
                 print(f"epoch {epoch}{of}: {told}", file=self._file, flush=True)
             return
         if self._bar is None:
-            kind: Any = any_bar if _in_notebook() else text_bar
-            self._bar = kind(total=100, bar_format=_BAR, file=self._file, dynamic_ncols=True)
+            self._bar = _make_bar(self._file)
         done = (found.epoch * found.epoch_rows + found.rows) / (found.epoch_rows * (self._epochs or found.epoch + 1))
         self._bar.n = min(100, 100 * done)
         self._bar.unit = told
         self._bar.set_description_str(f"epoch {epoch}{of} ")
+
+
+def _make_bar(file: TextIO) -> Any:
+    if (
+        _in_notebook() and importlib.util.find_spec("ipywidgets") is not None
+    ):  # tqdm.auto would warn where it is missing
+        widget: Any = importlib.import_module("tqdm.notebook")
+        return widget.tqdm(total=100, unit="", bar_format=_BAR.replace("{bar:20}", "{bar}"))
+    return text_bar(total=100, unit="", bar_format=_BAR, file=file, dynamic_ncols=True)
 
 
 def _in_notebook() -> bool:

@@ -200,8 +200,8 @@ def _decoding(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fi
     if needed > _MOST_HELPERS:
         advice.append(f"each decoder more gives about {_rate(each)}: num_decoders=…, as far as there are CPUs")
     elif needed > decoders:
-        cpus, cost = facts.get("cluster_cpus"), needed * facts["options"]["decoder_cpus"] * ranks
-        room = f", and the cluster has {cpus:g}: add nodes" if cpus and cost > cpus else ""
+        cpus, cost = facts.get("cluster_cpus") or facts.get("cpus"), needed * facts["options"]["decoder_cpus"] * ranks
+        room = f", and there are {cpus:g}: add nodes" if cpus and cost > cpus else ""
         advice.append(
             f"{_count(needed - decoders, 'more decoder')} of each rank would feed this trainer: num_decoders={needed} "
             f"takes {cost:g} CPUs besides the trainer's{room}"
