@@ -14,7 +14,9 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[2]
 FRONT = {"README.md": "index.md", "CHANGELOG.md": "CHANGELOG.md"}  # pages that lie outside of docs/
+FRONT_SOURCES = {page: name for name, page in FRONT.items()}
 SHOWN = "files"  # the folder of the site that holds pages of files
+WIDE = ".md-grid { max-width: 82rem; }\n.md-typeset pre > code { font-size: 0.9em; }\n"  # lines have up to 130 columns
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".toml": "toml", ".json": "json"}
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)|(!\[[^\]]*\])\(([^)\s]+)\)")
 
@@ -31,12 +33,10 @@ def on_files(files: Files, config: Any) -> Files:
         named |= set(_listed(folder))
     for page, text in pages.items():
         files.append(File.generated(config, page, content=_moved(FRONT_SOURCES[page], page, text)))
+    files.append(File.generated(config, "wide.css", content=WIDE))
     for target in sorted(named):
         files.append(File.generated(config, _page_of(target), content=_render(target)))
     return files
-
-
-FRONT_SOURCES = {page: name for name, page in FRONT.items()}
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

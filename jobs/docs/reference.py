@@ -62,7 +62,9 @@ def render_reference() -> str:
     """The whole page."""
     package = _load()
     defaults = {each.name: str(each.default) for each in _target(package["Options"]).parameters}
-    links = {name: _anchor(_target(package[name])) for name in _public(package)}
+    entries = [_target(package[name]) for names in (_public(package), *MORE.values()) for name in names]
+    entries += [_target(package[name][member]) for name in PACKAGES for member in _public(package[name])]
+    links = {entry.name: _anchor(entry) for entry in entries}
     parts = [HEAD]
     for title, names in _groups(package).items():
         parts += [f"## {title}\n", *(_object(_target(package[name]), name, links) for name in names)]
@@ -186,7 +188,7 @@ def _members(found: Any) -> Iterator[Any]:
 
 def _described(found: Any) -> Any:
     """What describes the arguments of a class: its own docstring, or `__init__`'s."""
-    init = found.members.get("__init__")
+    init = found.all_members.get("__init__")
     return init if init is not None and init.docstring is not None else None
 
 
@@ -231,8 +233,8 @@ def _docstring(found: Any, links: dict[str, str], init: Any = None) -> str:
         if described is None or described.docstring is None:
             continue
         for section in described.docstring.parsed:
-            if described is init and section.kind is griffe.DocstringSectionKind.text:
-                continue  # "Makes a config." says nothing beside the class's
+            if described is init and str(section.value).startswith("Makes a"):
+                continue  # which says nothing beside the class's
             parts.append(_section(section, described))
     return _linked("\n".join(parts), links)
 
@@ -240,7 +242,11 @@ def _docstring(found: Any, links: dict[str, str], init: Any = None) -> str:
 def _section(section: Any, found: Any) -> str:
     kind = section.kind
     if kind is griffe.DocstringSectionKind.text:
-        return f"{section.value}\n"
+        text = str(section.value)
+        if found.is_module:  # "Owns the audit of epochs …": the house's way to begin a file
+            text = text.removeprefix("Owns ")
+            text = text[0].upper() + text[1:]
+        return f"{text}\n"
     if kind in (griffe.DocstringSectionKind.parameters, griffe.DocstringSectionKind.attributes):
         what = "Arguments" if kind is griffe.DocstringSectionKind.parameters else "Attributes"
         return _items(what, ((f"`{each.name}`", each.description) for each in section.value))
