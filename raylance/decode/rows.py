@@ -21,6 +21,9 @@ from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.orders.permutation import BoolArray, UInt64Array, derive_key, mix64, subkeys, uniform
 from raylance.telemetry import Receipt
 
+_BAD_ROWS = 8  # of one piece of work that are named,
+_REASON = 200  # in so many characters
+
 Transform = Callable[[NumpyBatch], dict[str, Any]]
 
 
@@ -73,6 +76,7 @@ class OpenDecoding:
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
         self._columns = [_Column(decoder) for decoder in decoding.decoders]
+        self._bad_rows: list[tuple[int, str, str]] = []  # masked since the last call: offset, column, why
 
     def apply(
         self, table: pa.Table, epoch: int, executor: Executor | None = None, *, own_memory: bool = False
@@ -103,7 +107,9 @@ class OpenDecoding:
         hidden = [name for name in (ROW_OFFSET, DRAW) if name in table.column_names]
         done = table.drop_columns(hidden).append_column(VALID, pa.array(valid))
         seconds = time.perf_counter() - begin
-        return done, Receipt(nbytes=done.nbytes, decode_s=seconds, fallback_rows=fallbacks + self.fallbacks)
+        bad, self._bad_rows = tuple(self._bad_rows[:_BAD_ROWS]), []
+        fallbacks += self.fallbacks
+        return done, Receipt(nbytes=done.nbytes, decode_s=seconds, fallback_rows=fallbacks, bad_rows=bad)
 
     @property
     def fallbacks(self) -> int:
@@ -139,12 +145,13 @@ class OpenDecoding:
                 rows = tell_rows(offsets[row : row + 1], datasets)
                 raise ConfigError(f"column {name!r} of {rows} {error}") from error
             except Exception as error:  # whatever a codec raises on damaged bytes, it is this row that is bad
+                reason, offset = f"{type(error).__name__}: {error}", int(offsets[row])
                 if not self._decoding.mask_bad_rows:
-                    reason, offset = f"{type(error).__name__}: {error}", int(offsets[row])
                     dataset = next(iter(datasets[offset >> COMPONENT_SHIFT :]), None)
                     raise BadRowError(name, offset & OFFSET_MASK, reason, dataset) from error
                 out[row] = 0
                 valid[row] = False
+                self._bad_rows.append((offset, name, reason[:_REASON]))
 
         return decode_row
 

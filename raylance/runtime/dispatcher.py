@@ -6,7 +6,6 @@ fetched, and delivered in the order of the plan. Helpers may finish in any order
 is over.
 """
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 
 from raylance.errors import HelperError
@@ -33,11 +32,10 @@ from raylance.runtime.messages import (
     Read,
     Taken,
 )
+from raylance.runtime.noting import note, warn
 from raylance.runtime.scaling import Scaler
 from raylance.runtime.sizes import Sizes
 from raylance.telemetry import Receipt, Stats
-
-logger = logging.getLogger(__name__)
 
 MAX_FAULTS = 3  # of the machines, that one item may see: a fourth is no accident
 PAUSES_S = (0.2, 1.0, 5.0)  # before work is done again where nothing died: a store that is full takes time to drain
@@ -131,7 +129,8 @@ class Dispatcher:
         self._out += self._crew.due(now)
         if not self.is_over:
             self._advance()
-        self._stats.readers, self._stats.decoders = self._crew.readers_running, self._crew.decoders_running
+        is_awaited = self.is_wanted and self.is_awaited and not self.is_over
+        note(self._stats, self._crew, self._inflight, now, is_awaited=is_awaited)
         head = self._inflight.head
         is_read = head is not None and head.stage is Stage.READING and not head.decodes_there
         for scaler in self._scalers if self.is_wanted else ():
@@ -196,7 +195,7 @@ class Dispatcher:
                     self._again(piece, Stage.FAILED)
             case Faulted(call, fault):
                 self._forget(piece, call)
-                logger.warning("work is done again after a fault of the machines (%s)", fault.told)
+                warn(self._stats, "work is done again after a fault of the machines", fault)
                 # What went with a helper that is known to be gone is that helper's fault, which was counted.
                 is_known = piece.read is not None and self._crew.replaced > piece.replaced
                 self._again(piece, Stage.WAITING)
@@ -213,6 +212,8 @@ class Dispatcher:
             self._replace(piece, self._sizes.too_large(piece.item, receipt.too_large_bytes), receipt.too_large_bytes)
             return
         piece.receipts.append(receipt)
+        if piece.stage is Stage.DECODING or piece.decodes_there:
+            self._stats.decoded_rows += piece.item.rows
         if piece.stage is Stage.READING:
             piece.read, piece.replaced = call, self._crew.replaced
             piece.stage = Stage.READ if self._decodes and not piece.decodes_there else Stage.DONE
@@ -228,7 +229,7 @@ class Dispatcher:
         pieces = [(call, self._by_call.pop(call)) for call in calls if call in self._by_call]
         if commands:
             self._stats.helpers_replaced += 1
-            logger.warning("a helper is replaced, its work is done again (%s)", fault.told)
+            warn(self._stats, "a helper is replaced, its work is done again", fault)
         for call, piece in pieces:
             self._forget(piece, call)
             self._again(piece, Stage.READ if piece.stage is Stage.DECODING else Stage.WAITING)

@@ -4,7 +4,6 @@ training thread takes finished batches; never decides which work is done where, 
 
 import atexit
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from raylance.runtime.runtime import Runtime
 from raylance.telemetry import Stats
 
 _LOOK_S = 5.0  # between looks whether the thread still lives
+FIRST_ROWS = 16  # of the first batch that are kept to be looked at
 _JOIN_S = 10.0  # that a closing consumer waits for user code in the thread to end
 
 _alive: "weakref.WeakSet[Feeder]" = weakref.WeakSet()
@@ -68,10 +68,11 @@ class Feeder:
         """
         stats, is_first = self._stats, True
         while True:
-            begin = time.perf_counter()
-            found = self._take()
-            waited_s = time.perf_counter() - begin
-            stats.wait_s += waited_s
+            stats.begin("wait_s")
+            try:
+                found = self._take()
+            finally:
+                waited_s = stats.end("wait_s")
             stats.first_batch_s += waited_s if is_first else 0
             is_first = False
             if found is None:
@@ -81,12 +82,13 @@ class Feeder:
             stats.rows += step.rows
             stats.nbytes += step.nbytes
             stats.masked_rows += step.masked_rows
-            stats.epoch_certificate = step.certificate or stats.epoch_certificate
+            if step.certificate is not None:
+                stats.epoch_certificate = step.certificate
+                stats.tell("epoch", step.certificate)
             handed = [batch if self._sender is None else self._sender.receive(batch)]
             del found, batch
-            begin = time.perf_counter()
-            yield handed, step.after
-            stats.user_s += time.perf_counter() - begin
+            with stats.timed("user_s"):
+                yield handed, step.after
 
     def _take(self) -> tuple[Any, Step] | None:
         with self._changed:
@@ -100,9 +102,12 @@ class Feeder:
                         "the thread that makes batches is not in this process: it was forked in the middle of a pass. "
                         "Begin another pass here, or start processes by spawn."
                     )
-            self._is_awaited = False
+            if self._is_awaited:
+                self._is_awaited = False
+                self._stats.awaits(None, self._runtime.now())
             if self._finished:
                 found = self._finished.popleft()
+                self._stats.ready_batches = len(self._finished)
                 self._taken = found[1].after
                 self._changed.notify_all()
                 self._runtime.post(Wake())
@@ -196,13 +201,17 @@ class Feeder:
 
     def _finish(self, bound: Bound) -> None:
         table, step = self._assembly.next_step()
+        if self._stats.first_rows is None:
+            self._stats.first_rows = table.take(list(range(min(FIRST_ROWS, table.num_rows))))  # a copy
         with self._stats.timed("collate_s"):
             batch = bound.convert(table.drop_columns(bound.hidden))
-            if self._sender is not None:
+        if self._sender is not None:
+            with self._stats.timed("transfer_s"):
                 batch = self._sender.send(batch)
         with self._changed:
             if not self._is_closed:
                 self._finished.append((batch, step))
+                self._stats.ready_batches = len(self._finished)
                 self._changed.notify_all()
 
 

@@ -132,10 +132,20 @@ class InFlight:
     def _ready_bytes(self) -> float:
         return sum(nbytes for _, nbytes, _ in self._ready)
 
+    @property
+    def has_ready(self) -> bool:
+        """Whether a whole step was delivered and not taken yet."""
+        return bool(self._ready)
+
+    @property
+    def used_bytes(self) -> float:
+        """Bytes that count for the limit: of what is on its way, and of whole steps that were not taken yet."""
+        return sum(other.nbytes for other in self.pieces if other.is_sent) + self._ready_bytes
+
     def has_room(self, piece: Piece) -> bool:
         """Whether a piece may be sent now."""
-        used = sum(other.nbytes for other in self.pieces if other.is_sent) + self._ready_bytes
-        return used + piece.nbytes <= self._sizes.limit_bytes or (piece is self.pieces[0] and not self._ready)
+        is_next = piece is self.pieces[0] and not self._ready
+        return is_next or self.used_bytes + piece.nbytes <= self._sizes.limit_bytes
 
     def deliver(self) -> None:
         """Hands the head on; it counts until its last step is taken."""

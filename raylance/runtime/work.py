@@ -69,7 +69,8 @@ class RankReader:
             table, receipt.too_large_bytes = self._ahead.nothing(), large.nbytes
         receipt.nbytes = receipt.raw_bytes = table.nbytes
         receipt.read_s, receipt.held_bytes = time.perf_counter() - begin, self._ahead.peak_bytes
-        receipt.read_bytes = self._ahead.read_bytes_since()
+        receipt.read_bytes, receipt.storage_s = self._ahead.read_since()
+        receipt.window_bytes = self._ahead.held_bytes
         if decoding is None or self._opened is None:
             return table, table.select([]), receipt
         if decoding.transform is None:
@@ -85,7 +86,7 @@ class RankReader:
         if decoding.transform is not None and not self._own_memory:
             encoded = own_memory(encoded)  # a transform may change in place what it is given, and this may be held here
         decoded, done = self._opened.apply(encoded, item.epoch, self._threads, own_memory=self._own_memory)
-        receipt.decode_s = done.decode_s
+        receipt.decode_s, receipt.fallback_rows, receipt.bad_rows = done.decode_s, done.fallback_rows, done.bad_rows
         receipt.nbytes = plain.nbytes + done.nbytes
         return plain, decoded, receipt
 

@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -55,7 +56,7 @@ class ReadAhead:
         self._own_memory = own_memory
         self._spare: list[RowMemory] = []
         self._feed, self._limit, self._read_timeout_s = feed, limit_bytes, read_timeout_s
-        self._read_bytes, self._lock = 0, threading.Lock()
+        self._read_bytes, self._read_s, self._lock = 0, 0.0, threading.Lock()
         self._selection = feed.load_selection()
         self._reader: RowReader | None = None
         self._row_bytes = feed.likely_row_bytes  # of the last portion
@@ -120,11 +121,17 @@ class ReadAhead:
             if portion is not None:
                 portion.is_dropped = True
 
-    def read_bytes_since(self) -> int:
-        """Bytes read from storage since this was asked last."""
+    def read_since(self) -> tuple[int, float]:
+        """Bytes read from storage since this was asked last, and the seconds of reading."""
         with self._lock:
-            since, self._read_bytes = self._read_bytes, 0
+            since = self._read_bytes, self._read_s
+            self._read_bytes, self._read_s = 0, 0.0
         return since
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the rows that are held now."""
+        return sum(portion.nbytes for portion in (self._used, self._next) if portion is not None)
 
     def nothing(self) -> pa.Table:
         """A table of no row, with all columns."""
@@ -279,8 +286,11 @@ class ReadAhead:
                 self._read_bytes += table.nbytes
             keep(table)
 
+        begin = time.perf_counter()
         self._reader = self._reader or self._feed.open_reader(self._read_timeout_s)
         self._reader.read_into(self._selection.offsets(rows), count)
+        with self._lock:
+            self._read_s += time.perf_counter() - begin
 
 
 def _share_behind(used: Portion) -> float:

@@ -1,0 +1,222 @@
+"""Owns the timings, counters and events of one loader, in memory; never says what they mean, or sends them anywhere."""
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+Cause = Literal["start", "read", "decode", "finish", "there"]
+"""What the awaited rows are doing: their helpers start; they are read; decoded, or wait for a decoder; are brought here
+and made a batch; "there": read and decoded in one place, which only its receipt tells apart.
+"""
+
+_EVENTS = 500  # that are kept
+_BAD_ROWS = 100  # that are named
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Receipt:
+    """What a helper actor says of one piece of work; small, so that it travels inline.
+
+    Attributes:
+        nbytes: Bytes of the table that it made.
+        read_bytes: Bytes read from storage since the last receipt, reading ahead included.
+        storage_s: Seconds in which storage was being read since the last receipt, reading ahead included.
+        read_s: Seconds that the call waited for data from storage.
+        decode_s: Seconds of decoding, of all threads together as the wall clock of the call.
+        raw_bytes: Bytes of the raw rows.
+        held_bytes: Most bytes of raw rows that the shard actor has held.
+        window_bytes: Bytes of raw rows that it holds now.
+        fallback_rows: Rows that the fast codec left to the slow one.
+        bad_rows: Some of the rows that were masked: row offset, with a mixture's component, column and why.
+        too_large_bytes: Bytes, about, of rows that were not sent because they have more than allowed; else 0.
+    """
+
+    nbytes: int = 0
+    read_bytes: int = 0
+    storage_s: float = 0.0
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    raw_bytes: int = 0
+    held_bytes: int = 0
+    window_bytes: int = 0
+    fallback_rows: int = 0
+    bad_rows: tuple[tuple[int, str, str], ...] = ()
+    too_large_bytes: int = 0
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Stats:
+    """Counters of one loader since it was made.
+
+    How to read them: `wait_s` near 0 means that the trainer is the bottleneck; a large one means that the loader is,
+    and then the largest of `wait_start_s`, `wait_read_s`, `wait_decode_s` and `wait_finish_s`, its parts, tells why.
+    `RankLoader.explain` says it in words.
+
+    Attributes:
+        batches: Batches handed out on this rank.
+        rows: Rows handed out on this rank, padding included.
+        masked_rows: Rows handed out as zeros with `_valid` False because they could not be decoded.
+        nbytes: Bytes handed out, decoded.
+        fallback_rows: JPEGs that the fast codec left to Pillow, because they are CMYK or damaged, say. Other formats,
+            all of which are Pillow's, do not count.
+        read_bytes: Bytes of rows read from storage, what was read ahead included.
+        decoded_rows: Rows that were decoded, what was decoded ahead included.
+        wait_s: Seconds that the trainer waited for the next batch.
+        first_batch_s: Of these, seconds before the first batches of iterations.
+        wait_start_s: Of these, seconds before the loader's first batch, or in which helpers were starting.
+        wait_read_s: Of these, seconds in which the awaited rows were being read.
+        wait_decode_s: Of these, seconds in which they were being decoded, or waited for a decoder.
+        wait_finish_s: Of these, seconds in which they were brought to this process and made a batch.
+        storage_s: Seconds in which storage was being read, all shard actors together, ahead of time or not.
+        read_s: Seconds that shard actors waited for storage (reading ahead hides the rest).
+        decode_s: Seconds spent in decoding, all decoders together.
+        collate_s: Seconds spent in this process on turning tables into batches.
+        transfer_s: Seconds spent on pinning batches and sending them to the device, or on beginning to.
+        user_s: Seconds between handing out a batch and being asked for the next one.
+        save_s: Of these, seconds in `raylance.report`.
+        helpers_replaced: Helper actors that died and were replaced.
+        readers: Shard actors that run now, or threads that read.
+        readers_wanted: Shard actors that there should be.
+        decoders: Decoders that run now.
+        decoders_wanted: Decoders that there should be.
+        decoders_busy: Decoders that have work now.
+        inflight_items: Pieces of work on their way now.
+        inflight_bytes: Bytes on their way now, or delivered and not taken yet, as far as they are known.
+        ready_batches: Batches that wait for the trainer now.
+        window_bytes: Bytes of raw rows that the shard actor that answered last holds.
+        held_bytes: Most bytes of raw rows that one shard actor held at one time, the block being read included.
+        epoch_certificate: What the last iteration that reached the end of an epoch proved, or None; see `certificate`.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    masked_rows: int = 0
+    fallback_rows: int = 0
+    nbytes: int = 0
+    read_bytes: int = 0
+    decoded_rows: int = 0
+    wait_s: float = 0.0
+    first_batch_s: float = 0.0
+    wait_start_s: float = 0.0
+    wait_read_s: float = 0.0
+    wait_decode_s: float = 0.0
+    wait_finish_s: float = 0.0
+    storage_s: float = 0.0
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    collate_s: float = 0.0
+    transfer_s: float = 0.0
+    user_s: float = 0.0
+    save_s: float = 0.0
+    helpers_replaced: int = 0
+    readers: int = 0
+    readers_wanted: int = 0
+    decoders: int = 0
+    decoders_wanted: int = 0
+    decoders_busy: int = 0
+    inflight_items: int = 0
+    inflight_bytes: int = 0
+    ready_batches: int = 0
+    window_bytes: int = 0
+    held_bytes: int = 0
+    epoch_certificate: dict[str, Any] | None = None
+    _going: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # field: since when it is timed
+    _awaited: tuple[float, Cause] | None = dataclasses.field(default=None, repr=False)
+    _there_s: float = dataclasses.field(default=0.0, repr=False)  # waited for what is read and decoded in one place
+    _events: deque[tuple[float, str, Any]] = dataclasses.field(
+        default_factory=lambda: deque(maxlen=_EVENTS), repr=False
+    )
+    _bad_rows: dict[tuple[int, str], str] = dataclasses.field(default_factory=dict, repr=False)
+    first_rows: Any = dataclasses.field(default=None, repr=False)  # a table of rows of the first batch, to be looked at
+
+    def begin(self, field: str) -> None:
+        """Begins to time a field."""
+        self._going[field] = time.perf_counter()
+
+    def end(self, field: str) -> float:
+        """Adds the seconds since `begin` to a field; returns them, 0 where nothing was begun."""
+        begun = self._going.pop(field, None)
+        seconds = 0.0 if begun is None else time.perf_counter() - begun
+        setattr(self, field, getattr(self, field) + seconds)
+        return seconds
+
+    def is_timed(self, field: str) -> bool:
+        """Whether a field is being timed now."""
+        return field in self._going
+
+    @contextmanager
+    def timed(self, field: str) -> Iterator[None]:
+        """Adds the seconds that the body takes to a field."""
+        self.begin(field)
+        try:
+            yield
+        finally:
+            self.end(field)
+
+    def awaits(self, cause: Cause | None, now: float) -> None:
+        """Says what the rows that the trainer waits for are doing from now on; None where it does not wait.
+
+        Args:
+            cause: What they are doing.
+            now: Seconds of the runtime's clock.
+        """
+        awaited, self._awaited = self._awaited, None if cause is None else (now, cause)
+        if awaited is not None:  # consumer and feeder may both end a wait: who comes first counts it
+            since, before = awaited
+            if before == "there":
+                self._there_s += now - since
+            else:
+                name = f"wait_{before}_s"
+                setattr(self, name, getattr(self, name) + now - since)
+
+    def add(self, receipt: Receipt) -> None:
+        """Adds what a helper said."""
+        self.read_bytes += receipt.read_bytes
+        self.storage_s += receipt.storage_s
+        self.read_s += receipt.read_s
+        self.decode_s += receipt.decode_s
+        self.fallback_rows += receipt.fallback_rows
+        self.held_bytes = max(self.held_bytes, receipt.held_bytes)
+        self.window_bytes = receipt.window_bytes or self.window_bytes
+        if self._there_s and receipt.read_s + receipt.decode_s > 0:
+            reading_s = self._there_s * receipt.read_s / (receipt.read_s + receipt.decode_s)
+            self.wait_read_s += reading_s
+            self.wait_decode_s += self._there_s - reading_s
+            self._there_s = 0.0
+        for offset, column, why in receipt.bad_rows:
+            if len(self._bad_rows) < _BAD_ROWS:
+                self._bad_rows.setdefault((offset, column), why)
+
+    def tell(self, kind: str, what: Any) -> None:
+        """Keeps an event: when, of which kind, and what it was, JSON-able."""
+        self._events.append((time.time(), kind, what))
+
+    @property
+    def events(self) -> list[tuple[float, str, Any]]:
+        """The last events, oldest first: seconds since 1970, kind, what."""
+        return list(self._events)
+
+    @property
+    def bad_rows(self) -> list[tuple[int, str, str]]:
+        """The first rows that were masked: row offset, with a mixture's component; column; why."""
+        return [(offset, column, why) for (offset, column), why in list(self._bad_rows.items())]
+
+    def sample(self) -> dict[str, float]:
+        """All numbers as they are now, with what has passed of those that are being timed."""
+        figures = {name: float(getattr(self, name)) for name in NUMBERS}
+        now = time.perf_counter()
+        for name, begun in list(self._going.items()):
+            figures[name] += now - begun
+        return figures
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counters by name."""
+        return {name: getattr(self, name) for name in (*NUMBERS, "epoch_certificate")}
+
+
+NUMBERS = tuple(
+    field.name for field in dataclasses.fields(Stats) if field.type in (int, float) and field.name[0] != "_"
+)
