@@ -35,6 +35,7 @@ GROUPS = {
     "orders": "Orders",
     "decode": "Decoding",
     "source": "Selecting and packing",
+    "runs": "Seeing a run",
     "errors": "Errors",
 }
 # Of their own pages' worth: the names of a package's __all__, and single ones that __all__ has not.
@@ -45,6 +46,7 @@ MORE = {
         "planning.quality.ShuffleQuality",
         "planning.quality.Measure",
     ],
+    "What `loader.explain()` says": ["telemetry.verdict.Verdict"],
     "What `loader.stats()` holds": ["telemetry.Stats"],
     "For orders of your own": [f"orders.permutation.{name}" for name in ("permute", "subkeys", "uniform")],
 }
@@ -52,8 +54,9 @@ MORE = {
 MADE = ("Batches", "Dataset", "RankLoader")
 # Called by raylance's other parts and by Ray Train, never by those who read this.
 INNER = {
-    "add", "begin", "check_place", "copy", "count_move", "enter_process", "iterator", "opened", "run_loader", "seated",
-    "set_name", "share", "streaming_split", "timed", "would_start_over",
+    "add", "awaits", "begin", "check_place", "copy", "count_move", "end", "enter_process", "is_timed", "iterator",
+    "opened", "place", "reporting", "run_loader", "seated", "set_name", "share", "streaming_split", "tell", "timed",
+    "would_start_over",
 }  # fmt: skip
 WIDTH = 100  # of signatures, before each parameter gets a line
 
@@ -199,7 +202,7 @@ def _signature(found: Any, name: str, width: int = WIDTH) -> str:
 def _call(name: str, parameters: Iterable[Any], returns: Any, width: int = WIDTH) -> str:
     shown, keyword_only = [], False
     for parameter in parameters:
-        if parameter.name in ("self", "cls"):
+        if parameter.name in ("self", "cls") or (parameter.name.startswith("_") and parameter.default is not None):
             continue
         if parameter.kind is griffe.ParameterKind.keyword_only and not keyword_only:
             keyword_only = True
