@@ -144,7 +144,7 @@ class RankLoader(process.Seated, Recorded):
             **unknown: Refused, with what to write instead.
 
         Returns:
-            Batches: dicts by column of tensors (n, …), images as uint8 (n, 3, H, W) in channels-last memory, strings,
+            Dicts by column of tensors (n, …), images as uint8 (n, 3, H, W) in channels-last memory, strings,
             binary and unpadded lists as Python lists. `_valid` (bool) is there when rows may be padding or masked. n is
             the rank's share of the step. Tensors on the CPU are views of received memory. A batch belongs to its
             consumer, who may change it in place, as `collate_fn` may what it is given: nothing of it is read again.
@@ -215,7 +215,7 @@ class RankLoader(process.Seated, Recorded):
         return batches
 
     def state_dict(self) -> dict[str, Any]:
-        """The consumed position and what it refers to: JSON-able, the same on every rank; see `state.State`."""
+        """The consumed position and what it refers to: JSON-able, the same on every rank."""
         return self._state().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,4 +1,8 @@
-"""Owns the runs of what README and docs/ show: each page's snippets, one behind the other in one namespace."""
+"""Owns the runs of what README and docs/ show: each page's snippets, one behind the other in one namespace; its links;
+and that what is made of the sources is current.
+
+A block of ```python is run. One of ```py is shown alone: another library's, or what needs a run or a cluster.
+"""
 
 import re
 import subprocess
@@ -11,10 +15,14 @@ import pyarrow as pa
 import pytest
 import torch
 
+from jobs.create_dataset.command import main as create_dataset
 from tests.conftest import make_images
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)")
+# What the guide says of several processes, for this one; each must be found.
+GUIDE = {"num_workers=4, persistent_workers=True": "num_workers=0", "num_workers=2": "num_workers=0"}
 
 
 def snippets(page: Path) -> list[str]:
@@ -22,16 +30,66 @@ def snippets(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def run_page(parts: list[str], folder: Path) -> None:
+    """As a script of its own, in this folder: what it defines is sent to helpers as a user's would be."""
+    script = folder / "page.py"
+    script.write_text("\n".join(parts))
+    done = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "guide"], ids=lambda page: page.stem)
 def test_snippets_run(page: Path, tmp_path: Path) -> None:
-    """As a script of its own, in an empty folder: what it defines is sent to helpers as a user's would be."""
     parts = snippets(page)
     if not parts:
         pytest.skip("shows no Python")
-    script = tmp_path / page.with_suffix(".py").name
-    script.write_text("\n".join(parts))
-    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_page(parts, tmp_path)
+
+
+def test_the_guide_runs_on_the_demo(tmp_path: Path, ray_session: None) -> None:
+    """The session's Ray makes the demo's dataset; the guide itself needs none."""
+    parts = snippets(ROOT / "docs" / "guide.md")
+    for there, here in GUIDE.items():
+        assert any(there in part for part in parts), f"the guide says {there!r} no more"
+        parts = [part.replace(there, here) for part in parts]
+    assert create_dataset(["demo", "--out", str(tmp_path / "digits.lance")]) == 0
+    run_page(parts, tmp_path)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name of a page, as GitHub makes it of headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for path, anchor in LINK.findall(page.read_text()):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+def test_the_reference_is_that_of_the_docstrings() -> None:
+    pytest.importorskip("griffe", reason="griffe makes the reference: pip install griffe")
+    from jobs.docs.reference import PAGE, render_reference
+
+    assert PAGE.read_text() == render_reference(), "python -m jobs.docs reference"
+
+
+@pytest.mark.slow
+def test_the_site_has_no_broken_link_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material makes the site: pip install raylance[docs]")
+    command = [sys.executable, "-m", "jobs.docs", "site", "--out", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.stem for path in tmp_path.glob("*.html")}
+    assert {"index", *(page.stem for page in PAGES)} <= pages
+    tags = re.compile(r"<(?:script|img|link rel=.stylesheet.)[^>]+(?:src|href)=.(https?:[^\"']+)")
+    for path in tmp_path.rglob("*.html"):
+        fetched = tags.findall(path.read_text())
+        assert not fetched, path
 
 
 # What the README says of a bucket, eight GPUs and millions of rows, for this machine; each must be found.

@@ -1,1 +1,1 @@
-"""Owns one short program for each guide of Ray Train and each framework; `docs/guide.md` tells which shows what."""
+"""Owns one short program for each guide of Ray Train and each framework; `docs/frameworks.md` tells what each shows."""

@@ -60,7 +60,10 @@ def dataset(
         filter: SQL expression that selects rows.
         split: A part of them: `FractionSplit`, `RangeSplit` or `ValueSplit`.
         decode: What decodes columns: `raylance.Image`, or another `raylance.Decoder`; one, or a list of them.
-        transform: A function run by the decode actors on dicts of arrays, after decoding; see `Decoding.transform`.
+        transform: A function run by the decode actors after decoding. It gets a dict of arrays by column, with
+            `_rowoffset` (int64) and `_seed` (uint64, of row, epoch and seed: for `numpy.random.default_rng`), which it
+            may change in place, and returns such a dict with as many rows. It sees pieces of batches, so what it does
+            to a row must not depend on the others.
         pack: Packs documents of tokens into sequences, which are then the rows; batches hold `input_ids` and `doc_ids`
             (n, length), the row offset of each token's document, and `first_row`, `first_token` where it begins.
         order: "window", "shard", "sequential" or "row", or an order with its parameters.

@@ -126,7 +126,7 @@ class Steps:
             self.epoch, self.position = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
-        """The consumed position and what it refers to: JSON-able, the same on every rank; see `state.State`."""
+        """The consumed position and what it refers to: JSON-able, the same on every rank."""
         world_size = self._place()[1]
         return make_state(
             self._opened.feed.origin,

@@ -1,0 +1,49 @@
+"""Owns the command line of `python -m jobs.docs`; never says how a page is made.
+
+    python -m jobs.docs reference          # docs/reference.md, from the docstrings
+    python -m jobs.docs pictures           # docs/orders.png, and the figures that stand beside it
+    python -m jobs.docs site               # README and docs/ as a site, in build/site
+
+Exit status: 1 where the site has a broken link, 2 for bad arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+CONFIG = Path(__file__).with_name("mkdocs.yml")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Makes what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("reference", "pictures", "site"))
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="of the site (default %(default)s)")
+    args = parser.parse_args(argv)
+    if args.what == "reference":
+        from jobs.docs.reference import PAGE, render_reference
+
+        PAGE.write_text(render_reference())
+        print(f"wrote {PAGE}")
+        return 0
+    if args.what == "pictures":
+        from jobs.docs.pictures import make_pictures
+
+        make_pictures(ROOT / "docs")
+        return 0
+    return make_site(args.out)
+
+
+def make_site(out: Path) -> int:
+    """Builds the site; what MkDocs warns of, such as a broken link, is an error; `--quiet` would hide it."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", CONFIG, "-d", out.absolute()]
+    quiet = {"NO_MKDOCS_2_WARNING": "1"}  # of the theme's end, which pyproject.toml tells
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | quiet, check=False)
+    if done.returncode == 0:
+        print(f"wrote {out}: open {out / 'index.html'}")
+    return int(done.returncode != 0)
