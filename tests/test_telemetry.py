@@ -222,9 +222,12 @@ def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -
         ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders_wanted": 3.0}, "decoding", "", "3 decoders of each rank were"),
         ({"user_s": 1.0, "wait_read_s": 3.0, "storage_s": 4.0}, "reading",
          "reading is the limit: storage gives 250 rows/s", "num_readers=4"),
+        ({"user_s": 10.0, "wait_decode_s": 1.0}, "decoding",
+         "decoding is the limit at times: the trainer, which takes 100 rows/s, waited for 9% of its time", "prefetch"),
+        ({"user_s": 10.0, "wait_read_s": 1.0}, "reading", "although it does 1,000 rows/s when it has work", "prefetch"),
         ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5}, "finishing",
          "making batches is the limit: 50.0 ms of collating", "collate_fn"),
-        ({"user_s": 11.0, "save_s": 10.0, "wait_decode_s": 1.0}, "decoding", "waited for 50%", ""),
+        ({"user_s": 11.0, "save_s": 10.0, "wait_decode_s": 1.0}, "decoding", "waited for 50%", "or decode less"),
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_limit_and_what_to_change(

@@ -180,7 +180,21 @@ def _starting(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fi
     ]
 
 
+def _at_times(limit: Limit, rates: Figures, waiting: float) -> Words:
+    """Of a part that is waited for, and would deliver more than the trainer takes."""
+    told = (
+        f"{limit} is the limit at times: the trainer, which takes {_rate(rates['training'])}, waited for {waiting:.0%} of "
+        f"its time for it, although it does {_rate(rates[limit])} when it has work"
+    )
+    return told, [
+        "a larger prefetch_batches= keeps more batches ready for such times",
+        "the fewer steps a pass has, the more its beginning counts: short runs like this tell little",
+    ]
+
+
 def _decoding(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Figures) -> Words:
+    if rates["decoding"] > _SPARE * rates["training"]:
+        return _at_times("decoding", rates, waiting)
     facts, ranks = parts[0].facts, len(parts)
     decoders = max(part.figures["decoders"] for part in parts)
     who = f"{_count(sum(part.figures['decoders'] for part in parts), 'decoder')} deliver{'s' * (ranks * decoders == 1)}"
@@ -207,13 +221,15 @@ def _decoding(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fi
             f"takes {cost:g} CPUs besides the trainer's{room}"
         )
     advice.append(
-        "or decode less: materialise images at the size that is trained on (jobs/materialize.py --image-size …), or "
+        "or decode less: materialise images at the size that is trained on (jobs/materialize.py --shorter-side …), or "
         "Image(draft=True) where photographs are more than twice as large"
     )
     return told, advice
 
 
 def _reading(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Figures) -> Words:
+    if rates["reading"] > _SPARE * rates["training"]:
+        return _at_times("reading", rates, waiting)
     facts, readers = parts[0].facts, max(1.0, max(part.figures["readers"] for part in parts))
     bytes_s = _sum(parts, "read_bytes") / max(1e-9, _sum(parts, "storage_s"))
     told = (
