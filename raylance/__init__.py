@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from raylance.orders.permutation import row_rng
     from raylance.orders.sampling import ClassBalanced, Weighted
     from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
+    from raylance.runs.watching import watch
     from raylance.settings import Options
     from raylance.source.packing import PackTokens
     from raylance.source.provenance import Provenance
@@ -64,6 +65,7 @@ _MODULES = {
     "source.provenance": ("Provenance",),
     "source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
     "train": ("DataConfig",),
+    "runs.watching": ("watch",),
     "checkpoints": ("report", "restore"),
 }
 _SUBMODULES = ("audit", "testing", "torch_data")
@@ -74,7 +76,7 @@ __all__ = [
     "DatasetError", "Decoder", "FractionSplit", "HelperError", "Image", "Options", "Order", "PackTokens",
     "PlacementError", "Provenance", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle",
     "Sequential", "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset", "mix", "report",
-    "restore", "row_rng",
+    "restore", "row_rng", "watch",
 ]  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,8 @@ def report(
                 "report() was given something to checkpoint and no loader: a run that resumes there would repeat rows. "
                 "Pass the loader of the training dataset, or several by name."
             )
-        ray.train.report(dict(metrics))
+        with _noted(list(process.seated), metrics, has_checkpoint=False):
+            ray.train.report(dict(metrics))
         return
     if not isinstance(state, Mapping | None):
         raise ConfigError(f"state={state!r} is no dict: restore() could not give it back. Put it into one.")
@@ -102,7 +103,8 @@ def report(
             options["delete_local_checkpoint_after_upload"] = not process.in_local_mode()
         if reported is not None:  # Ray Train refuses to validate what is none
             options["validation"] = validation
-        ray.train.report(dict(metrics), reported, **options)
+        with _noted(loaders.values(), metrics, has_checkpoint=True):
+            ray.train.report(dict(metrics), reported, **options)
 
 
 def restore(
@@ -221,6 +223,15 @@ def _check_missing(loaders: Mapping[str | None, Any]) -> None:
                 "start over, and repeat rows. Report the loaders together, by name: report(metrics, {'train': …, "
                 f"{name!r}: …}}, state=…); a dataset that is only evaluated is left out of datasets_to_split."
             )
+
+
+def _noted(loaders: Iterable[Any], metrics: Mapping[str, Any], *, has_checkpoint: bool) -> contextlib.ExitStack:
+    """Notes a report in the records of loaders."""
+    stack = contextlib.ExitStack()
+    for found in loaders:
+        if isinstance(found, RankLoader):
+            stack.enter_context(found.reporting(metrics, has_checkpoint=has_checkpoint))
+    return stack
 
 
 @contextlib.contextmanager

@@ -21,16 +21,16 @@ from raylance.orders.shuffles import Sequential
 from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.resume import load_state, make_state
 from raylance.planning.state import State
+from raylance.recording import Recorded
 from raylance.runtime.helpers import Helpers
 from raylance.settings import Delivery, Feed, Options, check_batch_size, make_plan
-from raylance.telemetry import Stats
 
 logger = logging.getLogger(__name__)
 
 Sizes = tuple[int | None, int | None]  # rows of a step over all ranks, or of each rank
 
 
-class RankLoader(process.Seated):
+class RankLoader(process.Seated, Recorded):
     """One rank's loader. `ray.train.get_dataset_shard` returns it; picklable until it is iterated.
 
     Attributes:
@@ -59,8 +59,8 @@ class RankLoader(process.Seated):
             seat: How Ray Train hands it out, or None.
             helpers: Those of an earlier loader of the same feed, or None for new ones.
         """
-        super().__init__(rank, world_size, seat)
-        self._stats = Stats()
+        process.Seated.__init__(self, rank, world_size, seat)
+        Recorded.__init__(self)
         self._feed, self._delivery, self._options = feed, delivery, options
         self._epoch, self._position, self._iteration = 0, 0, 0
         self._batch_size: int | None = None
@@ -214,10 +214,6 @@ class RankLoader(process.Seated):
         batches.prepare()
         return batches
 
-    def stats(self) -> dict[str, Any]:
-        """Timings and counters since the loader was made; `raylance.telemetry.Stats` tells how to read each."""
-        return self._stats.as_dict()
-
     def state_dict(self) -> dict[str, Any]:
         """The consumed position and what it refers to: JSON-able, the same on every rank; see `state.State`."""
         return self._state().to_dict()
@@ -229,6 +225,7 @@ class RankLoader(process.Seated):
             StateError: If the state is damaged, newer, or belongs to other rows or another order.
         """
         self._delivery, saved = load_state(state, self._state(), self._delivery)
+        self._stats.tell("resume", {"epoch": saved.epoch, "position": saved.position})
         self._batch_size = saved.global_batch_size
         self._epoch, self._position = saved.epoch, saved.position
         self._iteration += 1
@@ -237,6 +234,7 @@ class RankLoader(process.Seated):
         """Ends the helpers. The position stays; another iteration starts new ones."""
         self._iteration += 1
         self.helpers.close()
+        self._end_record()
 
     def __enter__(self) -> Self:
         return self
@@ -321,6 +319,7 @@ class RankLoader(process.Seated):
             logger.warning("%s", no_step_left(plan, epoch, position))
             self._epoch, self._position = epoch + 1, 0
             return
+        self._begin_record(plan, self.state_dict())
         prepares = self._prepares
         feeder = self.helpers.start(plan, self.rank, epoch=epoch, position=position, bound=bound, stats=self._stats)
         try:
@@ -337,6 +336,9 @@ class RankLoader(process.Seated):
                     return
                 if iteration != self._iteration:
                     break
+        except RaylanceError as error:
+            self._tell_error(error)
+            raise
         finally:
             feeder.close()
         raise RaylanceError(

@@ -80,6 +80,18 @@ def train_place() -> tuple[int, int] | None:
     return context.get_world_rank(), context.get_world_size()
 
 
+def train_storage() -> tuple[Any, str, str] | None:
+    """File system and folder of this Ray Train run, and its name; None outside of a training function."""
+    if train_place() is None:
+        return None
+    context = importlib.import_module("ray.train").get_context()
+    try:
+        storage = context.get_storage()
+    except (NotImplementedError, RuntimeError):  # local mode has none
+        return None
+    return storage.storage_filesystem, storage.experiment_fs_path, context.get_experiment_name()
+
+
 def in_local_mode() -> bool:
     """Whether Ray Train's local mode (`num_workers=0`) called what calls this, in this thread."""
     return any(frame.f_globals.get("__name__", "").startswith(_LOCAL_MODE) for frame, _ in traceback.walk_stack(None))

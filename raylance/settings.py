@@ -76,6 +76,9 @@ class Options:
         placement_timeout_s: Seconds that helpers may take to find their place.
         read_timeout_s: Seconds that a read is tried again when the storage fails, before that is an error.
         work_timeout_s: Seconds that a helper may take over one piece of work before it is taken for hung and replaced.
+        record: Whether the loader's figures are published as metrics and, under Ray Train, recorded beside the run's
+            checkpoints, for `report_run`, `watch` and `python -m raylance.top`; or the folder of a run, where no
+            trainer tells it. A thread does both once a second.
         runtime: Who does the work: "ray" actors, or "threads" of this process. "auto" is Ray where one is running.
         auto_decoders: What "auto" asks for, where it was settled for all ranks at once; None for the free CPUs' share.
     """
@@ -89,6 +92,7 @@ class Options:
     placement_timeout_s: float = 120.0
     read_timeout_s: float = 60.0
     work_timeout_s: float = 600.0
+    record: bool | str = True
     runtime: Literal["auto", "ray", "threads"] = "auto"
     auto_decoders: int | None = None
 
@@ -105,6 +109,8 @@ class Options:
                 f'num_readers={self.num_readers!r}: must be "auto", a positive integer, or (min, max) with '
                 "1 <= min < max."
             )
+        if not isinstance(self.record, bool | str):
+            raise ConfigError(f"record={self.record!r}: must be True, False, or the folder of a run.")
         if self.runtime not in ("auto", "ray", "threads"):
             raise ConfigError(f'runtime={self.runtime!r}: must be "auto", "ray" or "threads".')
         for name in (

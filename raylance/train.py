@@ -31,6 +31,7 @@ class DataConfig(ray.train.DataConfig):
         max_inflight_bytes: int = _DEFAULTS.max_inflight_bytes,
         placement_timeout_s: float = _DEFAULTS.placement_timeout_s,
         read_timeout_s: float = _DEFAULTS.read_timeout_s,
+        record: bool | str = _DEFAULTS.record,
     ) -> None:
         """Makes a config.
 
@@ -47,6 +48,8 @@ class DataConfig(ray.train.DataConfig):
             max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank.
             placement_timeout_s: Seconds that helpers may take to find their place.
             read_timeout_s: Seconds that a read is tried again when the storage fails, before that is an error.
+            record: Whether the loaders publish metrics, and are recorded beside the run's checkpoints for
+                `raylance.report_run`, `raylance.watch` and `python -m raylance.top`; or another folder for that.
 
         Raises:
             ConfigError: For a value that cannot be honoured.
@@ -63,6 +66,7 @@ class DataConfig(ray.train.DataConfig):
             max_inflight_bytes=max_inflight_bytes,
             placement_timeout_s=placement_timeout_s,
             read_timeout_s=read_timeout_s,
+            record=record,
         )
 
     def configure(

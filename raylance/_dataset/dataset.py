@@ -15,10 +15,10 @@ import pyarrow as pa
 from raylance import process
 from raylance._dataset.looks import describe, look, look_at
 from raylance._dataset.seats import TrainData
-from raylance._dataset.showing import Shown
 from raylance.arguments import check_integer, refuse_unknown
 from raylance.batches.batches import Batches
 from raylance.batches.lookup import Lookup
+from raylance.batches.showing import Shown
 from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET
 from raylance.decode.arrays import Lists, NumpyBatch, list_lengths, to_numpy
 from raylance.errors import ConfigError, DatasetError

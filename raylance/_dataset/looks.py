@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from raylance._dataset.showing import Shown, joined, show_counts, show_facts, show_rows
+from raylance.batches.showing import Shown, joined, show_counts, show_facts, show_rows
 from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, RaylanceError
 from raylance.orders.permutation import Int64Array

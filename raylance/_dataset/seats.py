@@ -10,6 +10,7 @@ from raylance.errors import ConfigError
 from raylance.loader import RankLoader
 from raylance.settings import Delivery, Feed, Options, map_shared
 from raylance.store import Shared
+from raylance.telemetry.verdict import Verdict
 
 
 class TrainData:
@@ -97,6 +98,10 @@ class TrainData:
     def stats(self) -> dict[str, Any]:
         """In local mode as `RankLoader.stats`."""
         return self.run_loader().stats()
+
+    def explain(self) -> Verdict:
+        """In local mode as `RankLoader.explain`."""
+        return self.run_loader().explain()
 
     def batches(self, **arguments: Any) -> Batches:
         """In local mode as `RankLoader.batches`."""

@@ -19,6 +19,7 @@ from raylance.runtime.runtime import Runtime
 from raylance.telemetry import Stats
 
 _LOOK_S = 5.0  # between looks whether the thread still lives
+FIRST_ROWS = 16  # of the first batch that are kept to be looked at
 _JOIN_S = 10.0  # that a closing consumer waits for user code in the thread to end
 
 _alive: "weakref.WeakSet[Feeder]" = weakref.WeakSet()
@@ -81,7 +82,9 @@ class Feeder:
             stats.rows += step.rows
             stats.nbytes += step.nbytes
             stats.masked_rows += step.masked_rows
-            stats.epoch_certificate = step.certificate or stats.epoch_certificate
+            if step.certificate is not None:
+                stats.epoch_certificate = step.certificate
+                stats.tell("epoch", step.certificate)
             handed = [batch if self._sender is None else self._sender.receive(batch)]
             del found, batch
             with stats.timed("user_s"):
@@ -198,6 +201,8 @@ class Feeder:
 
     def _finish(self, bound: Bound) -> None:
         table, step = self._assembly.next_step()
+        if self._stats.first_rows is None:
+            self._stats.first_rows = table.take(list(range(min(FIRST_ROWS, table.num_rows))))  # a copy
         with self._stats.timed("collate_s"):
             batch = bound.convert(table.drop_columns(bound.hidden))
         if self._sender is not None:

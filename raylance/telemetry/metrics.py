@@ -71,9 +71,7 @@ METRICS: tuple[Metric, ...] = (
     _gauge("inflight_bytes", "inflight_bytes", "Bytes on their way to the rank, or waiting for its trainer."),
     _gauge("inflight_limit_bytes", "inflight_limit_bytes", "What max_inflight_bytes allows."),
     _gauge("inflight_items", "inflight_items", "Pieces of work on their way."),
-    _gauge(
-        "ready_batches", "ready_batches", "Batches that wait for the trainer: 0 all the time means that it starves."
-    ),
+    _gauge("ready_batches", "ready_batches", "Batches that wait for the trainer; always 0: it starves."),
     _gauge("window_bytes", "window_bytes", "Bytes of raw rows that the shard actor holds."),
     _gauge("window_limit_bytes", "window_limit_bytes", "What max_window_bytes allows."),
     _gauge("decoders", "decoders", "Decoders that run."),

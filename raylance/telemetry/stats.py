@@ -126,10 +126,11 @@ class Stats:
     _going: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # field: since when it is timed
     _awaited: tuple[float, Cause] | None = dataclasses.field(default=None, repr=False)
     _there_s: float = dataclasses.field(default=0.0, repr=False)  # waited for what is read and decoded in one place
-    _events: deque[tuple[float, str, str]] = dataclasses.field(
+    _events: deque[tuple[float, str, Any]] = dataclasses.field(
         default_factory=lambda: deque(maxlen=_EVENTS), repr=False
     )
     _bad_rows: dict[tuple[int, str], str] = dataclasses.field(default_factory=dict, repr=False)
+    first_rows: Any = dataclasses.field(default=None, repr=False)  # a table of rows of the first batch, to be looked at
 
     def begin(self, field: str) -> None:
         """Begins to time a field."""
@@ -141,6 +142,10 @@ class Stats:
         seconds = 0.0 if begun is None else time.perf_counter() - begun
         setattr(self, field, getattr(self, field) + seconds)
         return seconds
+
+    def is_timed(self, field: str) -> bool:
+        """Whether a field is being timed now."""
+        return field in self._going
 
     @contextmanager
     def timed(self, field: str) -> Iterator[None]:
@@ -185,12 +190,12 @@ class Stats:
             if len(self._bad_rows) < _BAD_ROWS:
                 self._bad_rows.setdefault((offset, column), why)
 
-    def tell(self, kind: str, what: str) -> None:
-        """Keeps an event: when, of which kind, and what it was."""
+    def tell(self, kind: str, what: Any) -> None:
+        """Keeps an event: when, of which kind, and what it was, JSON-able."""
         self._events.append((time.time(), kind, what))
 
     @property
-    def events(self) -> list[tuple[float, str, str]]:
+    def events(self) -> list[tuple[float, str, Any]]:
         """The last events, oldest first: seconds since 1970, kind, what."""
         return list(self._events)
 
@@ -212,4 +217,6 @@ class Stats:
         return {name: getattr(self, name) for name in (*NUMBERS, "epoch_certificate")}
 
 
-NUMBERS = tuple(field.name for field in dataclasses.fields(Stats) if field.type in (int, float))
+NUMBERS = tuple(
+    field.name for field in dataclasses.fields(Stats) if field.type in (int, float) and field.name[0] != "_"
+)

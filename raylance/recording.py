@@ -1,0 +1,171 @@
+"""Owns what a loader tells of itself: its counters, the verdict in words, and what its record says of it; never moves
+a position, and never writes anything itself.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import math
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+
+from raylance import process
+from raylance.batches.showing import show_rows
+from raylance.columns import COMPONENT, ROW_OFFSET, VALID
+from raylance.decode.arrays import to_numpy
+from raylance.planning.plan import Plan
+from raylance.settings import Delivery, Feed, Options
+from raylance.store import ray_session
+from raylance.telemetry import Stats
+from raylance.telemetry.metrics import Publisher
+from raylance.telemetry.record import FOLDER, Place, Record
+from raylance.telemetry.recorder import Recording, position_of
+from raylance.telemetry.verdict import Part, Verdict, judge
+
+
+class Recorded:
+    """What is counted of a loader, and where that goes."""
+
+    _feed: Feed
+    _delivery: Delivery
+    _options: Options
+    rank: int
+    world_size: int
+    seat: process.Seat | None
+    _epoch: int
+    _position: int
+
+    def __init__(self) -> None:
+        """Counts nothing yet."""
+        self._stats = Stats()
+        self._recording: Recording | None = None
+
+    def stats(self) -> dict[str, Any]:
+        """Timings and counters since the loader was made; `raylance.telemetry.Stats` tells how to read each."""
+        return self._stats.as_dict()
+
+    def explain(self) -> Verdict:
+        """Says in words what limits this rank so far, and what to change; see `Verdict`.
+
+        The trainer's time between its batches is compared with what it waited for, and with what reading and decoding
+        would deliver by themselves. Of a whole run, `report_run` and `watch` say the same over all ranks.
+        """
+        facts = {**self._facts(), "cluster_cpus": _cluster_cpus()}
+        return judge([Part(figures=self._stats.sample(), facts=facts)])
+
+    def record(self) -> None:
+        """Writes what has been counted so far to the run's storage, where the loader is recorded: before a process
+        that may be killed ends, say. A thread does it all the time, some seconds late; `report` does it, too.
+        """
+        if self._recording is not None:
+            self._recording.flush()
+
+    @contextlib.contextmanager
+    def reporting(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> Iterator[None]:
+        """Notes a report to Ray Train, and writes the record before it: a run often ends behind one.
+
+        Args:
+            metrics: What is reported; numbers among it are noted.
+            has_checkpoint: Whether a checkpoint comes with it.
+        """
+        begin, is_inside = time.perf_counter(), self._stats.is_timed("user_s")
+        self.record()
+        with self._stats.timed("save_s") if is_inside else contextlib.nullcontext():
+            yield
+        numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
+        told = {"metrics": numbers, "seconds": time.perf_counter() - begin, "has_checkpoint": has_checkpoint}
+        self._stats.tell("report", told)
+        self.record()
+
+    def _begin_record(self, plan: Plan, state: dict[str, Any]) -> None:
+        """Begins the record, where there is to be one."""
+        if self._recording is not None or self._options.record is False:
+            return
+        place, run = _place_of(self._options.record, is_seated=self.seat is not None)
+        publisher = Publisher(run, self._name, self.rank) if ray_session() else None
+        if place is None and publisher is None:
+            return
+        facts = self._facts() | {
+            "run": run,
+            "raylance": importlib.import_module("raylance").__version__,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "cluster_cpus": _cluster_cpus(),
+            "state": state,
+            "remainder": plan.remainder,
+            "global_batch_size": plan.global_batch_size,
+            "steps": plan.steps(),
+            "limits": {
+                "inflight_limit_bytes": float(self._options.max_inflight_bytes),
+                "window_limit_bytes": float(self._options.max_window_bytes),
+                "epoch_rows": float(plan.steps() * plan.global_batch_size if plan.remainder != "ragged" else plan.rows),
+            },
+        }
+        self._recording = Recording(Record(facts), self._stats, position_of(self), place, publisher, _look)
+
+    def _tell_error(self, error: Exception) -> None:
+        self._stats.tell("error", f"{type(error).__name__}: {error}")
+        self.record()
+
+    def _end_record(self) -> None:
+        recording, self._recording = self._recording, None
+        if recording is not None:
+            recording.end()
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epoch and position of the next batch."""
+        return self._epoch, self._position
+
+    @property
+    def _name(self) -> str:
+        return (self.seat.name if self.seat is not None else None) or "data"
+
+    def _facts(self) -> dict[str, Any]:
+        """What the verdict needs to know beside the figures, and who this is."""
+        source, decoding = self._feed.source, self._feed.decoding
+        return {
+            "dataset": self._name,
+            "split": self.seat is None or self.seat.split,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "rows": self._delivery.rows,
+            "row_bytes": float(source.likely_row_bytes),
+            "decodes": [decoder.column for decoder in decoding.decoders] if decoding else [],
+            "order": self._delivery.order.name,
+            "options": dataclasses.asdict(self._options),
+            "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        }
+
+
+def _place_of(wanted: bool | str, *, is_seated: bool) -> tuple[Place | None, str]:
+    """Where a record goes, and the name of the run."""
+    if isinstance(wanted, str):
+        filesystem, path = pa.fs.FileSystem.from_uri(wanted if "://" in wanted else os.path.abspath(wanted))
+        return Place(filesystem, f"{path}/{FOLDER}"), os.path.basename(path)
+    found = process.train_storage() if is_seated else None
+    if found is None:
+        return None, ""
+    filesystem, path, run = found
+    return Place(filesystem, f"{path}/{FOLDER}"), run
+
+
+def _cluster_cpus() -> float | None:
+    """CPUs of the cluster as Ray counts them; None where no Ray runs."""
+    if not ray_session():
+        return None
+    resources: dict[str, float] = importlib.import_module("ray").cluster_resources()
+    return resources.get("CPU", math.nan)
+
+
+def _look(rows: pa.Table) -> str:
+    """HTML of some rows."""
+    batch = to_numpy(rows.drop_columns([name for name in (COMPONENT, VALID) if name in rows.column_names]))
+    shown = {name: values for name, values in batch.items() if name != ROW_OFFSET} | {ROW_OFFSET: batch[ROW_OFFSET]}
+    return show_rows(shown, rows.num_rows, "", "", None)._repr_html_()

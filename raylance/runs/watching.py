@@ -1,0 +1,157 @@
+"""Owns the progress line of a run in the process that started it, or in any other; never takes part in the run."""
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO
+
+from tqdm.auto import tqdm as any_bar
+from tqdm.std import tqdm as text_bar
+
+from raylance.errors import ConfigError
+from raylance.runs.progress import Progress, news, progress, told_report
+from raylance.runs.reading import LoaderRecord, Run, open_folder, read_run
+
+_LOCAL_S, _REMOTE_S = 1.0, 10.0  # between two looks
+_LOG_S = 30.0  # between two lines of a log
+_BAR = "{desc}{percentage:3.0f}%|{bar:20}| {postfix}"
+
+Tell = Callable[[Mapping[str, Any]], str]
+
+
+@contextlib.contextmanager
+def watch(
+    path: str,
+    *,
+    epochs: int | None = None,
+    storage_filesystem: Any = None,
+    tell: Tell | None = None,
+    file: TextIO | None = None,
+) -> Iterator[None]:
+    """Shows one progress line of a run as long as the body goes on: `with raylance.watch(path): trainer.fit()`.
+
+    The line tells rows, rate, the share of its time that the trainer waits and for what, and how long it will take; in
+    a terminal and a notebook it moves, in a log it is written twice a minute. What is reported to Ray Train, faults
+    that were survived and rows that could not be decoded are lines above it. All of it comes from the records that the
+    loaders leave beside the checkpoints, some seconds late: no process of the run is asked.
+
+    Args:
+        path: The run's folder, <storage path>/<run name>, as a path or URI; it need not exist yet.
+        epochs: Epochs of the run, for the time left; None tells it for the epoch.
+        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
+        tell: Makes a line of the metrics of a report, "" for none; None lists the numbers.
+        file: Where to; None for stderr.
+
+    Raises:
+        ConfigError: If `path` cannot be a folder.
+    """
+    filesystem, _ = open_folder(path, storage_filesystem)
+    is_local = filesystem.type_name == "local"
+    watcher = _Watcher(path, epochs, storage_filesystem, tell, file or sys.stderr)
+    ended = threading.Event()
+
+    def look_on() -> None:
+        while not ended.wait(_LOCAL_S if is_local else _REMOTE_S):
+            watcher.look()
+
+    thread = threading.Thread(target=look_on, name="raylance-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        watcher.look()
+        watcher.close()
+
+
+class _Watcher:
+    """Looks at a run again and again, and says what is new."""
+
+    def __init__(self, path: str, epochs: int | None, filesystem: Any, tell: Tell | None, file: TextIO) -> None:
+        self._path, self._epochs, self._filesystem, self._file = path, epochs, filesystem, file
+        self._tell = tell
+        self._began = self._told = time.time()
+        self._logged = 0.0
+        self._masked: dict[str, float] = {}
+        self._seen: set[str] = set()
+        self._bar: Any = None
+
+    def look(self) -> None:
+        """Reads the records, and says what is new."""
+        try:
+            run = read_run(self._path, self._filesystem)
+        except (ConfigError, OSError):  # no batch yet; or a storage that fails now, and may not the next time
+            return
+        since, self._told = self._told, max([self._told, *(event[0] for event in news(run, self._told))])
+        for _, record, kind, what in news(run, since):
+            if line := self._line(record, kind, what):
+                self._write(line)
+        self._tell_bad_rows(run)
+        if (found := progress(run, self._began)) is not None:
+            self._show(found)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _line(self, record: LoaderRecord, kind: str, what: Any) -> str:
+        if kind == "report":
+            if record.rank:  # rank 0's stand for all
+                return ""
+            return told_report(what) if self._tell is None else self._tell(what["metrics"])
+        if kind in ("fault", "error"):
+            return f"{record.facts['dataset']}, rank {record.rank}: {what}"
+        if kind == "resume" and not record.rank:
+            return f"{record.facts['dataset']} goes on in epoch {what['epoch']} behind {what['position']:,} rows"
+        return ""
+
+    def _tell_bad_rows(self, run: Run) -> None:
+        for record in run.records:
+            count, before = float(record.at("masked_rows", record.last)), self._masked.get(record.name, 0.0)
+            if count > before and record.started >= self._began:
+                offset, column, why = record.bad_rows[0] if record.bad_rows else (-1, "", "")
+                first = f", the first at row offset {offset}: {column} {why}" if record.bad_rows else ""
+                self._write(
+                    f"{record.facts['dataset']}, rank {record.rank}: {count - before:,.0f} rows could not be decoded "
+                    f"and are masked{first}"
+                )
+            self._masked[record.name] = count
+
+    def _write(self, line: str) -> None:
+        if line in self._seen:  # a report of several datasets is noted by each
+            return
+        self._seen.add(line)
+        if self._bar is not None:
+            self._bar.write(line, file=self._file)
+        else:
+            print(line, file=self._file, flush=True)
+
+    def _show(self, found: Progress) -> None:
+        left_s = found.left_s(self._epochs)
+        of = f"/{self._epochs}" if self._epochs else ""
+        epoch = min(found.epoch + 1, self._epochs or found.epoch + 1)
+        rows = found.rows if found.epoch < epoch else found.epoch_rows  # behind the last one there is no other
+        left = "" if left_s is None else f", {text_bar.format_interval(left_s)} left"
+        told = f"{rows:,}/{found.epoch_rows:,} rows, {found.told()}{left}"
+        if not (self._file.isatty() or _in_notebook()):
+            if time.monotonic() - self._logged >= _LOG_S:
+                self._logged = time.monotonic()
+                print(f"epoch {epoch}{of}: {told}", file=self._file, flush=True)
+            return
+        if self._bar is None:
+            kind: Any = any_bar if _in_notebook() else text_bar
+            self._bar = kind(total=100, bar_format=_BAR, file=self._file, dynamic_ncols=True)
+        done = (found.epoch * found.epoch_rows + found.rows) / (found.epoch_rows * (self._epochs or found.epoch + 1))
+        self._bar.n = min(100, 100 * done)
+        self._bar.set_description_str(f"epoch {epoch}{of} ", refresh=False)
+        self._bar.set_postfix_str(told)
+
+
+def _in_notebook() -> bool:
+    """Whether this is a notebook that shows widgets."""
+    shell: Any = sys.modules.get("IPython")
+    kind = type(shell.get_ipython()).__name__ if shell is not None else ""
+    return kind == "ZMQInteractiveShell"

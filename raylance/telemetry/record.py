@@ -1,0 +1,87 @@
+"""Owns the record of one loader: its figures over time, facts and events, of bounded size, as a file beside the run's
+checkpoints; never decides when one is made, never says what the figures mean.
+
+A record is an Arrow file, <run>/raylance/<dataset>-rank<rank>-<start>.arrow: a row for each sample, with counters since
+the loader was made; facts, events and masked rows are JSON in its schema's metadata, under `raylance`.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.fs
+
+from raylance.telemetry.stats import NUMBERS
+
+FOLDER = "raylance"
+FORMAT = 1
+COLUMNS = ("time_s", *NUMBERS, "epoch", "position")
+_MOST = 2048  # samples; then every second one is dropped, and samples are kept half as often
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """A folder for records, wherever it lies."""
+
+    filesystem: Any
+    path: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether writing there costs no network."""
+        return isinstance(self.filesystem, pyarrow.fs.LocalFileSystem)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file as a whole, so that nobody reads a half of it."""
+        self.filesystem.create_dir(self.path, recursive=True)
+        path = f"{self.path}/{name}"
+        part = f"{self.path}/.{name}.part" if self.is_local else path  # object stores have no half objects
+        with self.filesystem.open_output_stream(part) as stream:
+            stream.write(content)
+        if part != path:
+            self.filesystem.move(part, path)
+
+
+class Record:
+    """One loader's figures over time.
+
+    Attributes:
+        facts: What does not change: who it is, of which run, what it reads, within which limits; JSON-able.
+        name: The file's name, without its end.
+    """
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        """Begins one; see `RankLoader` for the facts."""
+        self.facts = {"format": FORMAT, "started": time.time(), **facts}
+        start = int(1000 * self.facts["started"])
+        self.name = f"{self.facts['dataset']}-rank{self.facts['rank']:05d}-{start}"
+        self._samples: list[list[float]] = []
+        self._last: list[float] = []
+        self._every = self._skipped = 1
+
+    def add(self, figures: Mapping[str, float]) -> None:
+        """Adds a sample of all figures, as they are now."""
+        self._last = [time.time(), *(figures[name] for name in COLUMNS[1:])]
+        if self._skipped < self._every:
+            self._skipped += 1
+            return
+        self._skipped = 1
+        self._samples.append(self._last)
+        if len(self._samples) > _MOST:
+            self._samples, self._every = self._samples[::2], 2 * self._every
+
+    def content(self, **told: Any) -> bytes:
+        """The file: samples, facts, and what has been told meanwhile, JSON-able."""
+        rows = [*self._samples, *([self._last] if self._last and self._last is not self._samples[-1] else [])]
+        arrays = [pa.array(values, pa.float64()) for values in zip(*rows, strict=True)]
+        arrays = arrays or [pa.array([], pa.float64()) for _ in COLUMNS]
+        metadata = {"raylance": json.dumps(self.facts | told, default=str)}
+        table = pa.table(arrays, names=list(COLUMNS)).replace_schema_metadata(metadata)
+        sink = pa.BufferOutputStream()
+        pyarrow.feather.write_feather(table, sink, compression="zstd")
+        content: bytes = sink.getvalue().to_pybytes()
+        return content
