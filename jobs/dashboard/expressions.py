@@ -54,8 +54,8 @@ class Scope:
         return f"({self.rate(name, extra)} or vector(0))"
 
     def ratio(self, name: str, other: str) -> str:
-        """What a counter grows by while another one grows by 1."""
-        return f"{self.rate(name)} / {self.rate(other)}"
+        """What a counter grows by while another one grows by 1; 0 where the first is not there yet."""
+        return f"({self.rate(name)} or 0 * {self.rate(other)}) / {self.rate(other)}"
 
     def grown(self, name: str) -> str:
         """What a counter has grown by within the window, exactly, one that has just appeared counted from 0.

@@ -113,10 +113,10 @@ def _ranks() -> list[tuple[Panel, int, int]]:
         (grafana.lines(
             "Saving, by rank",
             "Share of each rank's time in raylance.report. Much of it: report less often, or let Ray Train upload "
-            "in the background (checkpoint_upload_mode). Without a line nothing was saved in this time.",
+            "in the background (checkpoint_upload_mode).",
             [query(
-                f"{BY_RANK.rate('save_seconds_total')} / ({BY_RANK.rate('wait_seconds_total')}"
-                f" + {BY_RANK.rate('train_seconds_total')})", "rank {{rank}}",
+                f"({BY_RANK.rate('save_seconds_total')} or 0 * {BY_RANK.rate('train_seconds_total')})"
+                f" / ({BY_RANK.rate('wait_seconds_total')} + {BY_RANK.rate('train_seconds_total')})", "rank {{rank}}",
             )], unit="percentunit",
         ), 8, 7),
     ]  # fmt: skip
@@ -225,7 +225,8 @@ def _stages() -> list[tuple[Panel, int, int]]:
             "Seconds a second that shard actors could not go on because storage had not answered, over five minutes. "
             "Near 0: reading ahead hides it all. Near the number of readers: storage is all they do, and it is the "
             "limit.",
-            [query(slowly.rate("read_wait_seconds_total"), "reading"), query(ALL.total("readers"), "readers")],
+            [query(f"{slowly.rate('read_wait_seconds_total')} or 0 * {ALL.total('readers')}", "reading"),
+             query(ALL.total("readers"), "readers")],
             dashed=["readers"],
         ), 6, 7),
         (grafana.lines(

@@ -127,7 +127,9 @@ class Drawing:
     def _bars(self, page: Figure, panel: Panel, box: tuple[float, float, float, float]) -> None:
         left, bottom, width, height = box
         data, unit = self._data(panel), panel["fieldConfig"]["defaults"]["unit"]
-        axes = page.add_axes((left + 0.25 * width, bottom + 0.06 * height, 0.56 * width, 0.78 * height), facecolor=PANEL)
+        axes = page.add_axes(
+            (left + 0.25 * width, bottom + 0.06 * height, 0.56 * width, 0.78 * height), facecolor=PANEL
+        )
         axes.axis("off")
         most = max((values[-1][1] for _, values in data), default=1.0)
         for at, (name, values) in enumerate(data):
@@ -141,7 +143,7 @@ class Drawing:
     def _lines(self, page: Figure, panel: Panel, box: tuple[float, float, float, float]) -> None:
         left, bottom, width, height = box
         inch = width * 24 * COLUMN
-        aside, below = 0.55 / inch, 0.55 / (height * page.get_figheight())
+        aside, below = 0.62 / inch, 0.55 / (height * page.get_figheight())
         size = (left + aside * width, bottom + below * height, width * (0.98 - aside), height * (0.86 - below))
         axes = page.add_axes(size, facecolor=PANEL)
         data, defaults = self._data(panel), panel["fieldConfig"]["defaults"]
@@ -152,8 +154,8 @@ class Drawing:
         axes.locator_params(axis="both", nbins=5)
         axes.grid(color="#2C3235", linewidth=0.5)
         axes.spines[:].set_visible(False)
-        top = defaults.get("max") or 1.08 * axes.dataLim.ymax if data else 1.0
-        axes.set(xlim=(self._source.start, self._source.end), ylim=(0, max(top, 1e-9)))
+        top = defaults.get("max") or (1.08 * axes.dataLim.ymax if data else 0)
+        axes.set(xlim=(self._source.start, self._source.end), ylim=(0, top or 1))
         if not data:
             axes.text(0.5, 0.5, "No data", transform=axes.transAxes, color=GREY, ha="center")
             return
@@ -209,7 +211,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090", metavar="URL", help="(%(default)s)")
     parser.add_argument("--run", required=True, metavar="NAME", help="the run's name in Ray Train")
-    parser.add_argument("--dashboard", type=Path, default=FOLDER / "raylance.json", metavar="FILE", help="(%(default)s)")
+    parser.add_argument(
+        "--dashboard", type=Path, default=FOLDER / "raylance.json", metavar="FILE", help="(%(default)s)"
+    )
     parser.add_argument("--minutes", type=float, default=15, metavar="M", help="how much is shown (%(default)s)")
     parser.add_argument("--end", type=float, metavar="S", help="up to when, in seconds since 1970; now by default")
     parser.add_argument("--sections", type=int, metavar="N", help="how many, from the top; all by default")
