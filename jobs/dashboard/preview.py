@@ -1,6 +1,7 @@
 """Owns a picture of the dashboard with what a Prometheus knows, where no Grafana is; never quite what Grafana draws.
 
     python -m jobs.dashboard.preview --prometheus http://127.0.0.1:9090 --run food101 --out dashboard.png
+    python -m jobs.dashboard.preview --run before --run after --sections 1    # the first section of both, to compare
 
 Panels lie where Grafana puts them, ask its queries and have its colours and units. It needs matplotlib.
 """
@@ -51,30 +52,36 @@ def figure(value: float, unit: str) -> str:
 
 
 class Drawing:
-    """A dashboard, panel by panel."""
+    """A dashboard, panel by panel, of one run behind the other."""
 
-    def __init__(self, dashboard: Panel, source: Prometheus, values: dict[str, str]) -> None:
-        """Draws nothing yet."""
-        self._panels, self._source, self._values = dashboard["panels"], source, values
-
-    def draw(self, path: Path, rows: int | None, dpi: int) -> None:
-        """Draws it as PNG.
+    def __init__(self, panels: list[Panel], source: Prometheus) -> None:
+        """Draws nothing yet.
 
         Args:
+            panels: What is drawn of each run.
+            source: What it asks.
+        """
+        self._panels, self._source, self._values = panels, source, {"run": ""}
+
+    def draw(self, runs: list[str], path: Path, dpi: int) -> None:
+        """Draws runs as PNG.
+
+        Args:
+            runs: Their names.
             path: Where.
-            rows: How many sections, from the top; None for all.
             dpi: Pixels of an inch.
         """
-        panels = self._panels
-        heads = [index for index, panel in enumerate(panels) if panel["type"] == "row"]
-        if rows is not None and rows < len(heads):
-            panels = panels[: heads[rows]]
-        high = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
+        lines = 1 + max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in self._panels)
+        high = lines * len(runs)
         page = Figure(figsize=(24 * COLUMN, high * LINE), facecolor=PAPER)
-        for panel in panels:
-            at = panel["gridPos"]
-            left, bottom = at["x"] / 24, 1 - (at["y"] + at["h"]) / high
-            self._panel(page, panel, (left, bottom, at["w"] / 24, at["h"] / high))
+        for at, run in enumerate(runs):
+            self._values["run"] = run
+            above = at * lines + 1  # the line in which Grafana has its variables
+            page.text(0.004, 1 - (above - 0.5) / high, f"Run  {run}", color=INK, va="center", size=12, weight="bold")
+            for panel in self._panels:
+                place = panel["gridPos"]
+                bottom = 1 - (above + place["y"] + place["h"]) / high
+                self._panel(page, panel, (place["x"] / 24, bottom, place["w"] / 24, place["h"] / high))
         page.savefig(path, dpi=dpi)
 
     def _panel(self, page: Figure, panel: Panel, box: tuple[float, float, float, float]) -> None:
@@ -210,7 +217,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m jobs.dashboard.preview", description=__doc__, formatter_class=as_written
     )
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090", metavar="URL", help="(%(default)s)")
-    parser.add_argument("--run", required=True, metavar="NAME", help="the run's name in Ray Train")
+    parser.add_argument("--run", required=True, action="append", metavar="NAME", help="as Ray Train calls it; several")
     parser.add_argument(
         "--dashboard", type=Path, default=FOLDER / "raylance.json", metavar="FILE", help="(%(default)s)"
     )
@@ -222,9 +229,11 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     end = args.end or time.time()
     source = Prometheus(url=args.prometheus.rstrip("/"), start=end - 60 * args.minutes, end=end)
-    dashboard = json.loads(args.dashboard.read_text(encoding="utf-8"))
+    panels = json.loads(args.dashboard.read_text(encoding="utf-8"))["panels"]
+    heads = [index for index, panel in enumerate(panels) if panel["type"] == "row"] + [len(panels)]
+    panels = panels[: heads[min(args.sections or len(heads), len(heads) - 1)]]
     try:
-        Drawing(dashboard, source, {"run": args.run}).draw(args.out, args.sections, args.dpi)
+        Drawing(panels, source).draw(args.run, args.out, args.dpi)
     except OSError as error:
         print(f"nothing is drawn: {error}; is a Prometheus there, and does --prometheus name it?", file=sys.stderr)
         return 2
