@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from raylance.orders.permutation import row_rng
     from raylance.orders.sampling import ClassBalanced, Weighted
     from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
+    from raylance.runs.page import report_run
     from raylance.runs.watching import watch
     from raylance.settings import Options
     from raylance.source.packing import PackTokens
@@ -65,6 +66,7 @@ _MODULES = {
     "source.provenance": ("Provenance",),
     "source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
     "train": ("DataConfig",),
+    "runs.page": ("report_run",),
     "runs.watching": ("watch",),
     "checkpoints": ("report", "restore"),
 }
@@ -76,7 +78,7 @@ __all__ = [
     "DatasetError", "Decoder", "FractionSplit", "HelperError", "Image", "Options", "Order", "PackTokens",
     "PlacementError", "Provenance", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle",
     "Sequential", "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset", "mix", "report",
-    "restore", "row_rng", "watch",
+    "report_run", "restore", "row_rng", "watch",
 ]  # fmt: skip
 
 

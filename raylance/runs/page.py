@@ -1,0 +1,266 @@
+"""Owns the report of a run: one HTML file that needs no network; never records, and never judges by itself."""
+
+import base64
+import html
+import io
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import markupsafe
+import PIL.Image
+import PIL.ImageFile
+import pyarrow as pa
+
+from raylance.audit.reopening import reopen
+from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK
+from raylance.errors import RaylanceError
+from raylance.runs import drawing
+from raylance.runs.progress import news
+from raylance.runs.reading import LoaderRecord, Run, open_folder, read_look, read_run
+from raylance.runs.timeline import timeline
+from raylance.source.rows import TableRows
+
+_RANKS = 16  # that are drawn
+_LINES = 100  # of a table
+_BAD_ROWS = 24  # that are shown
+_SIDE = 96  # pixels of a thumbnail
+_QUALITY_STEPS = 64  # of the epoch that are looked at
+
+
+def report_run(
+    path: str,
+    out: str | None = None,
+    *,
+    storage_filesystem: Any = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> str:
+    """Writes the report of a run, while it goes on or after it: what limits it and what to change, where the time of
+    each rank went, throughput, faults that were survived, rows that could not be decoded, what each epoch's certificate
+    says, what the data looked like and how well they were shuffled.
+
+    Args:
+        path: The run's folder, <storage path>/<run name>, as a path or URI.
+        out: Where to write it, a local path; None for report.html in the run's folder.
+        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
+        storage_options: Of the dataset, which is opened again for its shuffle and its damaged rows; where it cannot be,
+            the report says so.
+
+    Returns:
+        Where the report is.
+
+    Raises:
+        ConfigError: If there is no record of the run, or no matplotlib to draw it.
+    """
+    run = read_run(path, storage_filesystem)
+    look = next(
+        (found for r in run.of(run.main) if r.rank == 0 and (found := read_look(run, r, storage_filesystem))), ""
+    )
+    content = render(run, look, storage_options).encode()
+    if out is not None:
+        filesystem, where = open_folder(out)
+    else:
+        filesystem, folder = open_folder(path, storage_filesystem)
+        where, out = f"{folder}/report.html", f"{path.rstrip('/')}/report.html"
+    with filesystem.open_output_stream(where) as stream:
+        stream.write(content)
+    return out
+
+
+def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None = None) -> str:
+    """The report as HTML.
+
+    Args:
+        run: The run.
+        look: HTML of the first rows.
+        storage_options: Of the dataset.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("raylance.runs", "."), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    found, verdict, main = timeline(run), run.verdict(run.main), run.of(run.main)
+    waited = {record.rank: 0.0 for record in main}
+    for record in main:
+        waited[record.rank] += float(record.at("wait_s", record.last))
+    ranks = sorted(sorted(waited, key=lambda rank: -waited[rank])[:_RANKS])
+    happened = news(run, 0.0)
+    marks = [(when, record.rank, kind) for when, record, kind, _ in happened if record.facts["dataset"] == run.main]
+    faults = [(when, record, what) for when, record, kind, what in happened if kind in ("fault", "error")]
+    reports = [(found.place(at), what["metrics"]) for at, r, kind, what in happened if kind == "report" and not r.rank]
+    epochs = _epochs(run)
+    pictures = {
+        "shares": drawing.draw_shares(verdict.seconds),
+        "rates": drawing.draw_rates(verdict.rates, verdict.limit),
+        "strips": drawing.draw_timeline(found, marks, ranks),
+        "rate": drawing.draw_rate(found),
+        "helpers": drawing.draw_helpers(found, main),
+        "metrics": drawing.draw_metrics(reports),
+        "look": look,
+    }
+    return environment.get_template("report.html.jinja").render(
+        name=run.name,
+        subtitle=_subtitle(run, main),
+        verdict=verdict,
+        color=drawing.COLORS.get(verdict.limit, "#8a8f98"),
+        main=run.main,
+        shown_ranks=len(ranks),
+        hidden_ranks=len(waited) - len(ranks),
+        cuts=len(found.cuts),
+        rank_heads=_HEADS,
+        rank_rows=[_rank_row(run, rank) for rank in ranks],
+        epochs=epochs[-_LINES:],
+        more_epochs=max(0, len(epochs) - _LINES),
+        faults=[(_clock(when), f"{r.facts['dataset']}, rank {r.rank}", what) for when, r, what in faults[:_LINES]],
+        more_faults=max(0, len(faults) - _LINES),
+        masked=int(sum(record.at("masked_rows", record.last) for record in run.records)),
+        identity=_identity(main[-1]),
+        **{name: markupsafe.Markup(markup) for name, markup in pictures.items()},
+        **_reopened(run, storage_options),
+    )
+
+
+def _clock(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+
+
+def _subtitle(run: Run, main: Sequence[LoaderRecord]) -> str:
+    begin, end = min(r.started for r in run.records), max(r.last for r in run.records)
+    last, starts = main[-1], sum(record.rank == 0 for record in main)
+    parts = [
+        f"{_clock(begin)} to {_clock(end)}",
+        f"{last.facts['world_size']} rank{'s' * (last.facts['world_size'] != 1)}",
+        f"{starts} start{'s' * (starts != 1)}",
+        f"raylance {last.facts['raylance']}",
+        run.uri,
+    ]
+    return " · ".join(parts)
+
+
+_HEADS = (
+    "rank", "host", "rows", "rows/s", "training, s", "saving, s", "waiting, s", "of it: starting", "reading",
+    "decoding", "finishing", "replaced", "masked rows",
+)  # fmt: skip
+_NAMES = (
+    "uri", "version", "branch", "filter", "split", "rows", "fingerprint", "identity", "order", "seed", "columns",
+    "decode", "transform", "codecs",
+)  # fmt: skip
+
+
+def _rank_row(run: Run, rank: int) -> tuple[str, ...]:
+    records = [record for record in run.of(run.main) if record.rank == rank]
+
+    def total(name: str) -> float:
+        return sum(float(record.at(name, record.last)) for record in records)
+
+    spent = max(1e-9, total("user_s") + total("wait_s"))
+    seconds = (total("user_s") - total("save_s"), total("save_s"), total("wait_s"))
+    causes = (total(f"wait_{cause}_s") for cause in ("start", "read", "decode", "finish"))
+    return (
+        str(rank),
+        str(records[-1].facts["host"]),
+        f"{total('rows'):,.0f}",
+        f"{total('rows') / spent:,.0f}",
+        *(f"{value:,.1f}" for value in (*seconds, *causes)),
+        f"{total('helpers_replaced'):.0f}",
+        f"{total('masked_rows'):.0f}",
+    )
+
+
+def _epochs(run: Run) -> list[dict[str, Any]]:
+    """What was certified: a line for each pass to an epoch's end, by dataset."""
+    passes: dict[tuple[str, int, int, int, int], list[Mapping[str, Any]]] = {}
+    for _, record, kind, what in news(run, 0.0):
+        if kind == "epoch":
+            key = (str(record.facts["dataset"]), what["epoch"], *what["positions"], what["world_size"])
+            passes.setdefault(key, []).append(what)
+    lines = []
+    for (dataset, epoch, begin, end, ranks), told in passes.items():
+        by_rank = {certificate["rank"]: certificate for certificate in told}
+        whole = len(by_rank) == ranks
+        lines.append(
+            {
+                "dataset": dataset,
+                "epoch": epoch,
+                "positions": f"{begin:,} to {end:,}",
+                "rows": sum(certificate["rows"] for certificate in by_rank.values()),
+                "whole": whole,
+                "told": f"all {ranks} rank{'s' * (ranks != 1)}" if whole else f"{len(by_rank)} of {ranks} ranks alone",
+            }
+        )
+    return lines
+
+
+def _identity(record: LoaderRecord) -> list[tuple[str, Any]]:
+    """What was read, and how."""
+    facts, state = record.facts, record.facts["state"]
+    lines = [(name, state[name]) for name in _NAMES if state.get(name) not in (None, "", [], {})]
+    options = {name: value for name, value in facts["options"].items() if value is not None}
+    return [
+        *lines,
+        ("global batch", f"{facts['global_batch_size']:,} rows, {facts['steps']:,} steps an epoch"),
+        ("remainder", facts["remainder"]),
+        ("options", ", ".join(f"{name}={value!r}" for name, value in options.items())),
+        ("CPUs", f"{facts['cpus']} of this process's node, {facts.get('cluster_cpus') or '?'} of the cluster"),
+    ]
+
+
+def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, Any]:
+    """What needs the dataset: how it was shuffled, and what is left of its damaged rows."""
+    record = run.of(run.main)[-1]
+    bad = list(dict.fromkeys(row for each in run.records for row in each.bad_rows))[:_BAD_ROWS]
+    told: dict[str, Any] = {"quality": None, "quality_note": "", "bad_note": ""}
+    opened, pictures = None, ["" for _ in bad]
+    try:
+        options: dict[str, Any] = {"storage_options": dict(storage_options)} if storage_options else {}
+        opened = reopen(record.facts["state"], remainder=record.facts["remainder"], **options)
+        summary = opened.plan(record.facts["global_batch_size"], record.facts["world_size"])
+        quality = summary.shuffle_quality(sample_steps=_QUALITY_STEPS)
+        told["quality"] = {
+            "told": _told_quality(quality.class_divergence),
+            "table": repr(quality),
+            "picture": markupsafe.Markup(drawing.draw_plan(summary)),
+        }
+        pictures = [_left_of(opened, offset, column) for offset, column, _ in bad]
+    except (RaylanceError, OSError, ValueError) as error:
+        why = f"The dataset could not be opened for it ({str(error).splitlines()[0]})."
+        told |= {"quality_note": why, "bad_note": why if bad else ""}
+    told["bad_rows"] = [
+        {"offset": offset & OFFSET_MASK, "column": column, "why": why, "picture": markupsafe.Markup(made)}
+        for (offset, column, why), made in zip(bad, pictures, strict=True)
+    ]
+    return told
+
+
+def _told_quality(ratio: float) -> str:
+    if ratio < 1.25:
+        return "A batch is as good a mix of the rows as one of a full shuffle."
+    return (
+        f"A batch is {ratio:.1f} times as far from the mix of all rows as one of a full shuffle, if neighbours in "
+        "storage are alike: where they are sorted, use more lanes or larger windows; where they are stored in random "
+        "order, it does not matter."
+    )
+
+
+def _left_of(data: Any, offset: int, column: str) -> str:
+    """HTML of a damaged row: as much of the picture as decodes, else its first bytes."""
+    source = data.opened[0].source
+    if not isinstance(source, TableRows) or offset >> COMPONENT_SHIFT:
+        return ""
+    value = source.pinned.open().take(pa.array([offset]), columns=[column])[column][0].as_py()
+    if not value:
+        return "null" if value is None else "empty"
+    before = PIL.ImageFile.LOAD_TRUNCATED_IMAGES
+    PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True
+    try:
+        with PIL.Image.open(io.BytesIO(value)) as image:
+            image.draft("RGB", (_SIDE, _SIDE))
+            made = image.convert("RGB")
+            made.thumbnail((_SIDE, _SIDE))
+            made.save(sink := io.BytesIO(), "PNG")
+        encoded = base64.b64encode(sink.getvalue()).decode()
+        return f'<img alt="what decodes of it" src="data:image/png;base64,{encoded}">'
+    except Exception:  # whatever a codec raises on damaged bytes
+        return f"<code>{html.escape(repr(bytes(value[:24])))}…</code> {len(value):,} bytes"
+    finally:
+        PIL.ImageFile.LOAD_TRUNCATED_IMAGES = before
