@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import pytest
 import yaml
 
-from jobs import create_dataset
 from jobs.dashboard import alerts, asking, command, panels
 from jobs.dashboard.expressions import CAUSES, Scope, limit, parts_of_time
 from raylance.telemetry.metrics import LABELS, METRICS
@@ -229,18 +227,26 @@ def answers(source: asking.Prometheus, values: dict[str, str]) -> dict[str, list
 TRAINING = """
 import sys, ray
 ray.init(address="local", num_cpus=4, include_dashboard=True, _temp_dir=sys.argv[1], log_to_driver=False)
+from jobs.create_dataset.command import main as create
 from jobs.train_images import main
-sys.exit(main(sys.argv[2:]))
+assert create(["demo", "--out", sys.argv[2], "--no-progress"]) == 0
+sys.exit(main(["--data", *sys.argv[2:]]))
 """
 
 
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[Path]:
     """A run of train_images that goes on until it is ended; gives the folder where Ray writes which nodes there are."""
-    data = tmp_path / "digits.lance"
-    assert create_dataset.main(["demo", "--out", str(data), "--no-progress"]) == 0
     folder = Path(tempfile.mkdtemp(prefix="ray"))  # a short name: Ray's sockets lie in it
-    arguments = ["--data", data, "--storage-path", tmp_path / "runs", "--run-name", "digits", "--epochs", "100000"]
+    arguments = [
+        tmp_path / "digits.lance",
+        "--storage-path",
+        tmp_path / "runs",
+        "--run-name",
+        "digits",
+        "--epochs",
+        "100000",
+    ]
     arguments += ["--num-workers", "2", "--num-decoders", "1", "--checkpoint-every-steps", "10", "--no-progress"]
     environment = os.environ | {"RAY_metrics_report_interval_ms": "2000", "RAY_ADDRESS": "local"}
     command = [sys.executable, "-c", TRAINING, folder, *arguments]
@@ -288,19 +294,19 @@ def prometheus(training: Path, tmp_path: Path) -> Iterator[str]:
 @pytest.mark.skipif(not shutil.which("prometheus"), reason="no prometheus to ask")
 def test_a_real_run_answers_every_query(prometheus: str) -> None:
     values, deadline = {"run": "digits", "window": "15s"}, time.monotonic() + 300
-    missing, found = ["anything"], {}
+    missing = ["anything"]
     while missing and time.monotonic() < deadline:
         time.sleep(5)
         source = asking.Prometheus(url=prometheus, start=time.time() - 60, end=time.time())
         try:
             found = answers(source, values)
-        except (ConnectionError, urllib.error.URLError):
+        except OSError:
             continue  # it is starting
         missing = [title for title, series in found.items() if not series]
     assert not missing, f"no data for {missing}"
     scope = Scope('run="digits",dataset="train"', "15s")
-    (((limited, _),)) = (source.values(limit(scope), now=True),)
-    assert [labels["cause"] for labels, _ in [limited]] <= [*CAUSES, "training"]
+    ((labels, _),) = source.values(limit(scope), now=True)
+    assert labels["cause"] in {*CAUSES, "training"}
     parts = [source.values(expr, now=True)[0][1][0][1] for expr in parts_of_time(scope).values()]
     assert sum(parts) == pytest.approx(1)
     ranks = source.values(scope.keeping("rank").rate("rows_total"), now=True)

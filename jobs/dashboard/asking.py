@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -28,14 +29,17 @@ class Prometheus:
         """What its HTTP API answers.
 
         Raises:
-            OSError: It is not there, or it finds the query wrong; the text has the query.
+            OSError: It is not there.
+            ValueError: It finds the query wrong; the text has the query and why.
         """
         body = urllib.parse.urlencode(fields)
         try:
             with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{body}", timeout=30) as answer:
                 return json.load(answer)["data"]
         except urllib.error.HTTPError as error:
-            raise OSError(f"{self.url} refuses {fields}: {error.read().decode()}") from error
+            if error.code not in (400, 422):
+                raise
+            raise ValueError(f"{self.url} does not understand {fields}: {error.read().decode()}") from error
 
     def values(self, expr: str, *, now: bool, step: int = 5) -> list[Series]:
         """What a query gives, over the time or at its end."""
