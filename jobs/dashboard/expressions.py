@@ -8,7 +8,8 @@ from raylance.telemetry.metrics import METRICS
 
 NAMES = {metric.name: f"ray_{metric.name}" for metric in METRICS}  # Ray's prefix
 CAUSES = ("starting", "reading", "decoding", "finishing")
-WAITS = 0.05  # of the trainer's time: from here on, the loader is what limits, as `raylance.explain` says too
+WAITS = 0.05  # of the trainer's time: from here on, the loader is what limits, as `RankLoader.explain` says too
+SHOWN = 5  # times what is delivered: as much as is shown of what a stage could do
 
 
 class Scope:
@@ -87,8 +88,9 @@ def parts_of_time(scope: Scope) -> dict[str, str]:
 def rates_of_stages(scope: Scope) -> dict[str, str]:
     """Rows a second that each stage would do if it never waited for another; the least of them is the limit.
 
-    Reading comes in bursts of a window, so its speed is taken over ten minutes; and how many bytes a row has, from all
-    that was read so far.
+    What does more than SHOWN times what is delivered is shown as that much: a trainer that does next to nothing would
+    hide the other bars. Reading comes in bursts of a window, so its speed is taken over ten minutes; and how many bytes
+    a row has, from all that was read so far.
     """
     ranks, slowly = scope.keeping("rank"), scope.during("10m").keeping("rank")
     stages = {
@@ -99,13 +101,15 @@ def rates_of_stages(scope: Scope) -> dict[str, str]:
             f" / ({scope.total('read_bytes_total')} / {scope.total('rows_total')})"
         ),
     }
-    return stages | {"delivered": scope.rate("rows_total")}
+    delivered = scope.rate("rows_total")
+    shown = {name: f"clamp_max({rate}, {SHOWN} * scalar({delivered}))" for name, rate in stages.items()}
+    return shown | {"delivered": delivered}
 
 
 def limit(scope: Scope) -> str:
     """One series, whose label `cause` says what limits; its value is the share of time waited, the start excluded.
 
-    The rules are those of `raylance.explain`: who waits for less than a twentieth of the time is not held up.
+    The rules are those of `RankLoader.explain`: who waits for less than a twentieth of the time is not held up.
     """
     later = 'cause!="starting"'
     steady = scope.rate_or_0("wait_seconds_total", later)

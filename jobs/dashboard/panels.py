@@ -41,8 +41,8 @@ def _glance() -> list[tuple[Panel, int, int]]:
         ), 5, 4),
         (grafana.stat(
             "Rows/s",
-            "Rows handed out to the trainers a second, all chosen ranks together. Compare it with 'What each stage "
-            "could do'.",
+            "Rows handed out to the trainers a second, all chosen ranks together. Compare it with 'Each stage "
+            "alone'.",
             [query(ALL.rate("rows_total"), "rows/s")],
         ), 4, 4),
         (grafana.stat(
@@ -84,11 +84,11 @@ def _glance() -> list[tuple[Panel, int, int]]:
             unit="percentunit", stacked=True, most=1,
         ), 10, 9),
         (grafana.bars(
-            "What each stage could do, rows/s",
+            f"Each stage alone, rows/s ({expressions.SHOWN} × delivered at most)",
             "Rows a second that each stage would do if it never waited for another one. 'delivered' is what comes "
-            "out: about the shortest of the bars, which is the limit. The one above it tells what would be gained by "
-            "making that one faster, and no more than 'training' can ever be gained. Reading needs some minutes to "
-            "show.",
+            "out: about the shortest of the bars, which is the limit. The next longer one tells what would be gained "
+            "by making that one faster, and no more than 'training' can ever be gained. Bars end at some times what "
+            "is delivered, as the title says. Reading needs some minutes to show.",
             [query(expr, name, now=True) for name, expr in expressions.rates_of_stages(ALL).items()],
         ), 6, 9),
         (grafana.text("What to do", TO_DO), 8, 9),
