@@ -9,6 +9,7 @@ from raylance.telemetry.metrics import METRICS
 NAMES = {metric.name: f"ray_{metric.name}" for metric in METRICS}  # Ray's prefix
 CAUSES = ("starting", "reading", "decoding", "finishing")
 WAITS = 0.05  # of the trainer's time: from here on, the loader is what limits, as `RankLoader.explain` says too
+STARTING, LATER = 'cause="starting"', 'cause!="starting"'
 SHOWN = 5  # times what is delivered: as much as is shown of what a stage could do
 
 
@@ -106,23 +107,29 @@ def rates_of_stages(scope: Scope) -> dict[str, str]:
     return shown | {"delivered": delivered}
 
 
+def held_up(scope: Scope) -> str:
+    """Share of the time of training and waiting that was waiting, the start and saving left out; one sum alone."""
+    steady = scope.rate_or_0("wait_seconds_total", LATER)
+    return f"({steady} / ({steady} + {_steady_training(scope)}))"
+
+
 def limit(scope: Scope) -> str:
-    """One series, whose label `cause` says what limits; its value is the share of time waited, the start excluded.
+    """One series, whose label `cause` says what limits; its value is what `held_up` gives.
 
     The rules are those of `RankLoader.explain`: who waits for less than a twentieth of the time is not held up.
     """
-    later = 'cause!="starting"'
-    steady = scope.rate_or_0("wait_seconds_total", later)
-    starting = scope.rate_or_0("wait_seconds_total", 'cause="starting"')
-    trained = f"({scope.rate('train_seconds_total')} - {scope.rate_or_0('save_seconds_total')})"
-    share = f"({steady} / ({steady} + {trained}))"
-    longest = f"topk(1, {scope.keeping('cause').rate('wait_seconds_total', later)})"
-    begins = f"({starting} > 0.5 * ({steady} + {trained}))"
+    share, longest = held_up(scope), f"topk(1, {scope.keeping('cause').rate('wait_seconds_total', LATER)})"
+    steady = f"({scope.rate_or_0('wait_seconds_total', LATER)} + {_steady_training(scope)})"
+    begins = f"({scope.rate_or_0('wait_seconds_total', STARTING)} > 0.5 * {steady})"
     return (
         f"(({longest} > 0) * 0 + on() group_left() ({share} >= {WAITS}))"
         f' or on() label_replace({share} and on() {begins}, "cause", "starting", "", "")'
         f' or on() label_replace({share}, "cause", "training", "", "")'
     )
+
+
+def _steady_training(scope: Scope) -> str:
+    return f"({scope.rate('train_seconds_total')} - {scope.rate_or_0('save_seconds_total')})"
 
 
 def _trained(scope: Scope) -> str:

@@ -47,9 +47,9 @@ def _glance() -> list[tuple[Panel, int, int]]:
         ), 4, 4),
         (grafana.stat(
             "Trainer waits",
-            "Share of the trainers' time in which they waited for a batch, the start included. Below 5 % there is "
-            "nothing to gain; above 20 % an alert is raised after ten minutes.",
-            [query(expressions.waiting_share(ALL), "waiting")], unit="percentunit", steps=waiting, decimals=1,
+            "Share of the trainers' time in which they waited for a batch, the start and saving left out. Below 5 % "
+            "there is nothing to gain; above 20 % an alert is raised after ten minutes.",
+            [query(expressions.held_up(ALL), "waiting")], unit="percentunit", steps=waiting, decimals=1,
         ), 4, 4),
         (grafana.stat(
             "Epoch done",
