@@ -333,6 +333,7 @@ class RankLoader(process.Seated, Recorded):
                     self._prepare(bound, epoch + 1, 0)
                 yield handed.pop()
                 if is_last:
+                    self.record(may_wait=False)
                     return
                 if iteration != self._iteration:
                     break

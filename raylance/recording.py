@@ -59,12 +59,16 @@ class Recorded:
         facts = {**self._facts(), "cluster_cpus": _cluster_cpus()}
         return judge([Part(figures=self._stats.sample(), facts=facts)])
 
-    def record(self) -> None:
+    def record(self, *, may_wait: bool = True) -> None:
         """Writes what has been counted so far to the run's storage, where the loader is recorded: before a process
-        that may be killed ends, say. A thread does it all the time, some seconds late; `report` does it, too.
+        that may be killed ends, say. A thread does it all the time, some seconds late; `report` does it, too, and each
+        end of an epoch.
+
+        Args:
+            may_wait: Whether to wait for the network where the storage is remote.
         """
         if self._recording is not None:
-            self._recording.flush()
+            self._recording.flush(may_wait=may_wait)
 
     @contextlib.contextmanager
     def reporting(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> Iterator[None]:
@@ -88,7 +92,8 @@ class Recorded:
         if self._recording is not None or self._options.record is False:
             return
         place, run = _place_of(self._options.record, is_seated=self.seat is not None)
-        publisher = Publisher(run, self._name, self.rank) if ray_session() else None
+        before = self._stats.sample()  # not 0 where the loader was closed, and goes on
+        publisher = Publisher(run, self._name, self.rank, before) if ray_session() else None
         if place is None and publisher is None:
             return
         facts = self._facts() | {
@@ -107,7 +112,7 @@ class Recorded:
                 "epoch_rows": float(plan.steps() * plan.global_batch_size if plan.remainder != "ragged" else plan.rows),
             },
         }
-        self._recording = Recording(Record(facts), self._stats, position_of(self), place, publisher, _look)
+        self._recording = Recording(Record(facts, before), self._stats, position_of(self), place, publisher, _look)
 
     def _tell_error(self, error: Exception) -> None:
         self._stats.tell("error", f"{type(error).__name__}: {error}")

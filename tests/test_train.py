@@ -15,6 +15,8 @@ from ray.train.torch import TorchTrainer
 
 import raylance
 from raylance.checkpoints import _save
+from raylance.runs.progress import news
+from raylance.runs.reading import read_run
 from tests.conftest import CPUS, actors_of, wait_for_free_cpus
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -138,6 +140,30 @@ def test_a_killed_rank_costs_no_row_and_doubles_none(images_uri: str, tmp_path: 
         place = [row for row, _ in undisturbed[line["position"]]]
         assert set(line["rows"]) <= set(place)
     assert result.checkpoint is not None
+    check_records(tmp_path / "killed")
+
+
+def check_records(folder: Path) -> None:
+    """What the killed run left of itself: two ranks, two starts, a certificate of each rank, reports of rank 0."""
+    run = read_run(str(folder))
+    starts = sorted((record.started, record.rank) for record in run.records)
+    assert (run.name, run.main, sorted(rank for _, rank in starts[:2]), len(starts)) == ("killed", "train", [0, 1], 4)
+    told = [(record.rank, kind, what) for _, record, kind, what in news(run, 0.0)]
+    resumed = [what["position"] for _, kind, what in told if kind == "resume"]
+    at = resumed[0]  # Ray Train may not have heard of the last checkpoint
+    assert at in (3 * BATCH, 6 * BATCH)
+    assert resumed == [at, at]
+    steps = [what["metrics"]["step"] for rank, kind, what in told if kind == "report" and rank == 0]
+    assert steps[:2] == [3, 6]
+    assert steps[-1] == 18, "the last one is written before the worker ends"
+    certificates = [what for _, kind, what in told if kind == "epoch"]
+    assert {one["rank"] for one in certificates} == {0, 1}
+    assert sum(one["rows"] for one in certificates) == 953 - at
+    page = Path(raylance.report_run(str(folder))).read_text()
+    assert f"{at} to 953" in page
+    assert "2 starts" in page
+    assert "all 2 ranks" in page
+    assert "<img src='data:image/png;base64" in page, "the first batch"
 
 
 def refused_fn(config: dict[str, Any]) -> None:

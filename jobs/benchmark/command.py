@@ -29,9 +29,9 @@ the figures that raylance wants to reach, each beside its target.
 
 The parts behind the tables show what a rate does not: a trainer slower than the loader through epoch turns and
 validation passes (turns), the first batch of a run (starting) and after a resume (resuming), planning at 10¹⁰ rows
-(planning, with `python -m` in a checkout alone), where the CPU time of a row goes (spending), the memory of hundreds of
-short epochs and of heavy-tailed rows (memory), and cost against rows, pixels, decoders and ranks (sizes). Each stands
-in a file of its name.
+(planning, with `python -m` in a checkout alone), where the CPU time of a row goes (spending), what records and metrics
+cost (recording), the memory of hundreds of short epochs and of heavy-tailed rows (memory), and cost against rows,
+pixels, decoders and ranks (sizes). Each stands in a file of its name.
 
 Exit status: 1 when a reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
 """
@@ -57,6 +57,7 @@ from .measuring import one_thread_each, open_before, run_rounds, serve
 from .memory import measure_memory, of_memory
 from .planning import measure_planning, of_planning
 from .readers import READERS, Entry
+from .recording import measure_recording, of_recording
 from .resuming import measure_resuming, of_resuming
 from .setting import Setting
 from .sizes import measure_sizes, of_sizes
@@ -70,6 +71,7 @@ EXPERIMENTS: dict[str, Callable[[Setting], Any]] = {
     "resuming": measure_resuming,
     "planning": measure_planning,
     "spending": measure_spending,
+    "recording": measure_recording,
     "memory": measure_memory,
     "sizes": measure_sizes,
     "gpu": measure_gpu,
@@ -83,11 +85,14 @@ PARTS: dict[str, Callable[[Any], list[Figure]]] = {
     "resuming": of_resuming,
     "planning": of_planning,
     "spending": of_spending,
+    "recording": of_recording,
     "memory": of_memory,
     "sizes": of_sizes,
     "gpu": of_gpu,
 }
-BY_DEFAULT = [part for part in PARTS if part not in ("spending", "memory", "sizes", "gpu")]  # which take minutes each
+BY_DEFAULT = [
+    part for part in PARTS if part not in ("spending", "recording", "memory", "sizes", "gpu")
+]  # which take minutes each
 
 
 def environment(args: argparse.Namespace) -> dict[str, Any]:

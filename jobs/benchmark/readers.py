@@ -201,8 +201,12 @@ def lancedb_streams(job: Job) -> Callable[[int], tuple[Any, DataLoader]]:
     return make
 
 
-def open_raylance(job: Job, stack: ExitStack, decode_fn: DecodeOne | None = None, *, device: str = "cpu") -> Source:
-    """raylance, rank 0 of 1, shuffled in windows; images are decoded in `workers` actors."""
+def open_raylance(
+    job: Job, stack: ExitStack, decode_fn: DecodeOne | None = None, *, device: str = "cpu", **loads: Any
+) -> Source:
+    """raylance, rank 0 of 1, shuffled in windows; images are decoded in `workers` actors. `loads` are options of its
+    loader.
+    """
     import raylance
 
     start_ray(job)
@@ -211,7 +215,7 @@ def open_raylance(job: Job, stack: ExitStack, decode_fn: DecodeOne | None = None
     if images:
         options["decode"] = own_image(decode_fn)
     dataset = raylance.dataset(job.uri, columns=list(job.columns), **options)
-    loader = dataset.loader(num_decoders=job.workers if images else 0)
+    loader = dataset.loader(num_decoders=job.workers if images else 0, **loads)
     stack.callback(loader.close)
 
     def one_pass(epoch: int) -> Iterator[Batch]:

@@ -105,7 +105,7 @@ def draw_rates(rates: Mapping[str, float], limit: str) -> str:
     figure, axes = _figure(0.7 + 0.34 * len(rates))
     most = max(known.values(), default=1.0)
     # One part that is far ahead of the others must not make these invisible.
-    shown = min(most, 4 * min((rate for rate in known.values() if rate), default=most))
+    shown = min(most, 4 * min((rate for rate in known.values() if rate), default=most)) or 1.0
     for row, (name, rate) in enumerate(rates.items()):
         color, alpha = COLORS.get(name, "#555b66"), 1.0 if name in (limit, "delivered") else 0.45
         axes.barh([row], [min(rate, shown)], color=color, height=0.66, alpha=alpha)

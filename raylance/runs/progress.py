@@ -76,8 +76,12 @@ def progress(run: Run, since: float = 0.0) -> Progress | None:
 
 def news(run: Run, since: float) -> list[tuple[float, LoaderRecord, str, Any]]:
     """What happened behind a time, oldest first: when, whose record, kind, what."""
-    found = [(when, record, kind, what) for record in run.records for when, kind, what in record.events if when > since]
-    return sorted(found, key=lambda event: event[0])
+    found = {}
+    for record in run.records:  # two of them may tell of the same, where a loader was closed and went on
+        for when, kind, what in record.events:
+            if when > since:
+                found[when, record.facts["dataset"], record.rank, kind] = (when, record, kind, what)
+    return sorted(found.values(), key=lambda event: event[0])
 
 
 _HEADS = (

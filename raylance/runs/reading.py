@@ -14,18 +14,11 @@ import pyarrow.feather
 import pyarrow.fs
 
 from raylance.errors import ConfigError
-from raylance.telemetry.record import COLUMNS, FOLDER, FORMAT
-from raylance.telemetry.stats import NUMBERS
+from raylance.telemetry.record import COLUMNS, FOLDER, FORMAT, STANDING
+from raylance.telemetry.stats import GAUGES, NUMBERS
 from raylance.telemetry.verdict import Part, Verdict, judge
 
 FloatArray = npt.NDArray[np.float64]
-
-_GAUGES = frozenset(
-    [
-        "readers", "readers_wanted", "decoders", "decoders_wanted", "decoders_busy", "inflight_items",
-        "inflight_bytes", "ready_batches", "window_bytes", "held_bytes",
-    ]
-)  # fmt: skip
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -69,14 +62,14 @@ class LoaderRecord:
         known = self.series["time_s"]
         if not len(known):
             return np.zeros_like(times, dtype=np.float64)
-        if name in _GAUGES or name in ("epoch", "position"):
+        if name in STANDING:
             return self.series[name][np.clip(np.searchsorted(known, times, side="right") - 1, 0, len(known) - 1)]
         return np.interp(times, [self.started, *known], [0.0, *self.series[name]], left=0.0)
 
     def since(self, begin: float) -> dict[str, float]:
         """What was counted from a time on; other figures as they are last."""
         now = {name: float(self.at(name, self.last)) for name in NUMBERS}
-        return {name: value if name in _GAUGES else value - float(self.at(name, begin)) for name, value in now.items()}
+        return {name: value if name in GAUGES else value - float(self.at(name, begin)) for name, value in now.items()}
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -129,7 +122,7 @@ class Run:
         for record in records:
             figures = record.since(-np.inf if since is None else since)
             if (before := parts.get(record.rank)) is not None:
-                figures = {k: v if k in _GAUGES else v + before.figures[k] for k, v in figures.items()}
+                figures = {k: v if k in GAUGES else v + before.figures[k] for k, v in figures.items()}
             parts[record.rank] = Part(figures=figures, facts=record.facts)
         return judge([parts[rank] for rank in sorted(parts)])
 

@@ -16,7 +16,7 @@ from raylance.runs.reading import LoaderRecord, Run, open_folder, read_run
 
 _LOCAL_S, _REMOTE_S = 1.0, 10.0  # between two looks
 _LOG_S = 30.0  # between two lines of a log
-_BAR = "{desc}{percentage:3.0f}%|{bar:20}| {postfix}"
+_BAR = "{desc}{percentage:3.0f}%|{bar:20}| {unit}"  # a postfix would begin with a comma
 
 Tell = Callable[[Mapping[str, Any]], str]
 
@@ -146,8 +146,8 @@ class _Watcher:
             self._bar = kind(total=100, bar_format=_BAR, file=self._file, dynamic_ncols=True)
         done = (found.epoch * found.epoch_rows + found.rows) / (found.epoch_rows * (self._epochs or found.epoch + 1))
         self._bar.n = min(100, 100 * done)
-        self._bar.set_description_str(f"epoch {epoch}{of} ", refresh=False)
-        self._bar.set_postfix_str(told)
+        self._bar.unit = told
+        self._bar.set_description_str(f"epoch {epoch}{of} ")
 
 
 def _in_notebook() -> bool:

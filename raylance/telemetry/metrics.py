@@ -91,10 +91,17 @@ _lock = threading.Lock()
 class Publisher:
     """Gives one loader's figures to Ray."""
 
-    def __init__(self, run: str, dataset: str, rank: int) -> None:
-        """Publishes nothing yet."""
+    def __init__(self, run: str, dataset: str, rank: int, before: Mapping[str, float] | None = None) -> None:
+        """Publishes nothing yet.
+
+        Args:
+            run: Its name.
+            dataset: Its name in the run.
+            rank: Whose figures they are.
+            before: What was counted before, and published.
+        """
         self._labels = dict(zip(LABELS, (run, dataset, str(rank)), strict=True))
-        self._before: dict[str, float] = {}
+        self._before: dict[str, float] = dict(before or {})
 
     def publish(self, figures: Mapping[str, float]) -> None:
         """Publishes figures: of counters, what has been added since the last time."""

@@ -15,11 +15,14 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.fs
 
-from raylance.telemetry.stats import NUMBERS
+from raylance.telemetry.stats import GAUGES, NUMBERS
 
 FOLDER = "raylance"
 FORMAT = 1
 COLUMNS = ("time_s", *NUMBERS, "epoch", "position")
+STANDING = GAUGES | {"epoch", "position"}
+"""Columns that say how things stand; all others count."""
+
 _MOST = 2048  # samples; then every second one is dropped, and samples are kept half as often
 
 
@@ -37,10 +40,14 @@ class Place:
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a file as a whole, so that nobody reads a half of it."""
-        self.filesystem.create_dir(self.path, recursive=True)
         path = f"{self.path}/{name}"
         part = f"{self.path}/.{name}.part" if self.is_local else path  # object stores have no half objects
-        with self.filesystem.open_output_stream(part) as stream:
+        try:
+            stream = self.filesystem.open_output_stream(part)
+        except FileNotFoundError:
+            self.filesystem.create_dir(self.path, recursive=True)
+            stream = self.filesystem.open_output_stream(part)
+        with stream:
             stream.write(content)
         if part != path:
             self.filesystem.move(part, path)
@@ -54,8 +61,14 @@ class Record:
         name: The file's name, without its end.
     """
 
-    def __init__(self, facts: Mapping[str, Any]) -> None:
-        """Begins one; see `RankLoader` for the facts."""
+    def __init__(self, facts: Mapping[str, Any], before: Mapping[str, float] | None = None) -> None:
+        """Begins one.
+
+        Args:
+            facts: See `Recorded` for them.
+            before: What the loader had counted before: an earlier record of it has that.
+        """
+        self._before = before or {}
         self.facts = {"format": FORMAT, "started": time.time(), **facts}
         start = int(1000 * self.facts["started"])
         self.name = f"{self.facts['dataset']}-rank{self.facts['rank']:05d}-{start}"
@@ -65,7 +78,8 @@ class Record:
 
     def add(self, figures: Mapping[str, float]) -> None:
         """Adds a sample of all figures, as they are now."""
-        self._last = [time.time(), *(figures[name] for name in COLUMNS[1:])]
+        counted = (figures[n] - self._before.get(n, 0.0) if n not in STANDING else figures[n] for n in COLUMNS[1:])
+        self._last = [time.time(), *counted]
         if self._skipped < self._every:
             self._skipped += 1
             return

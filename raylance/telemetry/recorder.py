@@ -48,8 +48,9 @@ class Recording:
         """
         self._record, self._stats, self._position, self._place = record, stats, position, place
         self._publisher, self._look = publisher, look
-        self._lock, self._written, self._has_looked = threading.Lock(), 0.0, False
+        self._lock, self._written, self._has_looked = threading.Lock(), -_REMOTE_S, False
         self._ended: float | None = None
+        self._last_place = (0, 0)
         _recorder().add(self)
 
     def tick(self) -> bool:
@@ -61,11 +62,19 @@ class Recording:
                 self._write()
             return not is_gone
 
-    def flush(self) -> None:
-        """Samples and writes now: the process may not live for long."""
+    def flush(self, *, may_wait: bool = True) -> None:
+        """Samples and writes now: the process may not live for long.
+
+        Args:
+            may_wait: Whether the caller may wait for a network; otherwise the recorder's thread writes there, at once.
+        """
         with self._lock:
             self._sample()
-            self._write()
+            if may_wait or self._place is None or self._place.is_local:
+                self._write()
+                return
+            self._written = -_REMOTE_S
+        _recorder().wake()
 
     def end(self) -> None:
         """Ends the record; nothing comes behind it."""
@@ -77,13 +86,13 @@ class Recording:
 
     def _sample(self) -> bool:
         place = self._position()
-        if place is None:
-            return False
-        figures = self._stats.sample() | {"epoch": float(place[0]), "position": float(place[1])}
+        self._last_place = place or self._last_place
+        epoch, position = self._last_place
+        figures = self._stats.sample() | {"epoch": float(epoch), "position": float(position)}
         self._record.add(figures)
         if self._publisher is not None:
             self._publisher.publish(figures | self._record.facts["limits"])
-        return True
+        return place is not None
 
     def _write(self) -> None:
         self._written = time.monotonic()
@@ -112,7 +121,7 @@ class _Recorder:
         self.pid = os.getpid()
         self._recordings: set[Recording] = set()
         self._lock = threading.Lock()
-        self._has_some = threading.Event()
+        self._has_some, self._woken = threading.Event(), threading.Event()
         threading.Thread(target=self._run, name="raylance-recorder", daemon=True).start()
 
     def add(self, recording: Recording) -> None:
@@ -133,7 +142,11 @@ class _Recorder:
                         self._recordings.discard(recording)
                         if not self._recordings:
                             self._has_some.clear()
-            time.sleep(_TICK_S)
+            self._woken.wait(_TICK_S)
+            self._woken.clear()
+
+    def wake(self) -> None:
+        self._woken.set()
 
     @staticmethod
     def _tick(recording: Recording) -> bool:

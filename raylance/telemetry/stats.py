@@ -220,3 +220,11 @@ class Stats:
 NUMBERS = tuple(
     field.name for field in dataclasses.fields(Stats) if field.type in (int, float) and field.name[0] != "_"
 )
+
+GAUGES = frozenset(
+    [
+        "readers", "readers_wanted", "decoders", "decoders_wanted", "decoders_busy", "inflight_items",
+        "inflight_bytes", "ready_batches", "window_bytes", "held_bytes",
+    ]
+)  # fmt: skip
+"""Those of them that say how things stand; the others only grow."""

@@ -159,8 +159,9 @@ def _training(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fi
     told = f"training is the limit: it takes {_rate(rates['training'])} and waited for {waiting:.1%} of its time{spare}"
     advice = []
     decoders = max(part.figures["decoders"] for part in parts)
-    needed = math.ceil(decoders * _SPARE * rates["training"] / max(1.0, rates["decoding"]))
-    if decoders >= 2 and needed <= decoders / 2 and rates["decoding"] < math.inf:
+    wanted = _SPARE * rates["training"] / rates["decoding"] if rates["decoding"] else math.inf
+    needed = math.ceil(decoders * min(1.0, wanted))
+    if decoders >= 2 and needed <= decoders / 2 and 0 < rates["decoding"] < math.inf:
         advice.append(
             f"{_count(max(1, needed), 'decoder')} of each rank would be enough, {decoders:.0f} run: num_decoders="
             f"{max(1, needed)} leaves CPUs to others"
@@ -192,7 +193,7 @@ def _decoding(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fi
     asked = max(part.figures["decoders_wanted"] for part in parts)
     if asked > decoders:
         advice.append(f"{asked:.0f} decoders of each rank were asked for, {decoders:.0f} run: give the cluster CPUs")
-    each = rates["decoding"] / (max(1.0, decoders) * ranks)
+    each = max(1e-9, rates["decoding"]) / (max(1.0, decoders) * ranks)
     needed = (
         math.ceil(_SPARE * rates["training"] / (each * ranks)) if rates["training"] < math.inf else _MOST_HELPERS + 1
     )
@@ -225,7 +226,8 @@ def _reading(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fig
             f'order="{facts["order"]}" reads rows one by one: order="window" reads them in runs; or materialise a '
             "shuffled copy (jobs/materialize.py) and read that in windows"
         )
-    needed = math.ceil(readers * _SPARE * rates["training"] / rates["reading"]) if rates["training"] < math.inf else 0
+    wanted = readers * _SPARE * rates["training"] / max(1e-9, rates["reading"])
+    needed = math.ceil(min(wanted, _MOST_HELPERS)) if rates["training"] < math.inf else 0
     if needed > readers:
         most = min(needed, 4)
         advice.append(
@@ -264,4 +266,5 @@ def _uneven(parts: Sequence[Part], waiting: float, limit: Limit) -> str:
         return ""
     shares = {part.facts["rank"]: part.waited_s / max(1e-9, part.waited_s + part.trained_s) for part in parts}
     rank = max(shares, key=lambda which: shares[which])
-    return f"; rank {rank} waits most, {shares[rank]:.0%}" if shares[rank] > _UNEVEN * waiting else ""
+    others = (sum(shares.values()) - shares[rank]) / (len(parts) - 1)
+    return f"; rank {rank} waits most, {shares[rank]:.0%}" if shares[rank] > _UNEVEN * others else ""

@@ -1,0 +1,362 @@
+"""Owns the promises of what a run shows: three limits told apart from real streams, records read over restarts, lines,
+tables and a page that a browser shows without a network.
+"""
+
+import dataclasses
+import io
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.fs
+import pytest
+
+import raylance
+from raylance import top
+from raylance.runs.page import render
+from raylance.runs.progress import news, progress, table, told_report
+from raylance.runs.reading import Run, read_run
+from raylance.runs.timeline import PARTS, timeline
+from raylance.telemetry.record import Place, Record
+from raylance.telemetry.stats import NUMBERS
+from tests.conftest import make_images
+from tests.test_readers import slow_loader
+
+Make = Callable[..., Run]
+T0 = 1.7e9
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Make:
+    """Writes records of so many seconds each and reads them: `grows` says by how much counters grow in a second."""
+
+    def make(*loaders: dict[str, Any]) -> Run:
+        for loader in loaders:
+            facts = {
+                "dataset": "train", "run": "r", "rank": 0, "world_size": 1, "host": "h", "split": True, "rows": 1000,
+                "row_bytes": 100.0, "decodes": ["image"], "order": "window", "cpus": 2, "cluster_cpus": 2.0,
+                "raylance": "0", "started": T0, "global_batch_size": 10, "steps": 100, "remainder": "drop",
+                "options": {"decoder_cpus": 1.0}, "state": {"uri": "/nowhere.lance", "version": 3},
+                "limits": {"inflight_limit_bytes": 1e6, "window_limit_bytes": 2e6, "epoch_rows": 1000.0},
+            }  # fmt: skip
+            record = Record(facts | loader.get("facts", {}))
+            for second in range(1, loader.get("seconds", 10) + 1):
+                figures = dict.fromkeys((*NUMBERS, "epoch", "position"), 0.0) | {"decoders": 1.0, "readers": 1.0}
+                record.add(figures | {name: second * each for name, each in loader.get("grows", {}).items()})
+                record._last[0] = record.facts["started"] + second
+            told = {name: loader.get(name) for name in ("events", "bad_rows", "ended")}
+            Place(pa.fs.LocalFileSystem(), str(tmp_path / "r" / "raylance")).write(
+                f"{record.name}.arrow", record.content(**told)
+            )
+        return read_run(str(tmp_path / "r"))
+
+    return make
+
+
+TRAINS = {"rows": 80, "batches": 8, "user_s": 0.5, "wait_s": 0.5, "wait_decode_s": 0.4, "wait_read_s": 0.1,
+          "decoded_rows": 80, "decode_s": 0.9, "read_bytes": 8000, "storage_s": 0.2, "position": 80}  # fmt: skip
+
+# ---- reading
+
+
+def test_figures_are_told_at_any_time(make_run: Make) -> None:
+    (record,) = make_run({"grows": TRAINS}).records
+    assert record.at("rows", np.array([T0 - 5, T0, T0 + 2.5, T0 + 10, T0 + 99])).tolist() == [0, 0, 200, 800, 800]
+    assert record.at("position", np.array([T0 + 2.5])).tolist() == [160], "a position does not grow steadily"
+    assert record.since(T0 + 6)["rows"] == 320
+    assert record.since(T0 + 6)["decoders"] == 1
+
+
+def test_the_dataset_that_is_trained_on_is_found(make_run: Make) -> None:
+    val = {"facts": {"dataset": "val"}, "grows": {"rows": 500, "user_s": 0.1}}
+    assert make_run(val, {"grows": TRAINS}).main == "train"
+
+
+def test_restarts_are_joined_and_ranks_that_went_do_not_count(make_run: Make) -> None:
+    """Two ranks of ten seconds; an hour later one rank goes on."""
+    two = [{"facts": {"rank": rank, "world_size": 2}, "grows": TRAINS} for rank in (0, 1)]
+    later = {
+        "facts": {"started": T0 + 3600},
+        "grows": TRAINS,
+        "events": [(T0 + 3601, "resume", {"epoch": 0, "position": 80})],
+    }
+    run = make_run(*two, later)
+    assert [record.started for record in run.newest("train")] == [T0 + 3600]
+    assert run.verdict("train").seconds["decoding"] == pytest.approx(3 * 4.0)
+    assert run.verdict("train", since=T0 + 3605).seconds["decoding"] == pytest.approx(2.0)
+    found = timeline(run, bins=40)
+    assert found.edges[-1] == pytest.approx(20), "the hour is left out"
+    assert found.cuts == pytest.approx([10])
+    assert found.place(T0 + 3605) == pytest.approx(15)
+    assert found.rate[2] == pytest.approx(160)
+    assert found.rate[-2] == pytest.approx(80)
+    for shares in found.shares.values():
+        whole = sum(shares.values())
+        assert set(shares) == set(PARTS)
+        assert whole.max() <= 1 + 1e-9
+    assert found.shares[0]["decoding"][[3, 30]] == pytest.approx(0.4)
+    assert found.shares[1]["training"][30] == 0
+
+
+def test_a_loader_that_was_closed_and_goes_on_counts_once(images_uri: str, tmp_path: Path) -> None:
+    data = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
+    loader = data.loader(runtime="threads", record=str(tmp_path))
+    for _ in range(2):
+        for batch in loader.iter_batches(global_batch_size=100):
+            del batch
+        loader.close()
+    run = read_run(str(tmp_path))
+    assert len(run.records) == 2
+    assert sum(record.at("rows", record.last) for record in run.records) == loader.stats()["rows"] == 2 * 953
+    assert [what["epoch"] for _, _, kind, what in news(run, 0.0) if kind == "epoch"] == [0, 1]
+    assert run.verdict("data").seconds["training"] == pytest.approx(loader.stats()["user_s"])
+
+
+def test_what_is_no_run_is_refused_with_the_runs_beside_it(make_run: Make, tmp_path: Path) -> None:
+    make_run({"grows": TRAINS})
+    with pytest.raises(raylance.ConfigError, match=r"holds no record .* The runs in it: r; add one of the names"):
+        read_run(str(tmp_path))
+    with pytest.raises(raylance.ConfigError, match="holds no record"):
+        raylance.report_run(str(tmp_path / "nowhere"))
+    with pytest.raises(raylance.ConfigError, match=r"nothing://x cannot be opened"):
+        read_run("nothing://x")
+
+
+def test_a_record_of_a_newer_raylance_is_left_out(make_run: Make, tmp_path: Path) -> None:
+    run = make_run({"grows": TRAINS}, {"facts": {"format": 99, "started": T0 + 1}})
+    assert len(run.records) == 1
+
+
+# ---- lines and tables
+
+
+def test_progress_of_an_epoch_and_a_run(make_run: Make) -> None:
+    run = make_run(*({"facts": {"rank": rank, "world_size": 2}, "grows": TRAINS} for rank in (0, 1)))
+    found = progress(run)
+    assert found is not None
+    assert (found.epoch, found.rows, found.epoch_rows) == (0, 800, 1000)
+    assert (found.rate, found.waiting, found.cause) == (pytest.approx(160), pytest.approx(0.5), "decoding")
+    assert found.left_s() == pytest.approx(200 / 160)
+    assert found.left_s(epochs=3) == pytest.approx(2200 / 160)
+    assert found.told() == "160 rows/s, waiting 50% (for decoding)"
+    assert progress(run, since=T0 + 1) is None, "those are of another start"
+
+
+def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make) -> None:
+    ranks = [{"facts": {"rank": rank, "world_size": 5}, "grows": TRAINS | {"wait_s": 0.1 * rank}} for rank in range(5)]
+    run = make_run(*ranks, {"facts": {"dataset": "val"}, "ended": T0 + 9, "grows": {"rows": 5}})
+    whole = table(run, T0 + 12)
+    assert len(whole.splitlines()) == 7
+    assert re.search(r"train +4 .* 40% +decoding +1/0 .* goes on", whole)
+    assert re.search(r"val +0 .* ended", whole)
+    assert "silent for 990 s" in table(run, T0 + 1000)
+    short = table(run, T0 + 12, most=2).splitlines()
+    assert [line.split()[1] for line in short[1:3]] == ["4", "3"]
+    assert short[-1] == "… and 4 more, which wait less"
+
+
+def test_top_shows_it_and_the_verdict(make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run({"grows": TRAINS})
+    assert top.main([str(tmp_path / "r"), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "run r, " in shown
+    assert "epoch 0, 800/1,000 rows" in shown
+    assert "decoding is the limit" in shown
+    assert top.main([str(tmp_path), "--once"]) == 2
+    assert "holds no record" in capsys.readouterr().err
+
+
+def test_reports_are_told_by_their_numbers() -> None:
+    metrics = {"epoch": 2, "loss": 0.123456, "step": 30, "rows": 1e6}
+    assert told_report({"metrics": metrics}) == "epoch 2, step 30: loss 0.1235, rows 1e+06"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_watching_tells_what_is_new_and_moves_one_line(
+    images_uri: str, tmp_path: Path, kind: type[io.StringIO]
+) -> None:
+    """A real stream, watched from its start; what happens to it is told once."""
+    folder, out = str(tmp_path / "runs" / "images"), kind()
+    data = raylance.dataset(images_uri, decode=raylance.Image("image", size=16))
+    with raylance.watch(folder, epochs=2, file=out), data.loader(runtime="threads", record=folder) as loader:
+        for _epoch in range(2):
+            for _ in loader.iter_batches(global_batch_size=32):
+                time.sleep(0.05)
+            with loader.reporting({"epoch": loader.epoch, "loss": 0.5, "name": "x"}, has_checkpoint=False):
+                pass
+        time.sleep(1.2)  # a look at it
+    told = out.getvalue()
+    assert told.count("epoch 1: loss 0.5") == told.count("epoch 2: loss 0.5") == 1
+    assert re.search(r"epoch 1/2.*rows/s, waiting \d+%", told)
+    assert ("\r" in told) == (kind is Terminal)
+    assert kind is not Terminal or re.search(r"epoch 2/2 100%\|[#█]+\| 928/928 rows", told)
+
+
+def test_faults_and_bad_rows_are_told_while_it_goes_on(make_run: Make, tmp_path: Path) -> None:
+    out, now = io.StringIO(), time.time()
+    with raylance.watch(str(tmp_path / "r"), file=out):
+        make_run({
+            "facts": {"started": now + 1}, "grows": TRAINS | {"masked_rows": 1},
+            "events": [(now + 2, "fault", "a helper is replaced"), (now + 3, "error", "BadRowError: x")],
+            "bad_rows": [(7, "image", "OSError: cut")],
+        })  # fmt: skip
+    told = out.getvalue()
+    assert "train, rank 0: a helper is replaced\n" in told
+    assert "train, rank 0: BadRowError: x\n" in told
+    assert "10 rows could not be decoded and are masked, the first at row offset 7: image OSError: cut" in told
+
+
+# ---- the three limits, from real streams
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlowImage(raylance.Decoder):
+    """A mean of the bytes of an image, which takes some milliseconds, whatever the machine."""
+
+    shape, dtype = (), np.float32
+
+    def open(self) -> "SlowImage":
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        time.sleep(0.004)
+        out[...] = np.frombuffer(encoded, np.uint8).mean()
+
+
+@pytest.fixture(scope="module")
+def limited(write_dataset: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders of runs that are limited by reading, decoding and training: by a storage, a decoder, and a trainer that
+    sleep.
+    """
+    images = write_dataset(pa.table({"image": pa.array(make_images(300), pa.binary()), "label": np.arange(300) % 7}))
+    text = write_dataset(pa.table({"id": np.arange(300), "text": ["x" * 400] * 300}))
+    folders = {name: str(tmp_path_factory.mktemp("runs") / name) for name in ("reading", "decoding", "training")}
+
+    def drain(loader: raylance.RankLoader, pause_s: float) -> None:
+        with loader:
+            for _ in loader.iter_batches(global_batch_size=10):
+                time.sleep(pause_s)
+            assert str(loader.explain()).startswith(folders_of[loader])
+
+    folders_of: dict[raylance.RankLoader, str] = {}
+    small = {"max_window_bytes": 150_000, "max_inflight_bytes": 40_000, "runtime": "threads"}
+    loaders = {"reading": slow_loader(text, 0.004, record=folders["reading"], **small)}
+    for name, decoder in (("decoding", SlowImage(column="image")), ("training", raylance.Image("image", size=16))):
+        options: dict[str, Any] = {"num_decoders": 1, "runtime": "threads", "record": folders[name]}
+        loaders[name] = raylance.dataset(images, decode=decoder, remainder="ragged").loader(**options)
+    for name, loader in loaders.items():
+        folders_of[loader] = name
+        drain(loader, 0.06 if name == "training" else 0.002)
+    return folders
+
+
+@pytest.mark.parametrize("name", ["reading", "decoding", "training"])
+def test_three_limits_are_told_apart(limited: dict[str, str], name: str) -> None:
+    verdict = read_run(limited[name]).verdict("data")
+    assert verdict.limit == name
+    assert min(verdict.rates, key=lambda part: verdict.rates[part] if part != "delivered" else np.inf) == name
+    assert verdict.rates["delivered"] <= 1.5 * verdict.rates[name], (
+        "what was made before the first batch came for nothing"
+    )
+    assert (verdict.waiting < 0.05) == (name == "training")
+
+
+# ---- the page
+
+
+def test_a_page_tells_it_all_and_needs_nothing_from_elsewhere(limited: dict[str, str], tmp_path: Path) -> None:
+    where = raylance.report_run(limited["decoding"], str(tmp_path / "o.html"))
+    assert where == str(tmp_path / "o.html")
+    page = Path(where).read_text()
+    assert "Decoding is the limit: 1 decoder delivers" in page
+    assert "every" in page
+    assert "all 1 rank" in page
+    assert "0 to 300" in page
+    assert "correlation with the next epoch" in page, "the dataset was opened again"
+    assert page.count("<img ") >= 6
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
+    assert "http://" not in re.sub(r"data:[^\"]*", "", page)
+    assert raylance.report_run(limited["decoding"]).endswith("/decoding/report.html")
+
+
+def test_bad_rows_are_shown_with_what_is_left_of_them(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    cells = make_images(40, size=(96, 128))
+    cells[5], cells[6] = cells[5][: 3 * len(cells[5]) // 4], b"no image <at> all"
+    uri = write_dataset(pa.table({"image": pa.array(cells, pa.binary())}))
+    folder = str(tmp_path / "run")
+    data = raylance.dataset(uri, decode=raylance.Image("image", size=16), on_bad_row="mask", remainder="ragged")
+    with data.loader(runtime="threads", record=folder) as loader:
+        for batch in loader.iter_batches(global_batch_size=8):
+            del batch
+    page = Path(raylance.report_run(folder)).read_text()
+    rows = re.findall(r'<td class="n">(\d+)</td><td>image</td><td>(.*?)</td><td>(.*?)</td>', page, re.DOTALL)
+    assert sorted(row for row, _, _ in rows) == ["5", "6"]
+    left = {row: made for row, made, _ in rows}
+    assert left["5"].startswith("<img ")
+    assert "no image &lt;at&gt; all" in left["6"]
+    assert "2 times a row was masked" in page
+    shutil.rmtree(uri)
+    assert "The dataset could not be opened for it" in Path(raylance.report_run(folder)).read_text()
+
+
+def test_a_page_escapes_what_others_wrote(make_run: Make) -> None:
+    run = make_run({
+        "facts": {"host": "<script>h", "state": {"uri": "/x<script>", "filter": "a < '<b>'"}}, "grows": TRAINS,
+        "events": [(T0 + 1, "fault", "<img src=x>"), (T0 + 2, "report", {"metrics": {"<loss>": 1.0, "epoch": 0}}),
+                   (T0 + 3, "report", {"metrics": {"<loss>": 0.5, "epoch": 1}})],
+    })  # fmt: skip
+    page = render(run)
+    assert "<script>" not in page
+    assert "<img src=x>" not in page
+    assert "&lt;img src=x&gt;" in page
+
+
+def test_many_ranks_are_shown_by_those_that_wait_most(make_run: Make) -> None:
+    run = make_run(*(
+        {"facts": {"rank": rank, "world_size": 40}, "seconds": 2, "grows": TRAINS | {"wait_s": 0.01 * rank}}
+        for rank in range(40)
+    ))  # fmt: skip
+    page = render(run)
+    assert "The 16 ranks that waited most, of 40" in page
+
+
+def test_epochs_that_not_all_ranks_certify_are_told(make_run: Make) -> None:
+    certificate = {"epoch": 0, "positions": [0, 500], "world_size": 2, "rows": 250, "rank": 0}
+    second = certificate | {"epoch": 1}
+    run = make_run(
+        {"facts": {"world_size": 2}, "events": [(T0 + 1, "epoch", certificate), (T0 + 2, "epoch", second)]},
+        {"facts": {"world_size": 2, "rank": 1}, "events": [(T0 + 1, "epoch", certificate | {"rank": 1})]},
+    )
+    page = render(run)
+    assert re.search(r">0 to 500</td><td class=.n.>500</td><td class=.good.>all 2 ranks<", page)
+    assert re.search(r">0 to 500</td><td class=.n.>250</td><td class=.bad.>1 of 2 ranks alone<", page)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium on this machine")
+def test_a_browser_shows_the_page_without_a_network(limited: dict[str, str], tmp_path: Path) -> None:
+    """The pictures have a size, the verdict is on top, and nothing is asked of anybody."""
+    page = Path(raylance.report_run(limited["reading"], str(tmp_path / "o.html")))
+    probe = "<script>onload=()=>{document.title=[...document.images].map(image=>image.naturalWidth).join()}</script>"
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    text = page.read_text()
+    assert policy in text, "the browser itself sees to it"
+    page.write_text(text.replace(policy, f"{policy}; script-src 'unsafe-inline'").replace("</body>", f"{probe}</body>"))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path}/profile",
+             "--dump-dom"]  # fmt: skip
+    done = subprocess.run(["chromium", *flags, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    widths = re.search(r"<title>([\d,]+)</title>", done.stdout)
+    assert widths is not None
+    assert min(map(int, widths[1].split(","))) > 0
+    assert "Reading is the limit" in done.stdout

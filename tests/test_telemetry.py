@@ -1,0 +1,262 @@
+"""Owns the promises of what is counted: each second of waiting has one cause, counters only grow, records are bounded
+and read back, and the verdict names what limits.
+"""
+
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.feather
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raylance.telemetry import metrics, record, recorder
+from raylance.telemetry.record import COLUMNS, Place, Record
+from raylance.telemetry.stats import NUMBERS, Receipt, Stats
+from raylance.telemetry.verdict import Part, Verdict, judge
+
+CAUSES = ("start", "read", "decode", "finish")
+
+# ---- stats
+
+
+@given(waits=st.lists(st.tuples(st.sampled_from([*CAUSES, None]), st.floats(0, 100)), max_size=30))
+def test_each_second_of_waiting_has_one_cause(waits: list[tuple[Any, float]]) -> None:
+    stats, now, wanted = Stats(), 0.0, dict.fromkeys(CAUSES, 0.0)
+    for cause, seconds in waits:
+        stats.awaits(cause, now)
+        now += seconds
+        if cause:
+            wanted[cause] += seconds
+    stats.awaits(None, now)
+    assert [getattr(stats, f"wait_{cause}_s") for cause in CAUSES] == pytest.approx([*wanted.values()])
+
+
+def test_rows_read_and_decoded_in_one_place_share_the_wait_as_their_receipt_says() -> None:
+    stats = Stats()
+    stats.awaits("there", 10.0)
+    stats.awaits(None, 18.0)
+    assert stats.wait_read_s == stats.wait_decode_s == 0
+    stats.add(Receipt(read_s=1.0, decode_s=3.0))
+    assert (stats.wait_read_s, stats.wait_decode_s) == (2.0, 6.0)
+    stats.add(Receipt(read_s=1.0, decode_s=3.0))
+    assert (stats.wait_read_s, stats.wait_decode_s) == (2.0, 6.0), "it is shared once"
+
+
+def test_what_goes_on_counts_already() -> None:
+    stats = Stats()
+    stats.begin("user_s")
+    first = stats.sample()["user_s"]
+    time.sleep(0.002)
+    assert 0 <= first < stats.sample()["user_s"]
+    assert stats.user_s == 0
+    assert stats.end("user_s") == stats.user_s > 0
+    assert stats.end("user_s") == 0, "nothing was begun"
+
+
+def test_masked_rows_are_named_once_and_not_without_end() -> None:
+    stats = Stats()
+    stats.add(Receipt(bad_rows=((5, "image", "cut"), (5, "image", "cut"), (5, "other", "null"))))
+    assert stats.bad_rows == [(5, "image", "cut"), (5, "other", "null")]
+    for offset in range(1000):
+        stats.add(Receipt(bad_rows=((offset, "image", "cut"),)))
+        stats.tell("fault", str(offset))
+    assert len(stats.bad_rows) == 100
+    assert len(stats.events) == 500
+    assert stats.events[-1][1:] == ("fault", "999"), "the newest are kept"
+
+
+# ---- records
+
+
+def read(content: bytes) -> tuple[Any, dict[str, Any]]:
+    table = pyarrow.feather.read_table(pyarrow.BufferReader(content))
+    return table, json.loads(table.schema.metadata[b"raylance"])
+
+
+def make_record(**facts: Any) -> Record:
+    return Record({"dataset": "train", "rank": 3, "limits": {}, **facts})
+
+
+def figures(**changes: float) -> dict[str, float]:
+    return dict.fromkeys((*NUMBERS, "epoch", "position"), 0.0) | changes
+
+
+@pytest.mark.parametrize("samples", [0, 1, 2048, 2049, 9001])
+def test_a_record_is_bounded_and_ends_with_what_is_known_last(samples: int) -> None:
+    made = make_record(uri="a")
+    for number in range(samples):
+        made.add(figures(rows=number))
+    table, told = read(made.content(events=[(1.0, "fault", "x")], ended=None))
+    rows = table["rows"].to_pylist()
+    assert table.column_names == list(COLUMNS)
+    assert len(rows) <= 2050
+    assert rows == sorted(set(rows))
+    assert not samples or (rows[0], rows[-1]) == (0, samples - 1)
+    assert len(rows) == samples or len(rows) > 1000, "not fewer than it has room for"
+    assert (told["uri"], told["events"], told["format"]) == ("a", [[1.0, "fault", "x"]], record.FORMAT)
+
+
+def place(path: Path) -> Place:
+    return Place(pyarrow.fs.LocalFileSystem(), str(path / "run" / "raylance"))
+
+
+class Loader:
+    place = (2, 30)
+
+
+def test_a_recording_is_written_at_its_end_and_when_its_loader_is_gone(tmp_path: Path) -> None:
+    stats, loader, looked = Stats(rows=7), Loader(), []
+    stats.first_rows = pyarrow.table({"x": [1, 2]})
+    position = recorder.position_of(loader)
+    recording = recorder.Recording(
+        make_record(), stats, position, place(tmp_path), None, lambda rows: looked.append(rows) or f"<p>{len(rows)}</p>"
+    )
+    recording.flush()
+    folder = tmp_path / "run" / "raylance"
+    (path,) = folder.glob("*.arrow")
+    assert path.name.startswith("train-rank00003-")
+    table, told = read(path.read_bytes())
+    assert (table["rows"][-1].as_py(), table["epoch"][-1].as_py(), table["position"][-1].as_py()) == (7, 2, 30)
+    assert told["ended"] is None
+    assert [page.read_text() for page in folder.glob("*.html")] == ["<p>2</p>"]
+    stats.rows = 9
+    recording.flush()
+    assert len(looked) == 1
+    stats.rows = 11
+    del loader
+    assert recording.tick() is False, "nobody comes back to it"
+    assert read(path.read_bytes())[0]["rows"][-1].as_py() == 11
+    other = recorder.Recording(make_record(), stats, lambda: (2, 40), place(tmp_path / "b"), None, str)
+    other.end()
+    (path,) = (tmp_path / "b" / "run" / "raylance").glob("*.arrow")
+    assert read(path.read_bytes())[1]["ended"] > 0
+
+
+def test_a_storage_that_fails_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "run").write_text("a file where the folder should be")
+    recording = recorder.Recording(make_record(), Stats(), lambda: (0, 0), place(tmp_path), None, str)
+    recording.flush()
+    recording.flush()
+    recording.end()
+    told = [entry.message for entry in caplog.records if "cannot be written" in entry.message]
+    assert len(told) == 1
+    assert "the run goes on" in told[0]
+
+
+def test_each_metric_shows_a_figure_under_a_name_of_its_own() -> None:
+    known = {*NUMBERS, "epoch", "position", "epoch_rows", "inflight_limit_bytes", "window_limit_bytes"}
+    assert {metric.field for metric in metrics.METRICS} <= known
+    names = [(metric.name, metric.cause) for metric in metrics.METRICS]
+    assert len(names) == len(set(names))
+    for metric in metrics.METRICS:
+        assert metric.name.startswith("raylance_")
+        assert metric.name.endswith("_total") == (metric.kind == "counter")
+        assert not metric.field.endswith("_s") or "_seconds" in metric.name, "base units"
+        assert "bytes" not in metric.field or "_bytes" in metric.name
+
+
+def test_counters_are_published_by_what_was_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str, float, dict[str, str]]] = []
+
+    class Metric:
+        def __init__(self, metric: metrics.Metric) -> None:
+            self.name = metric.name
+
+        def inc(self, value: float, tags: dict[str, str]) -> None:
+            seen.append(("inc", self.name, value, tags))
+
+        def set(self, value: float, tags: dict[str, str]) -> None:
+            seen.append(("set", self.name, value, tags))
+
+    monkeypatch.setattr(metrics, "_of_ray", Metric)
+    publisher = metrics.Publisher("run", "train", 1)
+    labels = {"run": "run", "dataset": "train", "rank": "1"}
+    publisher.publish({"rows": 5.0, "decoders": 2.0, "wait_read_s": 0.0})
+    publisher.publish({"rows": 8.0, "decoders": 1.0, "wait_read_s": 0.5})
+    publisher.publish({"rows": 8.0, "decoders": 1.0, "wait_read_s": 0.5})
+    assert [(kind, name, value) for kind, name, value, _ in seen if kind == "inc"] == [
+        ("inc", "raylance_rows_total", 5.0),
+        ("inc", "raylance_rows_total", 3.0),
+        ("inc", "raylance_wait_seconds_total", 0.5),
+    ]
+    assert [value for kind, _, value, _ in seen if kind == "set"] == [2.0, 1.0, 1.0]
+    assert all(tags == labels | ({"cause": "reading"} if "wait" in name else {}) for _, name, _, tags in seen)
+
+
+# ---- the verdict
+
+OPTIONS = {"decoder_cpus": 1.0}
+
+
+def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -> Part:
+    """A rank that took 1,000 rows in ten batches; reading and decoding them took a second each."""
+    base = {
+        "rows": 1000.0,
+        "batches": 10.0,
+        "read_bytes": 1e6,
+        "storage_s": 1.0,
+        "decoded_rows": 1000.0,
+        "decode_s": 1.0,
+    }
+    known = {"rank": rank, "row_bytes": 1000.0, "order": "window", "options": OPTIONS, "cluster_cpus": 4.0}
+    return Part(figures=figures(**(base | {"readers": 1.0, "decoders": 1.0} | changes)), facts=known | (facts or {}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit", "told", "advice"),
+    [
+        ({"batches": 2.0}, "unknown", "too early to tell", ""),
+        ({"user_s": 10.0, "wait_read_s": 0.1}, "training", "training is the limit: it takes 100 rows/s", ""),
+        ({"user_s": 1.0, "wait_start_s": 5.0}, "starting", "each rank waited 5.0 s for its first batch", "prepare("),
+        ({"user_s": 1.0, "wait_decode_s": 1.0, "decode_s": 2.0}, "decoding",
+         "decoding is the limit: 1 decoder delivers 500 rows/s, the trainer takes 1,000 rows/s and waited for 50%",
+         "2 more decoders of each rank would feed this trainer: num_decoders=3 takes 3 CPUs"),
+        ({"user_s": 1.0, "wait_decode_s": 1.0, "decode_s": 8.0}, "decoding", "",
+         "num_decoders=9 takes 9 CPUs besides the trainer's, and the cluster has 4: add nodes"),
+        ({"user_s": 0.001, "wait_decode_s": 1.0}, "decoding", "", "each decoder more gives about 1,000 rows/s"),
+        ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders": 0.0}, "decoding", "1 shard actor, without decoders", ""),
+        ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders_wanted": 3.0}, "decoding", "", "3 decoders of each rank were"),
+        ({"user_s": 1.0, "wait_read_s": 3.0, "storage_s": 4.0}, "reading",
+         "reading is the limit: storage gives 250 rows/s", "num_readers=4"),
+        ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5}, "finishing",
+         "making batches is the limit: 50.0 ms of collating", "collate_fn"),
+        ({"user_s": 11.0, "save_s": 10.0, "wait_decode_s": 1.0}, "decoding", "waited for 50%", ""),
+    ],
+)  # fmt: skip
+def test_the_verdict_names_the_limit_and_what_to_change(
+    changes: dict[str, float], limit: str, told: str, advice: str
+) -> None:
+    verdict = judge([part(**changes)])
+    assert verdict.limit == limit
+    assert told in verdict.told
+    assert advice in " ".join(verdict.advice)
+    assert str(verdict).splitlines()[0] == verdict.told
+    assert verdict.told in verdict._repr_html_()
+
+
+def test_an_order_that_reads_row_by_row_is_named() -> None:
+    (first, *_) = judge([part(facts={"order": "row"}, user_s=1.0, wait_read_s=1.0)]).advice
+    assert first.startswith('order="row" reads rows one by one')
+
+
+def test_of_several_ranks_the_one_that_waits_most_is_named() -> None:
+    even = judge([part(rank, user_s=1.0, wait_decode_s=1.0) for rank in range(4)])
+    assert "rank" not in even.told.replace("of each rank", "")
+    uneven = judge([part(rank, user_s=1.0, wait_decode_s=9.0 if rank == 2 else 0.3) for rank in range(4)])
+    assert uneven.told.endswith("; rank 2 waits most, 90%")
+    assert uneven.rates["training"] == 4000, "all of them together"
+
+
+@given(numbers=st.lists(st.floats(0, 1e9), min_size=len(NUMBERS), max_size=len(NUMBERS)), ranks=st.integers(1, 3))
+def test_any_figures_have_a_verdict(numbers: list[float], ranks: int) -> None:
+    found = figures(**dict(zip(NUMBERS, numbers, strict=True)))
+    known = part().facts
+    verdict = judge([Part(figures=found, facts={**known, "rank": rank}) for rank in range(ranks)])
+    assert isinstance(verdict, Verdict)
+    assert 0 <= verdict.waiting <= 1
+    assert not math.isnan(sum(verdict.rates.values()))
+    assert verdict.told
