@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
     from raylance.train import DataConfig
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
 
 _MODULES = {
     "_dataset.dataset": ("Dataset",),
