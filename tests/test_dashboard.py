@@ -225,21 +225,21 @@ def answers(source: asking.Prometheus, values: dict[str, str]) -> dict[str, list
 
 # Ray with endpoints and files of its own: what else runs on this machine stays apart.
 TRAINING = """
-import sys, ray
-ray.init(address="local", num_cpus=4, include_dashboard=True, _temp_dir=sys.argv[1], log_to_driver=False)
-from jobs.create_dataset.command import main as create
-from jobs.train_images import main
-assert create(["demo", "--out", sys.argv[2], "--no-progress"]) == 0
-sys.exit(main(["--data", *sys.argv[2:]]))
+import runpy, subprocess, sys, ray
+data, folder, *arguments = sys.argv[1:]
+made = [sys.executable, "jobs/create_dataset.py", "demo", "--out", data, "--no-progress"]
+subprocess.run(made, check=True)
+ray.init(address="local", num_cpus=4, include_dashboard=True, _temp_dir=folder, log_to_driver=False)
+sys.argv = ["jobs/train_images.py", "--data", data, *arguments]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Iterator[Path]:
-    """A run of train_images that goes on until it is ended; gives the folder where Ray writes which nodes there are."""
+def training(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """A run of train_images that goes on until it is ended; gives the folder where Ray writes its nodes, and it."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))  # a short name: Ray's sockets lie in it
     arguments = [
-        tmp_path / "digits.lance",
         "--storage-path",
         tmp_path / "runs",
         "--run-name",
@@ -249,13 +249,13 @@ def training(tmp_path: Path) -> Iterator[Path]:
     ]
     arguments += ["--num-workers", "2", "--num-decoders", "1", "--checkpoint-every-steps", "10", "--no-progress"]
     environment = os.environ | {"RAY_metrics_report_interval_ms": "2000", "RAY_ADDRESS": "local"}
-    command = [sys.executable, "-c", TRAINING, folder, *arguments]
+    command = [sys.executable, "-c", TRAINING, tmp_path / "digits.lance", folder, *arguments]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
             [str(word) for word in command], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT
         )
         try:
-            yield folder
+            yield folder, process
             assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
         finally:
             process.send_signal(signal.SIGTERM)
@@ -267,11 +267,11 @@ def training(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def prometheus(training: Path, tmp_path: Path) -> Iterator[str]:
+def prometheus(training: tuple[Path, subprocess.Popen[bytes]], tmp_path: Path) -> Iterator[str]:
     """A Prometheus with the configuration of k8s/grafana, for that Ray, but that it asks each second."""
     text = (FOLDER / "prometheus.yml").read_text()
     assert "/tmp/ray/" in text
-    text = text.replace("/tmp/ray/", f"{training}/").replace("_interval: 10s", "_interval: 1s")
+    text = text.replace("/tmp/ray/", f"{training[0]}/").replace("_interval: 10s", "_interval: 1s")
     (tmp_path / "prometheus.yml").write_text(text)
     shutil.copy(FOLDER / "prometheus.rules", tmp_path)
     with socket.socket() as found:
@@ -292,10 +292,10 @@ def prometheus(training: Path, tmp_path: Path) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not shutil.which("prometheus"), reason="no prometheus to ask")
-def test_a_real_run_answers_every_query(prometheus: str) -> None:
+def test_a_real_run_answers_every_query(training: tuple[Path, subprocess.Popen[bytes]], prometheus: str) -> None:
     values, deadline = {"run": "digits", "window": "15s"}, time.monotonic() + 300
     missing = ["anything"]
-    while missing and time.monotonic() < deadline:
+    while missing and training[1].poll() is None and time.monotonic() < deadline:
         time.sleep(5)
         source = asking.Prometheus(url=prometheus, start=time.time() - 60, end=time.time())
         try:
