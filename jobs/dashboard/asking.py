@@ -1,0 +1,73 @@
+"""Owns what a dashboard's queries give: variables filled in as Grafana does, and a Prometheus asked; never draws."""
+
+import dataclasses
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Series = tuple[dict[str, str], list[tuple[float, float]]]  # labels; seconds since 1970, values
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Prometheus:
+    """Where queries are asked.
+
+    Attributes:
+        url: Its address, without a path.
+        start: Seconds since 1970.
+        end: The same; what asks for the last value asks for the one of then.
+    """
+
+    url: str
+    start: float
+    end: float
+
+    def ask(self, path: str, **fields: object) -> Any:
+        """What its HTTP API answers.
+
+        Raises:
+            OSError: It is not there.
+            ValueError: It finds the query wrong; the text has the query and why.
+        """
+        body = urllib.parse.urlencode(fields)
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v1/{path}?{body}", timeout=30) as answer:
+                return json.load(answer)["data"]
+        except urllib.error.HTTPError as error:
+            if error.code not in (400, 422):
+                raise
+            raise ValueError(f"{self.url} does not understand {fields}: {error.read().decode()}") from error
+
+    def values(self, expr: str, *, now: bool, step: int = 5) -> list[Series]:
+        """What a query gives, over the time or at its end."""
+        if now:
+            found = self.ask("query", query=expr, time=self.end)["result"]
+            return [(one["metric"], [(float(one["value"][0]), float(one["value"][1]))]) for one in found]
+        found = self.ask("query_range", query=expr, start=self.start, end=self.end, step=step)["result"]
+        return [(one["metric"], [(float(at), float(value)) for at, value in one["values"]]) for one in found]
+
+
+def filled(expr: str, values: Mapping[str, str]) -> str:
+    """A query with its variables replaced, all others by all; `window` is that of its rates."""
+    expr = expr.replace("$__rate_interval", values.get("window", "1m"))
+    for name in ("run", "dataset", "rank"):
+        expr = expr.replace(f"${name}", values.get(name, ".*"))
+    return expr
+
+
+def queries(dashboard: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each query of a dashboard with the title of its panel."""
+    for panel in dashboard["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target
+
+
+def legend(target: Mapping[str, Any], labels: Mapping[str, str]) -> str:
+    """What Grafana calls a series."""
+    name = str(target["legendFormat"])
+    for label, value in labels.items():
+        name = name.replace(f"{{{{{label}}}}}", value)
+    return name
