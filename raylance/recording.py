@@ -156,7 +156,7 @@ def _place_of(wanted: bool | str, *, is_seated: bool) -> tuple[Place | None, str
         return Place(filesystem, f"{path}/{FOLDER}"), os.path.basename(path)
     found = process.train_storage() if is_seated else None
     if found is None:
-        return None, ""
+        return None, "interactive"
     filesystem, path, run = found
     return Place(filesystem, f"{path}/{FOLDER}"), run
 

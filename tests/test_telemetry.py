@@ -55,6 +55,9 @@ def test_what_goes_on_counts_already() -> None:
     assert stats.user_s == 0
     assert stats.end("user_s") == stats.user_s > 0
     assert stats.end("user_s") == 0, "nothing was begun"
+    stats.awaits("read", time.monotonic() - 5)
+    assert stats.sample()["wait_read_s"] == pytest.approx(5, abs=1)
+    assert stats.wait_read_s == 0
 
 
 def test_masked_rows_are_named_once_and_not_without_end() -> None:

@@ -2,7 +2,8 @@
 decides what a figure is.
 
 Names follow Prometheus' conventions: base units, counters end in `_total`. Ray adds the prefix `ray_`, so that
-`raylance_rows_total` is scraped as `ray_raylance_rows_total`, and labels of its own (node, worker, session).
+`raylance_rows_total` is scraped as `ray_raylance_rows_total`, and labels of its own (node, worker, session). A counter
+is there from its first step on: before, it is no 0, but nothing.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 LABELS = ("run", "dataset", "rank")
-"""Labels of each metric: the run's name in Ray Train, the dataset's name in the run, and the rank."""
+"""Labels of each metric: the run's name in Ray Train, or "interactive"; the dataset's name in the run; and the rank."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

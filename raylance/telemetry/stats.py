@@ -205,11 +205,14 @@ class Stats:
         return [(offset, column, why) for (offset, column), why in list(self._bad_rows.items())]
 
     def sample(self) -> dict[str, float]:
-        """All numbers as they are now, with what has passed of those that are being timed."""
+        """All numbers as they are now, with what has passed of those that are being timed: in a hang, they grow, too."""
         figures = {name: float(getattr(self, name)) for name in NUMBERS}
         now = time.perf_counter()
         for name, begun in list(self._going.items()):
             figures[name] += now - begun
+        awaited = self._awaited
+        if awaited is not None and awaited[1] != "there":
+            figures[f"wait_{awaited[1]}_s"] += max(0.0, time.monotonic() - awaited[0])
         return figures
 
     def as_dict(self) -> dict[str, Any]:

@@ -183,8 +183,8 @@ def _starting(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fi
 def _at_times(limit: Limit, rates: Figures, waiting: float) -> Words:
     """Of a part that is waited for, and would deliver more than the trainer takes."""
     told = (
-        f"{limit} is the limit at times: the trainer, which takes {_rate(rates['training'])}, waited for {waiting:.0%} of "
-        f"its time for it, although it does {_rate(rates[limit])} when it has work"
+        f"{limit} is the limit at times: the trainer, which takes {_rate(rates['training'])}, waited for {waiting:.0%} "
+        f"of its time for it, although it does {_rate(rates[limit])} when it has work"
     )
     return told, [
         "a larger prefetch_batches= keeps more batches ready for such times",
