@@ -205,7 +205,7 @@ class Stats:
         return [(offset, column, why) for (offset, column), why in list(self._bad_rows.items())]
 
     def sample(self) -> dict[str, float]:
-        """All numbers as they are now, with what has passed of those that are being timed: in a hang, they grow, too."""
+        """All numbers as they are now, with what has passed of those that are being timed."""
         figures = {name: float(getattr(self, name)) for name in NUMBERS}
         now = time.perf_counter()
         for name, begun in list(self._going.items()):
