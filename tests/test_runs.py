@@ -275,6 +275,24 @@ def test_three_limits_are_told_apart(limited: dict[str, str], name: str) -> None
     assert sum(verdict.seconds[cause] for cause in causes) == pytest.approx(waited_s, rel=0.15, abs=0.1)
 
 
+def test_a_slow_collate_fn_is_what_is_waited_for(write_dataset: Callable[..., str]) -> None:
+    """Many steps come in one piece: the thread makes batches of them one after the other, and hears of nothing."""
+    data = raylance.dataset(write_dataset(pa.table({"id": np.arange(600)})))
+
+    def collate(batch: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.01)
+        return batch
+
+    with data.loader(runtime="threads") as loader:
+        for _ in loader.iter_torch_batches(global_batch_size=10, collate_fn=collate, device="cpu"):
+            pass
+        stats, verdict = loader.stats(), loader.explain()
+    causes = sum(stats[f"wait_{cause}_s"] for cause in ("start", "read", "decode", "finish"))
+    assert causes == pytest.approx(stats["wait_s"], rel=0.1)
+    assert verdict.limit == "finishing"
+    assert verdict.waiting > 0.5
+
+
 # ---- the page
 
 

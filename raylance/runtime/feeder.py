@@ -95,6 +95,7 @@ class Feeder:
             while not (self._finished or self._has_ended):
                 if not self._is_awaited:
                     self._is_awaited = True
+                    self._awaits_here()  # until the thread looks again, which may be making batches of what is here
                     self._runtime.post(Wake())
                 self._changed.wait(_LOOK_S)
                 if not self._thread.is_alive() and not self._has_ended:
@@ -122,6 +123,7 @@ class Feeder:
         with self._changed:
             self._is_closed = self._has_ended = True
             self._finished.clear()
+            self._stats.ready_batches = 0
             self._changed.notify_all()
         self._runtime.post(Wake())
 
@@ -134,6 +136,11 @@ class Feeder:
             self._thread.join(_JOIN_S)
         _alive.discard(self)
         return not self._thread.is_alive()
+
+    def _awaits_here(self) -> None:
+        """Notes that what the consumer waits for, if it does, is in this process; `_changed` is held."""
+        if self._is_awaited:
+            self._stats.awaits("finish" if self._stats.batches else "start", self._runtime.now())
 
     # The thread's side.
 
@@ -201,6 +208,8 @@ class Feeder:
 
     def _finish(self, bound: Bound) -> None:
         table, step = self._assembly.next_step()
+        with self._changed:
+            self._awaits_here()
         if self._stats.first_rows is None:
             self._stats.first_rows = table.take(list(range(min(FIRST_ROWS, table.num_rows))))  # a copy
         with self._stats.timed("collate_s"):

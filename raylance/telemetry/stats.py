@@ -14,6 +14,7 @@ and made a batch; "there": read and decoded in one place, which only its receipt
 
 _EVENTS = 500  # that are kept
 _BAD_ROWS = 100  # that are named
+_IT = "it"
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class Stats:
     held_bytes: int = 0
     epoch_certificate: dict[str, Any] | None = None
     _going: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # field: since when it is timed
-    _awaited: tuple[float, Cause] | None = dataclasses.field(default=None, repr=False)
+    _awaited: dict[str, tuple[float, Cause]] = dataclasses.field(default_factory=dict, repr=False)  # at most one, _IT
     _there_s: float = dataclasses.field(default=0.0, repr=False)  # waited for what is read and decoded in one place
     _events: deque[tuple[float, str, Any]] = dataclasses.field(
         default_factory=lambda: deque(maxlen=_EVENTS), repr=False
@@ -163,7 +164,9 @@ class Stats:
             cause: What they are doing.
             now: Seconds of the runtime's clock.
         """
-        awaited, self._awaited = self._awaited, None if cause is None else (now, cause)
+        awaited = self._awaited.pop(_IT, None)  # in one go, which no other thread comes between
+        if cause is not None:
+            self._awaited[_IT] = now, cause
         if awaited is not None:  # consumer and feeder may both end a wait: who comes first counts it
             since, before = awaited
             if before == "there":
@@ -210,7 +213,7 @@ class Stats:
         now = time.perf_counter()
         for name, begun in list(self._going.items()):
             figures[name] += now - begun
-        awaited = self._awaited
+        awaited = self._awaited.get(_IT)
         if awaited is not None and awaited[1] != "there":
             figures[f"wait_{awaited[1]}_s"] += max(0.0, time.monotonic() - awaited[0])
         return figures
