@@ -5,7 +5,6 @@ a position, and never writes anything itself.
 import contextlib
 import dataclasses
 import importlib
-import math
 import os
 import socket
 import time
@@ -19,6 +18,7 @@ from raylance import process
 from raylance.batches.showing import show_rows
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID
 from raylance.decode.arrays import to_numpy
+from raylance.errors import DatasetError
 from raylance.planning.plan import Plan
 from raylance.settings import Delivery, Feed, Options
 from raylance.store import ray_session
@@ -79,13 +79,13 @@ class Recorded:
             has_checkpoint: Whether a checkpoint comes with it.
         """
         begin, is_inside = time.perf_counter(), self._stats.is_timed("user_s")
-        self.record()
         with self._stats.timed("save_s") if is_inside else contextlib.nullcontext():
+            self.record()
             yield
-        numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-        told = {"metrics": numbers, "seconds": time.perf_counter() - begin, "has_checkpoint": has_checkpoint}
-        self._stats.tell("report", told)
-        self.record()
+            numbers = {str(name): value for name, value in metrics.items() if isinstance(value, int | float)}
+            told = {"metrics": numbers, "seconds": time.perf_counter() - begin, "has_checkpoint": has_checkpoint}
+            self._stats.tell("report", told)
+            self.record()
 
     def _begin_record(self, plan: Plan, state: dict[str, Any]) -> None:
         """Begins the record, where there is to be one."""
@@ -94,6 +94,8 @@ class Recorded:
         place, run = _place_of(self._options.record, is_seated=self.seat is not None)
         before = self._stats.sample()  # not 0 where the loader was closed, and goes on
         publisher = Publisher(run, self._name, self.rank, before) if ray_session() else None
+        if place is None:
+            self._stats.first_rows = pa.table({})  # nobody looks at them
         if place is None and publisher is None:
             return
         facts = self._facts() | {
@@ -165,12 +167,24 @@ def _cluster_cpus() -> float | None:
     """CPUs of the cluster as Ray counts them; None where no Ray runs."""
     if not ray_session():
         return None
-    resources: dict[str, float] = importlib.import_module("ray").cluster_resources()
-    return resources.get("CPU", math.nan)
+    try:
+        resources: dict[str, float] = importlib.import_module("ray").cluster_resources()
+    except Exception:  # of a head that is away for a moment, say: no run ends for it
+        return None
+    return resources.get("CPU")
 
 
 def _look(rows: pa.Table) -> str:
     """HTML of some rows."""
-    batch = to_numpy(rows.drop_columns([name for name in (COMPONENT, VALID) if name in rows.column_names]))
+    columns = [name for name in rows.column_names if name not in (COMPONENT, VALID)]
+    batch = {name: _values(rows.select([name]))[name] for name in columns}
     shown = {name: values for name, values in batch.items() if name != ROW_OFFSET} | {ROW_OFFSET: batch[ROW_OFFSET]}
     return show_rows(shown, rows.num_rows, "", "", None)._repr_html_()
+
+
+def _values(column: pa.Table) -> Mapping[str, Any]:
+    try:
+        return to_numpy(column)
+    except DatasetError:  # of nulls, which no array carries, and a batch of pyarrow does
+        values: dict[str, Any] = column.to_pydict()
+        return values

@@ -21,7 +21,7 @@ import raylance
 from raylance import top
 from raylance.runs.page import render
 from raylance.runs.progress import news, progress, table, told_report
-from raylance.runs.reading import Run, read_run
+from raylance.runs.reading import Run, read_look, read_run
 from raylance.runs.timeline import PARTS, timeline
 from raylance.telemetry.record import Place, Record
 from raylance.telemetry.stats import NUMBERS
@@ -291,6 +291,23 @@ def test_a_slow_collate_fn_is_what_is_waited_for(write_dataset: Callable[..., st
     assert causes == pytest.approx(stats["wait_s"], rel=0.1)
     assert verdict.limit == "finishing"
     assert verdict.waiting > 0.5
+
+
+def test_first_rows_with_nulls_are_shown_and_large_ones_are_not_kept(
+    write_dataset: Callable[..., str], tmp_path: Path
+) -> None:
+    """pyarrow's batches carry nulls, which no array does."""
+    rows = pa.table({"id": [1, None, 3, 4], "blob": pa.array([b"x" * (5 << 20)] * 4)})
+    folder, data = str(tmp_path / ".hidden" / "run"), raylance.dataset(write_dataset(rows))
+    with data.loader(runtime="threads", record=folder) as loader:
+        (batch,) = loader.iter_batches(global_batch_size=4, batch_format="pyarrow")
+        del batch
+        kept = loader._stats.first_rows
+        assert kept.num_rows <= 3
+    assert loader._stats.first_rows.num_rows == 0
+    (record,) = read_run(folder).records
+    assert record.ended
+    assert "<td>None</td>" in read_look(read_run(folder), record)
 
 
 # ---- the page

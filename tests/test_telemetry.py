@@ -4,6 +4,7 @@ and read back, and the verdict names what limits.
 
 import json
 import math
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,80 @@ def test_a_storage_that_fails_ends_no_run(tmp_path: Path, caplog: pytest.LogCapt
     told = [entry.message for entry in caplog.records if "cannot be written" in entry.message]
     assert len(told) == 1
     assert "the run goes on" in told[0]
+
+
+class Storage(Place):
+    """A folder whose storage hangs while `gate` is closed, and fails while `fails` is set."""
+
+    def write(self, name: str, content: bytes) -> None:
+        self.gate.wait(60)
+        if self.fails:
+            raise OSError("no space left")
+        super().write(name, content)
+
+
+class Hanging(Storage):
+    """It; a class of its own has room for these."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(pyarrow.fs.LocalFileSystem(), str(path))
+        object.__setattr__(self, "gate", threading.Event())
+        object.__setattr__(self, "fails", False)
+
+
+def test_a_storage_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the recorder's thread waits for it; whoever may wait does so once, and not for long."""
+    monkeypatch.setattr(recorder, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(recorder, "_current", None)
+    storage, done = Hanging(tmp_path), threading.Event()
+    recording = recorder.Recording(make_record(), Stats(), lambda: (0, 0), storage, None, str)
+
+    def train() -> None:
+        recording.flush()
+        recording.flush(may_wait=False)
+        recording.flush()
+        recording.end()
+        done.set()
+
+    threading.Thread(target=train, daemon=True).start()
+    try:
+        assert done.wait(10)
+        assert not list(tmp_path.iterdir())
+    finally:
+        storage.gate.set()
+
+
+def test_a_storage_that_failed_for_a_while_has_the_record_in_the_end(tmp_path: Path) -> None:
+    storage, stats = Hanging(tmp_path), Stats(rows=7)
+    storage.gate.set()
+    object.__setattr__(storage, "fails", True)
+    recording = recorder.Recording(make_record(), stats, lambda: (0, 0), storage, None, str)
+    recording.flush()
+    assert not list(tmp_path.iterdir())
+    object.__setattr__(storage, "fails", False)
+    recording.end()
+    (path,) = tmp_path.glob("*.arrow")
+    assert read(path.read_bytes())[0]["rows"].to_pylist()[-1] == 7
+
+
+def test_rows_that_cannot_be_shown_and_metrics_that_fail_leave_the_record(tmp_path: Path) -> None:
+    class Broken(metrics.Publisher):
+        def publish(self, figures: Any) -> None:
+            raise RuntimeError("no Ray")
+
+    def look(rows: Any) -> str:
+        raise ValueError("odd rows")
+
+    stats = Stats(first_rows=pyarrow.table({"x": [1]}))
+    recording = recorder.Recording(
+        make_record(), stats, lambda: (0, 0), place(tmp_path), Broken("run", "train", 0), look
+    )
+    recording.flush()
+    stats.rows = 9
+    recording.end()
+    (path,) = (tmp_path / "run" / "raylance").glob("*.arrow")
+    assert read(path.read_bytes())[0]["rows"].to_pylist()[-1] == 9
+    assert stats.first_rows.num_rows == 0, "they are not kept"
 
 
 def test_each_metric_shows_a_figure_under_a_name_of_its_own() -> None:

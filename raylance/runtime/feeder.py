@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from raylance.batches.assembly import Assembly, Step
 from raylance.batches.batches import Bound
 from raylance.batches.device import Sender
@@ -19,7 +21,8 @@ from raylance.runtime.runtime import Runtime
 from raylance.telemetry import Stats
 
 _LOOK_S = 5.0  # between looks whether the thread still lives
-FIRST_ROWS = 16  # of the first batch that are kept to be looked at
+FIRST_ROWS = 16  # of the first batch that are kept to be looked at,
+_FIRST_BYTES = 16 << 20  # as far as they have no more together
 _JOIN_S = 10.0  # that a closing consumer waits for user code in the thread to end
 
 _alive: "weakref.WeakSet[Feeder]" = weakref.WeakSet()
@@ -211,7 +214,9 @@ class Feeder:
         with self._changed:
             self._awaits_here()
         if self._stats.first_rows is None:
-            self._stats.first_rows = table.take(list(range(min(FIRST_ROWS, table.num_rows))))  # a copy
+            row_bytes = max(1, table.nbytes // max(1, table.num_rows))
+            rows = min(FIRST_ROWS, table.num_rows, _FIRST_BYTES // row_bytes)
+            self._stats.first_rows = table.take(np.arange(rows))  # a copy
         with self._stats.timed("collate_s"):
             batch = bound.convert(table.drop_columns(bound.hidden))
         if self._sender is not None:

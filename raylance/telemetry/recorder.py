@@ -3,7 +3,9 @@ metrics; never slows a trainer down, and never ends a run.
 """
 
 import atexit
+import contextlib
 import logging
+import math
 import os
 import threading
 import time
@@ -18,7 +20,11 @@ from raylance.telemetry.stats import Stats
 logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
-_LOCAL_S, _REMOTE_S = 2.0, 15.0  # between two writings of a record, by where it lies
+_LOCAL_S, _REMOTE_S = 2.0, 15.0  # between two writings of a record, by where it lies,
+_SHARE = 0.02  # which takes this share of the time at the most
+_LEAST_S = 0.5  # between two that nobody waits for
+_MOST_S = 600.0  # between two tries where the storage fails
+_PATIENCE_S = 10.0  # that a training thread waits for a storage, once: it may hang
 
 Position = Callable[[], tuple[int, int] | None]
 Look = Callable[[Any], str]
@@ -48,41 +54,60 @@ class Recording:
         """
         self._record, self._stats, self._position, self._place = record, stats, position, place
         self._publisher, self._look = publisher, look
-        self._lock, self._written, self._has_looked = threading.Lock(), -_REMOTE_S, False
+        self._changed = threading.Condition()
+        self._asked = self._answered = 0  # to write what has been sampled
+        self._pid, self._written, self._due, self._failures = os.getpid(), -math.inf, 0.0, 0
         self._ended: float | None = None
         self._last_place = (0, 0)
         _recorder().add(self)
 
     def tick(self) -> bool:
         """Samples, publishes, and writes what is due; returns whether there is more to come."""
-        with self._lock:
+        with self._changed:
             is_gone = self._ended is not None or not self._sample()
-            due_s = _LOCAL_S if self._place is None or self._place.is_local else _REMOTE_S
-            if is_gone or time.monotonic() - self._written >= due_s:
-                self._write()
-            return not is_gone
+            is_due = is_gone or time.monotonic() >= self._due
+        if is_due:
+            self._write()
+        return not is_gone
 
     def flush(self, *, may_wait: bool = True) -> None:
-        """Samples and writes now: the process may not live for long.
+        """Samples now, and has the recorder's thread write: the process may not live for long.
 
         Args:
-            may_wait: Whether the caller may wait for a network; otherwise the recorder's thread writes there, at once.
+            may_wait: Whether to wait until it is written, unless the storage fails or hangs.
         """
-        with self._lock:
+        if self._pid != os.getpid():  # the record is of the process that was forked
+            return
+        with self._changed:
             self._sample()
-            if may_wait or self._place is None or self._place.is_local:
-                self._write()
-                return
-            self._written = -_REMOTE_S
-        _recorder().wake()
+            self._ask(may_wait=may_wait)
 
     def end(self) -> None:
         """Ends the record; nothing comes behind it."""
-        with self._lock:
+        if self._pid != os.getpid():
+            return
+        with self._changed:
             if self._ended is None:
                 self._sample()
                 self._ended = time.time()
-                self._write()
+                self._ask(may_wait=True)
+
+    def give_up(self) -> None:
+        """Has nobody wait for what will not be written."""
+        self._place = None
+
+    def _ask(self, *, may_wait: bool) -> None:
+        """Has the recorder's thread write, which may hang in a storage for ever: nobody else does. Needs the lock."""
+        recorder = _recorder()
+        if self._place is None or (self._failures and self._ended is None):
+            return
+        self._due = 0.0 if may_wait else self._written + _LEAST_S
+        self._asked += 1
+        asked = self._asked
+        if may_wait or time.monotonic() >= self._due:
+            recorder.wake()
+        if may_wait and not recorder.is_stuck:
+            recorder.is_stuck = not self._changed.wait_for(lambda: self._answered >= asked, _PATIENCE_S)
 
     def _sample(self) -> bool:
         place = self._position()
@@ -91,34 +116,64 @@ class Recording:
         figures = self._stats.sample() | {"epoch": float(epoch), "position": float(position)}
         self._record.add(figures)
         if self._publisher is not None:
-            self._publisher.publish(figures | self._record.facts["limits"])
+            try:
+                self._publisher.publish(figures | self._record.facts["limits"])
+            except Exception:  # whatever Ray raises: the caller may be a training thread
+                self._publisher = None
+                logger.warning("%s publishes no metrics any more", self._record.name, exc_info=True)
         return place is not None
 
     def _write(self) -> None:
-        self._written = time.monotonic()
-        if self._place is None:
-            return
-        try:
+        with self._changed:
+            asked, begin = self._asked, time.monotonic()
+            if self._place is None:
+                return
             told = {"events": self._stats.events, "bad_rows": self._stats.bad_rows, "ended": self._ended}
-            self._place.write(f"{self._record.name}.arrow", self._record.content(**told))
-            if not self._has_looked and self._stats.first_rows is not None and self._stats.first_rows.num_rows:
-                self._has_looked = True
-                self._place.write(f"{self._record.name}.html", self._look(self._stats.first_rows).encode())
+        least_s = _LOCAL_S if self._place.is_local else _REMOTE_S
+        try:
+            self._place.write(f"{self._record.name}.arrow", self._content(told))
+            self._failures = 0
         except Exception as error:  # whatever a storage raises: a run does not end for a want of figures
-            self._place = None
-            logger.warning(
-                "the record of %s cannot be written (%s: %s); the run goes on, and its report will lack what comes now",
-                self._record.name,
-                type(error).__name__,
-                error,
-            )
+            self._failures += 1
+            if self._failures == 1:
+                logger.warning(
+                    "the record of %s cannot be written (%s: %s); the run goes on, it is tried again now and then, and "
+                    "until then reports lack what comes now",
+                    self._record.name,
+                    type(error).__name__,
+                    error,
+                )
+        else:
+            self._show_first(self._place)
+        _recorder().is_stuck = False
+        with self._changed:
+            self._answered, self._written = asked, time.monotonic()
+            wait_s = min(_MOST_S, max(least_s, (self._written - begin) / _SHARE) * 2.0 ** min(self._failures, 10))
+            if self._asked == asked:
+                self._due = self._written + wait_s
+            self._changed.notify_all()
+
+    def _content(self, told: dict[str, Any]) -> bytes:
+        with self._changed:
+            return self._record.content(**told)
+
+    def _show_first(self, place: Place) -> None:
+        """Writes the look of the first rows, once, and lets go of them."""
+        rows = self._stats.first_rows
+        if rows is None or not rows.num_rows:
+            return
+        self._stats.first_rows = rows.schema.empty_table()
+        try:
+            place.write(f"{self._record.name}.html", self._look(rows).encode())
+        except Exception as error:  # of odd rows, or the storage: the figures are still to be written
+            logger.warning("the first rows of %s cannot be shown (%s)", self._record.name, error)
 
 
 class _Recorder:
     """The thread of a process."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.pid, self.is_stuck = os.getpid(), False  # in a storage that hangs, as far as is known
         self._recordings: set[Recording] = set()
         self._lock = threading.Lock()
         self._has_some, self._woken = threading.Event(), threading.Event()
@@ -154,6 +209,7 @@ class _Recorder:
             return recording.tick()
         except Exception:  # of metrics, say: nobody else would hear of it, and others are still to be recorded
             logger.warning("a loader is not recorded any more", exc_info=True)
+            recording.give_up()
             return False
 
 
@@ -184,4 +240,5 @@ def position_of(loader: Any) -> Position:
 def _end_all() -> None:
     if _current is not None and _current.pid == os.getpid():
         for recording in _current.all():
-            recording.end()
+            with contextlib.suppress(Exception):  # the interpreter ends, and others are still to be written
+                recording.end()
