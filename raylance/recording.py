@@ -16,7 +16,7 @@ import pyarrow.fs
 
 from raylance import process
 from raylance.batches.showing import show_rows
-from raylance.columns import COMPONENT, ROW_OFFSET, VALID
+from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names
 from raylance.decode.arrays import to_numpy
 from raylance.errors import DatasetError
 from raylance.planning.plan import Plan
@@ -93,7 +93,7 @@ class Recorded:
             return
         place, run = _place_of(self._options.record, is_seated=self.seat is not None)
         before = self._stats.sample()  # not 0 where the loader was closed, and goes on
-        publisher = Publisher(run, self._name, self.rank, before) if ray_session() else None
+        publisher = Publisher(run, self._name, self._worker[0], before) if ray_session() else None
         if place is None:
             self._stats.first_rows = pa.table({})  # nobody looks at them
         if place is None and publisher is None:
@@ -134,14 +134,22 @@ class Recorded:
     def _name(self) -> str:
         return (self.seat.name if self.seat is not None else None) or "data"
 
+    @property
+    def _worker(self) -> tuple[int, int]:
+        """Rank and world size of the worker: of a dataset that each rank sees whole, all loaders are rank 0 of 1."""
+        is_whole = self.seat is not None and not self.seat.split
+        return (process.train_place() if is_whole else None) or (self.rank, self.world_size)
+
     def _facts(self) -> dict[str, Any]:
         """What the verdict needs to know beside the figures, and who this is."""
         source, decoding = self._feed.source, self._feed.decoding
+        rank, ranks = self._worker
         return {
+            "sources": list(dataset_names(source.uri)),
             "dataset": self._name,
             "split": self.seat is None or self.seat.split,
-            "rank": self.rank,
-            "world_size": self.world_size,
+            "rank": rank,
+            "world_size": ranks,
             "rows": self._delivery.rows,
             "row_bytes": float(source.likely_row_bytes),
             "decodes": [decoder.column for decoder in decoding.decoders] if decoding else [],

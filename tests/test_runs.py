@@ -18,11 +18,12 @@ import pyarrow.fs
 import pytest
 
 import raylance
-from raylance import top
+from raylance import process, top
 from raylance.runs.page import render
 from raylance.runs.progress import news, progress, table, told_report
 from raylance.runs.reading import Run, read_look, read_run
 from raylance.runs.timeline import PARTS, timeline
+from raylance.runs.watching import _Watcher
 from raylance.telemetry.record import Place, Record
 from raylance.telemetry.stats import NUMBERS
 from tests.conftest import make_images
@@ -128,6 +129,36 @@ def test_what_is_no_run_is_refused_with_the_runs_beside_it(make_run: Make, tmp_p
         read_run("nothing://x")
 
 
+def test_a_dataset_that_is_read_between_batches_is_not_training_too(make_run: Make) -> None:
+    val = {"facts": {"dataset": "val"}, "grows": {"user_s": 0.2, "wait_s": 0.3}}
+    run = make_run({"grows": {"rows": 10, "user_s": 0.9, "wait_s": 0.1, "wait_read_s": 0.1}}, val)
+    shares = timeline(run, bins=10).shares[0]
+    assert shares["training"] == pytest.approx(0.4)
+    assert shares["other datasets"] == pytest.approx(0.5)
+    assert shares["reading"] == pytest.approx(0.1)
+
+
+def test_a_dataset_that_each_rank_sees_whole_is_recorded_by_each(
+    images_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loaders are rank 0 of 1 everywhere; their records lie beside each other all the same."""
+    data, seat = raylance.dataset(images_uri, columns=["id"]), process.Seat(name="val", split=False)
+    for rank in range(2):
+        monkeypatch.setattr(process, "train_place", lambda rank=rank: (rank, 2))
+        with data.loader(rank=0, world_size=1, runtime="threads", record=str(tmp_path)) as loader:
+            loader.seat = seat
+            next(iter(loader.iter_batches(global_batch_size=100)))
+    assert [record.rank for record in read_run(str(tmp_path)).newest("val")] == [0, 1]
+
+
+def test_a_damaged_record_is_left_out(make_run: Make, tmp_path: Path) -> None:
+    make_run({"grows": TRAINS})
+    (path,) = (tmp_path / "r" / "raylance").glob("*.arrow")
+    (path.parent / "train-rank00001-0.arrow").write_bytes(path.read_bytes()[:500])
+    (path.parent / "train-rank00002-0.arrow").write_bytes(b"")
+    assert [record.name for record in read_run(str(tmp_path / "r")).records] == [path.stem]
+
+
 def test_a_record_of_a_newer_raylance_is_left_out(make_run: Make, tmp_path: Path) -> None:
     run = make_run({"grows": TRAINS}, {"facts": {"format": 99, "started": T0 + 1}})
     assert len(run.records) == 1
@@ -215,6 +246,35 @@ def test_faults_and_bad_rows_are_told_while_it_goes_on(make_run: Make, tmp_path:
     assert "train, rank 0: a helper is replaced\n" in told
     assert "train, rank 0: BadRowError: x\n" in told
     assert "10 rows could not be decoded and are masked, the first at row offset 7: image OSError: cut" in told
+
+
+def test_what_comes_late_and_again_is_told_and_what_fails_ends_no_run(make_run: Make, tmp_path: Path) -> None:
+    """Records come at times of their own; `tell` is the user's."""
+    out, now, folder = io.StringIO(), time.time() + 1, str(tmp_path / "r")
+
+    def loader(rank: int, *events: Any, **more: Any) -> dict[str, Any]:
+        return {"facts": {"started": now, "rank": rank, "world_size": 2}, "grows": TRAINS, "events": events, **more}
+
+    watcher = _Watcher(folder, None, None, lambda metrics: f"loss {metrics['loss']}", out)
+    make_run(loader(0, (now + 5, "fault", "a helper is replaced"), (now + 7, "fault", "a helper is replaced")))
+    watcher.look_safely()
+    make_run(loader(1, (now + 3, "fault", "it came late")))
+    watcher.look_safely()
+    make_run(loader(0, (now + 9, "report", {"metrics": {"accuracy": 1.0}})))
+    watcher.look_safely()
+    assert out.getvalue().count("train, rank 0: a helper is replaced\n") == 2
+    assert "train, rank 1: it came late\n" in out.getvalue()
+
+
+def test_bad_rows_of_mixtures_are_named_by_their_own_offset(make_run: Make, tmp_path: Path) -> None:
+    out, now = io.StringIO(), time.time()
+    facts = {"started": now + 1, "sources": ["a (/a.lance)", "b (/b.lance)"]}
+    with raylance.watch(str(tmp_path / "r"), file=out):
+        make_run({
+            "facts": facts, "grows": TRAINS | {"masked_rows": 1}, "bad_rows": [((1 << 48) + 7, "image", "cut")],
+        })  # fmt: skip
+    assert "the first at row offset 7 of b (/b.lance): image cut" in out.getvalue()
+    assert ">7</td><td>image</td><td>b (/b.lance)</td>" in render(read_run(str(tmp_path / "r")))
 
 
 # ---- the three limits, from real streams
@@ -338,7 +398,9 @@ def test_bad_rows_are_shown_with_what_is_left_of_them(write_dataset: Callable[..
         for batch in loader.iter_batches(global_batch_size=8):
             del batch
     page = Path(raylance.report_run(folder)).read_text()
-    rows = re.findall(r'<td class="n">(\d+)</td><td>image</td><td>(.*?)</td><td>(.*?)</td>', page, re.DOTALL)
+    rows = re.findall(
+        r'<td class="n">(\d+)</td><td>image</td><td>[^<]*</td><td>(.*?)</td><td>(.*?)</td>', page, re.DOTALL
+    )
     assert sorted(row for row, _, _ in rows) == ["5", "6"]
     left = {row: made for row, made, _ in rows}
     assert left["5"].startswith("<img ")

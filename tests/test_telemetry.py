@@ -71,6 +71,11 @@ def test_masked_rows_are_named_once_and_not_without_end() -> None:
     assert len(stats.bad_rows) == 100
     assert len(stats.events) == 500
     assert stats.events[-1][1:] == ("fault", "999"), "the newest are kept"
+    for step in range(1000):
+        stats.tell("report", {"step": step})
+    kinds = [kind for _, kind, _ in stats.events]
+    assert (kinds.count("fault"), kinds.count("report")) == (500, 500), "reports push out no fault"
+    assert stats.events == sorted(stats.events, key=lambda event: event[0])
 
 
 # ---- records
@@ -317,6 +322,18 @@ def test_the_verdict_names_the_limit_and_what_to_change(
     assert advice in " ".join(verdict.advice)
     assert str(verdict).splitlines()[0] == verdict.told
     assert verdict.told in verdict._repr_html_()
+
+
+def test_shard_actors_that_decode_do_so_all_at_once() -> None:
+    assert part(decoders=0.0, readers=4.0).decode_rate == 4000
+    assert part(decoders=0.0, readers=1.0).decode_rate == 1000
+
+
+def test_shard_actors_that_are_there_are_not_advised() -> None:
+    few = judge([part(user_s=1.0, wait_read_s=3.0, storage_s=16.0, readers=3.0)]).advice
+    many = judge([part(user_s=1.0, wait_read_s=3.0, storage_s=16.0, readers=4.0)]).advice
+    assert "num_readers=4, " in " ".join(few)
+    assert "num_readers=18, " in " ".join(many)
 
 
 def test_an_order_that_reads_row_by_row_is_named() -> None:

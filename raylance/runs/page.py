@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from raylance.audit.reopening import reopen
 from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK
-from raylance.errors import RaylanceError
 from raylance.runs import drawing
 from raylance.runs.progress import news
 from raylance.runs.reading import LoaderRecord, Run, open_folder, read_look, read_run
@@ -208,26 +207,37 @@ def _identity(record: LoaderRecord) -> list[tuple[str, Any]]:
 def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, Any]:
     """What needs the dataset: how it was shuffled, and what is left of its damaged rows."""
     record = run.of(run.main)[-1]
-    bad = list(dict.fromkeys(row for each in run.records for row in each.bad_rows))[:_BAD_ROWS]
+    found = ((r.facts["dataset"], *row, tuple(r.facts.get("sources", ()))) for r in run.records for row in r.bad_rows)
+    bad = list(dict.fromkeys(found))[:_BAD_ROWS]
     told: dict[str, Any] = {"quality": None, "quality_note": "", "bad_note": ""}
     opened, pictures = None, ["" for _ in bad]
     try:
         options: dict[str, Any] = {"storage_options": dict(storage_options)} if storage_options else {}
         opened = reopen(record.facts["state"], remainder=record.facts["remainder"], **options)
-        summary = opened.plan(record.facts["global_batch_size"], record.facts["world_size"])
+        summary = opened.plan(
+            record.facts["global_batch_size"], record.facts["world_size"] if record.facts["split"] else 1
+        )
         quality = summary.shuffle_quality(sample_steps=_QUALITY_STEPS)
         told["quality"] = {
             "told": _told_quality(quality.class_divergence),
             "table": repr(quality),
             "picture": markupsafe.Markup(drawing.draw_plan(summary)),
         }
-        pictures = [_left_of(opened, offset, column) for offset, column, _ in bad]
-    except (RaylanceError, OSError, ValueError) as error:
-        why = f"The dataset could not be opened for it ({str(error).splitlines()[0]})."
+        pictures = [_left_of(opened, row, column) if of == run.main else "" for of, row, column, _, _ in bad]
+    except (
+        Exception
+    ) as error:  # of storage, of a transform's module, of a dataset that was moved: the rest is to be told
+        why = f"The dataset could not be opened for it ({(str(error).splitlines() or [repr(error)])[0]})."
         told |= {"quality_note": why, "bad_note": why if bad else ""}
     told["bad_rows"] = [
-        {"offset": offset & OFFSET_MASK, "column": column, "why": why, "picture": markupsafe.Markup(made)}
-        for (offset, column, why), made in zip(bad, pictures, strict=True)
+        {
+            "offset": offset & OFFSET_MASK,
+            "column": column,
+            "of": sources[offset >> COMPONENT_SHIFT] if offset >> COMPONENT_SHIFT < len(sources) else of,
+            "why": why,
+            "picture": markupsafe.Markup(made),
+        }
+        for (of, offset, column, why, sources), made in zip(bad, pictures, strict=True)
     ]
     return told
 

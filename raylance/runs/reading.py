@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,6 +18,8 @@ from raylance.errors import ConfigError
 from raylance.telemetry.record import COLUMNS, FOLDER, FORMAT, STANDING
 from raylance.telemetry.stats import GAUGES, NUMBERS
 from raylance.telemetry.verdict import Part, Verdict, judge
+
+logger = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -64,7 +67,8 @@ class LoaderRecord:
             return np.zeros_like(times, dtype=np.float64)
         if name in STANDING:
             return self.series[name][np.clip(np.searchsorted(known, times, side="right") - 1, 0, len(known) - 1)]
-        return np.interp(times, [self.started, *known], [0.0, *self.series[name]], left=0.0)
+        begun, nothing = np.array([self.started]), np.zeros(1)
+        return np.interp(times, np.concatenate((begun, known)), np.concatenate((nothing, self.series[name])), left=0.0)
 
     def since(self, begin: float) -> dict[str, float]:
         """What was counted from a time on; other figures as they are last."""
@@ -163,7 +167,7 @@ def read_run(path: str, storage_filesystem: Any = None) -> Run:
     filesystem, folder = open_folder(path, storage_filesystem)
     found = filesystem.get_file_info(pa.fs.FileSelector(f"{folder}/{FOLDER}", allow_not_found=True))
     names = [info.path for info in found if info.path.endswith(".arrow")]
-    records = [record for name in names if (record := _read(filesystem, name)) is not None]
+    records = [record for name in names if (record := _read_whole(filesystem, name)) is not None]
     if not records:
         runs = sorted(
             info.path.rsplit("/", 1)[-1]
@@ -177,6 +181,15 @@ def read_run(path: str, storage_filesystem: Any = None) -> Run:
             "folder of a run, <storage path>/<run name>; a record begins with the first batch, unless record=False."
         )
     return Run(uri=path, records=sorted(records, key=lambda record: record.started))
+
+
+def _read_whole(filesystem: Any, path: str) -> LoaderRecord | None:
+    """A record; None for one that is damaged, as by a machine that lost its power: others are still shown."""
+    try:
+        return _read(filesystem, path)
+    except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as error:
+        logger.warning("the record %s is damaged, and left out (%s: %s)", path, type(error).__name__, error)
+        return None
 
 
 def _read(filesystem: Any, path: str) -> LoaderRecord | None:

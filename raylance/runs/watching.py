@@ -2,21 +2,28 @@
 
 import contextlib
 import importlib.util
+import logging
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
+import numpy as np
 from tqdm.std import tqdm as text_bar
 
+from raylance.columns import tell_rows
 from raylance.errors import ConfigError
 from raylance.runs.progress import Progress, news, progress, told_report
 from raylance.runs.reading import LoaderRecord, Run, open_folder, read_run
 
 _LOCAL_S, _REMOTE_S = 1.0, 10.0  # between two looks
+_PATIENCE_S = 30.0  # for the last look
 _LOG_S = 30.0  # between two lines of a log
+_SAME_S = 5.0  # between what several datasets note of one report
 _BAR = "{desc}{percentage:3.0f}%|{bar:20}| {unit}"  # a postfix would begin with a comma
+
+logger = logging.getLogger(__name__)
 
 Tell = Callable[[Mapping[str, Any]], str]
 
@@ -53,8 +60,12 @@ def watch(
     ended = threading.Event()
 
     def look_on() -> None:
-        while not ended.wait(_LOCAL_S if is_local else _REMOTE_S):
-            watcher.look()
+        is_over, seconds = False, 0.0
+        while not is_over:  # hundreds of ranks take their time to read, which this process has other uses for
+            is_over = ended.wait(max(_LOCAL_S if is_local else _REMOTE_S, 10 * seconds))
+            begin = time.monotonic()
+            watcher.look_safely()
+            seconds = time.monotonic() - begin
 
     thread = threading.Thread(target=look_on, name="raylance-watch", daemon=True)
     thread.start()
@@ -62,8 +73,7 @@ def watch(
         yield
     finally:
         ended.set()
-        thread.join()
-        watcher.look()
+        thread.join(_PATIENCE_S)  # a storage may hang, and the run is not to be lost for it
         watcher.close()
 
 
@@ -73,11 +83,22 @@ class _Watcher:
     def __init__(self, path: str, epochs: int | None, filesystem: Any, tell: Tell | None, file: TextIO) -> None:
         self._path, self._epochs, self._filesystem, self._file = path, epochs, filesystem, file
         self._tell = tell
-        self._began = self._told = time.time()
-        self._logged = 0.0
+        self._began = time.time()
+        self._logged = -_LOG_S
         self._masked: dict[str, float] = {}
-        self._seen: set[str] = set()
+        self._happened: set[tuple[Any, ...]] = set()
+        self._reports: dict[str, tuple[float, str]] = {}  # when a line was told last, and of which dataset
+        self._has_failed = False
         self._bar: Any = None
+
+    def look_safely(self) -> None:
+        """Looks; whatever fails at that, a `tell` of the user's or a terminal that is gone, ends no run."""
+        try:
+            self.look()
+        except Exception:
+            if not self._has_failed:
+                logger.warning("the run cannot be shown as it goes on; it does go on", exc_info=True)
+            self._has_failed = True
 
     def look(self) -> None:
         """Reads the records, and says what is new."""
@@ -85,9 +106,14 @@ class _Watcher:
             run = read_run(self._path, self._filesystem)
         except (ConfigError, OSError):  # no batch yet; or a storage that fails now, and may not the next time
             return
-        since, self._told = self._told, max([self._told, *(event[0] for event in news(run, self._told))])
-        for _, record, kind, what in news(run, since):
-            if line := self._line(record, kind, what):
+        for when, record, kind, what in news(run, self._began):
+            # Known by themselves, not by their time: records come at times of their own, and clocks differ.
+            event = when, record.facts["dataset"], record.rank, kind
+            if event in self._happened:
+                continue
+            self._happened.add(event)
+            line = self._line(record, kind, what)
+            if line and not (kind == "report" and self._is_told(line, when, str(record.facts["dataset"]))):
                 self._write(line)
         self._tell_bad_rows(run)
         if (found := progress(run, self._began)) is not None:
@@ -112,18 +138,22 @@ class _Watcher:
         for record in run.records:
             count, before = float(record.at("masked_rows", record.last)), self._masked.get(record.name, 0.0)
             if count > before and record.started >= self._began:
-                offset, column, why = record.bad_rows[0] if record.bad_rows else (-1, "", "")
-                first = f", the first at row offset {offset}: {column} {why}" if record.bad_rows else ""
+                offset, column, why = record.bad_rows[0] if record.bad_rows else (0, "", "")
+                rows = tell_rows(np.array([offset]), tuple(record.facts.get("sources", ())))
+                first = f", the first at {rows}: {column} {why}" if record.bad_rows else ""
                 self._write(
                     f"{record.facts['dataset']}, rank {record.rank}: {count - before:,.0f} rows could not be decoded "
                     f"and are masked{first}"
                 )
             self._masked[record.name] = count
 
+    def _is_told(self, line: str, when: float, dataset: str) -> bool:
+        """Whether this is a report that another dataset noted, too: one of several is noted by each."""
+        last, of = self._reports.get(line, (-np.inf, dataset))
+        self._reports[line] = when, dataset
+        return of != dataset and abs(when - last) < _SAME_S
+
     def _write(self, line: str) -> None:
-        if line in self._seen:  # a report of several datasets is noted by each
-            return
-        self._seen.add(line)
         if self._bar is not None:
             self._bar.write(line, file=self._file)
         else:

@@ -12,7 +12,7 @@ Cause = Literal["start", "read", "decode", "finish", "there"]
 and made a batch; "there": read and decoded in one place, which only its receipt tells apart.
 """
 
-_EVENTS = 500  # that are kept
+_EVENTS = 500  # of a kind that are kept
 _BAD_ROWS = 100  # that are named
 _IT = "it"
 
@@ -127,9 +127,7 @@ class Stats:
     _going: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # field: since when it is timed
     _awaited: dict[str, tuple[float, Cause]] = dataclasses.field(default_factory=dict, repr=False)  # at most one, _IT
     _there_s: float = dataclasses.field(default=0.0, repr=False)  # waited for what is read and decoded in one place
-    _events: deque[tuple[float, str, Any]] = dataclasses.field(
-        default_factory=lambda: deque(maxlen=_EVENTS), repr=False
-    )
+    _events: dict[str, deque[tuple[float, str, Any]]] = dataclasses.field(default_factory=dict, repr=False)  # by kind
     _bad_rows: dict[tuple[int, str], str] = dataclasses.field(default_factory=dict, repr=False)
     first_rows: Any = dataclasses.field(default=None, repr=False)  # a table of rows of the first batch, to be looked at
 
@@ -195,12 +193,15 @@ class Stats:
 
     def tell(self, kind: str, what: Any) -> None:
         """Keeps an event: when, of which kind, and what it was, JSON-able."""
-        self._events.append((time.time(), kind, what))
+        # Each kind has a room of its own: reports of a long run must not push out the faults that it survived.
+        self._events.setdefault(kind, deque(maxlen=_EVENTS)).append((time.time(), kind, what))
 
     @property
     def events(self) -> list[tuple[float, str, Any]]:
         """The last events, oldest first: seconds since 1970, kind, what."""
-        return list(self._events)
+        return sorted(
+            (event for kept in list(self._events.values()) for event in list(kept)), key=lambda event: event[0]
+        )
 
     @property
     def bad_rows(self) -> list[tuple[int, str, str]]:

@@ -55,7 +55,7 @@ class Part:
         """Rows a second that its decoders deliver when they have work."""
         figures = self.figures
         rows, seconds = figures["decoded_rows"], figures["decode_s"]
-        return max(1.0, figures["decoders"]) * rows / seconds if seconds else math.inf
+        return (figures["decoders"] or max(1.0, figures["readers"])) * rows / seconds if seconds else math.inf
 
     @property
     def read_rate(self) -> float:
@@ -245,7 +245,7 @@ def _reading(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fig
     wanted = readers * _SPARE * rates["training"] / max(1e-9, rates["reading"])
     needed = math.ceil(min(wanted, _MOST_HELPERS)) if rates["training"] < math.inf else 0
     if needed > readers:
-        most = min(needed, 4)
+        most = min(needed, 4) if readers < 4 else needed
         advice.append(
             f"more shard actors read several windows at once: num_readers={most}, which holds {most} times "
             f"max_window_bytes on each rank{', and is not enough by itself' if needed > most else ''}"
