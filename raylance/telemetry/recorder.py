@@ -5,7 +5,6 @@ metrics; never slows a trainer down, and never ends a run.
 import atexit
 import contextlib
 import logging
-import math
 import os
 import threading
 import time
@@ -22,7 +21,7 @@ logger = logging.getLogger(__name__)
 _TICK_S = 1.0
 _LOCAL_S, _REMOTE_S = 2.0, 15.0  # between two writings of a record, by where it lies,
 _SHARE = 0.02  # which takes this share of the time at the most
-_LEAST_S = 0.5  # between two that nobody waits for
+_CREDIT_S = 1.0  # beside this share, that a training thread spends on a local storage though it need not wait
 _MOST_S = 600.0  # between two tries where the storage fails
 _PATIENCE_S = 10.0  # that a training thread waits for a storage, once: it may hang
 
@@ -56,7 +55,8 @@ class Recording:
         self._publisher, self._look = publisher, look
         self._changed = threading.Condition()
         self._asked = self._answered = 0  # to write what has been sampled
-        self._pid, self._written, self._due, self._failures = os.getpid(), -math.inf, 0.0, 0
+        self._pid, self._due, self._failures = os.getpid(), 0.0, 0
+        self._begun, self._spent_s = time.monotonic(), 0.0
         self._ended: float | None = None
         self._last_place = (0, 0)
         _recorder().add(self)
@@ -74,13 +74,19 @@ class Recording:
         """Samples now, and has the recorder's thread write: the process may not live for long.
 
         Args:
-            may_wait: Whether to wait until it is written, unless the storage fails or hangs.
+            may_wait: Whether to wait until it is written, unless the storage fails or hangs; otherwise, where it is
+                local, that is waited for as long as it takes next to nothing of the time.
         """
         if self._pid != os.getpid():  # the record is of the process that was forked
             return
         with self._changed:
             self._sample()
-            self._ask(may_wait=may_wait)
+            begin = time.monotonic()
+            has_credit = self._spent_s < _CREDIT_S + _SHARE * (begin - self._begun)
+            if may_wait or has_credit:
+                self._ask(may_wait=may_wait or (self._place is not None and self._place.is_local))
+            if not may_wait:
+                self._spent_s += time.monotonic() - begin
 
     def end(self) -> None:
         """Ends the record; nothing comes behind it."""
@@ -101,11 +107,10 @@ class Recording:
         recorder = _recorder()
         if self._place is None or (self._failures and self._ended is None):
             return
-        self._due = 0.0 if may_wait else self._written + _LEAST_S
+        self._due = 0.0
         self._asked += 1
         asked = self._asked
-        if may_wait or time.monotonic() >= self._due:
-            recorder.wake()
+        recorder.wake()
         if may_wait and not recorder.is_stuck:
             recorder.is_stuck = not self._changed.wait_for(lambda: self._answered >= asked, _PATIENCE_S)
 
@@ -147,10 +152,9 @@ class Recording:
             self._show_first(self._place)
         _recorder().is_stuck = False
         with self._changed:
-            self._answered, self._written = asked, time.monotonic()
-            wait_s = min(_MOST_S, max(least_s, (self._written - begin) / _SHARE) * 2.0 ** min(self._failures, 10))
+            self._answered, now = asked, time.monotonic()
             if self._asked == asked:
-                self._due = self._written + wait_s
+                self._due = now + min(_MOST_S, max(least_s, (now - begin) / _SHARE) * 2.0 ** min(self._failures, 10))
             self._changed.notify_all()
 
     def _content(self, told: dict[str, Any]) -> bytes:
