@@ -179,6 +179,20 @@ def read_run(path: str, storage_filesystem: Any = None) -> Run:
     return Run(uri=path, records=sorted(records, key=lambda record: record.started))
 
 
+def explain_run(path: str, storage_filesystem: Any = None) -> Verdict:
+    """Says in words what limits a run, over all ranks and starts, and what to change; see `Verdict`.
+
+    Args:
+        path: The run's folder, <storage path>/<run name>, as a path or URI.
+        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
+
+    Raises:
+        ConfigError: If there is no record of the run.
+    """
+    run = read_run(path, storage_filesystem)
+    return run.verdict(run.main)
+
+
 def _read(filesystem: Any, path: str) -> LoaderRecord | None:
     """A record; None for one of a newer raylance, or that was moved away meanwhile."""
     try:
