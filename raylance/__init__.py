@@ -79,8 +79,8 @@ __all__ = [
     "BadRowError", "Batches", "CenterCrop", "ClassBalanced", "ConfigError", "CoverageError", "DataConfig", "Dataset",
     "DatasetError", "Decoder", "FractionSplit", "HelperError", "Image", "Options", "Order", "PackTokens",
     "PlacementError", "Provenance", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle",
-    "Sequential", "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset", "explain_run", "mix", "report",
-    "report_run", "restore", "row_rng", "watch",
+    "Sequential", "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset", "explain_run",
+    "mix", "report", "report_run", "restore", "row_rng", "watch",
 ]  # fmt: skip
 
 

@@ -162,7 +162,7 @@ def read_run(path: str, storage_filesystem: Any = None) -> Run:
     """
     filesystem, folder = open_folder(path, storage_filesystem)
     found = filesystem.get_file_info(pa.fs.FileSelector(f"{folder}/{FOLDER}", allow_not_found=True))
-    names = [info.path for info in found if info.path.endswith(".arrow") and "/." not in info.path]
+    names = [info.path for info in found if info.path.endswith(".arrow") and not info.base_name.startswith(".")]
     records = [record for name in names if (record := _read(filesystem, name)) is not None]
     if not records:
         runs = sorted(
