@@ -34,16 +34,33 @@ class RefusedError(raylance.ConfigError):
     """What was asked can't be done; the text gives cause, consequence and fix."""
 
 
-def connect() -> None:
-    """Joins Ray, or starts one here."""
+def connect() -> bool:
+    """Joins the Ray of RAY_ADDRESS, which `ray job submit` sets, or of this machine; returns whether it started one.
+
+    Raises:
+        RefusedError: If there is an address, and no Ray answers there.
+    """
     if ray.is_initialized():
-        return
+        return False
     # Ray's workers look for modules where the driver was started: from elsewhere, they are sent this folder.
     folder = Path(jobs.__file__).parent
-    sent = {} if Path.cwd() == folder.parent else {"py_modules": [str(folder)]}
+    sent = {} if Path.cwd() == folder.parent else {"runtime_env": {"py_modules": [str(folder)]}}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to start its daemons
-        ray.init(runtime_env=sent or None)  # honours RAY_ADDRESS, which `ray job submit` sets
+        if os.environ.get("RAY_ADDRESS", "local") in ("local", ""):
+            try:
+                ray.init(labels={}, **sent)  # a Ray that is there already takes no labels, not even none
+                return True
+            except ValueError:
+                pass
+        try:
+            ray.init(**sent)
+        except ConnectionError as error:
+            raise RefusedError(
+                f"no Ray answers ({error}), so nothing can run: start it, give its RAY_ADDRESS, or set "
+                "RAY_ADDRESS=local for one of this machine alone"
+            ) from error
+        return False
 
 
 def locate(path: str) -> str:

@@ -12,5 +12,5 @@ data=.data/digits.lance
 if [ ! -d "$data" ]; then
     python jobs/create_dataset.py demo --out "$data"
 fi
-exec python jobs/train_images.py --data "$PWD/$data" --storage-path "$PWD/.data/runs" --num-workers 2 \
+exec python jobs/train_images.py --data "$PWD/$data" --storage-path "$PWD/.data/runs" --num-workers 2 --epochs 3 \
     --target-accuracy 0.95 "$@"

@@ -54,7 +54,7 @@ class Recorded:
         """Says in words what limits this rank so far, and what to change; see `Verdict`.
 
         The trainer's time between its batches is compared with what it waited for, and with what reading and decoding
-        would deliver by themselves. Of a whole run, `report_run` and `watch` say the same over all ranks.
+        would deliver by themselves. Of a whole run, `explain_run` says the same over all ranks.
         """
         facts = {**self._facts(), "cluster_cpus": _cluster_cpus()}
         return judge([Part(figures=self._stats.sample(), facts=facts)])

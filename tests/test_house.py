@@ -67,7 +67,7 @@ def test_public_surface() -> None:
         BadRowError Batches CenterCrop ClassBalanced ConfigError CoverageError DataConfig Dataset DatasetError
         Decoder FractionSplit HelperError Image Options Order PackTokens PlacementError Provenance RandomResizedCrop
         RangeSplit RankLoader RaylanceError RowShuffle Sequential ShardShuffle StateError ValueSplit Weighted
-        WindowShuffle dataset mix report report_run restore row_rng watch
+        WindowShuffle dataset explain_run mix report report_run restore row_rng watch
     """
     assert sorted(raylance.__all__) == names.split()
     for name in raylance.__all__:

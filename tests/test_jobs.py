@@ -29,10 +29,13 @@ import torch
 
 import raylance
 from jobs import common
-from jobs import train_images as job
 from jobs.create_dataset import command as create_dataset
 from jobs.materialize import command as materialize
+from jobs.train_images import command as job
+from jobs.train_images.data import count_classes, open_data
+from jobs.train_images.model import learning_rate
 from tests.conftest import encode
+from tests.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard, curves_of_wandb
 
 JOBS = Path(__file__).parents[1] / "jobs"
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
@@ -104,10 +107,10 @@ def run(command: list[object], env: dict[str, str] | None = None) -> subprocess.
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without an address of another Ray."""
+    """The environment without an address of another Ray, and without a way to W&B."""
     addresses = "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_JOB_ID"
     kept = {name: value for name, value in os.environ.items() if name not in addresses}
-    return kept | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+    return kept | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "WANDB_MODE": "offline"}
 
 
 def free_ports(count: int) -> list[int]:
@@ -179,7 +182,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def make_run(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
-    storage = tmp_path_factory.mktemp("runs")
+    storage = tmp_path_factory.mktemp("runs") / ".data"  # hidden, as quickstart.sh has it
 
     def make(name: str) -> Run:
         options = ["--data", digits, "--storage-path", storage, "--run-name", name, "--epochs", 2]
@@ -201,7 +204,7 @@ def test_a_submitted_job_trains_and_leaves_checkpoints(trained):
     assert ran.returncode == 0, ran.stdout + ran.stderr
     accuracy = float(re.search(r"^validation accuracy ([\d.]+)% after 2 epochs, [\d,]+ images/s$", ran.stdout, re.M)[1])
     assert accuracy >= 90
-    assert re.search(r"rank 0: [\d.]+ s training and saving, [\d.]+ s waiting for data", ran.stdout)
+    assert re.search(r"^(training|starting|reading|decoding|making batches) is the limit: ", ran.stdout, re.M)
     assert "epoch 2/2: train loss 0." in ran.stdout
     middle, end = made.checkpoints()  # two are kept: step 15 of 25 of the last epoch, and its end
     assert f"checkpoint {end}\n" in ran.stdout
@@ -213,6 +216,39 @@ def test_a_submitted_job_trains_and_leaves_checkpoints(trained):
     assert (read_state(end)["epoch"], read_state(end)["position"]) == (2, 0)
     weights = torch.load(end / "state.pt", weights_only=True)["model"]
     assert not any(name.startswith("module.") for name in weights)
+
+
+def test_what_ray_prints_is_in_a_file_and_a_user_sees_what_concerns_one(trained):
+    made, ran = trained
+    lines = ran.stdout.splitlines()
+    [first] = [number for number, line in enumerate(lines) if line.startswith("raylance.dataset(")]
+    shown = [line for line in lines[first:] if line and not re.match(r"-+$|Job '|  *Job |.*[Ss]ucceeded", line)]
+    assert not [line for line in shown if re.search(r"pid=|INFO|WARNING|Traceback|lance is not fork-safe", line)]
+    assert len([line for line in shown if not line.startswith("epoch ")]) <= 14, shown
+    assert ran.stdout.count("what Ray and its workers print: ") == 1
+    assert f"what Ray and its workers print: {made.place / 'output.log'}\n" in ran.stdout
+    log = (made.place / "output.log").read_text()
+    assert "Reporting training result" in log
+    assert "python " in log.splitlines()[0]
+
+
+def test_a_run_ends_with_its_report(trained):
+    made, ran = trained
+    assert f"report: {made.place / 'report.html'}\n" in ran.stdout
+    assert "<html" in (made.place / "report.html").read_text()
+
+
+def test_a_run_is_tracked_by_tensorboard(trained):
+    made, ran = trained
+    pytest.importorskip("tensorboard", reason="it is what the run is tracked by")
+    assert f"tensorboard --logdir {made.place / 'tensorboard'}\n" in ran.stdout
+    found = curves_of_tensorboard(made.place / "tensorboard")
+    assert found["loss"] == [20, 40]  # every 20 steps
+    assert found["epoch_loss"] == [15, 25, 40, 50]  # checkpoints in mid-epoch, and the ends of epochs
+    assert found["val_accuracy"] == [25, 50]
+    assert found["learning_rate"] == found["loss"]
+    assert found["waiting"] == found["loss"]
+    assert found["images_per_s"] == [20, 25, 40, 50]
 
 
 @pytest.fixture
@@ -281,27 +317,45 @@ def test_a_run_that_is_damaged_is_refused(trained, tmp_path, capsys, file, held,
 @pytest.mark.slow
 def test_a_run_that_failed_goes_on_in_mid_epoch_to_the_same_weights(head, make_run, trained):
     made = make_run("broken")
+    made.options.extend(["--track", ",".join(INSTALLED) or "none", "--track-every-steps", 3])
     script = f"""
 import sys
-from jobs import train_images
-learning_rate, train_fn = train_images.learning_rate, train_images.train_fn
+from jobs.train_images import command, running, training
+learning_rate, train_fn = training.learning_rate, training.train_fn
 def fail_late(peak, progress):
     if progress > 0.85:
         raise RuntimeError("the cat pulled the plug")
     return learning_rate(peak, progress)
 def train_until_then(config):
-    train_images.learning_rate = fail_late
+    training.learning_rate = fail_late
     return train_fn(config)
-train_images.train_fn = train_until_then
-sys.exit(train_images.main({[str(option) for option in made.options]}))
+running.train_fn = train_until_then
+sys.exit(command.main({[str(option) for option in made.options]}))
 """
     failed = head.python("-c", script)
     assert failed.returncode == 1, failed.stdout + failed.stderr
     assert "train_images.py: training failed: RuntimeError: the cat pulled the plug" in failed.stderr
+    assert "Traceback" not in failed.stderr + failed.stdout
+    assert f"(the traceback is in {made.place / 'output.log'})" in failed.stderr
+    assert "in fail_late" in (made.place / "output.log").read_text()
+    assert f"report: {made.place / 'report.html'}" in failed.stdout
     assert read_state(made.checkpoints()[-1])["position"] == 15 * 64
     ran = head.python(JOBS / "train_images.py", *made.options)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "epoch 1/2:" not in ran.stdout
+    assert "epoch 1/2:" not in ran.stderr
+    assert "epoch 2/2:" in ran.stderr
+    assert f"goes on from checkpoint {made.checkpoints()[0]}" in ran.stdout
+    # 25 steps an epoch; the first attempt logged some behind its checkpoint at step 40, which the second made again.
+    losses, reports = [*range(3, 51, 3)], [15, 25, 40, 50]
+    if "tensorboard" in INSTALLED:
+        found = curves_of_tensorboard(made.place / "tensorboard")
+        assert (found["loss"], found["epoch_loss"]) == (losses, reports)
+    if "wandb" in INSTALLED:
+        found = curves_of_wandb(made.place / "wandb")
+        assert (found["loss"], found["epoch_loss"]) == (losses, reports)
+    if "mlflow" in INSTALLED:
+        found, status = curves_of_mlflow(f"sqlite:///{made.place.parent}/mlflow.db")
+        assert (found["loss"], found["epoch_loss"], status) == (losses, reports, "FINISHED")
     wanted, found = (torch.load(run.checkpoints()[-1] / "state.pt", weights_only=True) for run in (trained[0], made))
     for name, weights in wanted["model"].items():
         torch.testing.assert_close(found["model"][name], weights, rtol=1e-4, atol=1e-5)
@@ -435,7 +489,7 @@ def test_input_that_cannot_be_used_is_refused_before_anything_starts(small, caps
 
 
 def test_string_labels_become_classes_by_the_command_that_the_refusal_names(small, write_dataset, capsys):
-    uri = write_dataset(job.lance.dataset(small).to_table())
+    uri = write_dataset(lance.dataset(small).to_table())
     assert job.main(["--data", uri, "--image-size", "8", "--label-column", "split"]) == 2
     told = capsys.readouterr().err
     command = shlex.split(re.search(r"`python (jobs/create_dataset.py classes .+)`", told)[1])
@@ -444,8 +498,8 @@ def test_string_labels_become_classes_by_the_command_that_the_refusal_names(smal
     named = re.search(r"and train with (--label-column \S+)", told)[1].split()
     assert f"jobs/train_images.py --data {uri} {' '.join(named)}" in made.stdout
     args = job.parse_args(["--data", uri, "--image-size", "8", *named])
-    train, _ = job.open_data(args)
-    assert job.count_classes(args, train) == 2
+    train, _ = open_data(args)
+    assert count_classes(args, train) == 2
     assert set(train.head(20)[args.label_column]) == {0}  # train comes before val
 
 
@@ -523,27 +577,27 @@ def test_rows_to_validate_on_may_lie_elsewhere(small, write_dataset, capsys):
     assert job.main(given) == 2
     assert "These are the rows to validate on: --val-filter, --val-data." in capsys.readouterr().err
     other = write_dataset(pa.table({"image": [encode(np.zeros((9, 9), np.uint8))] * 7, "label": [1] * 7}))
-    train, val = job.open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
+    train, val = open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
     assert (len(train), len(val), val.opened[0].source.uri) == (20, 7, other)
     for uri, names in ((small, ["a", "b", "c", "d", "e"]), (other, ["e", "d", "c", "b", "a"])):
         lance.dataset(uri).update_schema_metadata({"classes": json.dumps(names)})
     with pytest.raises(raylance.DatasetError, match="names other classes than --data"):
-        job.open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
+        open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
 
 
 def test_classes_are_counted_from_the_command_line_the_schema_or_the_labels(small, write_dataset):
     def count(uri: str, *options: str) -> int:
         args = job.parse_args(["--data", uri, "--image-size", "8", *options])
-        return job.count_classes(args, job.open_data(args)[0])
+        return count_classes(args, open_data(args)[0])
 
-    named = job.lance.dataset(small).to_table().replace_schema_metadata({"classes": json.dumps(list("abcdefg"))})
+    named = lance.dataset(small).to_table().replace_schema_metadata({"classes": json.dumps(list("abcdefg"))})
     assert count(small) == 5
     assert count(write_dataset(named)) == 7
     assert count(small, "--num-classes", "12") == 12
 
 
 def test_the_learning_rate_warms_up_and_falls_to_zero():
-    rates = [job.learning_rate(2.0, progress / 100) for progress in range(101)]
+    rates = [learning_rate(2.0, progress / 100) for progress in range(101)]
     assert rates[0] == 0
     assert np.argmax(rates) == 5
     assert rates[5] == pytest.approx(2.0, rel=0.01)

@@ -4,6 +4,7 @@ import io
 import re
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import boto3
 import lance
@@ -11,12 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from moto.server import ThreadedMotoServer
+from pyarrow.fs import copy_files
 from sklearn.datasets import load_digits
 
-from jobs import common, train_images, verify
+from jobs import common, verify
 from jobs.create_dataset import command as create
 from jobs.materialize import command as materialize
+from jobs.train_images import command as train_images
 from tests.conftest import encode
+from tests.tracked import curves_of_tensorboard
 
 SECRET = "none-of-yours"
 
@@ -40,7 +44,7 @@ def options() -> Iterator[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
-def test_from_pictures_to_a_resumed_run(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_pictures_to_a_resumed_run(options: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A dataset is made of a bucket in the bucket, copied, audited, trained on; runs are kept there, too."""
     assert create.main(["imagefolder", "--input", "s3://bucket/photos", "--out", "s3://bucket/d.lance", *options]) == 0
     assert "rows       120" in capsys.readouterr().out
@@ -57,6 +61,14 @@ def test_from_pictures_to_a_resumed_run(options: list[str], capsys: pytest.Captu
     assert train_images.main([*train, "--epochs", "1", "--global-batch-size", "16"]) == 0
     assert "was finished already" in capsys.readouterr().out
     assert train_images.main([*train, "--epochs", "2", "--global-batch-size", "16"]) == 0
+    assert "report: " in capsys.readouterr().out
+    filesystem, folder = common.open_filesystem(
+        "s3://bucket/runs/d-small_cnn", dict(map(common.key_value, options[1::2]))
+    )
+    copy_files(folder, str(tmp_path), source_filesystem=filesystem)
+    assert SECRET.encode() not in b"".join(path.read_bytes() for path in tmp_path.rglob("*.*") if path.is_file())
+    curves = curves_of_tensorboard(tmp_path / "tensorboard")  # of both attempts, copied there
+    assert curves["val_accuracy"] == [6, 12]
 
 
 @pytest.mark.slow

@@ -323,7 +323,7 @@ def limited(write_dataset: Callable[..., str], tmp_path_factory: pytest.TempPath
 
 @pytest.mark.parametrize("name", ["reading", "decoding", "training"])
 def test_three_limits_are_told_apart(limited: dict[str, str], name: str) -> None:
-    verdict = read_run(limited[name]).verdict("data")
+    verdict = raylance.explain_run(limited[name])
     assert verdict.limit == name
     assert min(verdict.rates, key=lambda part: verdict.rates[part] if part != "delivered" else np.inf) == name
     assert verdict.rates["delivered"] <= 1.5 * verdict.rates[name], (

@@ -62,6 +62,7 @@ from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
 from jobs.create_dataset.writing import Target, key_of, write
 from jobs.materialize.images import QUALITY, Reencode
+from jobs.quiet import notes_of, quietly_for_once
 
 NAMED = 10  # of what was left out, in the summary
 IMAGE = "image"
@@ -213,16 +214,20 @@ def run(args: argparse.Namespace) -> str:
         key = key_of(source.facts, asked, args.rows_per_fragment, shape, present)
         mode = "overwrite" if present else "create"
         target = Target(uri=uri, mode=mode, rows_per_fragment=args.rows_per_fragment, options=options, key=key)
-        print(told(source, shape, pieces, args), flush=True)
+        making = told(source, shape, pieces, args)
+        is_brief = args.source == "demo" and not args.dry_run  # the summary is there in seconds, and says the same
+        print(making.partition("\n")[0] if is_brief else making, flush=True)
         if args.dry_run:
             listed = f", {file} the names of what is left out" if (file := getattr(args, "left_out", None)) else ""
             return f"nothing was written: --dry-run. {uri} would get these rows{listed}"
-        connect()
         tidy(uri, options, key, args)
         counted = None if any(piece.rows is None for piece in pieces) else sum(piece.rows or 0 for piece in pieces)
         shown = sys.stderr.isatty() and not args.no_progress
-        with tqdm.tqdm(total=counted, unit="row", unit_scale=True, disable=not shown) as bar:
-            dataset, unread = write(source, shape, pieces, target, bar.update)
+        with quietly_for_once("create_dataset") as apart:
+            connect()
+            bar = tqdm.tqdm(total=counted, unit="row", unit_scale=True, disable=not shown, file=apart.user)
+            with bar:
+                dataset, unread = write(source, shape, pieces, target, bar.update)
     except RefusedError:
         raise
     except (ray.exceptions.RayError, OSError, ValueError, RuntimeError) as error:  # the last is of Lance's storage
@@ -234,7 +239,7 @@ def run(args: argparse.Namespace) -> str:
             ) from error
         raise RefusedError(
             f"making {args.out} failed ({reason(error)}): nothing was committed, an older version is as "
-            "it was; remove the cause and run it again: what is done already is kept"
+            "it was; remove the cause and run it again: what is done already is kept" + notes_of(error)
         ) from error
     remove(target.notes, target.notes.forget, "this run is committed and needs nothing of it")
     left_out = tell_left_out([*source.left_out, *unread], left_file)

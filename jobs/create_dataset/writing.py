@@ -77,10 +77,13 @@ def write(
     if todo:
         given = ray.put((source, shape, target))
         task = functools.partial(write_piece, given=given)
-        rows = ray.data.from_items(todo, override_num_blocks=len(todo))
-        for row in rows.map_batches(task, batch_format="pyarrow", batch_size=1).iter_rows():
-            done[row["number"]] = json.loads(row["note"])
-            tell(done[row["number"]]["rows"])
+        context = ray.data.DataContext.get_current().copy()
+        context.enable_progress_bars = False  # of blocks; the job's own counts rows
+        with ray.data.DataContext.current(context):
+            rows = ray.data.from_items(todo, override_num_blocks=len(todo))
+            for row in rows.map_batches(task, batch_format="pyarrow", batch_size=1).iter_rows():
+                done[row["number"]] = json.loads(row["note"])
+                tell(done[row["number"]]["rows"])
     notes = [done[number] for number in sorted(done)]
     fragments = [FragmentMetadata.from_json(json.dumps(text)) for note in notes for text in note["fragments"]]
     if not fragments:

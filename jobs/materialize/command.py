@@ -43,6 +43,7 @@ import tqdm
 
 import raylance
 from jobs.common import connect, exists, key_value, locate, store_options
+from jobs.quiet import notes_of, quietly_for_once
 
 from .advice import advise
 from .images import QUALITY, Reencode
@@ -57,12 +58,15 @@ class Progress:
         """A bar counts up to `rows`."""
         self.rows, self.shown = rows, shown
         self.bar: tqdm.tqdm | None = None
+        self.file = sys.stderr  # as it is before Ray's output is led away
 
     def __call__(self, phase: str, rows: int) -> None:
         """So many rows more are done; a phase that was not met before ends the one before."""
         if self.bar is None or self.bar.desc != phase:
             self.close()
-            self.bar = tqdm.tqdm(desc=phase, total=self.rows, unit="row", unit_scale=True, disable=not self.shown)
+            self.bar = tqdm.tqdm(
+                desc=phase, total=self.rows, unit="row", unit_scale=True, disable=not self.shown, file=self.file
+            )
             self.bar.desc = phase
         self.bar.update(rows)
 
@@ -82,9 +86,10 @@ def run(args: argparse.Namespace) -> str:
     try:
         plan = make_plan(wish, progress)
         print(plan, flush=True)
-        connect()
-        with stoppable():
-            made = make(plan, progress)
+        with quietly_for_once("materialize"):
+            connect()
+            with stoppable():
+                made = make(plan, progress)
     finally:
         progress.close()
     return summarise(plan, made)
@@ -234,7 +239,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ray.exceptions.RayError, OSError, ValueError) as error:
         print(
             f"materialize.py: making {args.out} failed ({reason(error)}): nothing was committed, and an older version "
-            "is as it was; remove the cause and run it again",
+            f"is as it was; remove the cause and run it again{notes_of(error)}",
             file=sys.stderr,
         )
         return 1

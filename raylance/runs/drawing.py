@@ -109,7 +109,7 @@ def draw_rates(rates: Mapping[str, float], limit: str) -> str:
     for row, (name, rate) in enumerate(rates.items()):
         color, alpha = COLORS.get(name, "#555b66"), 1.0 if name in (limit, "delivered") else 0.45
         axes.barh([row], [min(rate, shown)], color=color, height=0.66, alpha=alpha)
-        text = f" {rate:,.0f} rows/s" if rate < 1e7 else " takes no time"
+        text = f"  {rate:,.0f} rows/s" if rate < 1e7 else "  takes no time"
         axes.text(min(rate, shown), row, text + (" →" if shown < rate < 1e7 else ""), va="center", fontsize=9)
     names = [name if name == "delivered" else f"{name} alone" for name in rates]
     axes.set_yticks(range(len(rates)), names)

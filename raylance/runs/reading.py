@@ -166,7 +166,7 @@ def read_run(path: str, storage_filesystem: Any = None) -> Run:
     """
     filesystem, folder = open_folder(path, storage_filesystem)
     found = filesystem.get_file_info(pa.fs.FileSelector(f"{folder}/{FOLDER}", allow_not_found=True))
-    names = [info.path for info in found if info.path.endswith(".arrow")]
+    names = [info.path for info in found if info.path.endswith(".arrow") and not info.base_name.startswith(".")]
     records = [record for name in names if (record := _read_whole(filesystem, name)) is not None]
     if not records:
         runs = sorted(
@@ -181,6 +181,20 @@ def read_run(path: str, storage_filesystem: Any = None) -> Run:
             "folder of a run, <storage path>/<run name>; a record begins with the first batch, unless record=False."
         )
     return Run(uri=path, records=sorted(records, key=lambda record: record.started))
+
+
+def explain_run(path: str, storage_filesystem: Any = None) -> Verdict:
+    """Says in words what limits a run, over all ranks and starts, and what to change; see `Verdict`.
+
+    Args:
+        path: The run's folder, <storage path>/<run name>, as a path or URI.
+        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
+
+    Raises:
+        ConfigError: If there is no record of the run.
+    """
+    run = read_run(path, storage_filesystem)
+    return run.verdict(run.main)
 
 
 def _read_whole(filesystem: Any, path: str) -> LoaderRecord | None:

@@ -167,7 +167,7 @@ class _Watcher:
         left = "" if left_s is None else f", {text_bar.format_interval(left_s)} left"
         told = f"{rows:,}/{found.epoch_rows:,} rows, {found.told()}{left}"
         if not (self._file.isatty() or _in_notebook()):
-            if time.monotonic() - self._logged >= _LOG_S:
+            if (found.rows or found.epoch) and time.monotonic() - self._logged >= _LOG_S:
                 self._logged = time.monotonic()
                 print(f"epoch {epoch}{of}: {told}", file=self._file, flush=True)
             return

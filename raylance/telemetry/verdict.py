@@ -15,6 +15,8 @@ Limit = Literal["unknown", "training", "starting", "reading", "decoding", "finis
 
 _LEAST_BATCHES = 3  # to tell anything
 _WAITS = 0.05  # of the time: less is not worth a change
+_STARTS = 0.1  # of the time: more is worth hiding
+_PREPARE = "call loader.prepare(global_batch_size=…) before the model is built"
 _SPARE = 1.1  # times what would be just enough
 _MOST_HELPERS = 32  # of a rank: who wants more has another trouble
 _UNEVEN = 1.5  # times the others' share: a rank to be named
@@ -166,6 +168,9 @@ def _training(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fi
             f"{_count(max(1, needed), 'decoder')} of each rank would be enough, {decoders:.0f} run: num_decoders="
             f"{max(1, needed)} leaves CPUs to others"
         )
+    if seconds["starting"] > _STARTS * seconds["training"]:
+        start_s = seconds["starting"] / len(parts)
+        advice.append(f"each rank waited {start_s:.1f} s for its first batch: {_PREPARE}, which hides that")
     return told, advice
 
 
@@ -175,7 +180,7 @@ def _starting(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fi
         f"starting is the limit: each rank waited {start_s:.1f} s for its first batch, and {waiting:.1%} from then on"
     )
     return told, [
-        "call loader.prepare(global_batch_size=…) before the model is built: helpers start meanwhile",
+        f"{_PREPARE}: helpers start meanwhile",
         "longer runs wait no more than this one: the start comes once",
     ]
 

@@ -1,0 +1,115 @@
+"""Owns what is said of a run that has ended: how it ended, how it goes on, what limited it, where its report is; never
+changes a run.
+"""
+
+import argparse
+import io
+import math
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from typing import TextIO
+
+import ray.train
+
+import raylance
+from jobs import common
+from jobs.train_images.places import Place, newest, place
+
+SELF = "train_images.py"
+
+
+class Lines(io.TextIOBase):
+    """A terminal that is not one, so that no line moves in it."""
+
+    def __init__(self, to: TextIO) -> None:
+        """Writes to a stream."""
+        self._to = to
+
+    def write(self, text: str) -> int:
+        """Writes."""
+        return self._to.write(text)
+
+    def flush(self) -> None:
+        """Has it written."""
+        self._to.flush()
+
+
+def say(message: str) -> None:
+    """Tells the user what is wrong."""
+    print(f"{SELF}: {message}", file=sys.stderr, flush=True)
+
+
+def summarise(args: argparse.Namespace, at: Place, result: ray.train.Result) -> int:
+    """Prints what a user needs to know of a finished run; returns the exit status."""
+    metrics = {"val_accuracy": math.nan, "images_per_s": math.nan} | result.metrics
+    figures = result.return_value or {"epochs": 0}  # none where nothing ran
+    if not figures["epochs"]:
+        print(f"run {at.name} was finished already; nothing was done")
+    print("validation accuracy {val_accuracy:.2%} after {epoch} epochs, {images_per_s:,.0f} images/s".format(**metrics))
+    print(f"checkpoint {result.checkpoint.path}")
+    tell_report(args, at)
+    print("the same command goes on from it: more --epochs train on, another --run-name starts anew", flush=True)
+    if args.target_accuracy is not None and not metrics["val_accuracy"] >= args.target_accuracy:
+        say(f"{metrics['val_accuracy']:.2%} misses --target-accuracy {args.target_accuracy:.2%}")
+        return 1
+    return 0
+
+
+def tell_report(args: argparse.Namespace, at: Place) -> None:
+    """Says what limited the run, whichever way it ended, and writes its report; no run fails for want of one."""
+    try:
+        if args.log is not None:
+            print(raylance.explain_run(at.folder, at.filesystem))
+        store = common.store_options(args.storage_options)
+        where = raylance.report_run(at.folder, storage_filesystem=at.filesystem, storage_options=store or None)
+    except (raylance.RaylanceError, OSError, ValueError) as error:
+        if args.log is not None:  # it ran, so that there should be one
+            say(f"there is no report: {error}")
+    else:
+        print(f"report: {where}", flush=True)
+
+
+def close(args: argparse.Namespace) -> int:
+    """Says how a run that was stopped goes on; returns the exit status that shells give to the signal."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next one ends at once
+    at = place(args)
+    goes_on = "no checkpoint was made, and the same command starts it anew"
+    try:
+        if (last := newest(at)) is not None:
+            where = "epoch {epoch}, step {step}".format(**last.metrics)
+            goes_on = f"its last checkpoint is {last.checkpoint.path} ({where}), and the same command goes on from it"
+    except (OSError, raylance.StateError) as error:
+        goes_on = f"its checkpoints cannot be read now ({error}), and the same command goes on from the last one"
+    by = signal.Signals(args.stopped_by)
+    tell_report(args, at)
+    say(f"run {at.name} was stopped by {by.name}; {goes_on}:\n{common.show_command(['python', *args.command])}")
+    return 128 + by
+
+
+def fail(args: argparse.Namespace, error: Exception) -> int:
+    """Says why training failed; returns the exit status."""
+    tell_report(args, place(args))
+    say(f"training failed: {reason(error)}\n(the traceback is in {args.log})")
+    return 1
+
+
+def reason(error: Exception) -> str:
+    """Returns the message of what failed, without the traceback, which is in the log."""
+    failures = getattr(error, "worker_failures", None)
+    return short(cause_of(failures)[1] if failures else getattr(error, "controller_failure", error))
+
+
+def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:
+    """The rank whose failure explains the others': these lose their connection to it, and say that."""
+    ranks = [rank for rank in failures if isinstance(failures[rank], raylance.RaylanceError)]
+    rank = next(iter(ranks or failures))
+    return rank, failures[rank]
+
+
+def short(error: Exception) -> str:
+    """The message of an error, without the traceback that may be in it."""
+    text = f"{type(error).__name__}: {error}"
+    named = list(re.finditer(r"^[\w.]+(?:Error|Exception|Exit): ", text, re.MULTILINE))  # the last ends a traceback
+    return text[named[-1].start() :].strip() if named else text

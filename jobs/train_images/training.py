@@ -1,0 +1,201 @@
+"""Owns what each rank does: network, optimizer, loader, steps, checkpoints; never runs outside of a worker."""
+
+import math
+import os
+import random
+import time
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.torch
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+import raylance
+from jobs import quiet
+from jobs.train_images.model import build_model, check_network, learning_rate, scores_of
+from jobs.train_images.tracking import Tracking
+
+# What is reported to Ray Train, and what it is called where the run is tracked.
+REPORTED = {
+    "epoch": "epoch",
+    "train_loss": "epoch_loss",
+    "val_accuracy": "val_accuracy",
+    "images_per_s": "images_per_s",
+}
+
+
+class Training:
+    """One rank's network, optimizer and loader, and the steps that they make."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        """Makes a fresh one; `take_up` goes on from a checkpoint."""
+        context = ray.train.get_context()
+        self.config, self.rank, self.ranks = config, context.get_world_rank(), context.get_world_size()
+        # Ray allows one thread for each CPU that it counts for a rank; a GPU rank counts none, and others may lie idle.
+        here = ray.get_runtime_context().get_node_id()
+        cpus = next(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["NodeID"] == here)
+        torch.set_num_threads(max(1, int(min(cpus, os.cpu_count() or 1) / context.get_local_world_size())))
+        torch.manual_seed(config["seed"])
+        self.loader = ray.train.get_dataset_shard("train")
+        self.loader.prepare(global_batch_size=config["batch"])  # its helpers start while the model is built
+        self.network = build_model(*config["network"]).to(memory_format=torch.channels_last)
+        self.model = ray.train.torch.prepare_model(self.network)
+        weights = self.network.parameters()
+        self.optimizer = torch.optim.AdamW(weights, config["learning_rate"], weight_decay=config["weight_decay"])
+        self.steps = self.loader.steps_per_epoch(global_batch_size=config["batch"])
+        self.made = 0  # steps since the run began, whatever the batch was
+        self.pace = Pace(self.loader, config["batch"])
+        self.tracking = Tracking()
+
+    @property
+    def step(self) -> int:
+        """Steps of the epoch that are done."""
+        return self.loader.state_dict()["position"] // self.config["batch"]
+
+    def take_up(self) -> str:
+        """Goes on from the run's checkpoint, where there is one; returns why it cannot.
+
+        A misfit is returned and not raised: after an error Ray would only try again.
+        """
+        try:
+            saved = raylance.restore(self.loader)
+            if saved is None:
+                return ""
+            check_network(saved, self.config["network"])
+        except raylance.StateError as error:
+            return str(error)
+        self.network.load_state_dict(saved["model"])
+        self.optimizer.load_state_dict(saved["optimizer"])
+        self.made = saved.get("steps", self.loader.epoch * self.steps + self.step)
+        return ""
+
+    def track(self) -> None:
+        """Begins to log this run, where it is tracked: rank 0 does."""
+        if self.rank == 0 and self.loader.epoch < self.config["epochs"]:
+            told = {"arguments": self.config["arguments"], "data": identity(self.loader.state_dict())}
+            self.tracking = Tracking(self.config["trackers"], self.made, told)
+
+    def report(self, metrics: dict[str, float]) -> None:
+        """Reports to Ray Train, with a checkpoint. Learning rate and random numbers follow from the position in it."""
+        self.tracking.log(self.made, {REPORTED[name]: value for name, value in metrics.items() if name in REPORTED})
+        self.tracking.keep()
+        state = {"model": self.network.state_dict(), "optimizer": self.optimizer.state_dict(), "steps": self.made}
+        raylance.report(metrics, self.loader, state=state | {"network": self.config["network"]})
+
+    def train_step(self, epoch: int, step: int, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Makes one step; returns the loss of the global batch, as far as it is this rank's."""
+        config = self.config
+        torch.manual_seed(random.Random(f"{config['seed']} {epoch} {step} {self.rank}").getrandbits(63))  # for dropout
+        progress = (epoch + (step - 0.5) / self.steps) / config["epochs"]
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config["learning_rate"], progress)
+        losses = cross_entropy(scores_of(self.model, batch, config), batch[config["label"]].long(), reduction="none")
+        # DDP averages over ranks, whose shares may differ by a row: this makes it the mean of the global batch.
+        loss = (losses * batch.get("_valid", 1)).sum() * (self.ranks / config["batch"])
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        self.made += 1
+        return loss.detach()
+
+    def train_epoch(self, epoch: int) -> tuple[torch.Tensor, int]:
+        """Makes the rest of an epoch; returns the sum of the losses, and how many steps there were."""
+        first = step = self.step
+        loss_sum = torch.zeros((), device=ray.train.torch.get_device())
+        self.network.train()
+        self.pace.begin(self.made)
+        for step, batch in enumerate(self.loader.iter_torch_batches(global_batch_size=self.config["batch"]), first + 1):
+            loss = self.train_step(epoch, step, batch)
+            loss_sum += loss
+            if self.tracking and self.made % self.config["track_every"] == 0:  # not often: a GPU has to be waited for
+                rate = self.optimizer.param_groups[0]["lr"]
+                self.tracking.log(self.made, {"loss": loss.item(), "learning_rate": rate, **self.pace.lap(self.made)})
+            if step % self.config["every"] == 0 and step < self.steps:
+                self.report({"epoch": epoch, "step": step, "train_loss": loss_sum.item() / (step - first)})
+        return loss_sum, step - first
+
+
+class Pace:
+    """How fast training goes, and the share of its time that it waits for data, from one look to the next."""
+
+    def __init__(self, loader: raylance.RankLoader, batch: int) -> None:
+        """Of a loader and a global batch."""
+        self._loader, self._batch = loader, batch
+        self._before = self._now(0)
+
+    def _now(self, steps: int) -> tuple[float, float, float, int]:
+        stats = self._loader.stats()
+        return time.perf_counter(), stats["wait_s"], stats["user_s"], steps
+
+    def begin(self, steps: int) -> None:
+        """Begins anew: what lies before an epoch is not training."""
+        self._before = self._now(steps)
+
+    def lap(self, steps: int) -> dict[str, float]:
+        """What was since the last time."""
+        now = self._now(steps)
+        (begin, wait, user, made), self._before = self._before, now
+        waited, trained = now[1] - wait, now[2] - user
+        rates = {"images_per_s": (steps - made) * self._batch / (now[0] - begin)}
+        return rates | ({"waiting": waited / (waited + trained)} if waited + trained > 0 else {})
+
+
+def identity(state: dict[str, Any]) -> dict[str, Any]:
+    """Which data these are, as checkpoints say it: without the position."""
+    named = ("uri", "version", "branch", "identity", "filter", "split", "rows", "fingerprint", "seed", "order")
+    return {name: state[name] for name in named if state.get(name) is not None}
+
+
+def train_fn(config: dict[str, Any]) -> dict[str, Any]:
+    """Trains on one rank; returns figures for the summary, or under `refused` why the run cannot go on."""
+    with quiet.speaking():
+        training = Training(config)
+        if refused := training.take_up():
+            return {"refused": refused}
+        training.track()
+        with training.tracking:
+            return train(training, config)
+
+
+def train(training: Training, config: dict[str, Any]) -> dict[str, Any]:
+    """Trains and validates, epoch by epoch; returns figures for the summary."""
+    val = ray.train.get_dataset_shard("val")
+    epochs, done, train_s = config["epochs"], 0, 0.0
+    to_run = range(training.loader.epoch, epochs)
+    for epoch in to_run:
+        begin, first = time.perf_counter(), training.step
+        loss_sum, steps = training.train_epoch(epoch)
+        done, train_s = done + steps, train_s + time.perf_counter() - begin
+        sums = torch.stack([loss_sum / training.ranks, *count_right(training.network, val, config)])
+        torch.distributed.all_reduce(sums)
+        loss_of_ranks, right, rows = sums.tolist()
+        # After a checkpoint behind the last step there are no steps left; where all rows are masked, no rows.
+        metrics = {
+            "epoch": epoch + 1,
+            "step": first + steps,
+            "train_loss": loss_of_ranks / steps if steps else math.nan,
+            "val_accuracy": right / rows if rows else math.nan,
+            "images_per_s": done * config["batch"] / train_s,
+        }
+        training.report(metrics)
+    return {"epochs": len(to_run), **training.loader.stats()}
+
+
+@torch.inference_mode()
+def count_right(network: nn.Module, val: raylance.RankLoader, config: dict[str, Any]) -> torch.Tensor:
+    """Counts right answers and rows in this rank's share of the validation rows; shape (2,)."""
+    # Each rank has running statistics of its own; those of rank 0 are what checkpoints hold.
+    for buffer in network.buffers():
+        torch.distributed.broadcast(buffer, 0)
+    network.eval()
+    counts = torch.zeros(2, device=next(network.parameters()).device)
+    for batch in val.iter_torch_batches(global_batch_size=config["batch"]):
+        labels = batch[config["label"]]
+        if len(labels):  # the last step is smaller, and may have no row for this rank
+            valid = batch.get("_valid", torch.ones_like(labels, dtype=torch.bool))
+            right = (scores_of(network, batch, config).argmax(1) == labels) & valid
+            counts += torch.stack([right.sum(), valid.sum()])
+    return counts

@@ -1,0 +1,122 @@
+"""Owns the checks of what jobs show while Ray works for them: nothing that a user needs is lost; never starts Ray."""
+
+import contextlib
+import io
+import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from jobs import quiet
+
+WORKER = "(RayTrainWorker pid=25027, ip=10.0.0.7) "
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        (f"{WORKER}raylance: the record of train cannot be written", "the record of train cannot be written"),
+        ("raylance: the source has moved on", "the source has moved on"),
+        ("(ShardActor pid=7) the storage failed, and is asked again", "the storage failed, and is asked again"),
+        ("(DecodeActor(x) pid=7) rows could not be read", "rows could not be read"),
+        ("(autoscaler +12s) Error: No available node types can fulfill", "Error: No available node types can fulfill"),
+        ("(ShardActor pid=7) rows fail\x1b[32m [repeated 3x across cluster] (Ray deduplicates)\x1b[0m", "rows fail"),
+        ("(autoscaler +12s) Adding 2 node(s) of type cpu.", None),
+        (f"{WORKER}Reporting training result 1: TrainingReport(…)", None),
+        (f"{WORKER}Traceback (most recent call last):", None),
+        ("(ShardActor pid=7) Traceback (most recent call last):", None),
+        ("2026-11-22 13:49:47 INFO worker.py:2029 -- Started a local Ray instance.", None),
+    ],
+)
+def test_what_concerns_a_user_is_told_from_the_rest(line, told):
+    assert quiet.told_in(line) == told
+
+
+def test_what_is_printed_goes_to_the_file_and_what_is_marked_to_the_user_once(tmp_path, capsys):
+    path = tmp_path / "output.log"
+    ray = logging.getLogger("ray.of.this.test")
+    before = io.StringIO()
+    handler = logging.StreamHandler(before)
+    ray.addHandler(handler)
+    with quiet.quietly(str(path), "python job.py", "job.py: ") as apart:
+        print("chatter")
+        print("chatter, too", file=sys.stderr)
+        ray.warning("of a handler that holds a stream")
+        for _ in range(3):
+            print(f"{WORKER}raylance: rank 1 failed")
+        print("job.py: a half cannot be removed", file=sys.stderr)
+        logging.getLogger("raylance.of.this.test").warning("two\nlines")
+        thread = threading.Thread(target=lambda: print("of a thread", end=""))
+        thread.start()
+        thread.join()
+        print("whole")
+        apart.show("the result")
+    ray.warning("after")
+    printed, log = capsys.readouterr(), path.read_text()
+    assert printed.out == "the result\n"
+    assert printed.err == "job.py: rank 1 failed\njob.py: a half cannot be removed\njob.py: two lines\n"
+    assert before.getvalue() == "after\n"
+    assert "chatter\nchatter, too\nof a handler that holds a stream\n" in log
+    assert log.count("raylance: rank 1 failed") == 3
+    assert log.endswith("whole\nof a thread\n")
+    assert "python job.py" in log.splitlines()[0]
+    ray.removeHandler(handler)
+
+
+def test_the_traceback_of_what_fails_is_in_the_file_which_is_kept(tmp_path, capsys):
+    path = tmp_path / "output.log"
+    path.write_text("of the attempt before\n")
+    with pytest.raises(ValueError, match="no"), quiet.quietly(str(path), "x", "x: "):
+        raise ValueError("no")
+    log = path.read_text()
+    assert log.startswith("of the attempt before\n")
+    assert "Traceback" in log
+    assert "ValueError: no" in log
+    assert capsys.readouterr().err == ""
+
+
+def test_a_handler_that_was_made_meanwhile_writes_to_the_user_again(tmp_path, capsys):
+    ray = logging.getLogger("ray.of.another.test")
+    with quiet.quietly(str(tmp_path / "output.log"), "x", "x: "):
+        handler = logging.StreamHandler()
+        ray.addHandler(handler)
+        held = sys.stdout
+    ray.warning("after")
+    ray.removeHandler(handler)
+    print("of a library that holds the stream", file=held)
+    assert capsys.readouterr().err == "after\n"
+
+
+def test_what_is_not_pythons_goes_to_the_file_too(tmp_path):
+    path = tmp_path / "output.log"
+    with quiet.quietly(str(path), "x", "x: "):
+        subprocess.run([sys.executable, "-c", "print('of another process')"], stdout=sys.stdout, check=True)
+    assert "of another process" in path.read_text()
+
+
+@pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt, None])
+def test_a_temporary_file_stays_where_something_failed(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(quiet.tempfile, "tempdir", str(tmp_path))
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        if kind is OSError:
+            failed = stack.enter_context(pytest.raises(OSError, match="full"))
+        stack.enter_context(quiet.quietly_for_once("job"))
+        print("chatter")
+        if kind is not None:
+            raise kind("full")
+    found = list(tmp_path.iterdir())
+    if kind is OSError:
+        assert quiet.notes_of(failed.value) == f"; what Ray and its workers printed is in {found[0]}"
+        assert "chatter" in found[0].read_text()
+    assert len(found) == (kind is OSError)
+
+
+def test_the_file_lies_in_the_folder_of_the_run_or_among_temporary_ones(tmp_path):
+    assert quiet.log_file(str(tmp_path / "run"), "x") == str(tmp_path / "run" / "output.log")
+    path = Path(quiet.log_file(None, "job"))
+    assert path.exists()
+    assert path.name.startswith("job-")
+    path.unlink()
