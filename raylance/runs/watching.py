@@ -162,8 +162,10 @@ class _Watcher:
     def _show(self, found: Progress) -> None:
         left_s = found.left_s(self._epochs)
         of = f"/{self._epochs}" if self._epochs else ""
-        epoch = min(found.epoch + 1, self._epochs or found.epoch + 1)
-        rows = found.rows if found.epoch < epoch else found.epoch_rows  # behind the last one there is no other
+        # Behind the last batch of an epoch stands the beginning of the next one, which may not come for a while.
+        epoch, rows = (
+            (found.epoch, found.epoch_rows) if found.epoch and not found.rows else (found.epoch + 1, found.rows)
+        )
         left = "" if left_s is None else f", {text_bar.format_interval(left_s)} left"
         told = f"{rows:,}/{found.epoch_rows:,} rows, {found.told()}{left}"
         if not (self._file.isatty() or _in_notebook()):
