@@ -45,12 +45,17 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         while True:
-            page = show(read_run(args.run), time.time())
+            try:
+                page = show(read_run(args.run), time.time())
+            except OSError as error:  # a storage that fails now may not the next time
+                if args.once:
+                    raise
+                page = f"{args.run} cannot be read now: {error}"
             print((_CLEAR if sys.stdout.isatty() and not args.once else "") + page, flush=True)
             if args.once:
                 return 0
             time.sleep(args.every)
-    except ConfigError as error:
+    except (ConfigError, OSError) as error:
         print(f"raylance.top: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:

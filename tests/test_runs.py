@@ -131,7 +131,7 @@ def test_what_is_no_run_is_refused_with_the_runs_beside_it(make_run: Make, tmp_p
 
 def test_a_dataset_that_is_read_between_batches_is_not_training_too(make_run: Make) -> None:
     val = {"facts": {"dataset": "val"}, "grows": {"user_s": 0.2, "wait_s": 0.3}}
-    run = make_run({"grows": {"rows": 10, "user_s": 0.9, "wait_s": 0.1, "wait_read_s": 0.1}}, val)
+    run = make_run({"grows": {"rows": 10, "user_s": 0.9, "other_s": 0.5, "wait_s": 0.1, "wait_read_s": 0.1}}, val)
     shares = timeline(run, bins=10).shares[0]
     assert shares["training"] == pytest.approx(0.4)
     assert shares["other datasets"] == pytest.approx(0.5)

@@ -61,6 +61,34 @@ def test_what_goes_on_counts_already() -> None:
     assert stats.wait_read_s == 0
 
 
+def test_a_pass_between_two_batches_is_no_training() -> None:
+    """A validation pass in the midst of an epoch, with another one in it."""
+    train, val, inner = Stats(), Stats(), Stats()
+    with train.timed("user_s"):
+        with val.timed("wait_s"):
+            time.sleep(0.01)
+        with val.timed("user_s"), inner.timed("wait_s"):
+            time.sleep(0.01)
+    with val.timed("wait_s"):
+        pass
+    assert train.other_s == pytest.approx(val.wait_s + val.user_s, abs=1e-3)
+    assert val.other_s == pytest.approx(inner.wait_s, abs=1e-3)
+    assert inner.other_s == 0
+    assert train.other_s < train.user_s
+    assert train.sample()["train_s"] == train.user_s - train.other_s
+
+
+def test_rows_of_one_place_are_shared_by_their_own_receipt() -> None:
+    stats = Stats()
+    stats.awaits("there", 10.0)
+    stats.lap(14.0)
+    stats.add(Receipt(read_s=3.0, decode_s=1.0))
+    assert (stats.wait_read_s, stats.wait_decode_s) == (3.0, 1.0)
+    stats.awaits(None, 15.0)
+    stats.lap(99.0)
+    assert stats.wait_read_s + stats.wait_decode_s == 4.0
+
+
 def test_masked_rows_are_named_once_and_not_without_end() -> None:
     stats = Stats()
     stats.add(Receipt(bad_rows=((5, "image", "cut"), (5, "image", "cut"), (5, "other", "null"))))
@@ -231,7 +259,7 @@ def test_rows_that_cannot_be_shown_and_metrics_that_fail_leave_the_record(tmp_pa
 
 
 def test_each_metric_shows_a_figure_under_a_name_of_its_own() -> None:
-    known = {*NUMBERS, "epoch", "position", "epoch_rows", "inflight_limit_bytes", "window_limit_bytes"}
+    known = {*NUMBERS, "train_s", "epoch", "position", "epoch_rows", "inflight_limit_bytes", "window_limit_bytes"}
     assert {metric.field for metric in metrics.METRICS} <= known
     names = [(metric.name, metric.cause) for metric in metrics.METRICS]
     assert len(names) == len(set(names))
@@ -267,6 +295,10 @@ def test_counters_are_published_by_what_was_added(monkeypatch: pytest.MonkeyPatc
         ("inc", "raylance_wait_seconds_total", 0.5),
     ]
     assert [value for kind, _, value, _ in seen if kind == "set"] == [2.0, 1.0, 1.0]
+    seen.clear()
+    publisher.end()
+    assert ("set", "raylance_decoders", 0.0, labels) in seen
+    assert all(kind == "set" for kind, *_ in seen)
     assert all(tags == labels | ({"cause": "reading"} if "wait" in name else {}) for _, name, _, tags in seen)
 
 

@@ -159,7 +159,7 @@ def draw_metrics(reports: Sequence[tuple[float, Mapping[str, float]]]) -> str:
     figure, all_axes = _figure(1.7, columns=len(shown))
     for axes, (name, points) in zip(np.atleast_1d(all_axes), shown, strict=True):
         axes.plot(*zip(*points, strict=True), ".-", color="#333333", linewidth=1.2, markersize=4)
-        axes.set_title(name, fontsize=9)
+        axes.set_title(name, fontsize=9, parse_math=False)
         axes.set_xlabel("s")
         _bare(axes)
     return picture(figure, "what was reported to Ray Train")

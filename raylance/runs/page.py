@@ -153,7 +153,7 @@ def _rank_row(run: Run, rank: int) -> tuple[str, ...]:
         return sum(float(record.at(name, record.last)) for record in records)
 
     spent = max(1e-9, total("user_s") + total("wait_s"))
-    seconds = (total("user_s") - total("save_s"), total("save_s"), total("wait_s"))
+    seconds = (total("user_s") - total("save_s") - total("other_s"), total("save_s"), total("wait_s"))
     causes = (total(f"wait_{cause}_s") for cause in ("start", "read", "decode", "finish"))
     return (
         str(rank),

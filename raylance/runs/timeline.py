@@ -66,11 +66,9 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
         ours = [record for record in main if record.rank == rank]
         others = [record for record in run.records if record.rank == rank and record.facts["dataset"] != run.main]
         spent = {part: _grown(ours, name, times) for part, name in _FIELDS.items()}
-        spent["training"] = _grown(ours, "user_s", times) - spent["saving"]
+        spent["training"] = _grown(ours, "user_s", times) - _grown(ours, "other_s", times) - spent["saving"]
         spent["other datasets"] = _grown(others, "user_s", times) + _grown(others, "wait_s", times)
-        # Of a dataset that is read between two batches of this one, all seconds are this one's trainer's, too.
-        twice = np.maximum(0.0, sum(spent.values(), np.zeros(bins)) - width)
-        spent["training"] = np.maximum(0.0, spent["training"] - np.minimum(twice, spent["other datasets"]))
+        spent["training"] = np.maximum(0.0, spent["training"])
         total = np.maximum(1.0, sum(spent.values(), np.zeros(bins)) / width)  # samples are a second apart: no more
         shares[rank] = {part: np.clip(spent[part] / width / total, 0.0, 1.0) for part in PARTS}
     return Timeline(

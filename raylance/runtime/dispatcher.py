@@ -129,7 +129,7 @@ class Dispatcher:
         self._out += self._crew.due(now)
         if not self.is_over:
             self._advance()
-        is_awaited = self.is_wanted and self.is_awaited and not self.is_over
+        is_awaited = self.is_wanted and self.is_awaited
         note(self._stats, self._crew, self._inflight, now, is_awaited=is_awaited)
         head = self._inflight.head
         is_read = head is not None and head.stage is Stage.READING and not head.decodes_there
@@ -206,6 +206,7 @@ class Dispatcher:
                         self._split(piece)
 
     def _done(self, piece: Piece, call: int, receipt: Receipt) -> None:
+        self._stats.lap(self._now)
         self._stats.add(receipt)
         if receipt.too_large_bytes:
             self._forget(piece, call)

@@ -171,7 +171,9 @@ class Feeder:
             if error is not None or (self._dispatcher.is_over and not self._assembly):
                 return error
             event = self._next_event()
-            if self._is_closed:  # nothing more is decided; but the event may be about helpers, which outlive the pass
+            if self._is_closed:
+                self._dispatcher.is_awaited = False
+                # Nothing more is decided; but the event may be about helpers, which outlive the pass
                 self._do([*self._dispatcher.close(), *self._dispatcher.handle(event, self._runtime.now())])
                 return None
             self._dispatcher.is_wanted, self._dispatcher.is_awaited = self._bound is not None, self._is_awaited

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from raylance.telemetry.stats import GAUGES
+
 LABELS = ("run", "dataset", "rank")
 """Labels of each metric: the run's name in Ray Train, or "interactive"; the dataset's name in the run; and the rank."""
 
@@ -60,7 +62,12 @@ METRICS: tuple[Metric, ...] = (
     _counter("wait_seconds", "wait_read_s", _WAIT, "reading"),
     _counter("wait_seconds", "wait_decode_s", _WAIT, "decoding"),
     _counter("wait_seconds", "wait_finish_s", _WAIT, "finishing"),
-    _counter("train_seconds", "user_s", "Seconds between handing out a batch and being asked for the next one."),
+    _counter(
+        "train_seconds",
+        "train_s",
+        "Seconds between handing out a batch and being asked for the next one, but those "
+        "in which another loader was iterated, to validate, say.",
+    ),
     _counter("save_seconds", "save_s", "Seconds of these in raylance.report."),
     _counter("storage_seconds", "storage_s", "Seconds in which storage was being read, all shard actors together."),
     _counter("read_wait_seconds", "read_s", "Seconds that shard actors waited for storage; reading ahead hides more."),
@@ -118,6 +125,10 @@ class Publisher:
             if added > 0:
                 _of_ray(metric).inc(added, labels)
                 self._before[metric.field] = value
+
+    def end(self) -> None:
+        """Says of what stands, and does so no more, that it is gone: Ray keeps what was said last."""
+        self.publish(dict.fromkeys(GAUGES, 0.0))
 
 
 def _of_ray(metric: Metric) -> Any:

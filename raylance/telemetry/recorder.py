@@ -95,6 +95,8 @@ class Recording:
         with self._changed:
             if self._ended is None:
                 self._sample()
+                if self._publisher is not None:
+                    self._publisher.end()
                 self._ended = time.time()
                 self._ask(may_wait=True)
 

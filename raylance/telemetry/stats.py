@@ -1,6 +1,7 @@
 """Owns the timings, counters and events of one loader, in memory; never says what they mean, or sends them anywhere."""
 
 import dataclasses
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -78,6 +79,7 @@ class Stats:
         transfer_s: Seconds spent on pinning batches and sending them to the device, or on beginning to.
         user_s: Seconds between handing out a batch and being asked for the next one.
         save_s: Of these, seconds in `raylance.report`.
+        other_s: Of these, seconds in which another loader was iterated: a validation pass between two batches, say.
         helpers_replaced: Helper actors that died and were replaced.
         readers: Shard actors that run now, or threads that read.
         readers_wanted: Shard actors that there should be.
@@ -112,6 +114,7 @@ class Stats:
     transfer_s: float = 0.0
     user_s: float = 0.0
     save_s: float = 0.0
+    other_s: float = 0.0
     helpers_replaced: int = 0
     readers: int = 0
     readers_wanted: int = 0
@@ -133,6 +136,8 @@ class Stats:
 
     def begin(self, field: str) -> None:
         """Begins to time a field."""
+        if field == "user_s":
+            _in_step().append(self)
         self._going[field] = time.perf_counter()
 
     def end(self, field: str) -> float:
@@ -140,7 +145,19 @@ class Stats:
         begun = self._going.pop(field, None)
         seconds = 0.0 if begun is None else time.perf_counter() - begun
         setattr(self, field, getattr(self, field) + seconds)
+        if field in ("wait_s", "user_s"):  # a pass of this loader, in the midst of a step of another one
+            around = [stats for stats in _in_step() if stats is not self]
+            if field == "user_s":
+                _in_step()[:] = around
+            if around:
+                around[-1].other_s += seconds
         return seconds
+
+    def lap(self, now: float) -> None:
+        """Counts the wait that goes on up to now, in seconds of the runtime's clock."""
+        awaited = self._awaited.get(_IT)
+        if awaited is not None:
+            self.awaits(awaited[1], now)
 
     def is_timed(self, field: str) -> bool:
         """Whether a field is being timed now."""
@@ -209,7 +226,9 @@ class Stats:
         return [(offset, column, why) for (offset, column), why in list(self._bad_rows.items())]
 
     def sample(self) -> dict[str, float]:
-        """All numbers as they are now, with what has passed of those that are being timed."""
+        """All numbers as they are now, with what has passed of those that are being timed; and `train_s`, which is
+        `user_s` without `other_s`.
+        """
         figures = {name: float(getattr(self, name)) for name in NUMBERS}
         now = time.perf_counter()
         for name, begun in list(self._going.items()):
@@ -217,11 +236,23 @@ class Stats:
         awaited = self._awaited.get(_IT)
         if awaited is not None and awaited[1] != "there":
             figures[f"wait_{awaited[1]}_s"] += max(0.0, time.monotonic() - awaited[0])
+        figures["train_s"] = figures["user_s"] - figures["other_s"]
         return figures
 
     def as_dict(self) -> dict[str, Any]:
         """The counters by name."""
         return {name: getattr(self, name) for name in (*NUMBERS, "epoch_certificate")}
+
+
+_threads = threading.local()
+
+
+def _in_step() -> list[Stats]:
+    """Of the loaders whose batches this thread has in hand, the first one's first."""
+    if not hasattr(_threads, "in_step"):
+        _threads.in_step = []
+    found: list[Stats] = _threads.in_step
+    return found
 
 
 NUMBERS = tuple(

@@ -39,8 +39,8 @@ class Part:
 
     @property
     def trained_s(self) -> float:
-        """Seconds of training, saving excluded."""
-        return max(0.0, self.figures["user_s"] - self.figures["save_s"])
+        """Seconds of training: without saving, and without passes over other datasets between two batches."""
+        return max(0.0, self.figures["user_s"] - self.figures["save_s"] - self.figures["other_s"])
 
     @property
     def waited_s(self) -> float:
