@@ -234,6 +234,13 @@ def test_watching_tells_what_is_new_and_moves_one_line(
     assert kind is not Terminal or re.search(r"epoch 2/2 100%\|[#█]+\| 928/928 rows", told)
 
 
+def test_a_folder_that_no_record_came_to_is_told(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with raylance.watch(str(tmp_path / "mistyped"), file=out):
+        pass
+    assert "no record of a loader came to" in out.getvalue()
+
+
 def test_faults_and_bad_rows_are_told_while_it_goes_on(make_run: Make, tmp_path: Path) -> None:
     out, now = io.StringIO(), time.time()
     with raylance.watch(str(tmp_path / "r"), file=out):
@@ -245,7 +252,7 @@ def test_faults_and_bad_rows_are_told_while_it_goes_on(make_run: Make, tmp_path:
     told = out.getvalue()
     assert "train, rank 0: a helper is replaced\n" in told
     assert "train, rank 0: BadRowError: x\n" in told
-    assert "10 rows could not be decoded and are masked, the first at row offset 7: image OSError: cut" in told
+    assert "10 rows that cannot be decoded were masked, the first at row offset 7: image OSError: cut" in told
 
 
 def test_what_comes_late_and_again_is_told_and_what_fails_ends_no_run(make_run: Make, tmp_path: Path) -> None:

@@ -333,7 +333,9 @@ def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -
          "2 more decoders of each rank would feed this trainer: num_decoders=3 takes 3 CPUs"),
         ({"user_s": 1.0, "wait_decode_s": 1.0, "decode_s": 8.0}, "decoding", "",
          "num_decoders=9 takes 9 CPUs besides the trainer's, and there are 4: add nodes"),
-        ({"user_s": 0.001, "wait_decode_s": 1.0}, "decoding", "", "each decoder more gives about 1,000 rows/s"),
+        ({"user_s": 0.02, "wait_decode_s": 1.0}, "decoding", "", "each decoder more gives about 1,000 rows/s"),
+        ({"user_s": 0.001, "wait_decode_s": 1.0}, "decoding", "", "this loop does next to nothing with its batches"),
+        ({"user_s": 0.001, "wait_read_s": 1.0}, "reading", "", "this loop does next to nothing with its batches"),
         ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders": 0.0}, "decoding", "1 shard actor, without decoders", ""),
         ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders_wanted": 3.0}, "decoding", "", "3 decoders of each rank were"),
         ({"user_s": 1.0, "wait_read_s": 3.0, "storage_s": 4.0}, "reading",
@@ -343,7 +345,7 @@ def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -
         ({"user_s": 10.0, "wait_read_s": 1.0}, "reading", "although it does 1,000 rows/s when it has work", "prefetch"),
         ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5}, "finishing",
          "making batches is the limit: 50.0 ms of collating", "collate_fn"),
-        ({"user_s": 11.0, "save_s": 10.0, "wait_decode_s": 1.0}, "decoding", "waited for 50%", "or decode less"),
+        ({"user_s": 11.0, "save_s": 10.0, "wait_decode_s": 1.0}, "decoding", "waited for 50%", "1 more decoder"),
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_limit_and_what_to_change(
@@ -367,6 +369,11 @@ def test_shard_actors_that_are_there_are_not_advised() -> None:
     many = judge([part(user_s=1.0, wait_read_s=3.0, storage_s=16.0, readers=4.0)]).advice
     assert "num_readers=4, " in " ".join(few)
     assert "num_readers=18, " in " ".join(many)
+
+
+def test_large_rows_may_be_made_smaller() -> None:
+    last = judge([part(facts={"row_bytes": 1e5}, user_s=1.0, wait_decode_s=1.0)]).advice[-1]
+    assert last.startswith("or decode less: materialise images")
 
 
 def test_an_order_that_reads_row_by_row_is_named() -> None:

@@ -92,6 +92,7 @@ def fit(
 ) -> ray.train.Result:
     """Trains, and shows how far it is."""
     was_there = ray.is_initialized()
+    apart.show(f"{'joining' if was_there else 'starting'} Ray, then {workers(args)}")
     try:
         started_here = common.connect()
         heed_sigterm(args)  # ray.init has set a handler of its own

@@ -75,6 +75,7 @@ def close(args: argparse.Namespace) -> int:
     """Says how a run that was stopped goes on; returns the exit status that shells give to the signal."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next one ends at once
     at = place(args)
+    say("stopped; the report is being written")
     goes_on = "no checkpoint was made, and the same command starts it anew"
     try:
         if (last := newest(at)) is not None:

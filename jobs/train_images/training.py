@@ -181,6 +181,8 @@ def train(training: Training, config: dict[str, Any]) -> dict[str, Any]:
             "images_per_s": done * config["batch"] / train_s,
         }
         training.report(metrics)
+    for loader in (training.loader, val):
+        loader.close()  # whoever looks at the run later sees that it has ended
     return {"epochs": len(to_run), **training.loader.stats()}
 
 

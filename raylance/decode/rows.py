@@ -4,6 +4,7 @@ nothing, and draws nothing from a global generator.
 
 import dataclasses
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from raylance.errors import BadRowError, ConfigError, DatasetError
 from raylance.orders.permutation import BoolArray, UInt64Array, derive_key, mix64, subkeys, uniform
 from raylance.telemetry import Receipt
 
+_OBJECT = re.compile(r"<[\w.]+ object at 0x[0-9a-f]+>")  # which Pillow names, and nobody knows
 _BAD_ROWS = 8  # of one piece of work that are named,
 _REASON = 200  # in so many characters
 
@@ -151,7 +153,7 @@ class OpenDecoding:
                     raise BadRowError(name, offset & OFFSET_MASK, reason, dataset) from error
                 out[row] = 0
                 valid[row] = False
-                self._bad_rows.append((offset, name, reason[:_REASON]))
+                self._bad_rows.append((offset, name, _OBJECT.sub("the bytes", reason)[:_REASON]))
 
         return decode_row
 

@@ -3,6 +3,7 @@
 import base64
 import html
 import io
+import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -114,6 +115,8 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
         more_faults=max(0, len(faults) - _LINES),
         masked=int(sum(record.at("masked_rows", record.last) for record in run.records)),
         identity=_identity(main[-1]),
+        has_decoders=any(record.series["decoders"].max(initial=0) for record in main),
+        look_columns=", ".join(re.findall(r"<th>([^<]+)</th>", look)),
         **{name: markupsafe.Markup(markup) for name, markup in pictures.items()},
         **_reopened(run, storage_options),
     )

@@ -88,7 +88,7 @@ class _Watcher:
         self._masked: dict[str, float] = {}
         self._happened: set[tuple[Any, ...]] = set()
         self._reports: dict[str, tuple[float, str]] = {}  # when a line was told last, and of which dataset
-        self._has_failed = False
+        self._has_failed = self._has_seen = False
         self._bar: Any = None
 
     def look_safely(self) -> None:
@@ -106,6 +106,7 @@ class _Watcher:
             run = read_run(self._path, self._filesystem)
         except (ConfigError, OSError):  # no batch yet; or a storage that fails now, and may not the next time
             return
+        self._has_seen = True
         for when, record, kind, what in news(run, self._began):
             # Known by themselves, not by their time: records come at times of their own, and clocks differ.
             event = when, record.facts["dataset"], record.rank, kind
@@ -122,6 +123,8 @@ class _Watcher:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+        if not self._has_seen:
+            self._write(f"no record of a loader came to {self._path}: is that the run's folder?")
 
     def _line(self, record: LoaderRecord, kind: str, what: Any) -> str:
         if kind == "report":
@@ -131,7 +134,7 @@ class _Watcher:
         if kind in ("fault", "error"):
             return f"{record.facts['dataset']}, rank {record.rank}: {what}"
         if kind == "resume" and not record.rank:
-            return f"{record.facts['dataset']} goes on in epoch {what['epoch']} behind {what['position']:,} rows"
+            return f"{record.facts['dataset']} goes on in epoch {what['epoch'] + 1} behind {what['position']:,} rows"
         return ""
 
     def _tell_bad_rows(self, run: Run) -> None:
@@ -142,8 +145,8 @@ class _Watcher:
                 rows = tell_rows(np.array([offset]), tuple(record.facts.get("sources", ())))
                 first = f", the first at {rows}: {column} {why}" if record.bad_rows else ""
                 self._write(
-                    f"{record.facts['dataset']}, rank {record.rank}: {count - before:,.0f} rows could not be decoded "
-                    f"and are masked{first}"
+                    f"{record.facts['dataset']}, rank {record.rank}: {count - before:,.0f} rows that cannot be "
+                    f"decoded were masked{first}"
                 )
             self._masked[record.name] = count
 
@@ -166,7 +169,8 @@ class _Watcher:
         epoch, rows = (
             (found.epoch, found.epoch_rows) if found.epoch and not found.rows else (found.epoch + 1, found.rows)
         )
-        left = "" if left_s is None else f", {text_bar.format_interval(left_s)} left"
+        is_done = rows == found.epoch_rows and epoch == (self._epochs or epoch)
+        left = "" if left_s is None or is_done else f", {text_bar.format_interval(left_s)} left"
         told = f"{rows:,}/{found.epoch_rows:,} rows, {found.told()}{left}"
         if not (self._file.isatty() or _in_notebook()):
             if (found.rows or found.epoch) and time.monotonic() - self._logged >= _LOG_S:
@@ -175,16 +179,15 @@ class _Watcher:
             return
         if self._bar is None:
             self._bar = _make_bar(self._file)
-        done = (found.epoch * found.epoch_rows + found.rows) / (found.epoch_rows * (self._epochs or found.epoch + 1))
-        self._bar.n = min(100, 100 * done)
+        whole = self._epochs or 1  # else the bar is that of the epoch
+        before = epoch - 1 if self._epochs else 0
+        self._bar.n = min(100, 100 * (before + rows / found.epoch_rows) / whole)
         self._bar.unit = told
         self._bar.set_description_str(f"epoch {epoch}{of} ")
 
 
 def _make_bar(file: TextIO) -> Any:
-    if (
-        _in_notebook() and importlib.util.find_spec("ipywidgets") is not None
-    ):  # tqdm.auto would warn where it is missing
+    if _in_notebook() and importlib.util.find_spec("ipywidgets") is not None:  # it warns without
         widget: Any = importlib.import_module("tqdm.notebook")
         return widget.tqdm(total=100, unit="", bar_format=_BAR.replace("{bar:20}", "{bar}"))
     return text_bar(total=100, unit="", bar_format=_BAR, file=file, dynamic_ncols=True)

@@ -15,6 +15,12 @@ Limit = Literal["unknown", "training", "starting", "reading", "decoding", "finis
 
 _LEAST_BATCHES = 3  # to tell anything
 _WAITS = 0.05  # of the time: less is not worth a change
+_NO_STEP_S = 0.001  # for a batch: a loop that does no more does not train
+_NOTHING = (
+    "this loop does next to nothing with its batches, so that any loader would be its limit: what limits a trainer "
+    "shows with the model in it"
+)
+_SMALL_BYTES = 16 << 10  # of a row: what is smaller is decoded at once, whatever its size
 _STARTS = 0.1  # of the time: more is worth hiding
 _PREPARE = "call loader.prepare(global_batch_size=…) before the model is built"
 _SPARE = 1.1  # times what would be just enough
@@ -145,6 +151,10 @@ def _rate(rate: float) -> str:
     return f"{rate:,.0f} rows/s" if rate < 1e7 else "any number of rows/s"
 
 
+def _waited(waiting: float, digits: int = 0) -> str:
+    return f"waited for {waiting:.{digits}%} of its time since its first batch"
+
+
 def _count(number: float, what: str) -> str:
     return f"{number:,.0f} {what}{'s' * (round(number) != 1)}"
 
@@ -158,7 +168,7 @@ def _unknown(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fig
 def _training(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Figures) -> Words:
     able = min(rates["reading"], rates["decoding"])
     spare = f"; the loader could deliver {_rate(able)}" if able < math.inf else ""
-    told = f"training is the limit: it takes {_rate(rates['training'])} and waited for {waiting:.1%} of its time{spare}"
+    told = f"training is the limit: it takes {_rate(rates['training'])} and {_waited(waiting, 1)}{spare}"
     advice = []
     decoders = max(part.figures["decoders"] for part in parts)
     wanted = _SPARE * rates["training"] / rates["decoding"] if rates["decoding"] else math.inf
@@ -188,13 +198,17 @@ def _starting(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fi
 def _at_times(limit: Limit, rates: Figures, waiting: float) -> Words:
     """Of a part that is waited for, and would deliver more than the trainer takes."""
     told = (
-        f"{limit} is the limit at times: the trainer, which takes {_rate(rates['training'])}, waited for {waiting:.0%} "
-        f"of its time for it, although it does {_rate(rates[limit])} when it has work"
+        f"{limit} is the limit at times: the trainer, which takes {_rate(rates['training'])}, {_waited(waiting)} "
+        f"for it, although it does {_rate(rates[limit])} when it has work"
     )
     return told, [
         "a larger prefetch_batches= keeps more batches ready for such times",
         "the fewer steps a pass has, the more its beginning counts: short runs like this tell little",
     ]
+
+
+def _does_nothing(parts: Sequence[Part]) -> bool:
+    return sum(part.trained_s for part in parts) < _NO_STEP_S * _sum(parts, "batches")
 
 
 def _decoding(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Figures) -> Words:
@@ -206,17 +220,18 @@ def _decoding(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fi
     who = who if decoders else f"{_count(ranks, 'shard actor')}, without decoders, deliver{'s' * (ranks == 1)}"
     told = (
         f"decoding is the limit: {who} {_rate(rates['decoding'])}, the trainer takes {_rate(rates['training'])} and "
-        f"waited for {waiting:.0%} of its time"
+        f"{_waited(waiting)}"
     )
     advice = []
     asked = max(part.figures["decoders_wanted"] for part in parts)
     if asked > decoders:
         advice.append(f"{asked:.0f} decoders of each rank were asked for, {decoders:.0f} run: give the cluster CPUs")
     each = max(1e-9, rates["decoding"]) / (max(1.0, decoders) * ranks)
-    needed = (
-        math.ceil(_SPARE * rates["training"] / (each * ranks)) if rates["training"] < math.inf else _MOST_HELPERS + 1
-    )
-    if needed > _MOST_HELPERS:
+    wanted = _SPARE * rates["training"] / (each * ranks)
+    needed = math.ceil(min(wanted, _MOST_HELPERS + 1))
+    if _does_nothing(parts):
+        advice.append(_NOTHING)
+    elif needed > _MOST_HELPERS:
         advice.append(f"each decoder more gives about {_rate(each)}: num_decoders=…, as far as there are CPUs")
     elif needed > decoders:
         cpus, cost = facts.get("cluster_cpus") or facts.get("cpus"), needed * facts["options"]["decoder_cpus"] * ranks
@@ -225,10 +240,11 @@ def _decoding(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fi
             f"{_count(needed - decoders, 'more decoder')} of each rank would feed this trainer: num_decoders={needed} "
             f"takes {cost:g} CPUs besides the trainer's{room}"
         )
-    advice.append(
-        "or decode less: materialise images at the size that is trained on (jobs/materialize.py --shorter-side …), or "
-        "Image(draft=True) where photographs are more than twice as large"
-    )
+    if facts["row_bytes"] > _SMALL_BYTES:
+        advice.append(
+            "or decode less: materialise images at the size that is trained on (jobs/materialize.py --shorter-side …), "
+            "or Image(draft=True) where photographs are more than twice as large"
+        )
     return told, advice
 
 
@@ -239,7 +255,7 @@ def _reading(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fig
     bytes_s = _sum(parts, "read_bytes") / max(1e-9, _sum(parts, "storage_s"))
     told = (
         f"reading is the limit: storage gives {_rate(rates['reading'])} ({bytes_s / 2**20:,.0f} MiB/s to each shard "
-        f"actor), the trainer takes {_rate(rates['training'])} and waited for {waiting:.0%} of its time"
+        f"actor), the trainer takes {_rate(rates['training'])} and {_waited(waiting)}"
     )
     advice = []
     if facts.get("order") in ("row", "weighted", "class-balanced"):
@@ -249,7 +265,9 @@ def _reading(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fig
         )
     wanted = readers * _SPARE * rates["training"] / max(1e-9, rates["reading"])
     needed = math.ceil(min(wanted, _MOST_HELPERS)) if rates["training"] < math.inf else 0
-    if needed > readers:
+    if _does_nothing(parts):
+        advice.append(_NOTHING)
+    elif needed > readers:
         most = min(needed, 4) if readers < 4 else needed
         advice.append(
             f"more shard actors read several windows at once: num_readers={most}, which holds {most} times "
@@ -264,7 +282,7 @@ def _finishing(parts: Sequence[Part], rates: Figures, waiting: float, seconds: F
     collate_ms, transfer_ms = (1000 * _sum(parts, name) / batches for name in ("collate_s", "transfer_s"))
     told = (
         f"making batches is the limit: {collate_ms:.1f} ms of collating and {transfer_ms:.1f} ms of transfer for each, "
-        f"and the trainer, which takes {_rate(rates['training'])}, waited for {waiting:.0%} of its time"
+        f"and the trainer, which takes {_rate(rates['training'])}, {_waited(waiting)}"
     )
     advice = ["look at collate_fn: what can be done row by row is done by the decoders in transform="]
     advice.append("a larger prefetch_batches= evens out batches that differ; more CPUs for the trainer's process help")
