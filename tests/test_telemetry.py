@@ -258,6 +258,26 @@ def test_rows_that_cannot_be_shown_and_metrics_that_fail_leave_the_record(tmp_pa
     assert stats.first_rows.num_rows == 0, "they are not kept"
 
 
+def test_helpers_of_a_loader_that_is_gone_leave_the_metrics() -> None:
+    class Ends(metrics.Publisher):
+        def publish(self, figures: Any) -> None:
+            seen.append(dict(figures))
+
+    seen: list[dict[str, float]] = []
+    for ends in (lambda recording: recording.end(), lambda recording: recording.tick()):
+        loader = Loader()
+        publisher = Ends("r", "train", 0)
+        recording = recorder.Recording(
+            make_record(), Stats(decoders=2), recorder.position_of(loader), None, publisher, str
+        )
+        recording.flush()
+        assert seen[-1]["decoders"] == 2
+        del loader
+        ends(recording)
+        assert seen[-1]["decoders"] == 0
+        assert "rows" not in seen[-1], "what was counted stays"
+
+
 def test_each_metric_shows_a_figure_under_a_name_of_its_own() -> None:
     known = {*NUMBERS, "train_s", "epoch", "position", "epoch_rows", "inflight_limit_bytes", "window_limit_bytes"}
     assert {metric.field for metric in metrics.METRICS} <= known

@@ -65,6 +65,8 @@ class Recording:
         """Samples, publishes, and writes what is due; returns whether there is more to come."""
         with self._changed:
             is_gone = self._ended is not None or not self._sample()
+            if is_gone:
+                self._leave()
             is_due = is_gone or time.monotonic() >= self._due
         if is_due:
             self._write()
@@ -95,8 +97,7 @@ class Recording:
         with self._changed:
             if self._ended is None:
                 self._sample()
-                if self._publisher is not None:
-                    self._publisher.end()
+                self._leave()
                 self._ended = time.time()
                 self._ask(may_wait=True)
 
@@ -115,6 +116,13 @@ class Recording:
         recorder.wake()
         if may_wait and not recorder.is_stuck:
             recorder.is_stuck = not self._changed.wait_for(lambda: self._answered >= asked, _PATIENCE_S)
+
+    def _leave(self) -> None:
+        """Takes its helpers out of the metrics."""
+        publisher, self._publisher = self._publisher, None
+        with contextlib.suppress(Exception):  # Ray may be gone, and the metrics with it
+            if publisher is not None:
+                publisher.end()
 
     def _sample(self) -> bool:
         place = self._position()
