@@ -43,7 +43,8 @@ def run(args: argparse.Namespace) -> int:
         trackers = tracking.settle(args, at)
         plan = train.plan(args.global_batch_size, args.num_workers)
         apart.show(f"{train!r}; {len(val):,} rows to validate, {classes:,} classes")
-        apart.show(f"run {at.name}: {args.epochs} epochs of {plan.steps} steps, {workers(args)}")
+        left = f" ({plan.rows_dropped} rows left out of each, others each time)" if plan.rows_dropped else ""
+        apart.show(f"run {at.name}: {args.epochs} epochs of {plan.steps} steps{left}, {workers(args)}")
         apart.show(*tracking.told(trackers), f"what Ray and its workers print: {args.log}")
         if standing is not None:
             apart.show(
