@@ -8,11 +8,10 @@ import importlib
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.fs
 
 from raylance import process
 from raylance.batches.showing import show_rows
@@ -24,7 +23,7 @@ from raylance.settings import Delivery, Feed, Options
 from raylance.store import ray_session
 from raylance.telemetry import Stats
 from raylance.telemetry.metrics import Publisher
-from raylance.telemetry.record import FOLDER, Place, Record
+from raylance.telemetry.record import FOLDER, Place, Record, open_folder
 from raylance.telemetry.recorder import Recording, position_of
 from raylance.telemetry.verdict import Part, Verdict, judge
 
@@ -87,7 +86,7 @@ class Recorded:
             self._stats.tell("report", told)
             self.record()
 
-    def _begin_record(self, plan: Plan, state: dict[str, Any]) -> None:
+    def _begin_record(self, plan: Plan, state: Callable[[], dict[str, Any]]) -> None:
         """Begins the record, where there is to be one."""
         if self._recording is not None or self._options.record is False:
             return
@@ -104,7 +103,7 @@ class Recorded:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "cluster_cpus": _cluster_cpus(),
-            "state": state,
+            "state": state(),
             "remainder": plan.remainder,
             "global_batch_size": plan.global_batch_size,
             "steps": plan.steps(),
@@ -162,7 +161,7 @@ class Recorded:
 def _place_of(wanted: bool | str, *, is_seated: bool) -> tuple[Place | None, str]:
     """Where a record goes, and the name of the run."""
     if isinstance(wanted, str):
-        filesystem, path = pa.fs.FileSystem.from_uri(wanted if "://" in wanted else os.path.abspath(wanted))
+        filesystem, path = open_folder(wanted)
         return Place(filesystem, f"{path}/{FOLDER}"), os.path.basename(path)
     found = process.train_storage() if is_seated else None
     if found is None:

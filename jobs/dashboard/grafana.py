@@ -16,6 +16,8 @@ GREEN, ORANGE, RED = "#3D9E6D", "#FF9830", "#E02F44"
 Panel = dict[str, Any]
 Query = dict[str, Any]
 
+_LAST = {"calcs": ["lastNotNull"], "fields": "", "values": False}  # of each series
+
 
 def query(expr: str, legend: str = "", *, now: bool = False) -> Query:
     """A query.
@@ -63,7 +65,7 @@ def stat(
         "graphMode": "none" if names or queries[0]["instant"] else "area",
         "justifyMode": "center" if names else "auto",
         "orientation": "auto",
-        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "reduceOptions": _LAST,
         "textMode": "name" if names else "auto",
     }
     defaults: dict[str, Any] = {"unit": unit, "noValue": empty, "color": {"mode": "thresholds"}}
@@ -80,7 +82,7 @@ def bars(title: str, description: str, queries: Sequence[Query], *, unit: str = 
         "minVizHeight": 10,
         "minVizWidth": 0,
         "orientation": "horizontal",
-        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "reduceOptions": _LAST,
         "showUnfilled": True,
     }
     defaults = {"unit": unit, "min": 0, "color": {"mode": "thresholds"}, "thresholds": _thresholds(())}

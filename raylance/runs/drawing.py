@@ -11,6 +11,7 @@ import numpy as np
 from raylance.errors import ConfigError
 from raylance.runs.reading import FloatArray, LoaderRecord
 from raylance.runs.timeline import PARTS, Timeline
+from raylance.telemetry.stats import WAITS
 
 COLORS = {
     "training": "#3f9b6c",
@@ -83,7 +84,7 @@ def draw_timeline(found: Timeline, events: Sequence[tuple[float, int, str]], ran
     axes.set_yticks(named, [f"rank {ranks[row]}" for row in named])
     axes.set(ylim=(len(ranks) - 0.4, -0.75), xlim=(0, found.edges[-1]), xlabel="s since the start, restarts joined")
     _bare(axes)
-    _legend(figure, axes)
+    _legend(figure)
     return picture(figure, "what the time of each rank went to, over time")
 
 
@@ -193,11 +194,10 @@ def _bare(axes: Any) -> None:
     axes.tick_params(labelsize=9)
 
 
-def _legend(figure: Any, axes: Any) -> None:
+def _legend(figure: Any) -> None:
     patch = importlib.import_module("matplotlib.patches").Patch
     line = importlib.import_module("matplotlib.lines").Line2D
-    waits = ("starting", "reading", "decoding", "finishing")
-    handles = [patch(color=COLORS[part], label=f"waiting: {part}" if part in waits else part) for part in COLORS]
+    handles = [patch(color=COLORS[part], label=f"waiting: {part}" if part in WAITS else part) for part in COLORS]
     for kind, label in (("report", "report"), ("fault", "fault survived"), ("resume", "goes on")):
         marker, color = _MARKS[kind]
         handles.append(line([], [], linestyle="", marker=marker, color=color, label=label))

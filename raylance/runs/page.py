@@ -18,9 +18,11 @@ from raylance.audit.reopening import reopen
 from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK
 from raylance.runs import drawing
 from raylance.runs.progress import news
-from raylance.runs.reading import LoaderRecord, Run, open_folder, read_look, read_run
+from raylance.runs.reading import LoaderRecord, Run, read_look, read_run
 from raylance.runs.timeline import timeline
 from raylance.source.rows import TableRows
+from raylance.telemetry.record import open_folder
+from raylance.telemetry.stats import WAITS
 
 _RANKS = 16  # that are drawn
 _LINES = 100  # of a table
@@ -157,7 +159,7 @@ def _rank_row(run: Run, rank: int) -> tuple[str, ...]:
 
     spent = max(1e-9, total("user_s") + total("wait_s"))
     seconds = (total("user_s") - total("save_s") - total("other_s"), total("save_s"), total("wait_s"))
-    causes = (total(f"wait_{cause}_s") for cause in ("start", "read", "decode", "finish"))
+    causes = (total(name) for name in WAITS.values())
     return (
         str(rank),
         str(records[-1].facts["host"]),
@@ -227,9 +229,7 @@ def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, 
             "picture": markupsafe.Markup(drawing.draw_plan(summary)),
         }
         pictures = [_left_of(opened, row, column) if of == run.main else "" for of, row, column, _, _ in bad]
-    except (
-        Exception
-    ) as error:  # of storage, of a transform's module, of a dataset that was moved: the rest is to be told
+    except Exception as error:  # of a storage, of a dataset that was moved: the rest is to be told
         why = f"The dataset could not be opened for it ({(str(error).splitlines() or [repr(error)])[0]})."
         told |= {"quality_note": why, "bad_note": why if bad else ""}
     told["bad_rows"] = [

@@ -5,17 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from raylance.runs.reading import LoaderRecord, Run
+from raylance.telemetry.stats import WAITS
 
 RECENT_S = 15.0
 """Seconds that rates and shares of a run that goes on are taken over."""
 
 _SILENT_S = 60.0  # without a sample: the process is gone
-_CAUSES = {
-    "starting": "wait_start_s",
-    "reading": "wait_read_s",
-    "decoding": "wait_decode_s",
-    "making batches": "wait_finish_s",
-}
+_CAUSES = {"making batches" if cause == "finishing" else cause: field for cause, field in WAITS.items()}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ import pyarrow.feather
 import pyarrow.fs
 
 from raylance.errors import ConfigError
-from raylance.telemetry.record import COLUMNS, FOLDER, FORMAT, STANDING
+from raylance.telemetry.record import COLUMNS, FOLDER, FORMAT, STANDING, open_folder
 from raylance.telemetry.stats import GAUGES, NUMBERS
 from raylance.telemetry.verdict import Part, Verdict, judge
 
@@ -129,29 +129,6 @@ class Run:
                 figures = {k: v if k in GAUGES else v + before.figures[k] for k, v in figures.items()}
             parts[record.rank] = Part(figures=figures, facts=record.facts)
         return judge([parts[rank] for rank in sorted(parts)])
-
-
-def open_folder(path: str, storage_filesystem: Any = None) -> tuple[Any, str]:
-    """The file system of a run's folder, and the path in it.
-
-    Args:
-        path: Path or URI; with a file system, the path in it.
-        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it.
-
-    Raises:
-        ConfigError: For a URI that pyarrow does not read.
-    """
-    if storage_filesystem is not None:
-        return storage_filesystem, path.rstrip("/")
-    if "://" not in path:
-        return pa.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
-    try:
-        filesystem, inside = pa.fs.FileSystem.from_uri(path)
-    except (pa.ArrowException, ValueError, OSError) as error:
-        raise ConfigError(
-            f"{path} cannot be opened ({error}); give the folder of a run, as a path or a URI."
-        ) from error
-    return filesystem, inside.rstrip("/")
 
 
 def read_run(path: str, storage_filesystem: Any = None) -> Run:

@@ -6,19 +6,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from raylance.runs.reading import FloatArray, LoaderRecord, Run
+from raylance.telemetry.stats import WAITS
 
-PARTS = ("training", "saving", "starting", "reading", "decoding", "finishing", "other datasets")
+PARTS = ("training", "saving", *WAITS, "other datasets")
 """What a rank's time goes to: training; `raylance.report` between batches; waiting, by cause; other datasets, such as
 validation. The rest of it is neither: a model that is built, a collective operation behind the last batch.
 """
 
-_FIELDS = {
-    "saving": "save_s",
-    "starting": "wait_start_s",
-    "reading": "wait_read_s",
-    "decoding": "wait_decode_s",
-    "finishing": "wait_finish_s",
-}
+_FIELDS = {"saving": "save_s", **WAITS}
 _GAP_S = 20.0  # without any record: the run was not there
 
 

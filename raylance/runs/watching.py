@@ -15,7 +15,8 @@ from tqdm.std import tqdm as text_bar
 from raylance.columns import tell_rows
 from raylance.errors import ConfigError
 from raylance.runs.progress import Progress, news, progress, told_report
-from raylance.runs.reading import LoaderRecord, Run, open_folder, read_run
+from raylance.runs.reading import LoaderRecord, Run, read_run
+from raylance.telemetry.record import open_folder
 
 _LOCAL_S, _REMOTE_S = 1.0, 10.0  # between two looks
 _PATIENCE_S = 30.0  # for the last look

@@ -7,6 +7,7 @@ the loader was made; facts, events and masked rows are JSON in its schema's meta
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.feather
 import pyarrow.fs
 
+from raylance.errors import ConfigError
 from raylance.telemetry.stats import GAUGES, NUMBERS
 
 FOLDER = "raylance"
@@ -51,6 +53,29 @@ class Place:
             stream.write(content)
         if part != path:
             self.filesystem.move(part, path)
+
+
+def open_folder(path: str, storage_filesystem: Any = None) -> tuple[Any, str]:
+    """The file system of a run's folder, and the path in it.
+
+    Args:
+        path: Path or URI; with a file system, the path in it.
+        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it.
+
+    Raises:
+        ConfigError: For a URI that pyarrow does not read.
+    """
+    if storage_filesystem is not None:
+        return storage_filesystem, path.rstrip("/")
+    if "://" not in path:
+        return pa.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
+    try:
+        filesystem, inside = pa.fs.FileSystem.from_uri(path)
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise ConfigError(
+            f"{path} cannot be opened ({error}); give the folder of a run, as a path or a URI."
+        ) from error
+    return filesystem, inside.rstrip("/")
 
 
 class Record:

@@ -13,6 +13,14 @@ Cause = Literal["start", "read", "decode", "finish", "there"]
 and made a batch; "there": read and decoded in one place, which only its receipt tells apart.
 """
 
+WAITS = {
+    "starting": "wait_start_s",
+    "reading": "wait_read_s",
+    "decoding": "wait_decode_s",
+    "finishing": "wait_finish_s",
+}
+"""Causes of waiting as they are told, and the fields of `Stats` that count them."""
+
 _EVENTS = 500  # of a kind that are kept
 _BAD_ROWS = 100  # that are named
 _IT = "it"

@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from raylance.telemetry.stats import WAITS
+
 Limit = Literal["unknown", "training", "starting", "reading", "decoding", "finishing"]
 
 _LEAST_BATCHES = 3  # to tell anything
@@ -26,9 +28,6 @@ _PREPARE = "call loader.prepare(global_batch_size=…) before the model is built
 _SPARE = 1.1  # times what would be just enough
 _MOST_HELPERS = 32  # of a rank: who wants more has another trouble
 _UNEVEN = 1.5  # times the others' share: a rank to be named
-_CAUSES: dict[Limit, str] = {
-    "starting": "wait_start_s", "reading": "wait_read_s", "decoding": "wait_decode_s", "finishing": "wait_finish_s",
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +50,7 @@ class Part:
     @property
     def waited_s(self) -> float:
         """Seconds of waiting, but for the start."""
-        return sum(self.figures[name] for limit, name in _CAUSES.items() if limit != "starting")
+        return sum(self.figures[name] for limit, name in WAITS.items() if limit != "starting")
 
     @property
     def train_rate(self) -> float:
@@ -112,7 +111,7 @@ def judge(parts: Sequence[Part]) -> Verdict:
         parts: One for each rank.
     """
     seconds = {"training": sum(part.trained_s for part in parts), "saving": _sum(parts, "save_s")}
-    seconds |= {limit: _sum(parts, name) for limit, name in _CAUSES.items()}
+    seconds |= {limit: _sum(parts, name) for limit, name in WAITS.items()}
     waited_s = sum(part.waited_s for part in parts)
     steady_s = seconds["training"] + waited_s
     rates = {
