@@ -22,7 +22,9 @@ import PIL.Image
 import pyarrow as pa
 import pytest
 
-hypothesis.settings.register_profile("raylance", deadline=None, max_examples=60, derandomize=True)
+hypothesis.settings.register_profile("raylance", deadline=None, max_examples=30, derandomize=True)
+# Others each time: bash tests/run --hypothesis-profile=thorough
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
 # For many runs that mostly fail: few examples, none made smaller.
 hypothesis.settings.register_profile(
     "mutants",

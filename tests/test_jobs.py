@@ -159,9 +159,9 @@ def head() -> Iterator[Head]:
 
 @pytest.fixture(scope="module")
 def digits(head: Head, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo dataset, made by a job."""
+    """The demo dataset."""
     out = tmp_path_factory.mktemp("digits") / "digits.lance"
-    made = head.submit("create_dataset.py", "demo", "--out", out)
+    made = head.python(JOBS / "create_dataset.py", "demo", "--out", out)
     assert made.returncode == 0, made.stdout + made.stderr
     return out
 

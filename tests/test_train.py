@@ -35,6 +35,10 @@ def open_train(uri: str, **changes: Any) -> raylance.Dataset:
     return raylance.dataset(uri, **(arguments | changes))
 
 
+def open_val(uri: str) -> raylance.Dataset:
+    return raylance.dataset(uri, columns=["id"], order="sequential", remainder="ragged")
+
+
 def log_batch(path: Path, loader: raylance.RankLoader, batch: dict[str, Any]) -> None:
     """Appends what a rank got, as it gets it: a killed process leaves what it had seen."""
     state = loader.state_dict()
@@ -51,7 +55,7 @@ def log_batch(path: Path, loader: raylance.RankLoader, batch: dict[str, Any]) ->
 
 
 def train_fn(config: dict[str, Any]) -> None:
-    loader = ray.train.get_dataset_shard("train")
+    loader, val = (ray.train.get_dataset_shard(name) for name in ("train", "val"))
     saved = raylance.restore(loader)
     step = 0 if saved is None else saved["step"]
     log = Path(config["log"]) / f"attempt-{os.getpid()}.jsonl"
@@ -69,6 +73,9 @@ def train_fn(config: dict[str, Any]) -> None:
             if step == config.get("stop_at"):
                 return
         assert loader.epoch == epoch + 1
+    whole = [row for batch in val.iter_torch_batches(batch_size=64) for row in batch["id"].tolist()]
+    told = {"val": whole, "decoders": len(actors_of(loader)[1])}
+    Path(config["log"], f"rank-{loader.rank}.json").write_text(json.dumps(told))
 
 
 def fit(
@@ -85,8 +92,8 @@ def fit(
             storage_path=str(storage),
             failure_config=ray.train.FailureConfig(max_failures=failures),
         ),
-        datasets={"train": open_train(uri)},
-        dataset_config=raylance.DataConfig(num_decoders=config.pop("num_decoders", 0)),
+        datasets={"train": open_train(uri), "val": open_val(uri)},
+        dataset_config=raylance.DataConfig(datasets_to_split=["train"]),
     )
     return trainer.fit()
 
@@ -122,8 +129,11 @@ def undisturbed(images_uri: str) -> Steps:
 
 
 def test_a_killed_rank_costs_no_row_and_doubles_none(images_uri: str, tmp_path: Path, undisturbed: Steps) -> None:
-    """Rank 1 of 2 is killed in step 8; Ray Train starts both again at the checkpoint of step 6."""
-    result = fit(images_uri, tmp_path, "killed", workers=2, failures=1, die_at=8)
+    """Rank 1 of 2 is killed in step 8; Ray Train starts both again at the checkpoint of step 6.
+
+    They hold every CPU, so that the shard actors decode; and each sees all of a dataset that is not split.
+    """
+    result = fit(images_uri, tmp_path, "killed", workers=2, failures=1, cpus=CPUS / 2, die_at=8)
     lines = read_log(tmp_path, "killed")
     attempts = sorted((tmp_path / "log-killed").glob("*.jsonl"))
     assert len(attempts) == 4, "two ranks, two attempts"
@@ -140,15 +150,19 @@ def test_a_killed_rank_costs_no_row_and_doubles_none(images_uri: str, tmp_path: 
         place = [row for row, _ in undisturbed[line["position"]]]
         assert set(line["rows"]) <= set(place)
     assert result.checkpoint is not None
+    for rank in range(2):
+        told = json.loads((tmp_path / "log-killed" / f"rank-{rank}.json").read_text())
+        assert told == {"val": [row for row in range(1003) if not 200 <= row < 250], "decoders": 0}
     check_records(tmp_path / "killed")
 
 
 def check_records(folder: Path) -> None:
     """What the killed run left of itself: two ranks, two starts, a certificate of each rank, reports of rank 0."""
     run = read_run(str(folder))
-    starts = sorted((record.started, record.rank) for record in run.records)
+    starts = sorted((record.started, record.rank) for record in run.of("train"))
     assert (run.name, run.main, sorted(rank for _, rank in starts[:2]), len(starts)) == ("killed", "train", [0, 1], 4)
-    told = [(record.rank, kind, what) for _, record, kind, what in news(run, 0.0)]
+    happened = news(run, 0.0)
+    told = [(record.rank, kind, what) for _, record, kind, what in happened]
     resumed = [what["position"] for _, kind, what in told if kind == "resume"]
     at = resumed[0]  # Ray Train may not have heard of the last checkpoint
     assert at in (3 * BATCH, 6 * BATCH)
@@ -156,7 +170,7 @@ def check_records(folder: Path) -> None:
     steps = [what["metrics"]["step"] for rank, kind, what in told if kind == "report" and rank == 0]
     assert steps[:2] == [3, 6]
     assert steps[-1] == 18, "the last one is written before the worker ends"
-    certificates = [what for _, kind, what in told if kind == "epoch"]
+    certificates = [what for _, record, kind, what in happened if kind == "epoch" and record in run.of("train")]
     assert {one["rank"] for one in certificates} == {0, 1}
     assert sum(one["rows"] for one in certificates) == 953 - at
     page = Path(raylance.report_run(str(folder))).read_text()
@@ -208,39 +222,24 @@ def test_resume_on_other_world_sizes(images_uri: str, tmp_path: Path, undisturbe
 
 def whole_fn(config: dict[str, Any]) -> None:
     train = ray.train.get_dataset_shard("train")
-    val = ray.train.get_dataset_shard("val")
-    out: dict[str, Any] = {"train": [], "val": []}
-    for batch in train.iter_torch_batches(global_batch_size=100):
-        out["train"] += batch["id"].tolist()
-    for batch in val.iter_torch_batches(batch_size=64):
-        out["val"] += batch["id"].tolist()
-    out["decoders"] = len(actors_of(train)[1])
-    rank = ray.train.get_context().get_world_rank()
-    Path(config["out"], f"rank-{rank}.json").write_text(json.dumps(out))
+    rows = [row for batch in train.iter_torch_batches(global_batch_size=100) for row in batch["id"].tolist()]
+    told = {"rows": rows, "decoders": len(actors_of(train)[1])}
+    Path(config["out"], f"rank-{train.rank}.json").write_text(json.dumps(told))
 
 
-@pytest.mark.parametrize(("cpus", "decoders"), [(CPUS / 2, 0), pytest.param(1, 1, marks=pytest.mark.slow)])
-def test_defaults_find_a_place_and_unsplit_datasets_are_seen_whole(
-    images_uri: str, tmp_path: Path, cpus: float, decoders: int
-) -> None:
-    """With two ranks that hold every CPU, the shard actors decode; with CPUs left, decode actors take them."""
-    trainer = TorchTrainer(
+@pytest.mark.slow
+def test_decode_actors_take_the_cpus_that_are_left(images_uri: str, tmp_path: Path) -> None:
+    TorchTrainer(
         whole_fn,
         train_loop_config={"out": str(tmp_path)},
-        scaling_config=ray.train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": cpus}),
+        scaling_config=ray.train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
         run_config=ray.train.RunConfig(storage_path=str(tmp_path / "runs")),
-        datasets={
-            "train": open_train(images_uri),
-            "val": raylance.dataset(images_uri, columns=["id"], order="sequential", remainder="ragged"),
-        },
-        dataset_config=raylance.DataConfig(datasets_to_split=["train"]),
-    )
-    trainer.fit()
+        datasets={"train": open_train(images_uri)},
+        dataset_config=raylance.DataConfig(),
+    ).fit()
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
-    assert [rank["decoders"] for rank in ranks] == [decoders, decoders]
-    live = [row for row in range(1003) if not 200 <= row < 250]
-    assert sorted(ranks[0]["train"] + ranks[1]["train"]) == live
-    assert ranks[0]["val"] == ranks[1]["val"] == live
+    assert [rank["decoders"] for rank in ranks] == [1, 1]
+    assert sorted(ranks[0]["rows"] + ranks[1]["rows"]) == [row for row in range(1003) if not 200 <= row < 250]
 
 
 def test_a_state_that_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path: Path) -> None:
