@@ -33,6 +33,11 @@ def dataset_names(uri: Any) -> tuple[str, ...]:
     return tuple(f"{name} ({at})" for name, at in uri.items()) if isinstance(uri, Mapping) else (str(uri),)
 
 
+def dataset_stem(uri: Any) -> str:
+    """What a dataset is called for short: the last part of its URI, without its end; of several, "data"."""
+    return str(uri).rstrip("/").rpartition("/")[2].removesuffix(".lance") if isinstance(uri, str) else "data"
+
+
 def tell_rows(offsets: npt.NDArray[np.int64], datasets: tuple[str, ...]) -> str:
     """Says which rows these are, for an error: the range of offsets in each dataset that they are from.
 

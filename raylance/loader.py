@@ -319,7 +319,7 @@ class RankLoader(process.Seated, Recorded):
             logger.warning("%s", no_step_left(plan, epoch, position))
             self._epoch, self._position = epoch + 1, 0
             return
-        self._begin_record(plan, self.state_dict)
+        self._begin_record(plan)
         prepares = self._prepares
         feeder = self.helpers.start(plan, self.rank, epoch=epoch, position=position, bound=bound, stats=self._stats)
         try:

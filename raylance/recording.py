@@ -15,10 +15,11 @@ import pyarrow as pa
 
 from raylance import process
 from raylance.batches.showing import show_rows
-from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names
+from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, dataset_stem
 from raylance.decode.arrays import to_numpy
 from raylance.errors import DatasetError
 from raylance.planning.plan import Plan
+from raylance.planning.state import identity_of
 from raylance.settings import Delivery, Feed, Options
 from raylance.store import ray_session
 from raylance.telemetry import Stats
@@ -39,6 +40,7 @@ class Recorded:
     seat: process.Seat | None
     _epoch: int
     _position: int
+    state_dict: Callable[[], dict[str, Any]]
 
     def __init__(self) -> None:
         """Counts nothing yet."""
@@ -57,6 +59,12 @@ class Recorded:
         """
         facts = {**self._facts(), "cluster_cpus": _cluster_cpus()}
         return judge([Part(figures=self._stats.sample(), facts=facts)])
+
+    def identity(self) -> dict[str, Any]:
+        """Which data these are, and in which order they come, as checkpoints say it, without the position: for what a
+        run is tracked by. JSON-able.
+        """
+        return identity_of(self.state_dict())
 
     def record(self, *, may_wait: bool = True) -> None:
         """Writes what has been counted so far to the run's storage, where the loader is recorded: before a process
@@ -86,7 +94,7 @@ class Recorded:
             self._stats.tell("report", told)
             self.record()
 
-    def _begin_record(self, plan: Plan, state: Callable[[], dict[str, Any]]) -> None:
+    def _begin_record(self, plan: Plan) -> None:
         """Begins the record, where there is to be one."""
         if self._recording is not None or self._options.record is False:
             return
@@ -103,7 +111,7 @@ class Recorded:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "cluster_cpus": _cluster_cpus(),
-            "state": state(),
+            "state": self.state_dict(),
             "remainder": plan.remainder,
             "global_batch_size": plan.global_batch_size,
             "steps": plan.steps(),
@@ -131,7 +139,8 @@ class Recorded:
 
     @property
     def _name(self) -> str:
-        return (self.seat.name if self.seat is not None else None) or "data"
+        seated = self.seat.name if self.seat is not None else None
+        return self._options.name or seated or dataset_stem(self._feed.source.uri)
 
     @property
     def _worker(self) -> tuple[int, int]:

@@ -79,6 +79,8 @@ class Options:
         record: Whether the loader's figures are published as metrics and, under Ray Train, recorded beside the run's
             checkpoints, for `report_run`, `watch` and `python -m raylance.top`; or the folder of a run, where no
             trainer tells it. A thread does both once a second.
+        name: What records and metrics call the dataset, where no trainer gives it a name: where one process trains on
+            one part of it, and validates on another. None for the last part of its URI.
         runtime: Who does the work: "ray" actors, or "threads" of this process. "auto" is Ray where one is running.
         auto_decoders: What "auto" asks for, where it was settled for all ranks at once; None for the free CPUs' share.
     """
@@ -93,6 +95,7 @@ class Options:
     read_timeout_s: float = 60.0
     work_timeout_s: float = 600.0
     record: bool | str = True
+    name: str | None = None
     runtime: Literal["auto", "ray", "threads"] = "auto"
     auto_decoders: int | None = None
 

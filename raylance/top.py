@@ -12,7 +12,7 @@ import time
 
 from raylance.errors import ConfigError
 from raylance.runs.progress import RECENT_S, progress, table
-from raylance.runs.reading import Run, read_run
+from raylance.runs.reading import Run, RunFolder
 
 _CLEAR = "\x1b[H\x1b[2J"
 
@@ -26,8 +26,10 @@ def show(run: Run, now: float) -> str:
     """
     found = progress(run)
     lines = [f"run {run.name}, {time.strftime('%H:%M:%S', time.localtime(now))}"]
+    if all(record.ended for record in run.newest(run.main)):
+        lines[0] += ", ended"
     if found is not None:
-        lines[0] += f": epoch {found.epoch}, {found.rows:,}/{found.epoch_rows:,} rows, {found.told()}"
+        lines[0] += f": epoch {found.epoch + 1}, {found.rows:,}/{found.epoch_rows:,} rows, {found.told()}"
     last = max(record.last for record in run.newest(run.main))
     return "\n".join([*lines, "", table(run, now), "", str(run.verdict(run.main, last - 4 * RECENT_S))])
 
@@ -44,9 +46,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--once", help="look once, and end", action="store_true")
     args = parser.parse_args(argv)
     try:
+        folder = RunFolder(args.run)
         while True:
             try:
-                page = show(read_run(args.run), time.time())
+                page = show(folder.read(), time.time())
             except OSError as error:  # a storage that fails now may not the next time
                 if args.once:
                     raise

@@ -1,5 +1,6 @@
 """Owns the checks of `raylance.dataset`: what the handle tells, and what it refuses before any actor starts."""
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -138,6 +139,27 @@ def test_windows_beyond_the_memory_limit_are_refused_and_mere_reads_are_cut(imag
         dataset.loader(max_window_bytes=100_000).steps_per_epoch(global_batch_size=10)
     plain = raylance.dataset(images_uri, columns=["image"], order=raylance.ShardShuffle(shard_rows="fragment"))
     assert plain.loader(max_window_bytes=100_000).steps_per_epoch(global_batch_size=10) == 95
+
+
+def test_closing_a_handle_closes_what_it_made(images_uri: str) -> None:
+    """Loaders of it, too, whose helpers would keep the CPUs of a notebook's next trainer; they can go on."""
+    dataset = raylance.dataset(images_uri, columns=["id"], order="sequential", remainder="ragged")
+    loader, other = (dataset.loader(runtime="threads") for _ in range(2))
+    batches = iter(loader.iter_batches(global_batch_size=100))
+    rows = next(batches)["id"].tolist()
+    copy = pickle.loads(pickle.dumps(dataset))
+    copy.loader()
+    copy.close()
+    rows += next(batches)["id"].tolist()
+    assert loader.helpers.runtime is not None
+    assert other.helpers.runtime is None
+    dataset.close()
+    assert loader.helpers.runtime is None
+    with pytest.raises(raylance.RaylanceError, match="superseded"):
+        next(batches)
+    rows += [row for batch in loader.iter_batches(global_batch_size=100) for row in batch["id"].tolist()]
+    assert rows == [row for row in range(1003) if not 200 <= row < 250]
+    dataset.close()
 
 
 def test_paths_are_made_absolute(images_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,9 +19,10 @@ import pytest
 
 import raylance
 from raylance import process, top
+from raylance.runs import reading
 from raylance.runs.page import render
 from raylance.runs.progress import news, progress, table, told_report
-from raylance.runs.reading import Run, read_look, read_run
+from raylance.runs.reading import Run, RunFolder, read_look, read_run
 from raylance.runs.timeline import PARTS, timeline
 from raylance.runs.watching import _Watcher
 from raylance.telemetry.record import Place, Record
@@ -43,7 +44,7 @@ def make_run(tmp_path: Path) -> Make:
                 "dataset": "train", "run": "r", "rank": 0, "world_size": 1, "host": "h", "split": True, "rows": 1000,
                 "row_bytes": 100.0, "decodes": ["image"], "order": "window", "cpus": 2, "cluster_cpus": 2.0,
                 "raylance": "0", "started": T0, "global_batch_size": 10, "steps": 100, "remainder": "drop",
-                "options": {"decoder_cpus": 1.0}, "state": {"uri": "/nowhere.lance", "version": 3},
+                "options": {"decoder_cpus": 1.0}, "state": {"uri": "/nowhere.lance", "columns": ["image"]},
                 "limits": {"inflight_limit_bytes": 1e6, "window_limit_bytes": 2e6, "epoch_rows": 1000.0},
             }  # fmt: skip
             record = Record(facts | loader.get("facts", {}))
@@ -115,8 +116,9 @@ def test_a_loader_that_was_closed_and_goes_on_counts_once(images_uri: str, tmp_p
     run = read_run(str(tmp_path))
     assert len(run.records) == 2
     assert sum(record.at("rows", record.last) for record in run.records) == loader.stats()["rows"] == 2 * 953
-    assert [what["epoch"] for _, _, kind, what in news(run, 0.0) if kind == "epoch"] == [0, 1]
-    assert run.verdict("data").seconds["training"] == pytest.approx(loader.stats()["user_s"])
+    assert [what["epoch"] for _, _, kind, what in news(run) if kind == "epoch"] == [0, 1]
+    assert run.main == "images", "what the dataset is called"
+    assert run.verdict("images").seconds["training"] == pytest.approx(loader.stats()["user_s"])
 
 
 def test_what_is_no_run_is_refused_with_the_runs_beside_it(make_run: Make, tmp_path: Path) -> None:
@@ -176,7 +178,60 @@ def test_progress_of_an_epoch_and_a_run(make_run: Make) -> None:
     assert found.left_s() == pytest.approx(200 / 160)
     assert found.left_s(epochs=3) == pytest.approx(2200 / 160)
     assert found.told() == "160 rows/s, waiting 50% (for decoding)"
-    assert progress(run, since=T0 + 1) is None, "those are of another start"
+
+
+def test_clocks_of_nodes_may_differ(make_run: Make) -> None:
+    run = make_run(*(
+        {"facts": {"rank": rank, "world_size": 2, "started": T0 - 300 * rank}, "grows": TRAINS} for rank in (0, 1)
+    ))  # fmt: skip
+    found = progress(run)
+    assert found is not None
+    assert found.rate == pytest.approx(160)
+    assert found.left_s() == pytest.approx(200 / 160)
+
+
+def test_behind_the_last_batch_an_epoch_has_all_its_rows(make_run: Make) -> None:
+    found = progress(make_run({"grows": TRAINS | {"epoch": 0.1, "position": 0}}))
+    assert found is not None
+    assert (found.epoch, found.rows, found.left_s(1)) == (0, 1000, 0)
+
+
+def test_rates_are_of_training_and_the_time_left_of_all_of_it(make_run: Make) -> None:
+    """Half of the time goes to validation, which goes on."""
+    trains = {"rows": 80, "position": 80, "user_s": 0.9, "other_s": 0.5, "wait_s": 0.1, "wait_read_s": 0.1}
+    val = {"facts": {"dataset": "val"}, "grows": {"rows": 20, "position": 20, "user_s": 0.4, "wait_s": 0.1}}
+    run = make_run({"grows": trains}, val)
+    found = progress(run)
+    assert found is not None
+    assert (found.rate, found.waiting) == (pytest.approx(160), pytest.approx(0.2))
+    assert found.left_s() == pytest.approx(200 / 80)
+    assert found.told() == "160 rows/s, waiting 20% (for reading); val 200/1,000"
+    assert "val 200" not in progress(make_run({"grows": trains}, val | {"ended": T0 + 10})).told()
+
+
+def test_ranks_that_were_not_there_all_the_time_count_by_their_share(make_run: Make) -> None:
+    """Of twenty seconds with two ranks, ten with two more."""
+    four = [{"facts": {"rank": rank, "world_size": 4}, "grows": TRAINS} for rank in range(4)]
+    two = [{"facts": {"rank": rank, "world_size": 2, "started": T0 + 10}, "grows": TRAINS} for rank in range(2)]
+    verdict = make_run(*four, *two).verdict("train")
+    assert verdict.rates["delivered"] == pytest.approx((4 * 80 + 2 * 80) / 2, rel=0.01)
+    assert verdict.rates["training"] == pytest.approx(3 * 160, rel=0.01)
+
+
+def test_a_file_that_has_not_changed_is_read_once(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(*({"facts": {"rank": rank}, "grows": TRAINS} for rank in range(3)))
+    folder, seen, read = RunFolder(str(tmp_path / "r")), [], reading._read_whole
+    monkeypatch.setattr(reading, "_read_whole", lambda files, path: seen.append(path) or read(files, path))
+    assert len(folder.read().records) == len(folder.read().records) == 3
+    assert len(seen) == 3
+    make_run({"facts": {"rank": 1}, "grows": TRAINS, "seconds": 11})
+    seen.clear()
+    assert [record.last for record in folder.read().records] == [T0 + 10, T0 + 11, T0 + 10]
+    assert ["rank00001" in path for path in seen] == [True]
+    (tmp_path / "r" / "raylance" / f"train-rank00002-{int(1000 * T0)}.arrow").unlink()
+    assert len(folder.read().records) == 2
 
 
 def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make) -> None:
@@ -184,7 +239,7 @@ def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make)
     run = make_run(*ranks, {"facts": {"dataset": "val"}, "ended": T0 + 9, "grows": {"rows": 5}})
     whole = table(run, T0 + 12)
     assert len(whole.splitlines()) == 7
-    assert re.search(r"train +4 .* 40% +decoding +1/0 .* goes on", whole)
+    assert re.search(r"train +4 +h +1 +800/1,000 .* 44% +decoding +1/0 .* goes on", whole)
     assert re.search(r"val +0 .* ended", whole)
     assert "silent for 990 s" in table(run, T0 + 1000)
     short = table(run, T0 + 12, most=2).splitlines()
@@ -197,8 +252,12 @@ def test_top_shows_it_and_the_verdict(make_run: Make, tmp_path: Path, capsys: py
     assert top.main([str(tmp_path / "r"), "--once"]) == 0
     shown = capsys.readouterr().out
     assert "run r, " in shown
-    assert "epoch 0, 800/1,000 rows" in shown
+    assert "epoch 1, 800/1,000 rows" in shown
     assert "decoding is the limit" in shown
+    assert "ended" not in shown
+    make_run({"grows": TRAINS, "ended": T0 + 10})
+    assert top.main([str(tmp_path / "r"), "--once"]) == 0
+    assert re.search(r"run r, [\d:]+, ended: epoch 1, 800/1,000 rows", capsys.readouterr().out)
     assert top.main([str(tmp_path), "--once"]) == 2
     assert "holds no record" in capsys.readouterr().err
 
@@ -223,13 +282,13 @@ def test_watching_tells_what_is_new_and_moves_one_line(
     with raylance.watch(folder, epochs=2, file=out), data.loader(runtime="threads", record=folder) as loader:
         for _epoch in range(2):
             for _ in loader.iter_batches(global_batch_size=32):
-                time.sleep(0.05)
+                time.sleep(0.03)
             with loader.reporting({"epoch": loader.epoch, "loss": 0.5, "name": "x"}, has_checkpoint=False):
                 pass
         time.sleep(1.2)  # a look at it
     told = out.getvalue()
     assert told.count("epoch 1: loss 0.5") == told.count("epoch 2: loss 0.5") == 1
-    assert re.search(r"epoch 1/2.*rows/s, waiting \d+%", told)
+    assert re.search(r"epoch [12]/2.*rows/s, waiting \d+%", told)
     assert ("\r" in told) == (kind is Terminal)
     assert kind is not Terminal or re.search(r"epoch 2/2 100%\|[#█]+\| 928/928 rows", told)
 
@@ -262,7 +321,8 @@ def test_what_comes_late_and_again_is_told_and_what_fails_ends_no_run(make_run: 
     def loader(rank: int, *events: Any, **more: Any) -> dict[str, Any]:
         return {"facts": {"started": now, "rank": rank, "world_size": 2}, "grows": TRAINS, "events": events, **more}
 
-    watcher = _Watcher(folder, None, None, lambda metrics: f"loss {metrics['loss']}", out)
+    watcher = _Watcher(RunFolder(folder), None, lambda metrics: f"loss {metrics['loss']}", out)
+    watcher.look_safely()
     make_run(loader(0, (now + 5, "fault", "a helper is replaced"), (now + 7, "fault", "a helper is replaced")))
     watcher.look_safely()
     make_run(loader(1, (now + 3, "fault", "it came late")))
@@ -271,6 +331,29 @@ def test_what_comes_late_and_again_is_told_and_what_fails_ends_no_run(make_run: 
     watcher.look_safely()
     assert out.getvalue().count("train, rank 0: a helper is replaced\n") == 2
     assert "train, rank 1: it came late\n" in out.getvalue()
+
+
+def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(make_run: Make, tmp_path: Path) -> None:
+    """An earlier start by a clock that is ahead; the next by one that is behind; and the earlier one that goes on."""
+    ahead = {"facts": {"started": T0 + 3600}, "grows": TRAINS, "events": [(T0 + 3601, "fault", "of before")]}
+    make_run(ahead)
+    out = io.StringIO()
+    watcher = _Watcher(RunFolder(str(tmp_path / "r")), None, None, out)
+    for _ in range(2):
+        watcher.look_safely()
+    assert not out.getvalue()
+    resumes = (T0 - 3600, "resume", {"epoch": 0, "position": 30})
+    make_run({"facts": {"started": T0 - 3600}, "grows": TRAINS | {"position": 50}, "events": [resumes]})
+    watcher.look_safely()
+    assert out.getvalue().startswith("epoch 1: 500/1,000 rows"), "where it begins, its user knows"
+    make_run(ahead | {"seconds": 11, "events": [*ahead["events"], (T0 + 3611, "fault", "of now")]})
+    watcher.look_safely()
+    assert "of before" not in out.getvalue()
+    assert "train, rank 0: of now\n" in out.getvalue()
+    again = (T0 + 7200, "resume", {"epoch": 0, "position": 90})
+    make_run({"facts": {"started": T0 + 7200}, "grows": TRAINS, "events": [again]})
+    watcher.look_safely()
+    assert "train goes on in epoch 1 behind 90 rows" in out.getvalue(), "behind a fault, not"
 
 
 def test_bad_rows_of_mixtures_are_named_by_their_own_offset(make_run: Make, tmp_path: Path) -> None:
@@ -412,14 +495,15 @@ def test_bad_rows_are_shown_with_what_is_left_of_them(write_dataset: Callable[..
     left = {row: made for row, made, _ in rows}
     assert left["5"].startswith("<img ")
     assert "no image &lt;at&gt; all" in left["6"]
-    assert "2 times a row was masked" in page
+    assert "2 times a row was masked (2 different ones are named)" in page
     shutil.rmtree(uri)
     assert "The dataset could not be opened for it" in Path(raylance.report_run(folder)).read_text()
 
 
 def test_a_page_escapes_what_others_wrote(make_run: Make) -> None:
     run = make_run({
-        "facts": {"host": "<script>h", "state": {"uri": "/x<script>", "filter": "a < '<b>'"}}, "grows": TRAINS,
+        "facts": {"host": "<script>h", "state": {"uri": "/x<script>", "filter": "a < '<b>'", "columns": ["<c>"]}},
+        "grows": TRAINS,
         "events": [(T0 + 1, "fault", "<img src=x>"), (T0 + 2, "report", {"metrics": {"<loss>": 1.0, "epoch": 0}}),
                    (T0 + 3, "report", {"metrics": {"<loss>": 0.5, "epoch": 1}})],
     })  # fmt: skip

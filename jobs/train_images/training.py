@@ -75,7 +75,7 @@ class Training:
     def track(self) -> None:
         """Begins to log this run, where it is tracked: rank 0 does."""
         if self.rank == 0 and self.loader.epoch < self.config["epochs"]:
-            told = {"arguments": self.config["arguments"], "data": identity(self.loader.state_dict())}
+            told = {"arguments": self.config["arguments"], "data": self.loader.identity()}
             self.tracking = Tracking(self.config["trackers"], self.made, told)
 
     def report(self, metrics: dict[str, float]) -> None:
@@ -141,12 +141,6 @@ class Pace:
         waited, trained = now[1] - wait, now[2] - user
         rates = {"images_per_s": (steps - made) * self._batch / (now[0] - begin)}
         return rates | ({"waiting": waited / (waited + trained)} if waited + trained > 0 else {})
-
-
-def identity(state: dict[str, Any]) -> dict[str, Any]:
-    """Which data these are, as checkpoints say it: without the position."""
-    named = ("uri", "version", "branch", "identity", "filter", "split", "rows", "fingerprint", "seed", "order")
-    return {name: state[name] for name in named if state.get(name) is not None}
 
 
 def train_fn(config: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import operator
 import os
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
@@ -13,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from raylance import process
-from raylance._dataset.looks import describe, look, look_at
+from raylance._dataset.looks import describe, how_read, look, look_at
 from raylance._dataset.seats import TrainData
 from raylance.arguments import check_integer, refuse_unknown
 from raylance.batches.batches import Batches
@@ -24,15 +25,12 @@ from raylance.decode.arrays import Lists, NumpyBatch, list_lengths, to_numpy
 from raylance.errors import ConfigError, DatasetError
 from raylance.loader import RankLoader
 from raylance.orders.permutation import Int64Array
-from raylance.planning.plan import Plan
 from raylance.planning.summary import PlanSummary, summarise
 from raylance.runtime.helpers import Helpers
 from raylance.settings import Delivery, Feed, Options, make_plan, map_shared
 from raylance.source.packing import PackedRows
 from raylance.source.rows import TableRows
 from raylance.store import Shared
-
-_LARGEST_TRIAL = 1 << 21  # rows to plan for telling how they are read
 
 
 class Dataset(TrainData):
@@ -46,6 +44,7 @@ class Dataset(TrainData):
         super().__init__(feed, delivery)
         self._idle: Helpers | None = None  # of the last pass, for the next one
         self._passes: set[RankLoader] = set()  # that go on
+        self._loaders: weakref.WeakSet[RankLoader] = weakref.WeakSet()  # that were made of it here
         self._lookup: Lookup | None = None
         self._pid = os.getpid()
 
@@ -196,21 +195,7 @@ class Dataset(TrainData):
         world_size = check_integer("plan(): world_size", world_size, 1)
         plan = make_plan(self._feed, self._delivery, self._options, size, world_size, self._delivery.remainder)
         feed, limit = self._feed, self._options.max_window_bytes
-        return summarise(plan, feed.source.likely_row_bytes, self._reads(plan), limit, feed.source.measure)
-
-    def _reads(self, plan: Plan) -> str:
-        """How the first chunk of rank 0 is read, and why."""
-        source, chunk = self._feed.source, plan.chunk_at(0, 0)
-        if not isinstance(source, TableRows) or chunk is None:
-            return "by its parts' own choice"
-        if chunk.steps * plan.global_batch_size > _LARGEST_TRIAL * plan.world_size:
-            return f"{source.read}, decided a chunk at a time"
-        offsets = source.load_selection().offsets(np.unique(plan.chunk_rows(chunk, 0)))
-        if not len(offsets):
-            return "nothing"
-        dense = len(offsets) / (offsets[-1] + 1 - offsets[0])
-        how = source.open_reader().choose(offsets)
-        return f"{how} ({dense:.0%} of the rows between, {source.row_bytes:,.0f} bytes each)"
+        return summarise(plan, feed.source.likely_row_bytes, how_read(self, plan), limit, feed.source.measure)
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
         """Steps of a whole epoch of one rank; see `RankLoader.steps_per_epoch`."""
@@ -218,7 +203,7 @@ class Dataset(TrainData):
         return loader.steps_per_epoch(global_batch_size=global_batch_size, batch_size=batch_size)
 
     def loader(self, *, rank: int | None = None, world_size: int | None = None, **options: Any) -> RankLoader:
-        """Makes a loader outside of Ray Train, at the start of epoch 0.
+        """Makes a loader outside of Ray Train, at the start of epoch 0. `close` of the handle closes it, too.
 
         Args:
             rank: The rank it serves; None for 0 of a world of 1.
@@ -239,7 +224,9 @@ class Dataset(TrainData):
         refuse = {name: value for name, value in options.items() if name not in _OPTIONS}
         refuse_unknown("loader()", refuse, ("rank", "world_size", *_OPTIONS))
         rank, world_size = check_integer("rank", rank or 0, 0), check_integer("world_size", world_size or 1, 1)
-        return RankLoader(self._feed, self._delivery, Options(**options), rank, world_size)
+        made = RankLoader(self._feed, self._delivery, Options(**options), rank, world_size)
+        self._loaders.add(made)
+        return made
 
     def iter_torch_batches(self, *, epoch: int = 0, **arguments: Any) -> Batches:
         """Iterates over a whole epoch in torch batches, as rank 0 of 1; iterated again, over the same one.
@@ -306,8 +293,10 @@ class Dataset(TrainData):
         map_shared(self._feed, self._delivery, Shared.of_run)
 
     def close(self) -> None:
-        """Ends passes and their helpers, so that their CPUs are free for others; another pass starts new ones."""
-        for loader in self._passes:
+        """Ends passes, its own and those of the loaders that `loader` made, and their helpers, so that their CPUs are
+        free for others; another pass starts new ones, and loaders keep their position.
+        """
+        for loader in (*self._passes, *self._loaders):
             loader.close()
         if self._idle is not None:
             self._idle.close()
@@ -322,10 +311,12 @@ class Dataset(TrainData):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_idle": None, "_passes": set(), "_lookup": None, "_run": None}
+        own: dict[str, Any] = {"_idle": None, "_passes": set(), "_loaders": (), "_lookup": None, "_run": None}
+        return self.__dict__ | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._loaders = weakref.WeakSet()
         self._pid = os.getpid()
 
     def __iter__(self) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Owns what a notebook shows of a dataset: facts, some rows, counts of classes; never draws, and keeps nothing."""
+"""Owns what is shown of a dataset: facts, some rows, counts of classes, how it is read; never draws, keeps nothing."""
 
 import json
 from collections.abc import Mapping
@@ -11,11 +11,13 @@ from raylance.batches.showing import Shown, joined, show_counts, show_facts, sho
 from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, RaylanceError
 from raylance.orders.permutation import Int64Array
+from raylance.planning.plan import Plan
 from raylance.source.rows import TableRows
 
 if TYPE_CHECKING:
     from raylance._dataset.dataset import Dataset
 
+_LARGEST_TRIAL = 1 << 21  # rows to plan for telling how they are read
 _COUNTED = 2000  # rows whose labels are read
 _LABEL = "label"  # where the schema names no other column beside the classes
 
@@ -70,6 +72,21 @@ def look_at(data: "Dataset", batch: Mapping[str, Any]) -> Shown:
     if labels is not None and label in data.schema.names and _holds_classes(data.schema.field(label).type):
         parts.append(show_counts(labels, classes, f"{rows:,} rows"))
     return joined(*parts)
+
+
+def how_read(data: "Dataset", plan: Plan) -> str:
+    """How the first chunk of rank 0 is read, and why."""
+    source, chunk = data.opened[0].source, plan.chunk_at(0, 0)
+    if not isinstance(source, TableRows) or chunk is None:
+        return "by its parts' own choice"
+    if chunk.steps * plan.global_batch_size > _LARGEST_TRIAL * plan.world_size:
+        return f"{source.read}, decided a chunk at a time"
+    offsets = source.load_selection().offsets(np.unique(plan.chunk_rows(chunk, 0)))
+    if not len(offsets):
+        return "nothing"
+    dense = len(offsets) / (offsets[-1] + 1 - offsets[0])
+    how = source.open_reader().choose(offsets)
+    return f"{how} ({dense:.0%} of the rows between, {source.row_bytes:,.0f} bytes each)"
 
 
 def spread(data: "Dataset", rows: int) -> Int64Array:

@@ -91,6 +91,10 @@ class TrainData:
         """In local mode as `RankLoader.state_dict`."""
         return self.run_loader().state_dict()
 
+    def identity(self) -> dict[str, Any]:
+        """In local mode as `RankLoader.identity`."""
+        return self.run_loader().identity()
+
     def load_state_dict(self, state: Any) -> None:
         """In local mode as `RankLoader.load_state_dict`."""
         self.run_loader().load_state_dict(state)

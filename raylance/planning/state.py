@@ -35,6 +35,11 @@ _UNSAID = "raylance.unsaid_by_default"
 UNSAID_BY_DEFAULT = {_UNSAID: True}
 """Metadata of a field that a setting got later: `describe` leaves its default out, as before there was the field."""
 
+_IDENTITY = (
+    "uri", "version", "branch", "filter", "split", "rows", "fingerprint", "identity", "order", "seed", "columns",
+    "decode", "transform", "codecs",
+)  # fmt: skip
+
 UNKNOWN: Any = object()
 """Stands for what an older raylance did not write; agrees with everything."""
 
@@ -85,6 +90,15 @@ class State:
     def to_dict(self) -> dict[str, Any]:
         """The state as JSON-able values."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
+
+
+def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a state says of which rows these are, in which order, and what is made of them, as far as it says anything.
+
+    Args:
+        state: As `State.to_dict` gives it.
+    """
+    return {name: state[name] for name in _IDENTITY if state.get(name) not in (None, "", [], {})}
 
 
 def parse_state(saved: Mapping[str, Any]) -> State:

@@ -3,7 +3,6 @@
 import base64
 import html
 import io
-import re
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,14 +14,16 @@ import PIL.ImageFile
 import pyarrow as pa
 
 from raylance.audit.reopening import reopen
-from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK
+from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
+from raylance.planning.state import identity_of
 from raylance.runs import drawing
 from raylance.runs.progress import news
 from raylance.runs.reading import LoaderRecord, Run, read_look, read_run
-from raylance.runs.timeline import timeline
+from raylance.runs.timeline import Timeline, timeline
 from raylance.source.rows import TableRows
 from raylance.telemetry.record import open_folder
 from raylance.telemetry.stats import WAITS
+from raylance.telemetry.verdict import Verdict
 
 _RANKS = 16  # that are drawn
 _LINES = 100  # of a table
@@ -86,13 +87,13 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
     for record in main:
         waited[record.rank] += float(record.at("wait_s", record.last))
     ranks = sorted(sorted(waited, key=lambda rank: -waited[rank])[:_RANKS])
-    happened = news(run, 0.0)
+    happened = news(run)
     marks = [(when, record.rank, kind) for when, record, kind, _ in happened if record.facts["dataset"] == run.main]
     faults = [(when, record, what) for when, record, kind, what in happened if kind in ("fault", "error")]
     reports = [(found.place(at), what["metrics"]) for at, r, kind, what in happened if kind == "report" and not r.rank]
     epochs = _epochs(run)
     pictures = {
-        "shares": drawing.draw_shares(verdict.seconds),
+        "shares": drawing.draw_shares(_spent(run, verdict)),
         "rates": drawing.draw_rates(verdict.rates, verdict.limit),
         "strips": drawing.draw_timeline(found, marks, ranks),
         "rate": drawing.draw_rate(found),
@@ -102,7 +103,7 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
     }
     return environment.get_template("report.html.jinja").render(
         name=run.name,
-        subtitle=_subtitle(run, main),
+        subtitle=_subtitle(run, main, found),
         verdict=verdict,
         color=drawing.COLORS.get(verdict.limit, "#8a8f98"),
         main=run.main,
@@ -110,15 +111,18 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
         hidden_ranks=len(waited) - len(ranks),
         cuts=len(found.cuts),
         rank_heads=_HEADS,
+        dataset_heads=_DATASET_HEADS,
         rank_rows=[_rank_row(run, rank) for rank in ranks],
+        smoothed_s=f"{found.smoothed_s:,.1f}",
+        datasets=[_dataset_row(run, name) for name in sorted({record.facts["dataset"] for record in run.records})],
         epochs=epochs[-_LINES:],
         more_epochs=max(0, len(epochs) - _LINES),
         faults=[(_clock(when), f"{r.facts['dataset']}, rank {r.rank}", what) for when, r, what in faults[:_LINES]],
         more_faults=max(0, len(faults) - _LINES),
-        masked=int(sum(record.at("masked_rows", record.last) for record in run.records)),
+        masked=_told_masked(run),
         identity=_identity(main[-1]),
         has_decoders=any(record.series["decoders"].max(initial=0) for record in main),
-        look_columns=", ".join(re.findall(r"<th>([^<]+)</th>", look)),
+        look_columns=", ".join([*main[-1].facts["state"]["columns"], ROW_OFFSET]),
         **{name: markupsafe.Markup(markup) for name, markup in pictures.items()},
         **_reopened(run, storage_options),
     )
@@ -128,11 +132,26 @@ def _clock(when: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
 
 
-def _subtitle(run: Run, main: Sequence[LoaderRecord]) -> str:
+def _spent(run: Run, verdict: Verdict) -> dict[str, float]:
+    """Seconds of all ranks by what they went to, with those of the datasets that are not trained on."""
+    others = [record for record in run.records if record.facts["dataset"] != run.main]
+    spent = sum(float(record.at(name, record.last)) for record in others for name in ("user_s", "wait_s"))
+    return {**verdict.seconds, "other datasets": spent}
+
+
+def _told_masked(run: Run) -> str:
+    """How often rows were masked, and how many different ones are known."""
+    times = int(sum(record.at("masked_rows", record.last) for record in run.records))
+    rows = {(record.facts["dataset"], *row[:2]) for record in run.records for row in record.bad_rows}
+    return f"{times:,} times a row was masked ({len(rows):,} different ones are named)"
+
+
+def _subtitle(run: Run, main: Sequence[LoaderRecord], found: Timeline) -> str:
     begin, end = min(r.started for r in run.records), max(r.last for r in run.records)
     last, starts = main[-1], sum(record.rank == 0 for record in main)
     parts = [
         f"{_clock(begin)} to {_clock(end)}",
+        *([f"{found.edges[-1]:,.0f} s of it with loaders"] if found.cuts else []),
         f"{last.facts['world_size']} rank{'s' * (last.facts['world_size'] != 1)}",
         f"{starts} start{'s' * (starts != 1)}",
         f"raylance {last.facts['raylance']}",
@@ -145,10 +164,24 @@ _HEADS = (
     "rank", "host", "rows", "rows/s", "training, s", "saving, s", "waiting, s", "of it: starting", "reading",
     "decoding", "finishing", "replaced", "masked rows",
 )  # fmt: skip
-_NAMES = (
-    "uri", "version", "branch", "filter", "split", "rows", "fingerprint", "identity", "order", "seed", "columns",
-    "decode", "transform", "codecs",
-)  # fmt: skip
+
+
+_DATASET_HEADS = ("dataset", "ranks", "rows", "rows/s", "s of each rank", "waiting", "of it: starting, s", "limit")
+
+
+def _dataset_row(run: Run, name: str) -> tuple[str, ...]:
+    parts, verdict = run.parts(name), run.verdict(name)
+    spent = sum(part.trained_s + part.figures["wait_s"] for part in parts)
+    return (
+        name,
+        str(len(parts)),
+        f"{sum(part.figures['rows'] for part in parts):,.0f}",
+        f"{verdict.rates['delivered']:,.0f}",
+        f"{spent / len(parts):,.1f}",
+        f"{sum(part.figures['wait_s'] for part in parts) / max(1e-9, spent):.0%}",
+        f"{verdict.seconds['starting'] / len(parts):,.1f}",
+        verdict.limit,
+    )
 
 
 def _rank_row(run: Run, rank: int) -> tuple[str, ...]:
@@ -157,14 +190,13 @@ def _rank_row(run: Run, rank: int) -> tuple[str, ...]:
     def total(name: str) -> float:
         return sum(float(record.at(name, record.last)) for record in records)
 
-    spent = max(1e-9, total("user_s") + total("wait_s"))
     seconds = (total("user_s") - total("save_s") - total("other_s"), total("save_s"), total("wait_s"))
     causes = (total(name) for name in WAITS.values())
     return (
         str(rank),
         str(records[-1].facts["host"]),
         f"{total('rows'):,.0f}",
-        f"{total('rows') / spent:,.0f}",
+        f"{next(part for part in run.parts(run.main) if part.facts['rank'] == rank).rate:,.0f}",
         *(f"{value:,.1f}" for value in (*seconds, *causes)),
         f"{total('helpers_replaced'):.0f}",
         f"{total('masked_rows'):.0f}",
@@ -174,7 +206,7 @@ def _rank_row(run: Run, rank: int) -> tuple[str, ...]:
 def _epochs(run: Run) -> list[dict[str, Any]]:
     """What was certified: a line for each pass to an epoch's end, by dataset."""
     passes: dict[tuple[str, int, int, int, int], list[Mapping[str, Any]]] = {}
-    for _, record, kind, what in news(run, 0.0):
+    for _, record, kind, what in news(run):
         if kind == "epoch":
             key = (str(record.facts["dataset"]), what["epoch"], *what["positions"], what["world_size"])
             passes.setdefault(key, []).append(what)
@@ -197,11 +229,10 @@ def _epochs(run: Run) -> list[dict[str, Any]]:
 
 def _identity(record: LoaderRecord) -> list[tuple[str, Any]]:
     """What was read, and how."""
-    facts, state = record.facts, record.facts["state"]
-    lines = [(name, state[name]) for name in _NAMES if state.get(name) not in (None, "", [], {})]
+    facts = record.facts
     options = {name: value for name, value in facts["options"].items() if value is not None}
     return [
-        *lines,
+        *identity_of(facts["state"]).items(),
         ("global batch", f"{facts['global_batch_size']:,} rows, {facts['steps']:,} steps an epoch"),
         ("remainder", facts["remainder"]),
         ("options", ", ".join(f"{name}={value!r}" for name, value in options.items())),

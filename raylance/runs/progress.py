@@ -6,10 +6,13 @@ from typing import Any
 
 from raylance.runs.reading import LoaderRecord, Run
 from raylance.telemetry.stats import WAITS
+from raylance.telemetry.verdict import Part
 
 RECENT_S = 15.0
 """Seconds that rates and shares of a run that goes on are taken over."""
 
+_PACE_S = 600.0  # that the time left is reckoned from
+_NOW_S = 3.0  # in which a dataset moved that is iterated now
 _SILENT_S = 60.0  # without a sample: the process is gone
 _CAUSES = {"making batches" if cause == "finishing" else cause: field for cause, field in WAITS.items()}
 
@@ -22,66 +25,88 @@ class Progress:
         epoch: The epoch, from 0.
         rows: Rows of the epoch that were handed out, over all ranks.
         epoch_rows: Rows of an epoch.
-        rate: Rows a second over all ranks, lately.
+        rate: Rows a second over all ranks, lately, as `Part.rate` counts them.
+        pace: Rows a second of all the time, passes over other datasets and saving included; 0 where none is known.
         waiting: Share of the trainers' time that they waited, lately, in [0, 1].
         cause: What they waited for most.
+        beside: How far another dataset is that is iterated now, to validate, say; else "".
     """
 
     epoch: int
     rows: int
     epoch_rows: int
     rate: float
+    pace: float
     waiting: float
     cause: str
+    beside: str = ""
 
     def left_s(self, epochs: int | None = None) -> float | None:
-        """Seconds to the end of the epoch, or of so many epochs, at this rate; None where there is none."""
+        """Seconds to the end of the epoch, or of so many epochs, at this pace; None where there is none."""
         behind = self.epoch_rows * ((self.epoch + 1 if epochs is None else epochs) - self.epoch) - self.rows
-        return max(0, behind) / self.rate if self.rate else None
+        return max(0, behind) / self.pace if self.pace else None
 
     def told(self) -> str:
         """Rate and waiting, in words."""
         of = f" (for {self.cause})" if self.waiting >= 0.01 else ""
-        return f"{self.rate:,.0f} rows/s, waiting {self.waiting:.0%}{of}"
+        return f"{self.rate:,.0f} rows/s, waiting {self.waiting:.0%}{of}{self.beside and f'; {self.beside}'}"
 
 
-def progress(run: Run, since: float = 0.0) -> Progress | None:
-    """How far the dataset that is trained on is; None before its first batch.
-
-    Args:
-        run: The run.
-        since: Records that began before this do not count, in seconds since 1970.
-    """
-    records = [record for record in run.newest(run.main) if record.started >= since and len(record.series["time_s"])]
+def progress(run: Run) -> Progress | None:
+    """How far the dataset that is trained on is; None before its first batch."""
+    records = [record for record in run.newest(run.main) if len(record.series["time_s"])]
     if not records:
         return None
-    ahead = max(records, key=lambda record: (record.at("epoch", record.last), record.at("position", record.last)))
-    now = max(record.last for record in records)
-    seconds = min(RECENT_S, max(1e-9, now - min(record.started for record in records)))
-    recent = [record.since(now - seconds) for record in records]
-    spent = {cause: sum(figures[name] for figures in recent) for cause, name in _CAUSES.items()}
+    epoch, rows = max(record.place for record in records)
+    recent = [_recent(record) for record in records]
+    spent = {cause: sum(part.figures[name] for part in recent) for cause, name in _CAUSES.items()}
+    waited = sum(part.figures["wait_s"] for part in recent)
     return Progress(
-        epoch=int(ahead.at("epoch", now)),
-        rows=int(ahead.at("position", now)),
-        epoch_rows=int(ahead.facts["limits"]["epoch_rows"]),
-        rate=sum(figures["rows"] for figures in recent) / seconds,
-        waiting=min(1.0, sum(figures["wait_s"] for figures in recent) / (seconds * len(records))),
+        epoch=epoch,
+        rows=rows,
+        epoch_rows=int(records[0].facts["limits"]["epoch_rows"]),
+        rate=sum(part.rate for part in recent),
+        pace=sum(_pace(record) for record in records),
+        waiting=waited / max(1e-9, waited + sum(part.trained_s for part in recent)),
         cause=max(spent, key=lambda cause: spent[cause]),
+        beside=_beside(run),
     )
 
 
-def news(run: Run, since: float) -> list[tuple[float, LoaderRecord, str, Any]]:
-    """What happened behind a time, oldest first: when, whose record, kind, what."""
+def _recent(record: LoaderRecord) -> Part:
+    """Its last seconds, by its own clock; all of it where these had nothing of it, as when others were iterated."""
+    part = record.part(record.last - RECENT_S)
+    return part if part.figures["rows"] or part.figures["wait_s"] > 1.0 else record.part()
+
+
+def _pace(record: LoaderRecord) -> float:
+    """Rows a second of the wall clock, since its first batch."""
+    first_s = float(record.at("wait_start_s", record.last))
+    begin = max(record.started + first_s, record.last - _PACE_S)
+    return record.since(begin)["rows"] / (record.last - begin) if record.last - begin > 1.0 else 0.0
+
+
+def _beside(run: Run) -> str:
+    for dataset in dict.fromkeys(str(record.facts["dataset"]) for record in run.records):
+        for record in run.newest(dataset)[:1] if dataset != run.main else ():
+            part = record.part(record.last - _NOW_S)
+            if not record.ended and part.trained_s + part.figures["wait_s"] > 0.1:
+                _, rows = record.place
+                return f"{dataset} {rows:,}/{record.facts['limits']['epoch_rows']:,.0f}"
+    return ""
+
+
+def news(run: Run) -> list[tuple[float, LoaderRecord, str, Any]]:
+    """What happened, oldest first: when, whose record, kind, what."""
     found = {}
     for record in run.records:  # two of them may tell of the same, where a loader was closed and went on
         for when, kind, what in record.events:
-            if when > since:
-                found[when, record.facts["dataset"], record.rank, kind] = (when, record, kind, what)
+            found[when, record.facts["dataset"], record.rank, kind] = (when, record, kind, what)
     return sorted(found.values(), key=lambda event: event[0])
 
 
 _HEADS = (
-    "dataset", "rank", "host", "epoch", "position", "rows/s", "waiting", "mostly for", "decoders", "busy", "ready",
+    "dataset", "rank", "host", "epoch", "rows", "rows/s", "waiting", "mostly for", "decoders", "busy", "ready",
     "in flight", "window", "replaced", "bad rows", "state",
 )  # fmt: skip
 
@@ -109,10 +134,9 @@ def table(run: Run, now: float, most: int = 32) -> str:
 
 def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
     """How long it waited, and its cells."""
-    last = record.last
-    seconds = min(RECENT_S, max(1e-9, last - record.started))
-    recent = record.since(last - seconds)
-    waiting = min(1.0, recent["wait_s"] / seconds)
+    part, last = _recent(record), record.last
+    recent, (epoch, rows) = part.figures, record.place
+    waiting = recent["wait_s"] / max(1e-9, recent["wait_s"] + part.trained_s)
     cause = max(_CAUSES, key=lambda name: recent[_CAUSES[name]])
     limits = record.facts["limits"]
     state = "ended" if record.ended else "goes on" if now - last < _SILENT_S else f"silent for {now - last:,.0f} s"
@@ -120,9 +144,9 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
         str(record.facts["dataset"]),
         str(record.rank),
         str(record.facts["host"])[:20],
-        f"{record.at('epoch', last):.0f}",
-        f"{record.at('position', last):,.0f}/{limits['epoch_rows']:,.0f}",
-        f"{recent['rows'] / seconds:,.0f}",
+        f"{epoch + 1}",
+        f"{rows:,}/{limits['epoch_rows']:,.0f}",
+        f"{part.rate:,.0f}",
         f"{waiting:.0%}",
         cause if waiting >= 0.01 else "-",
         f"{recent['decoders']:.0f}/{recent['decoders_wanted']:.0f}",

@@ -55,6 +55,14 @@ class LoaderRecord:
         return float(self.facts["started"])
 
     @property
+    def place(self) -> tuple[int, int]:
+        """Epoch and rows of it that were handed out over all ranks, as it was last: behind the last batch of an epoch,
+        that epoch, until the first one of the next.
+        """
+        epoch, position = int(self.at("epoch", self.last)), int(self.at("position", self.last))
+        return (epoch - 1, int(self.facts["limits"]["epoch_rows"])) if epoch and not position else (epoch, position)
+
+    @property
     def last(self) -> float:
         """When it was sampled last, in seconds since 1970."""
         times = self.series["time_s"]
@@ -69,6 +77,10 @@ class LoaderRecord:
             return self.series[name][np.clip(np.searchsorted(known, times, side="right") - 1, 0, len(known) - 1)]
         begun, nothing = np.array([self.started]), np.zeros(1)
         return np.interp(times, np.concatenate((begun, known)), np.concatenate((nothing, self.series[name])), left=0.0)
+
+    def part(self, begin: float = -np.inf) -> Part:
+        """What the verdict needs to know of it, from a time on."""
+        return Part(figures=self.since(begin), facts=self.facts)
 
     def since(self, begin: float) -> dict[str, float]:
         """What was counted from a time on; other figures as they are last."""
@@ -108,6 +120,10 @@ class Run:
         """The records of a dataset's loaders, by their start."""
         return [record for record in self.records if record.facts["dataset"] == dataset]
 
+    def before(self, record: LoaderRecord) -> list[LoaderRecord]:
+        """The records of a loader's dataset that began before its own."""
+        return [each for each in self.of(record.facts["dataset"]) if each.started < record.started]
+
     def newest(self, dataset: str) -> list[LoaderRecord]:
         """The newest record of each rank of a dataset, as many ranks as there were last; by rank."""
         by_rank = {record.rank: record for record in self.of(dataset)}
@@ -121,43 +137,88 @@ class Run:
             dataset: Its name in the run.
             since: From when on, in seconds since 1970; None judges all of the run.
         """
-        records = self.of(dataset) if since is None else self.newest(dataset)
+        if since is None:
+            return judge(self.parts(dataset))
+        return judge([record.part(since) for record in self.newest(dataset)])
+
+    def parts(self, dataset: str) -> list[Part]:
+        """What the verdict needs to know of each rank of a dataset, over all starts; by rank."""
         parts: dict[int, Part] = {}
-        for record in records:
-            figures = record.since(-np.inf if since is None else since)
+        for record in self.of(dataset):
+            part = record.part()
             if (before := parts.get(record.rank)) is not None:
-                figures = {k: v if k in GAUGES else v + before.figures[k] for k, v in figures.items()}
-            parts[record.rank] = Part(figures=figures, facts=record.facts)
-        return judge([parts[rank] for rank in sorted(parts)])
+                summed = {k: v if k in GAUGES else v + before.figures[k] for k, v in part.figures.items()}
+                part = dataclasses.replace(part, figures=summed)
+            parts[record.rank] = part
+        ranks = [parts[rank] for rank in sorted(parts)]
+        if len({record.facts["world_size"] for record in self.of(dataset)}) > 1:
+            longest = max(1e-9, *(part.trained_s + part.waited_s for part in ranks))
+            share = [(part.trained_s + part.waited_s) / longest for part in ranks]
+            ranks = [dataclasses.replace(part, presence=shared) for part, shared in zip(ranks, share, strict=True)]
+        return ranks
+
+
+class RunFolder:
+    """The folder of a run, to be read again and again: a file that has not changed is read once."""
+
+    def __init__(self, path: str, storage_filesystem: Any = None) -> None:
+        """Reads nothing yet.
+
+        Args:
+            path: The run's folder, in which its checkpoints are: <storage path>/<run name>, as a path or URI.
+            storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
+
+        Raises:
+            ConfigError: If `path` cannot be a folder.
+        """
+        self.path = path
+        self.filesystem, self._folder = open_folder(path, storage_filesystem)
+        self._known: dict[str, tuple[tuple[Any, ...], LoaderRecord | None]] = {}
+
+    def read(self) -> Run:
+        """Reads the records that are there now.
+
+        Raises:
+            ConfigError: If there are none.
+        """
+        found = self.filesystem.get_file_info(pa.fs.FileSelector(f"{self._folder}/{FOLDER}", allow_not_found=True))
+        known = {}
+        for info in found:
+            if not info.path.endswith(".arrow") or info.base_name.startswith("."):
+                continue
+            version, before = (info.mtime_ns, info.size), self._known.get(info.path)
+            if before is None or before[0] != version or info.mtime_ns is None:
+                before = version, _read_whole(self.filesystem, info.path)
+            known[info.path] = before
+        self._known = known
+        records = [record for _, record in known.values() if record is not None]
+        if not records:
+            raise ConfigError(
+                f"{self.path} holds no record of a loader ({FOLDER}/*.arrow), so there is nothing to show."
+                f"{self._others()} Give the folder of a run, <storage path>/<run name>; a record begins with the first "
+                "batch, unless record=False."
+            )
+        return Run(uri=self.path, records=sorted(records, key=lambda record: record.started))
+
+    def _others(self) -> str:
+        """The runs that lie in this folder, where it is that of several."""
+        files = self.filesystem
+        runs = sorted(
+            info.path.rsplit("/", 1)[-1]
+            for info in files.get_file_info(pa.fs.FileSelector(self._folder, allow_not_found=True))
+            if info.type == pa.fs.FileType.Directory
+            and files.get_file_info(f"{info.path}/{FOLDER}").type == pa.fs.FileType.Directory
+        )
+        return f" The runs in it: {', '.join(runs[:10])}; add one of the names." if runs else ""
 
 
 def read_run(path: str, storage_filesystem: Any = None) -> Run:
-    """Reads the records of a run.
-
-    Args:
-        path: The run's folder, in which its checkpoints are: <storage path>/<run name>, as a path or URI.
-        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
+    """Reads the records of a run; see `RunFolder`.
 
     Raises:
         ConfigError: If there are none.
     """
-    filesystem, folder = open_folder(path, storage_filesystem)
-    found = filesystem.get_file_info(pa.fs.FileSelector(f"{folder}/{FOLDER}", allow_not_found=True))
-    names = [info.path for info in found if info.path.endswith(".arrow") and not info.base_name.startswith(".")]
-    records = [record for name in names if (record := _read_whole(filesystem, name)) is not None]
-    if not records:
-        runs = sorted(
-            info.path.rsplit("/", 1)[-1]
-            for info in filesystem.get_file_info(pa.fs.FileSelector(folder, allow_not_found=True))
-            if info.type == pa.fs.FileType.Directory
-            and filesystem.get_file_info(f"{info.path}/{FOLDER}").type == pa.fs.FileType.Directory
-        )
-        there = f" The runs in it: {', '.join(runs[:10])}; add one of the names." if runs else ""
-        raise ConfigError(
-            f"{path} holds no record of a loader ({FOLDER}/*.arrow), so there is nothing to show.{there} Give the "
-            "folder of a run, <storage path>/<run name>; a record begins with the first batch, unless record=False."
-        )
-    return Run(uri=path, records=sorted(records, key=lambda record: record.started))
+    return RunFolder(path, storage_filesystem).read()
 
 
 def explain_run(path: str, storage_filesystem: Any = None) -> Verdict:

@@ -1,6 +1,7 @@
 """Owns where the time of a run's ranks went, as shares over time; never draws, never says what it means."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ validation. The rest of it is neither: a model that is built, a collective opera
 """
 
 _FIELDS = {"saving": "save_s", **WAITS}
+_SMOOTH_S = 3.0
 _GAP_S = 20.0  # without any record: the run was not there
 
 
@@ -26,7 +28,8 @@ class Timeline:
         times: The same in seconds since 1970.
         cuts: Where times were left out, in seconds since the run began.
         shares: By rank, then by `PARTS`: share of each bin, (bins,), in [0, 1].
-        rate: Rows a second over all ranks, (bins,).
+        rate: Rows a second over all ranks, (bins,), a mean over `smoothed_s` around each bin.
+        smoothed_s: Seconds: batches come in bursts, and are counted once a second.
     """
 
     edges: FloatArray
@@ -34,6 +37,7 @@ class Timeline:
     cuts: Sequence[float]
     shares: dict[int, dict[str, FloatArray]]
     rate: FloatArray
+    smoothed_s: float
 
     def place(self, when: float) -> float:
         """Seconds since the run began, of a time in seconds since 1970."""
@@ -71,8 +75,15 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
         times=times,
         cuts=[float(walked[2 * number]) for number in range(1, len(spans))],
         shares=shares,
-        rate=_grown(main, "rows", times) / width,
+        rate=_smooth(_grown(main, "rows", times) / width, around := max(5, math.ceil(_SMOOTH_S / width) | 1)),
+        smoothed_s=around * width,
     )
+
+
+def _smooth(values: FloatArray, around: int) -> FloatArray:
+    """Means of so many values around each; of fewer at the ends."""
+    kernel = np.ones(min(around, len(values)))
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
 
 
 def _grown(records: Sequence[LoaderRecord], name: str, times: FloatArray) -> FloatArray:

@@ -15,8 +15,7 @@ from tqdm.std import tqdm as text_bar
 from raylance.columns import tell_rows
 from raylance.errors import ConfigError
 from raylance.runs.progress import Progress, news, progress, told_report
-from raylance.runs.reading import LoaderRecord, Run, read_run
-from raylance.telemetry.record import open_folder
+from raylance.runs.reading import LoaderRecord, Run, RunFolder
 
 _LOCAL_S, _REMOTE_S = 1.0, 10.0  # between two looks
 _PATIENCE_S = 30.0  # for the last look
@@ -55,21 +54,24 @@ def watch(
     Raises:
         ConfigError: If `path` cannot be a folder.
     """
-    filesystem, _ = open_folder(path, storage_filesystem)
-    is_local = filesystem.type_name == "local"
-    watcher = _Watcher(path, epochs, storage_filesystem, tell, file or sys.stderr)
-    ended = threading.Event()
+    folder = RunFolder(path, storage_filesystem)
+    least_s = _LOCAL_S if folder.filesystem.type_name == "local" else _REMOTE_S
+    watcher = _Watcher(folder, epochs, tell, file or sys.stderr)
+    has_begun, ended = threading.Event(), threading.Event()
 
     def look_on() -> None:
         is_over, seconds = False, 0.0
         while not is_over:  # hundreds of ranks take their time to read, which this process has other uses for
-            is_over = ended.wait(max(_LOCAL_S if is_local else _REMOTE_S, 10 * seconds))
             begin = time.monotonic()
             watcher.look_safely()
+            has_begun.set()
             seconds = time.monotonic() - begin
+            is_over = ended.wait(max(least_s, 10 * seconds))
+        watcher.look_safely()
 
     thread = threading.Thread(target=look_on, name="raylance-watch", daemon=True)
     thread.start()
+    has_begun.wait(_PATIENCE_S)  # what is there now is of earlier runs; a storage may hang
     try:
         yield
     finally:
@@ -81,10 +83,10 @@ def watch(
 class _Watcher:
     """Looks at a run again and again, and says what is new."""
 
-    def __init__(self, path: str, epochs: int | None, filesystem: Any, tell: Tell | None, file: TextIO) -> None:
-        self._path, self._epochs, self._filesystem, self._file = path, epochs, filesystem, file
-        self._tell = tell
-        self._began = time.time()
+    def __init__(self, folder: RunFolder, epochs: int | None, tell: Tell | None, file: TextIO) -> None:
+        self._folder, self._epochs, self._tell, self._file = folder, epochs, tell, file
+        # What was there before, by how far it was: told by no clock, since those of machines differ.
+        self._before: dict[str, float] | None = None
         self._logged = -_LOG_S
         self._masked: dict[str, float] = {}
         self._happened: set[tuple[Any, ...]] = set()
@@ -104,44 +106,54 @@ class _Watcher:
     def look(self) -> None:
         """Reads the records, and says what is new."""
         try:
-            run = read_run(self._path, self._filesystem)
-        except (ConfigError, OSError):  # no batch yet; or a storage that fails now, and may not the next time
+            records = self._folder.read().records
+        except ConfigError:  # no batch yet
+            records = []
+        except OSError:  # a storage that fails now may not the next time
+            return
+        if self._before is None:
+            self._before = {record.name: record.last for record in records}
+            self._happened = {_key(*event) for event in news(Run(uri=self._folder.path, records=records))}
+        records = [record for record in records if self._before.get(record.name) != record.last]
+        if not records:
             return
         self._has_seen = True
-        for when, record, kind, what in news(run, self._began):
+        run = Run(uri=self._folder.path, records=records)
+        for when, record, kind, what in news(run):
             # Known by themselves, not by their time: records come at times of their own, and clocks differ.
-            event = when, record.facts["dataset"], record.rank, kind
+            event = _key(when, record, kind, what)
             if event in self._happened:
                 continue
             self._happened.add(event)
-            line = self._line(record, kind, what)
+            line = self._line(run, record, kind, what)
             if line and not (kind == "report" and self._is_told(line, when, str(record.facts["dataset"]))):
                 self._write(line)
         self._tell_bad_rows(run)
-        if (found := progress(run, self._began)) is not None:
+        if (found := progress(run)) is not None:
             self._show(found)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
         if not self._has_seen:
-            self._write(f"no record of a loader came to {self._path}: is that the run's folder?")
+            self._write(f"no record of a loader came to {self._folder.path}: is that the run's folder?")
 
-    def _line(self, record: LoaderRecord, kind: str, what: Any) -> str:
+    def _line(self, run: Run, record: LoaderRecord, kind: str, what: Any) -> str:
         if kind == "report":
             if record.rank:  # rank 0's stand for all
                 return ""
             return told_report(what) if self._tell is None else self._tell(what["metrics"])
         if kind in ("fault", "error"):
             return f"{record.facts['dataset']}, rank {record.rank}: {what}"
-        if kind == "resume" and not record.rank:
+        # Where a run begins, its user knows; where it goes on behind a fault, not.
+        if kind == "resume" and any(each.rank == record.rank == 0 for each in run.before(record)):
             return f"{record.facts['dataset']} goes on in epoch {what['epoch'] + 1} behind {what['position']:,} rows"
         return ""
 
     def _tell_bad_rows(self, run: Run) -> None:
         for record in run.records:
             count, before = float(record.at("masked_rows", record.last)), self._masked.get(record.name, 0.0)
-            if count > before and record.started >= self._began:
+            if count > before:
                 offset, column, why = record.bad_rows[0] if record.bad_rows else (0, "", "")
                 rows = tell_rows(np.array([offset]), tuple(record.facts.get("sources", ())))
                 first = f", the first at {rows}: {column} {why}" if record.bad_rows else ""
@@ -166,10 +178,7 @@ class _Watcher:
     def _show(self, found: Progress) -> None:
         left_s = found.left_s(self._epochs)
         of = f"/{self._epochs}" if self._epochs else ""
-        # Behind the last batch of an epoch stands the beginning of the next one, which may not come for a while.
-        epoch, rows = (
-            (found.epoch, found.epoch_rows) if found.epoch and not found.rows else (found.epoch + 1, found.rows)
-        )
+        epoch, rows = found.epoch + 1, found.rows
         is_done = rows == found.epoch_rows and epoch == (self._epochs or epoch)
         left = "" if left_s is None or is_done else f", {text_bar.format_interval(left_s)} left"
         told = f"{rows:,}/{found.epoch_rows:,} rows, {found.told()}{left}"
@@ -185,6 +194,11 @@ class _Watcher:
         self._bar.n = min(100, 100 * (before + rows / found.epoch_rows) / whole)
         self._bar.unit = told
         self._bar.set_description_str(f"epoch {epoch}{of} ")
+
+
+def _key(when: float, record: LoaderRecord, kind: str, what: Any) -> tuple[Any, ...]:
+    """Of an event: by which it is known again."""
+    return when, record.facts["dataset"], record.rank, kind
 
 
 def _make_bar(file: TextIO) -> Any:

@@ -8,7 +8,7 @@ the loader was made; facts, events and masked rows are JSON in its schema's meta
 import dataclasses
 import json
 import os
-import time
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,7 +17,7 @@ import pyarrow.feather
 import pyarrow.fs
 
 from raylance.errors import ConfigError
-from raylance.telemetry.stats import GAUGES, NUMBERS
+from raylance.telemetry.stats import GAUGES, NUMBERS, now_s
 
 FOLDER = "raylance"
 FORMAT = 1
@@ -94,17 +94,24 @@ class Record:
             before: What the loader had counted before: an earlier record of it has that.
         """
         self._before = before or {}
-        self.facts = {"format": FORMAT, "started": time.time(), **facts}
+        self.facts = {"format": FORMAT, "started": now_s(), **facts}
         start = int(1000 * self.facts["started"])
-        self.name = f"{self.facts['dataset']}-rank{self.facts['rank']:05d}-{start}"
+        dataset = re.sub(r"[^\w.-]", "_", self.facts["dataset"])
+        self.name = f"{dataset}-rank{self.facts['rank']:05d}-{start}"
         self._samples: list[list[float]] = []
         self._last: list[float] = []
         self._every = self._skipped = 1
 
     def add(self, figures: Mapping[str, float]) -> None:
         """Adds a sample of all figures, as they are now."""
-        counted = (figures[n] - self._before.get(n, 0.0) if n not in STANDING else figures[n] for n in COLUMNS[1:])
-        self._last = [time.time(), *counted]
+        before = dict(zip(COLUMNS, self._last, strict=False))
+        self._last = [now_s()]
+        for name in COLUMNS[1:]:
+            value = figures[name]
+            if name not in STANDING:
+                # A sample that meets the end of a timed step may lack that step; counters never fall.
+                value = max(value - self._before.get(name, 0.0), before.get(name, 0.0))
+            self._last.append(value)
         if self._skipped < self._every:
             self._skipped += 1
             return

@@ -1,5 +1,5 @@
-"""Owns the thread that samples the loaders of this process once a second, writes their records and publishes their
-metrics; never slows a trainer down, and never ends a run.
+"""Owns the threads of this process that sample its loaders once a second, publish their metrics, and write their
+records; never slows a trainer down, and never ends a run.
 """
 
 import atexit
@@ -9,12 +9,12 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from raylance.telemetry.metrics import Publisher
 from raylance.telemetry.record import Place, Record
-from raylance.telemetry.stats import Stats
+from raylance.telemetry.stats import Stats, now_s
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +59,19 @@ class Recording:
         self._begun, self._spent_s = time.monotonic(), 0.0
         self._ended: float | None = None
         self._last_place = (0, 0)
+        self._is_gone = False
         _recorder().add(self)
 
-    def tick(self) -> bool:
-        """Samples, publishes, and writes what is due; returns whether there is more to come."""
+    def tick(self) -> None:
+        """Samples and publishes, unless it has ended."""
         with self._changed:
-            is_gone = self._ended is not None or not self._sample()
-            if is_gone:
+            if not self._is_gone and not self._sample():
                 self._leave()
+
+    def write(self) -> bool:
+        """Writes what is due, which may hang; returns whether there is more to come."""
+        with self._changed:
+            is_gone = self._is_gone
             is_due = is_gone or time.monotonic() >= self._due
         if is_due:
             self._write()
@@ -98,12 +103,14 @@ class Recording:
             if self._ended is None:
                 self._sample()
                 self._leave()
-                self._ended = time.time()
+                self._ended = now_s()
                 self._ask(may_wait=True)
 
     def give_up(self) -> None:
         """Has nobody wait for what will not be written."""
-        self._place = None
+        with self._changed:
+            self._place, self._is_gone, self._answered = None, True, self._asked
+            self._changed.notify_all()
 
     def _ask(self, *, may_wait: bool) -> None:
         """Has the recorder's thread write, which may hang in a storage for ever: nobody else does. Needs the lock."""
@@ -118,7 +125,8 @@ class Recording:
             recorder.is_stuck = not self._changed.wait_for(lambda: self._answered >= asked, _PATIENCE_S)
 
     def _leave(self) -> None:
-        """Takes its helpers out of the metrics."""
+        """Ends: takes its helpers out of the metrics."""
+        self._is_gone = True
         publisher, self._publisher = self._publisher, None
         with contextlib.suppress(Exception):  # Ray may be gone, and the metrics with it
             if publisher is not None:
@@ -184,14 +192,15 @@ class Recording:
 
 
 class _Recorder:
-    """The thread of a process."""
+    """The threads of a process: a storage that hangs has one of them to itself."""
 
     def __init__(self) -> None:
         self.pid, self.is_stuck = os.getpid(), False  # in a storage that hangs, as far as is known
         self._recordings: set[Recording] = set()
         self._lock = threading.Lock()
         self._has_some, self._woken = threading.Event(), threading.Event()
-        threading.Thread(target=self._run, name="raylance-recorder", daemon=True).start()
+        for run in (self._sample, self._write):
+            threading.Thread(target=run, name=f"raylance-recorder{run.__name__}", daemon=True).start()
 
     def add(self, recording: Recording) -> None:
         with self._lock:
@@ -202,29 +211,41 @@ class _Recorder:
         with self._lock:
             return list(self._recordings)
 
-    def _run(self) -> None:
+    def _sample(self) -> None:
         while True:
             self._has_some.wait()
             for recording in self.all():
-                if not self._tick(recording):
-                    with self._lock:
+                with _told(recording):
+                    recording.tick()
+            time.sleep(_TICK_S)
+
+    def _write(self) -> None:
+        while True:
+            self._has_some.wait()
+            for recording in self.all():
+                is_more = False
+                with _told(recording):
+                    is_more = recording.write()
+                with self._lock:
+                    if not is_more:
                         self._recordings.discard(recording)
-                        if not self._recordings:
-                            self._has_some.clear()
+                    if not self._recordings:
+                        self._has_some.clear()
             self._woken.wait(_TICK_S)
             self._woken.clear()
 
     def wake(self) -> None:
         self._woken.set()
 
-    @staticmethod
-    def _tick(recording: Recording) -> bool:
-        try:
-            return recording.tick()
-        except Exception:  # of metrics, say: nobody else would hear of it, and others are still to be recorded
-            logger.warning("a loader is not recorded any more", exc_info=True)
-            recording.give_up()
-            return False
+
+@contextlib.contextmanager
+def _told(recording: Recording) -> Iterator[None]:
+    """Gives a recording up that fails: nobody else would hear of it, and others are still to be recorded."""
+    try:
+        yield
+    except Exception:  # of metrics, say
+        logger.warning("a loader is not recorded any more", exc_info=True)
+        recording.give_up()
 
 
 _current: _Recorder | None = None

@@ -3,7 +3,6 @@
 import dataclasses
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -22,8 +21,15 @@ WAITS = {
 """Causes of waiting as they are told, and the fields of `Stats` that count them."""
 
 _EVENTS = 500  # of a kind that are kept
+_OLD_REPORTS = 250  # besides, spread over all of the run: what is reported makes a curve
+_BEGUN = time.time() - time.monotonic()
 _BAD_ROWS = 100  # that are named
 _IT = "it"
+
+
+def now_s() -> float:
+    """Seconds since 1970, by a clock that does not jump while the process lives."""
+    return _BEGUN + time.monotonic()
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -138,7 +144,9 @@ class Stats:
     _going: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # field: since when it is timed
     _awaited: dict[str, tuple[float, Cause]] = dataclasses.field(default_factory=dict, repr=False)  # at most one, _IT
     _there_s: float = dataclasses.field(default=0.0, repr=False)  # waited for what is read and decoded in one place
-    _events: dict[str, deque[tuple[float, str, Any]]] = dataclasses.field(default_factory=dict, repr=False)  # by kind
+    _events: dict[str, list[tuple[float, str, Any]]] = dataclasses.field(default_factory=dict, repr=False)  # by kind
+    _skipped: int = dataclasses.field(default=0, repr=False)  # old reports since one was kept
+    _every: int = dataclasses.field(default=1, repr=False)  # so many is
     _bad_rows: dict[tuple[int, str], str] = dataclasses.field(default_factory=dict, repr=False)
     first_rows: Any = dataclasses.field(default=None, repr=False)  # a table of rows of the first batch, to be looked at
 
@@ -219,11 +227,22 @@ class Stats:
     def tell(self, kind: str, what: Any) -> None:
         """Keeps an event: when, of which kind, and what it was, JSON-able."""
         # Each kind has a room of its own: reports of a long run must not push out the faults that it survived.
-        self._events.setdefault(kind, deque(maxlen=_EVENTS)).append((time.time(), kind, what))
+        kept = self._events.setdefault(kind, [])
+        kept.append((now_s(), kind, what))
+        if len(kept) <= _EVENTS:
+            return
+        oldest = kept.pop(0)
+        if kind == "report":
+            old, self._skipped = self._events.setdefault("", []), self._skipped + 1
+            if self._skipped == self._every:
+                old.append(oldest)
+                self._skipped = 0
+            if len(old) > _OLD_REPORTS:
+                self._events[""], self._every = old[::2], 2 * self._every
 
     @property
     def events(self) -> list[tuple[float, str, Any]]:
-        """The last events, oldest first: seconds since 1970, kind, what."""
+        """The last events of each kind, and some of all reports, oldest first: seconds since 1970, kind, what."""
         return sorted(
             (event for kept in list(self._events.values()) for event in list(kept)), key=lambda event: event[0]
         )

@@ -37,10 +37,13 @@ class Part:
     Attributes:
         figures: What `Stats.sample` gives, of the time that is judged: counters as differences.
         facts: The facts of its record: rank, world_size, row_bytes, decodes, order, options, cpus.
+        presence: Share of the time that is judged in which it was there, in (0, 1]: not all of it where the world
+            size changed. Rates over all ranks count it by this share.
     """
 
     figures: Mapping[str, float]
     facts: Mapping[str, Any]
+    presence: float = 1.0
 
     @property
     def trained_s(self) -> float:
@@ -51,6 +54,13 @@ class Part:
     def waited_s(self) -> float:
         """Seconds of waiting, but for the start."""
         return sum(self.figures[name] for limit, name in WAITS.items() if limit != "starting")
+
+    @property
+    def rate(self) -> float:
+        """Rows a second that it was handed, of the time between its first batch and its last: saving, and passes over
+        other datasets, left out. What is called rows/s anywhere is this.
+        """
+        return self.figures["rows"] / max(1e-9, self.trained_s + self.waited_s)
 
     @property
     def train_rate(self) -> float:
@@ -115,10 +125,10 @@ def judge(parts: Sequence[Part]) -> Verdict:
     waited_s = sum(part.waited_s for part in parts)
     steady_s = seconds["training"] + waited_s
     rates = {
-        "delivered": sum(part.figures["rows"] / max(1e-9, part.trained_s + part.waited_s) for part in parts),
-        "training": sum(part.train_rate for part in parts),
-        "reading": sum(part.read_rate for part in parts),
-        "decoding": sum(part.decode_rate for part in parts),
+        "delivered": sum(part.presence * part.rate for part in parts),
+        "training": sum(part.presence * part.train_rate for part in parts),
+        "reading": sum(part.presence * part.read_rate for part in parts),
+        "decoding": sum(part.presence * part.decode_rate for part in parts),
     }
     waiting = waited_s / steady_s if steady_s else 0.0
     if min((part.figures["batches"] for part in parts), default=0) < _LEAST_BATCHES:
