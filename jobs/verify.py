@@ -20,9 +20,11 @@ import dataclasses
 import importlib.util
 import json
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
+
+if __name__ == "__main__":  # else Python finds this folder's files, and not the folder
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import raylance
 from raylance.errors import BadRowError, CoverageError, HelperError
@@ -65,21 +67,26 @@ def open_data(args: argparse.Namespace) -> raylance.Dataset:
 
 def audit(epoch: raylance.audit.EpochAudit, args: argparse.Namespace) -> dict[str, Any]:
     """Counts an epoch and prints what came, with the verdict in the last line."""
-    if args.stream:
-        connect()
-    report = epoch.count(epoch.by_stream(num_decoders=args.decoders or 0) if args.stream else None)
+    report = count_stream(epoch, args.decoders or 0) if args.stream else epoch.count()
     print(report)
     return report.counts | {"steps": report.steps, "faults": report.faults, "verdict": report.verdict}
 
 
-def connect() -> None:
-    """Joins Ray, or starts one here."""
-    import ray
+def count_stream(epoch: raylance.audit.EpochAudit, decoders: int) -> raylance.audit.AuditReport:
+    """Counts what the real stream of all ranks delivers; what Ray prints of it is kept where it fails."""
+    import ray  # which nothing else here needs
 
-    if not ray.is_initialized():
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="lance is not fork-safe")  # Ray forks only to start its daemons
-            ray.init()  # honours RAY_ADDRESS, which `ray job submit` sets
+    from jobs.common import connect
+    from jobs.quiet import quietly_for_once
+
+    with quietly_for_once("verify"):
+        was_there = ray.is_initialized()
+        try:
+            connect()
+            return epoch.count(epoch.by_stream(num_decoders=decoders))
+        finally:
+            if not was_there:
+                ray.shutdown()  # what it still has to print is not the user's either
 
 
 def rows_of_step(epoch: raylance.audit.EpochAudit, args: argparse.Namespace) -> dict[str, Any]:
@@ -262,10 +269,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         found = run(args)
     except (CoverageError, BadRowError, HelperError) as error:
-        print(f"FAULT: {error}")
+        print("; ".join([f"FAULT: {error}", *getattr(error, "__notes__", ())]))
         return 1
     except raylance.RaylanceError as error:
-        print(f"verify: {error}", file=sys.stderr)
+        print("; ".join([f"verify: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 2
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -288,9 +289,30 @@ def test_files_that_give_no_row_are_named(photos, tmp_path, capsys):
     assert "and 4 more; --left-out FILE lists all of them" in capsys.readouterr().out
 
 
+def test_files_that_hold_no_image_are_told_and_kept_with_the_way_back_to_them(photos, tmp_path, capsys):
+    (photos / "ant" / "03.png").write_bytes(b"")
+    (photos / "bee" / "04.png").write_bytes(b"<html>not found</html>")
+    arguments = ["--input", photos, "--file-column", "file", "--rows-per-fragment", 7]
+    _, table, _ = make("imagefolder", tmp_path / "out.lance", *arguments)
+    files = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
+    assert table["file"].to_pylist() == files
+    assert table["image"].to_pylist() == [(photos / file).read_bytes() for file in files]
+    told = capsys.readouterr().out
+    assert "no images  2 rows, kept as they are; training stops at the first, or leaves them out" in told
+    assert re.findall(r"(\w+/\d\d\.png): (.*)", told) == [
+        ("ant/03.png", "empty"),
+        ("bee/04.png", "UnidentifiedImageError: cannot identify image file"),
+    ]
+    assert "is a column that there is already" in refusal(
+        capsys, "imagefolder", "--out", tmp_path / "o.lance", "--input", photos, "--file-column", "label"
+    )
+
+
 def test_nothing_is_said_where_no_file_is_left_out(photos, tmp_path, capsys):
     make("imagefolder", tmp_path / "out.lance", "--input", photos)
-    assert "left out" not in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "left out" not in told
+    assert "no images" not in told
     command = ("imagefolder", "--out", tmp_path / "o.lance", "--input", photos, "--left-out", tmp_path / "no" / "where")
     assert "can't be written" in refusal(capsys, *command)
     assert not (tmp_path / "o.lance").exists()

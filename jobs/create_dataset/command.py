@@ -51,7 +51,7 @@ from jobs.common import (
     store_options,
     store_words,
 )
-from jobs.create_dataset.fitting import check_schema
+from jobs.create_dataset.fitting import check_schema, is_binary
 from jobs.create_dataset.hub import Hub, Saved
 from jobs.create_dataset.images import Digits, ImageFolder
 from jobs.create_dataset.labels import add_classes, describe, is_text, read_classes
@@ -74,7 +74,7 @@ def open_source(args: argparse.Namespace, options: dict[str, str]) -> Source:
     if args.source == "demo":
         return Digits()
     if args.source == "imagefolder":
-        return ImageFolder(args.input, args.classes, options)
+        return ImageFolder(args.input, args.classes, options, args.file_column)
     if args.source == "huggingface":
         return Hub(args.input, args.image_column, args.label_column, args.classes, options)
     if args.source == "saved":
@@ -89,9 +89,8 @@ def open_source(args: argparse.Namespace, options: dict[str, str]) -> Source:
 def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace) -> Shape:
     """Settles what becomes of rows, from the first of them."""
     first = source.first()
-    images = None
+    images, column = None, IMAGE if args.source == "huggingface" else getattr(args, "image_column", IMAGE)
     if args.shorter_side is not None or args.jpeg_quality is not None:
-        column = IMAGE if args.source == "huggingface" else getattr(args, "image_column", IMAGE)
         images = Reencode(column=column, shorter_side=args.shorter_side, quality=args.jpeg_quality)
     label, classes = label_of(source, first.schema, pieces, args)
     keep_lists = getattr(args, "keep_lists", None) or []
@@ -123,6 +122,7 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
         label=label,
         classes=classes,
         images=images,
+        looks_at=column if images is None and column in schema.names and is_binary(schema.field(column).type) else None,
         split_by=split_by,
         val_fraction=args.val_fraction,
         seed=args.seed,
@@ -227,7 +227,7 @@ def run(args: argparse.Namespace) -> str:
             connect()
             bar = tqdm.tqdm(total=counted, unit="row", unit_scale=True, disable=not shown, file=apart.user)
             with bar:
-                dataset, unread = write(source, shape, pieces, target, bar.update)
+                dataset, unread, no_images = write(source, shape, pieces, target, bar.update)
     except RefusedError:
         raise
     except (ray.exceptions.RayError, OSError, ValueError, RuntimeError) as error:  # the last is of Lance's storage
@@ -242,7 +242,7 @@ def run(args: argparse.Namespace) -> str:
             "it was; remove the cause and run it again: what is done already is kept" + notes_of(error)
         ) from error
     remove(target.notes, target.notes.forget, "this run is committed and needs nothing of it")
-    left_out = tell_left_out([*source.left_out, *unread], left_file)
+    left_out = [*tell_left_out([*source.left_out, *unread], left_file), *tell_no_images(no_images)]
     chosen = f"drawn with seed {args.seed}" if shape.split_by else "the source's own"
     return summary(dataset, uri, chosen, left_out, store_words(args.storage_options))
 
@@ -345,6 +345,18 @@ def tell_left_out(left_out: Sequence[Left], file: str | None) -> list[str]:
     rest = f"and {len(left_out) - NAMED:,} more" if len(left_out) > NAMED else ""
     where = f"all of them are in {file}" if file is not None else "--left-out FILE lists all of them" if rest else ""
     return [*lines_of, f"             {'; '.join(filter(None, [rest, where]))}"] if rest or where else lines_of
+
+
+def tell_no_images(found: Sequence[Left]) -> list[str]:
+    """Lines for the summary on rows that hold no image."""
+    if not found:
+        return []
+    rest = [f"and {len(found) - NAMED:,} more"] if len(found) > NAMED else []
+    return [
+        f"  no images  {len(found):,} rows, kept as they are; training stops at the first, or leaves them out with "
+        "--on-bad-row mask:",
+        *(f"             {line}" for line in [*(f"{name}: {why}" for name, why in found[:NAMED]), *rest]),
+    ]
 
 
 def summary(dataset: lance.LanceDataset, uri: str, chosen: str, left_out: list[str], store: list[str]) -> str:
@@ -452,6 +464,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         ("classes", [classes], "adds integer labels to a Lance dataset that has them as strings; copies nothing else"),
     ):
         source = sources.add_parser(name, help=text, description=text, parents=[*parents, store])
+        if name == "imagefolder":
+            source.add_argument("--file-column", metavar="NAME",
+                help="add a column with the path of each image below --input, to find a row's file by (default: none)")
         if name == "lance":
             source.add_argument("--filter", metavar="SQL", help="rows to keep (default: all)")
         if name == "classes":

@@ -95,7 +95,8 @@ def _holds(kind: pa.DataType, found: pa.DataType) -> bool:
     )
 
 
-def _is_binary(kind: pa.DataType) -> bool:
+def is_binary(kind: pa.DataType) -> bool:
+    """Whether values are bytes."""
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
@@ -106,5 +107,5 @@ _GROUPS = (
     pa.types.is_decimal,
     pa.types.is_duration,
     pa.types.is_date,
-    _is_binary,
+    is_binary,
 )

@@ -55,8 +55,13 @@ class Digits(Source):
 class ImageFolder(Source):
     """<class>/**/<image> or <split>/<class>/**/<image>; a class is a directory that holds images."""
 
-    def __init__(self, location: str, classes_file: str | None, options: dict[str, str]) -> None:
-        """Lists the directory."""
+    def __init__(
+        self, location: str, classes_file: str | None, options: dict[str, str], file_column: str | None = None
+    ) -> None:
+        """Lists the directory; `file_column` is to hold the path of each image."""
+        if file_column in ("image", "label", "split"):
+            raise RefusedError(f"--file-column {file_column} is a column that there is already; give another name")
+        self.file_column = file_column
         self.listing = list_files(location, IMAGES, options)
         self.left_out, self.facts = self.listing.left_out, self.listing.facts
         files = self.listing.files
@@ -106,6 +111,8 @@ class ImageFolder(Source):
                     "image": pa.array(list(threads.map(load, files)), pa.binary()),
                     "label": pa.array([labels[parts[self.depth]] for parts in names], pa.int64()),
                 }
+                if self.file_column is not None:
+                    columns[self.file_column] = pa.array(files, pa.string())
                 if self.has_splits:
                     columns["split"] = pa.array([SPLITS[parts[0]] for parts in names], pa.string())
                 yield from in_blocks(pa.table(columns))

@@ -2,16 +2,19 @@
 
 import dataclasses
 import hashlib
+import io
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import PIL.Image
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.common import RefusedError
 from jobs.create_dataset.fitting import fit
 from jobs.create_dataset.labels import is_text, to_labels
-from jobs.create_dataset.sources import SPLIT, to_splits, where_from
+from jobs.create_dataset.sources import SPLIT, Left, to_splits, where_from
 from jobs.materialize.images import Reencode
 
 
@@ -25,6 +28,7 @@ class Shape:
         label: Column whose strings become integers by `classes`, or None.
         classes: Names of classes, or None.
         images: What becomes of images, or None.
+        looks_at: Column of images that stay as they are, which are looked at; or None.
         split_by: Columns whose content decides the split; none where the source names its splits.
         val_fraction: Of the rows that are called val.
         seed: Of that choice.
@@ -36,6 +40,7 @@ class Shape:
     label: str | None
     classes: list[str] | None
     images: Reencode | None
+    looks_at: str | None
     split_by: tuple[str, ...]
     val_fraction: float
     seed: int
@@ -84,6 +89,16 @@ class Shape:
         place = table.schema.get_field_index(self.images.column)
         field = table.schema.field(place)
         return table.set_column(place, field, pa.array(made, field.type))
+
+    def no_images(self, table: pa.Table, where: Callable[[int], str]) -> list[Left]:
+        """Which rows of a shaped table hold no image, by their first bytes: they are kept, and training meets them."""
+        if self.looks_at is None:
+            return []
+        found = []
+        for row, value in enumerate(table[self.looks_at]):
+            if value.is_valid and (why := _why_no_image(value.as_py())):
+                found.append(Left(where(row), why))
+        return found
 
     def _number(self, column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
         # A label that is none would be a class of its own to a loss, or an error in the middle of an epoch.
@@ -185,6 +200,17 @@ def check_lengths(column: pa.ChunkedArray, length: int, name: str, where: str) -
             f"column {name} has a list of {other[0]} values in {where}, and {length} in the first rows: it would be no "
             f"vector. Give --keep-lists {name} to store lists of any length"
         )
+
+
+def _why_no_image(encoded: bytes) -> str:
+    """What Pillow says of the head of an image; "" where it knows it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes, and of what is odd and can be decoded
+            PIL.Image.open(io.BytesIO(encoded)).close()
+    except Exception as error:  # whatever a codec raises on damaged bytes
+        return "empty" if not encoded else f"{type(error).__name__}: {error}".partition(" <")[0]
+    return ""
 
 
 def contents(column: pa.ChunkedArray) -> Iterator[Any]:

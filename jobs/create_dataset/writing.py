@@ -23,7 +23,7 @@ from jobs.create_dataset.notes import Notes
 from jobs.create_dataset.shaping import Shape
 from jobs.create_dataset.sources import Left, Piece, Source
 
-_LEFT_OUT = 1000  # that a task names
+_NAMED = 1000  # files or rows that a task names
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,9 @@ def key_of(facts: Any, *arguments: Any) -> str:
 
 def write(
     source: Source, shape: Shape, pieces: Sequence[Piece], target: Target, tell: Callable[[int], None]
-) -> tuple[lance.LanceDataset, list[Left]]:
-    """Makes the dataset; `tell` is called with rows that are done. Returns it, and what gave no row.
+) -> tuple[lance.LanceDataset, list[Left], list[Left]]:
+    """Makes the dataset; `tell` is called with rows that are done. Returns it, what gave no row, and which rows hold no
+    image.
 
     Raises:
         ValueError: If the source has no rows.
@@ -88,7 +89,8 @@ def write(
     fragments = [FragmentMetadata.from_json(json.dumps(text)) for note in notes for text in note["fragments"]]
     if not fragments:
         raise ValueError("the source has no rows")
-    return commit(shape.schema, fragments, target), [Left(*left) for note in notes for left in note["left_out"]]
+    left_out, odd = ([Left(*named) for note in notes for named in note[kind]] for kind in ("left_out", "no_images"))
+    return commit(shape.schema, fragments, target), left_out, odd
 
 
 def commit(schema: pa.Schema, fragments: Sequence[FragmentMetadata], target: Target) -> lance.LanceDataset:
@@ -100,16 +102,25 @@ def commit(schema: pa.Schema, fragments: Sequence[FragmentMetadata], target: Tar
     return lance.LanceDataset.commit(target.uri, operation, storage_options=options, max_retries=0)
 
 
-def shaped(source: Source, shape: Shape, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
-    """Reads a piece as rows of the dataset."""
+def shaped(
+    source: Source, shape: Shape, piece: Piece, left_out: list[Left], no_images: list[Left]
+) -> Iterator[pa.Table]:
+    """Reads a piece as rows of the dataset; adds to the lists what gives no row, and what holds no image."""
     rows = 0
     for table in source.read(piece, left_out):
 
         def where(row: int, before: int = rows) -> str:
             return source.where(piece, before + row)
 
-        yield shape.encode(shape.apply(table, piece.name), where)
+        made = shape.encode(shape.apply(table, piece.name), where)
+        no_images += shape.no_images(made, where)
+        yield made
         rows += table.num_rows
+
+
+def _named(piece: Piece, found: list[Left]) -> list[Left]:
+    more = [Left(f"{piece.name}: {len(found) - _NAMED:,} more", "are not named")] if len(found) > _NAMED else []
+    return [*found[:_NAMED], *more]
 
 
 def write_piece(batch: pa.Table, *, given: Any) -> pa.Table:
@@ -118,7 +129,8 @@ def write_piece(batch: pa.Table, *, given: Any) -> pa.Table:
     [item] = batch.to_pylist()
     piece: Piece = ray.cloudpickle.loads(item["piece"])
     left_out: list[Left] = []
-    tables = shaped(source, shape, piece, left_out)
+    no_images: list[Left] = []
+    tables = shaped(source, shape, piece, left_out, no_images)
     batches = itertools.chain.from_iterable(table.to_batches() for table in tables)
     rows, first = 0, next((batch for batch in batches if batch.num_rows), None)
     fragments: list[FragmentMetadata] = []
@@ -133,9 +145,7 @@ def write_piece(batch: pa.Table, *, given: Any) -> pa.Table:
             storage_options=target.options or None,
         )
         rows = sum(fragment.physical_rows for fragment in fragments)
-    named = [*left_out[:_LEFT_OUT]]
-    if len(left_out) > _LEFT_OUT:
-        named.append(Left(f"{piece.name}: {len(left_out) - _LEFT_OUT:,} more", "are not named"))
-    note = json.dumps({"rows": rows, "fragments": [found.to_json() for found in fragments], "left_out": named})
+    named = {"left_out": _named(piece, left_out), "no_images": _named(piece, no_images)}
+    note = json.dumps({"rows": rows, "fragments": [found.to_json() for found in fragments], **named})
     target.notes.write(item["number"], note)
     return pa.table({"number": [item["number"]], "note": [note]})

@@ -113,4 +113,5 @@ def short(error: Exception) -> str:
     """The message of an error, without the traceback that may be in it."""
     text = f"{type(error).__name__}: {error}"
     named = list(re.finditer(r"^[\w.]+(?:Error|Exception|Exit): ", text, re.MULTILINE))  # the last ends a traceback
-    return text[named[-1].start() :].strip() if named else text
+    found = text[named[-1].start() :].strip() if named else text
+    return found.replace('set on_bad_row="mask"', "give --on-bad-row mask")

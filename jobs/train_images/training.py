@@ -3,7 +3,6 @@
 import math
 import os
 import random
-import time
 from typing import Any
 
 import ray
@@ -47,7 +46,7 @@ class Training:
         self.optimizer = torch.optim.AdamW(weights, config["learning_rate"], weight_decay=config["weight_decay"])
         self.steps = self.loader.steps_per_epoch(global_batch_size=config["batch"])
         self.made = 0  # steps since the run began, whatever the batch was
-        self.pace = Pace(self.loader, config["batch"])
+        self.pace, self.lap = Pace(self.loader, config["batch"]), Pace(self.loader, config["batch"])
         self.tracking = Tracking()
 
     @property
@@ -106,41 +105,45 @@ class Training:
         first = step = self.step
         loss_sum = torch.zeros((), device=ray.train.torch.get_device())
         self.network.train()
-        self.pace.begin(self.made)
+        self.lap.begin(self.made + 1)  # laps end within a step, whose time has not been counted yet
         for step, batch in enumerate(self.loader.iter_torch_batches(global_batch_size=self.config["batch"]), first + 1):
             loss = self.train_step(epoch, step, batch)
             loss_sum += loss
             if self.tracking and self.made % self.config["track_every"] == 0:  # not often: a GPU has to be waited for
                 rate = self.optimizer.param_groups[0]["lr"]
-                self.tracking.log(self.made, {"loss": loss.item(), "learning_rate": rate, **self.pace.lap(self.made)})
+                self.tracking.log(self.made, {"loss": loss.item(), "learning_rate": rate, **self.lap.since(self.made)})
+                self.lap.begin(self.made)
             if step % self.config["every"] == 0 and step < self.steps:
                 self.report({"epoch": epoch, "step": step, "train_loss": loss_sum.item() / (step - first)})
         return loss_sum, step - first
 
 
 class Pace:
-    """How fast training goes, and the share of its time that it waits for data, from one look to the next."""
+    """How fast training goes, and the share of its time that it waits for data, since some step.
+
+    As the verdict and the report have it: time is training and waiting, without starting, saving and validation.
+    """
 
     def __init__(self, loader: raylance.RankLoader, batch: int) -> None:
         """Of a loader and a global batch."""
         self._loader, self._batch = loader, batch
-        self._before = self._now(0)
-
-    def _now(self, steps: int) -> tuple[float, float, float, int]:
-        stats = self._loader.stats()
-        return time.perf_counter(), stats["wait_s"], stats["user_s"], steps
+        self.begin(0)
 
     def begin(self, steps: int) -> None:
-        """Begins anew: what lies before an epoch is not training."""
+        """Begins anew, behind so many steps."""
         self._before = self._now(steps)
 
-    def lap(self, steps: int) -> dict[str, float]:
-        """What was since the last time."""
-        now = self._now(steps)
-        (begin, wait, user, made), self._before = self._before, now
-        waited, trained = now[1] - wait, now[2] - user
-        rates = {"images_per_s": (steps - made) * self._batch / (now[0] - begin)}
-        return rates | ({"waiting": waited / (waited + trained)} if waited + trained > 0 else {})
+    def since(self, steps: int) -> dict[str, float]:
+        """What was since then, up to a step; nothing where no time has passed."""
+        trained, waited, made = (now - before for now, before in zip(self._now(steps), self._before, strict=True))
+        if trained + waited <= 0:
+            return {}
+        return {"images_per_s": made * self._batch / (trained + waited), "waiting": waited / (trained + waited)}
+
+    def _now(self, steps: int) -> tuple[float, float, int]:
+        stats = self._loader.stats()
+        trained, waited = stats["user_s"] - stats["save_s"] - stats["other_s"], stats["wait_s"] - stats["wait_start_s"]
+        return trained, waited, steps
 
 
 def train_fn(config: dict[str, Any]) -> dict[str, Any]:
@@ -157,12 +160,14 @@ def train_fn(config: dict[str, Any]) -> dict[str, Any]:
 def train(training: Training, config: dict[str, Any]) -> dict[str, Any]:
     """Trains and validates, epoch by epoch; returns figures for the summary."""
     val = ray.train.get_dataset_shard("val")
-    epochs, done, train_s = config["epochs"], 0, 0.0
+    epochs = config["epochs"]
+    training.pace.begin(training.made)
     to_run = range(training.loader.epoch, epochs)
+    if to_run:
+        val.prepare(global_batch_size=config["batch"])  # its helpers start while the first epoch is trained
     for epoch in to_run:
-        begin, first = time.perf_counter(), training.step
+        first = training.step
         loss_sum, steps = training.train_epoch(epoch)
-        done, train_s = done + steps, train_s + time.perf_counter() - begin
         sums = torch.stack([loss_sum / training.ranks, *count_right(training.network, val, config)])
         torch.distributed.all_reduce(sums)
         loss_of_ranks, right, rows = sums.tolist()
@@ -172,7 +177,7 @@ def train(training: Training, config: dict[str, Any]) -> dict[str, Any]:
             "step": first + steps,
             "train_loss": loss_of_ranks / steps if steps else math.nan,
             "val_accuracy": right / rows if rows else math.nan,
-            "images_per_s": done * config["batch"] / train_s,
+            "images_per_s": training.pace.since(training.made).get("images_per_s", math.nan),
         }
         training.report(metrics)
     for loader in (training.loader, val):

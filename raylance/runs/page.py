@@ -166,7 +166,7 @@ _HEADS = (
 )  # fmt: skip
 
 
-_DATASET_HEADS = ("dataset", "ranks", "rows", "rows/s", "s of each rank", "waiting", "of it: starting, s", "limit")
+_DATASET_HEADS = ("dataset", "ranks", "rows", "rows/s", "s of each rank", "waiting", "of it: starting, s", "mostly")
 
 
 def _dataset_row(run: Run, name: str) -> tuple[str, ...]:
@@ -180,7 +180,7 @@ def _dataset_row(run: Run, name: str) -> tuple[str, ...]:
         f"{spent / len(parts):,.1f}",
         f"{sum(part.figures['wait_s'] for part in parts) / max(1e-9, spent):.0%}",
         f"{verdict.seconds['starting'] / len(parts):,.1f}",
-        verdict.limit,
+        max(verdict.seconds, key=lambda part: verdict.seconds[part]),
     )
 
 
