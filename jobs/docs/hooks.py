@@ -19,7 +19,7 @@ SHOWN = "files"  # the folder of the site that holds pages of files
 # Lines have up to 130 columns: what is no drawing is wrapped where the window is narrower.
 WIDE = """.md-grid { max-width: 82rem; }
 .md-typeset pre > code { font-size: 0.9em; }
-.md-typeset .language-python pre > code, .md-typeset .language-py pre > code { white-space: pre-wrap; }
+.md-typeset .highlight:not(.language-text) pre > code { white-space: pre-wrap; }
 """
 SHOWN_ALONE = re.compile(r"^```py$", re.MULTILINE)
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".toml": "toml", ".json": "json"}
