@@ -34,6 +34,7 @@ from jobs.materialize import command as materialize
 from jobs.train_images import command as job
 from jobs.train_images.data import count_classes, open_data
 from jobs.train_images.model import learning_rate
+from jobs.train_images.training import Pace
 from tests.conftest import encode
 from tests.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard, curves_of_wandb
 
@@ -602,6 +603,28 @@ def test_the_learning_rate_warms_up_and_falls_to_zero():
     assert np.argmax(rates) == 5
     assert rates[5] == pytest.approx(2.0, rel=0.01)
     assert rates[-1] == pytest.approx(0)
+
+
+def test_the_pace_is_the_verdicts(images_uri):
+    """Training and waiting, without the first wait, saving and validation between batches."""
+    data = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
+    with data.loader(runtime="threads") as loader, data.loader(runtime="threads") as val:
+        pace, lap = Pace(loader, 32), Pace(loader, 32)
+        assert pace.since(0) == {}
+        lap.begin(1)
+        for step, _ in enumerate(loader.iter_batches(global_batch_size=32), 1):
+            time.sleep(0.01)
+            if step == 10:
+                for _ in val.iter_batches(global_batch_size=32):
+                    time.sleep(0.01)
+            if step == 20:
+                assert lap.since(step)["images_per_s"] == pytest.approx(pace.since(19)["images_per_s"])
+                with loader.reporting({}, has_checkpoint=False):
+                    time.sleep(0.2)
+        told = pace.since(953 / 32)
+        assert told["images_per_s"] == pytest.approx(loader.explain().rates["delivered"])
+        assert told["waiting"] == pytest.approx(loader.explain().waiting)
+        assert told["images_per_s"] > 1.5 * 953 / loader.stats()["user_s"], "the rest is left out"
 
 
 def test_help_tells_every_option():

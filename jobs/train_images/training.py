@@ -142,8 +142,8 @@ class Pace:
 
     def _now(self, steps: int) -> tuple[float, float, int]:
         stats = self._loader.stats()
-        trained, waited = stats["user_s"] - stats["save_s"] - stats["other_s"], stats["wait_s"] - stats["wait_start_s"]
-        return trained, waited, steps
+        trained = stats["user_s"] - stats["save_s"] - stats["other_s"]
+        return trained, sum(stats[f"wait_{cause}_s"] for cause in ("read", "decode", "finish")), steps
 
 
 def train_fn(config: dict[str, Any]) -> dict[str, Any]:
