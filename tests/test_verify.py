@@ -93,6 +93,7 @@ def test_filter_position_and_version(images_uri: str, capsys: pytest.CaptureFixt
     ],
     ids=["plain", "decoded"],
 )
+@pytest.mark.usefixtures("ray_session")
 def test_the_real_stream_covers(options: list[object], images_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, text = run(capsys, images_uri, "--stream", "--global-batch-size", BATCH, "--epoch", 1, *options)
     assert status == 0, text
@@ -224,20 +225,31 @@ KINDS = {
 }
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_dataset(kind: str, texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    check_kind(kind, [], texts, capsys)
+
+
+@pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize(
-    ("kind", "stream"),
-    [
-        *(pytest.param(kind, [], id=f"{kind}-plan") for kind in KINDS),
-        *(pytest.param(kind, ["--stream"], id=f"{kind}-stream") for kind in ("packed", "mixture")),
-        *(
-            pytest.param(kind, ["--stream"], id=f"{kind}-stream", marks=pytest.mark.slow)
-            for kind in ("split", "weighted", "balanced")
-        ),
-    ],
+    "kind",
+    ["packed", "mixture", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("split", "weighted", "balanced"))],
 )
-def test_every_kind_of_dataset(
-    kind: str, stream: list[str], texts: list[str], capsys: pytest.CaptureFixture[str]
+def test_every_kind_of_dataset_by_the_real_stream(
+    kind: str, texts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
+    check_kind(kind, ["--stream"], texts, capsys)
+
+
+@pytest.mark.slow
+def test_a_stream_from_the_shell_starts_a_ray_and_says_nothing_of_it(texts: list[str]) -> None:
+    command = [sys.executable, JOB, texts[0], "--columns", "id", "--stream", "--global-batch-size", "7"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+    assert not done.stderr
+    assert len(done.stdout.splitlines()) <= 8, done.stdout
+
+
+def check_kind(kind: str, stream: list[str], texts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     uris = texts if kind == "mixture" else texts[:1]
     options = ["--global-batch-size", "7", "--world-size", "2", "--remainder", "ragged", "--storage-option", "a=b"]
     status = job.main([*uris, *KINDS[kind], *options, *stream])
