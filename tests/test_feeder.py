@@ -258,8 +258,9 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_fork_in_mid_pass_is_told(uri: str, is_there: bool) -> None:
+def test_a_fork_in_mid_pass_is_told(uri: str, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not another batch was finished before."""
+    monkeypatch.setattr(feeder_module, "_LOOK_S", 0.1)
     loader = loader_of(uri)
     batches = iter(loader.batches(global_batch_size=BATCH, prefetch_batches=1))
     next(batches)
