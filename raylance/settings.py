@@ -114,6 +114,8 @@ class Options:
             )
         if not isinstance(self.record, bool | str):
             raise ConfigError(f"record={self.record!r}: must be True, False, or the folder of a run.")
+        if not (self.name is None or (isinstance(self.name, str) and self.name)):
+            raise ConfigError(f"name={self.name!r}: must be what to call the dataset, or None.")
         if self.runtime not in ("auto", "ray", "threads"):
             raise ConfigError(f'runtime={self.runtime!r}: must be "auto", "ray" or "threads".')
         for name in (

@@ -392,6 +392,8 @@ def test_bad_arguments_are_refused_before_any_actor_starts(
         ({"num_decoders": -1}, "num_decoders=-1"),
         ({"num_decoder": 2}, r"loader\(\) has no argument num_decoder=: did you mean num_decoders="),
         ({"max_window_bytes": 0}, "max_window_bytes=0"),
+        ({"record": 1}, "record=1: must be True, False, or the folder"),
+        ({"name": 3}, "name=3: must be what to call the dataset"),
     ],
 )
 def test_bad_options(images_uri: str, arguments: dict[str, Any], message: str) -> None:

@@ -121,6 +121,20 @@ def test_a_loader_that_was_closed_and_goes_on_counts_once(images_uri: str, tmp_p
     assert run.verdict("images").seconds["training"] == pytest.approx(loader.stats()["user_s"])
 
 
+def test_parts_of_one_dataset_are_told_apart_by_the_names_that_they_are_given(images_uri: str, tmp_path: Path) -> None:
+    for name, rows in (("train", "id < 900"), ("val / all", "id >= 900")):
+        data = raylance.dataset(images_uri, columns=["id"], filter=rows, remainder="ragged")
+        with data.loader(runtime="threads", record=str(tmp_path), name=name) as loader:
+            for _ in loader.iter_batches(global_batch_size=100):
+                time.sleep(0.01 if name == "train" else 0)
+            assert loader.identity()["filter"] == rows
+            assert not {"epoch", "position"} & loader.identity().keys()
+    run = read_run(str(tmp_path))
+    assert {record.facts["dataset"] for record in run.records} == {"train", "val / all"}
+    assert run.main == "train"
+    assert sum(part.figures["rows"] for part in run.parts("val / all")) == 103
+
+
 def test_what_is_no_run_is_refused_with_the_runs_beside_it(make_run: Make, tmp_path: Path) -> None:
     make_run({"grows": TRAINS})
     with pytest.raises(raylance.ConfigError, match=r"holds no record .* The runs in it: r; add one of the names"):
