@@ -140,7 +140,7 @@ class Recorded:
     @property
     def _name(self) -> str:
         seated = self.seat.name if self.seat is not None else None
-        return self._options.name or seated or dataset_stem(self._feed.source.uri)
+        return seated or self._options.name or dataset_stem(self._feed.source.uri)
 
     @property
     def _worker(self) -> tuple[int, int]:

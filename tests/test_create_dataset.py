@@ -18,6 +18,8 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from jobs.create_dataset import command as job
+from jobs.create_dataset.sources import Left, Piece
+from jobs.create_dataset.writing import _named as named_of
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -306,6 +308,15 @@ def test_files_that_hold_no_image_are_told_and_kept_with_the_way_back_to_them(ph
     assert "is a column that there is already" in refusal(
         capsys, "imagefolder", "--out", tmp_path / "o.lance", "--input", photos, "--file-column", "label"
     )
+
+
+def test_what_is_not_named_is_counted():
+    piece = Piece(name="files from a on", parts=[], rows=0)
+    found = named_of(piece, [Left(f"{number}.png", "empty") for number in range(2500)])
+    assert len(found) == 1001
+    assert job.tell_no_images(found)[0].startswith("  no images  2,500 rows, kept")
+    assert job.tell_no_images(found)[-1].endswith("and 2,490 more")
+    assert job.tell_left_out(found, None)[0] == "  left out   2,500 files, 1,000 empty, 1,500 are not named:"
 
 
 def test_nothing_is_said_where_no_file_is_left_out(photos, tmp_path, capsys):

@@ -4,6 +4,7 @@ tables and a page that a browser shows without a network.
 
 import dataclasses
 import io
+import os
 import re
 import shutil
 import subprocess
@@ -19,8 +20,8 @@ import pytest
 
 import raylance
 from raylance import process, top
-from raylance.runs import reading
-from raylance.runs.page import render
+from raylance.runs import reading, watching
+from raylance.runs.page import _spent, render
 from raylance.runs.progress import news, progress, table, told_report
 from raylance.runs.reading import Run, RunFolder, read_look, read_run
 from raylance.runs.timeline import PARTS, timeline
@@ -51,7 +52,7 @@ def make_run(tmp_path: Path) -> Make:
             for second in range(1, loader.get("seconds", 10) + 1):
                 figures = dict.fromkeys((*NUMBERS, "epoch", "position"), 0.0) | {"decoders": 1.0, "readers": 1.0}
                 record.add(figures | {name: second * each for name, each in loader.get("grows", {}).items()})
-                record._last[0] = record.facts["started"] + second
+                record._recent[-1][0] = record.facts["started"] + second
             told = {name: loader.get(name) for name in ("events", "bad_rows", "ended")}
             Place(pa.fs.LocalFileSystem(), str(tmp_path / "r" / "raylance")).write(
                 f"{record.name}.arrow", record.content(**told)
@@ -212,7 +213,15 @@ def test_behind_the_last_batch_an_epoch_has_all_its_rows(make_run: Make) -> None
 
 def test_rates_are_of_training_and_the_time_left_of_all_of_it(make_run: Make) -> None:
     """Half of the time goes to validation, which goes on."""
-    trains = {"rows": 80, "position": 80, "user_s": 0.9, "other_s": 0.5, "wait_s": 0.1, "wait_read_s": 0.1}
+    trains = {
+        "rows": 80,
+        "batches": 8,
+        "position": 80,
+        "user_s": 0.9,
+        "other_s": 0.5,
+        "wait_s": 0.1,
+        "wait_read_s": 0.1,
+    }
     val = {"facts": {"dataset": "val"}, "grows": {"rows": 20, "position": 20, "user_s": 0.4, "wait_s": 0.1}}
     run = make_run({"grows": trains}, val)
     found = progress(run)
@@ -221,6 +230,39 @@ def test_rates_are_of_training_and_the_time_left_of_all_of_it(make_run: Make) ->
     assert found.left_s() == pytest.approx(200 / 80)
     assert found.told() == "160 rows/s, waiting 20% (for reading); val 200/1,000"
     assert "val 200" not in progress(make_run({"grows": trains}, val | {"ended": T0 + 10})).told()
+
+
+def test_a_validation_that_was_killed_goes_on_no_more(make_run: Make) -> None:
+    """The restart trains, in another process; its clock is a minute behind."""
+    trains = {"facts": {"started": T0 - 60, "pid": 2}, "grows": TRAINS | {"position": 60}}
+    val = {"facts": {"dataset": "val", "pid": 1}, "grows": {"rows": 20, "position": 20, "user_s": 0.4, "wait_s": 0.1}}
+    before = {"facts": {"pid": 1}, "grows": TRAINS | {"user_s": 0.9, "other_s": 0.5}}
+    found = progress(make_run(before, val))
+    assert found is not None
+    assert found.beside == "val 200/1,000"
+    found = progress(make_run(before, val, trains))
+    assert found is not None
+    assert (found.rows, found.beside) == (600, "")
+
+
+def test_a_trainer_that_hangs_has_no_rate(make_run: Make) -> None:
+    run = make_run({"grows": TRAINS, "seconds": 40})
+    (record,) = run.records
+    for name in ("rows", "batches", "wait_s", "wait_decode_s", "wait_read_s"):
+        record.series[name] = np.minimum(record.series[name], record.series[name][20])
+    found = progress(run)
+    assert found is not None
+    assert (found.rate, found.waiting) == (0, 0)
+
+
+def test_a_rank_that_only_waited_for_its_start_spoils_no_figure(make_run: Make) -> None:
+    """It came when the world grew, and has nothing yet."""
+    alone = {"facts": {"world_size": 1}, "grows": TRAINS}
+    new = {"facts": {"rank": 1, "world_size": 2}, "grows": {"wait_s": 1.0, "wait_start_s": 1.0}, "seconds": 2}
+    verdict = make_run(alone, new).verdict("train")
+    assert verdict.limit == "decoding"
+    assert verdict.rates["training"] == pytest.approx(160)
+    assert verdict.rates["delivered"] == pytest.approx(80)
 
 
 def test_ranks_that_were_not_there_all_the_time_count_by_their_share(make_run: Make) -> None:
@@ -242,7 +284,7 @@ def test_a_file_that_has_not_changed_is_read_once(
     assert len(seen) == 3
     make_run({"facts": {"rank": 1}, "grows": TRAINS, "seconds": 11})
     seen.clear()
-    assert [record.last for record in folder.read().records] == [T0 + 10, T0 + 11, T0 + 10]
+    assert [record.last for record in folder.read().records] == [T0 + 10, T0 + 10, T0 + 11], "the last written is last"
     assert ["rank00001" in path for path in seen] == [True]
     (tmp_path / "r" / "raylance" / f"train-rank00002-{int(1000 * T0)}.arrow").unlink()
     assert len(folder.read().records) == 2
@@ -251,12 +293,12 @@ def test_a_file_that_has_not_changed_is_read_once(
 def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make) -> None:
     ranks = [{"facts": {"rank": rank, "world_size": 5}, "grows": TRAINS | {"wait_s": 0.1 * rank}} for rank in range(5)]
     run = make_run(*ranks, {"facts": {"dataset": "val"}, "ended": T0 + 9, "grows": {"rows": 5}})
-    whole = table(run, T0 + 12)
+    whole = table(run, time.time())
     assert len(whole.splitlines()) == 7
     assert re.search(r"train +4 +h +1 +800/1,000 .* 44% +decoding +1/0 .* goes on", whole)
     assert re.search(r"val +0 .* ended", whole)
-    assert "silent for 990 s" in table(run, T0 + 1000)
-    short = table(run, T0 + 12, most=2).splitlines()
+    assert re.search(r"silent for (999|1,000) s", table(run, run.records[-1].written_s + 1000))
+    short = table(run, time.time(), most=2).splitlines()
     assert [line.split()[1] for line in short[1:3]] == ["4", "3"]
     assert short[-1] == "… and 4 more, which wait less"
 
@@ -336,7 +378,7 @@ def test_what_comes_late_and_again_is_told_and_what_fails_ends_no_run(make_run: 
         return {"facts": {"started": now, "rank": rank, "world_size": 2}, "grows": TRAINS, "events": events, **more}
 
     watcher = _Watcher(RunFolder(folder), None, lambda metrics: f"loss {metrics['loss']}", out)
-    watcher.look_safely()
+    watcher.begin_safely()
     make_run(loader(0, (now + 5, "fault", "a helper is replaced"), (now + 7, "fault", "a helper is replaced")))
     watcher.look_safely()
     make_run(loader(1, (now + 3, "fault", "it came late")))
@@ -353,9 +395,12 @@ def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(make_run: 
     make_run(ahead)
     out = io.StringIO()
     watcher = _Watcher(RunFolder(str(tmp_path / "r")), None, None, out)
-    for _ in range(2):
-        watcher.look_safely()
-    assert not out.getvalue()
+    watcher.begin_safely()
+    watcher.look_safely()
+    watcher.close()
+    assert out.getvalue() == f"no record of a loader came to {tmp_path / 'r'} meanwhile: is that the run's folder?\n"
+    out.truncate(0)
+    out.seek(0)
     resumes = (T0 - 3600, "resume", {"epoch": 0, "position": 30})
     make_run({"facts": {"started": T0 - 3600}, "grows": TRAINS | {"position": 50}, "events": [resumes]})
     watcher.look_safely()
@@ -368,6 +413,59 @@ def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(make_run: 
     make_run({"facts": {"started": T0 + 7200}, "grows": TRAINS, "events": [again]})
     watcher.look_safely()
     assert "train goes on in epoch 1 behind 90 rows" in out.getvalue(), "behind a fault, not"
+
+
+def test_a_run_that_goes_on_is_watched_whole_from_now_on(make_run: Make, tmp_path: Path) -> None:
+    """Two ranks; the file of one has changed at the next look."""
+    ranks = [{"facts": {"rank": rank, "world_size": 2}, "grows": TRAINS | {"masked_rows": 1}} for rank in (0, 1)]
+    make_run(*ranks)
+    out = io.StringIO()
+    watcher = _Watcher(RunFolder(str(tmp_path / "r")), None, None, out)
+    watcher.begin_safely()
+    make_run(ranks[0] | {"seconds": 11})
+    watcher.look_safely()
+    assert "epoch 1: 880/1,000 rows, 160 rows/s" in out.getvalue()
+    assert "train, rank 0: 1 rows that cannot be decoded" in out.getvalue(), "those of before are known"
+    assert "rank 1" not in out.getvalue()
+
+
+def test_the_first_look_reads_no_start_but_the_last(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for start in range(5):
+        make_run({"facts": {"started": T0 + start}, "grows": TRAINS})
+        path = tmp_path / "r" / "raylance" / f"train-rank00000-{int(1000 * (T0 + start))}.arrow"
+        os.utime(path, (T0 + 1000 * start, T0 + 1000 * start))
+    seen, read = [], reading._read_whole
+    monkeypatch.setattr(reading, "_read_whole", lambda files, path: seen.append(path) or read(files, path))
+    watcher = _Watcher(RunFolder(str(tmp_path / "r")), None, None, io.StringIO())
+    watcher.begin_safely()
+    watcher.look_safely()
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("failures", [1, 9])
+def test_a_storage_that_fails_at_the_first_look_swallows_no_run(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.setattr(watching, "_RETRY_S", 0.0)
+    folder, out, left = RunFolder(str(tmp_path / "r")), io.StringIO(), [OSError("away")] * failures
+    listed = folder.list
+
+    def fail() -> dict[str, Any]:
+        if left:
+            raise left.pop()
+        return listed()
+
+    monkeypatch.setattr(folder, "list", fail)
+    watcher = _Watcher(folder, None, None, out)
+    watcher.begin_safely()
+    make_run({"grows": TRAINS, "events": [(T0 + 5, "fault", "a helper is replaced")]})
+    for _ in range(failures):
+        watcher.look_safely()
+    watcher.close()
+    assert "train, rank 0: a helper is replaced" in out.getvalue()
+    assert "no record" not in out.getvalue()
 
 
 def test_bad_rows_of_mixtures_are_named_by_their_own_offset(make_run: Make, tmp_path: Path) -> None:
@@ -525,6 +623,24 @@ def test_a_page_escapes_what_others_wrote(make_run: Make) -> None:
     assert "<script>" not in page
     assert "<img src=x>" not in page
     assert "&lt;img src=x&gt;" in page
+
+
+def test_the_page_has_the_figures_of_each_dataset_and_rank(make_run: Make) -> None:
+    """Ten seconds of two ranks, half of them in validation, most of which waits for its start."""
+    trains = {"rows": 40, "batches": 4, "user_s": 0.9, "other_s": 0.5, "save_s": 0.1, "wait_s": 0.1, "wait_read_s": 0.1}
+    val = {"rows": 10, "user_s": 0.1, "wait_s": 0.4, "wait_start_s": 0.3, "wait_read_s": 0.1}
+    run = make_run(*(
+        {"facts": {"dataset": name, "rank": rank, "world_size": 2}, "grows": grows}
+        for name, grows in (("train", trains), ("val", val)) for rank in (0, 1)
+    ))  # fmt: skip
+    cells = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", render(run))]
+    assert ["train", "2", "800", "200", "4.0", "25%", "0.0", "training"] in cells
+    assert ["val", "2", "200", "100", "5.0", "80%", "3.0", "starting"] in cells
+    assert ["1", "h", "400", "100", "3.0", "1.0", "1.0", "0.0", "1.0", "0.0", "0.0", "0", "0"] in cells
+    spent = _spent(run, run.verdict("train"))
+    assert {part: seconds for part, seconds in spent.items() if seconds} == pytest.approx(
+        {"training": 6.0, "saving": 2.0, "reading": 2.0, "other datasets": 10.0}
+    )
 
 
 def test_many_ranks_are_shown_by_those_that_wait_most(make_run: Make) -> None:

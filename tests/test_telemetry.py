@@ -250,6 +250,84 @@ def test_metrics_go_on_while_a_storage_hangs(tmp_path: Path, monkeypatch: pytest
         recording.end()
 
 
+def test_the_end_is_written_behind_what_is_just_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loader that was dropped, and an interpreter that ends meanwhile."""
+    monkeypatch.setattr(recorder, "_current", None)
+    storage, loader = Hanging(tmp_path), Loader()
+    recording = recorder.Recording(make_record(), Stats(), recorder.position_of(loader), storage, None, str)
+    del loader
+    recording.tick()
+    deadline = time.monotonic() + 30
+    while recording.write.__self__._due != 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    ending = threading.Thread(target=recording.end)
+    ending.start()
+    time.sleep(0.1)
+    storage.gate.set()
+    ending.join(30)
+    (path,) = tmp_path.glob("*.arrow")
+    assert read(path.read_bytes())[1]["ended"] > 0
+    assert not recorder._recorder().is_stuck
+
+
+def test_a_name_hides_no_record(tmp_path: Path) -> None:
+    names = {dataset: Record({"dataset": dataset, "rank": 0}).name for dataset in (".cache", "a/b c", "é")}
+    assert [name.partition("-")[0] for name in names.values()] == ["cache", "a_b_c", "é"]
+
+
+def test_a_pass_in_the_midst_of_a_step_is_not_training_as_it_goes_on() -> None:
+    """Of a validation the trainer's figures say the same while it waits and when it has ended."""
+    train, val = Stats(), Stats()
+
+    def trained() -> float:
+        figures = train.sample()
+        return figures["user_s"] - figures["other_s"]
+
+    train.begin("user_s")
+    time.sleep(0.02)
+    val.begin("wait_s")
+    before = trained()
+    time.sleep(0.05)
+    assert trained() == pytest.approx(before, abs=0.01)
+    val.end("wait_s")
+    val.begin("user_s")
+    time.sleep(0.05)
+    val.end("user_s")
+    assert trained() == pytest.approx(before, abs=0.01)
+    train.end("user_s")
+    assert train.user_s - train.other_s == pytest.approx(before, abs=0.01)
+
+
+def test_loaders_that_are_iterated_side_by_side_both_train() -> None:
+    """As by zip(): a step of both ends with the next batch of the first."""
+    first, second = Stats(), Stats()
+    for _ in range(3):
+        for stats in (first, second):
+            stats.end("user_s")
+            with stats.timed("wait_s"):
+                time.sleep(0.01)
+            stats.begin("user_s")
+        time.sleep(0.03)
+    first.end("user_s")
+    second.end("user_s")
+    for stats in (first, second):
+        assert 0.08 < stats.user_s - stats.other_s < stats.user_s
+    assert first.wait_s + second.wait_s == pytest.approx(first.other_s + second.other_s, abs=0.02)
+
+
+def test_an_iterator_that_is_left_alone_takes_no_step_from_the_other() -> None:
+    train, val = Stats(), Stats()
+    val.begin("user_s")  # and is never asked again
+    for _ in range(3):
+        with train.timed("wait_s"):
+            time.sleep(0.01)
+        with train.timed("user_s"):
+            time.sleep(0.02)
+    assert train.other_s == 0
+    figures = val.sample()
+    assert figures["user_s"] - figures["other_s"] < 0.02
+
+
 def test_reports_are_kept_from_the_first_on_and_faults_to_the_last() -> None:
     stats = Stats()
     for number in range(5000):

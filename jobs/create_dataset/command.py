@@ -329,7 +329,7 @@ def tell_left_out(left_out: Sequence[Left], file: str | None) -> list[str]:
     if file is not None:
         try:
             with open(file, "w", encoding="utf-8") as lines:
-                lines.writelines(f"{name}\t{why}\n" for name, why in left_out)
+                lines.writelines(f"{name}\t{why}\n" for name, why, _ in left_out)
         except OSError as error:
             raise RefusedError(
                 f"--left-out {file} can't be written ({reason(error)}): nothing would tell what is missing; give "
@@ -337,12 +337,13 @@ def tell_left_out(left_out: Sequence[Left], file: str | None) -> list[str]:
             ) from error
     if not left_out:
         return []
-    counts = Counter(why for _, why in left_out)
-    lines_of = [
-        f"  left out   {len(left_out):,} files, {', '.join(f'{count:,} {why}' for why, count in counts.items())}:"
-    ]
-    lines_of += [f"             {name}" for name, _ in left_out[:NAMED]]
-    rest = f"and {len(left_out) - NAMED:,} more" if len(left_out) > NAMED else ""
+    counts = Counter[str]()
+    for _, why, count in left_out:
+        counts[why] += count
+    whys = ", ".join(f"{count:,} {why}" for why, count in counts.items())
+    lines_of = [f"  left out   {counts.total():,} files, {whys}:"]
+    lines_of += [f"             {name}" for name, _, _ in left_out[:NAMED]]
+    rest = f"and {counts.total() - NAMED:,} more" if len(left_out) > NAMED else ""
     where = f"all of them are in {file}" if file is not None else "--left-out FILE lists all of them" if rest else ""
     return [*lines_of, f"             {'; '.join(filter(None, [rest, where]))}"] if rest or where else lines_of
 
@@ -351,11 +352,12 @@ def tell_no_images(found: Sequence[Left]) -> list[str]:
     """Lines for the summary on rows that hold no image."""
     if not found:
         return []
-    rest = [f"and {len(found) - NAMED:,} more"] if len(found) > NAMED else []
+    rows = sum(count for _, _, count in found)
+    rest = [f"and {rows - NAMED:,} more"] if rows > NAMED else []
     return [
-        f"  no images  {len(found):,} rows, kept as they are; training stops at the first, or leaves them out with "
+        f"  no images  {rows:,} rows, kept as they are; training stops at the first, or leaves them out with "
         "--on-bad-row mask:",
-        *(f"             {line}" for line in [*(f"{name}: {why}" for name, why in found[:NAMED]), *rest]),
+        *(f"             {line}" for line in [*(f"{name}: {why}" for name, why, _ in found[:NAMED]), *rest]),
     ]
 
 

@@ -38,10 +38,11 @@ class Piece:
 
 
 class Left(NamedTuple):
-    """Something that gives no row."""
+    """Something that gives no row, or a row that holds no image; or so many of them, which are not named."""
 
     name: str
     why: str
+    count: int = 1
 
 
 class Source(abc.ABC):
@@ -185,7 +186,7 @@ def name_some(left_out: Sequence[Left]) -> str:
     """Names up to three files that were left out, to follow a sentence about --input."""
     if not left_out:
         return ""
-    named = ", ".join(f"{file} ({why})" if why == "hidden" else file for file, why in left_out[:3])
+    named = ", ".join(f"{file} ({why})" if why == "hidden" else file for file, why, _ in left_out[:3])
     return f" ({len(left_out):,} left out, such as {named})"
 
 

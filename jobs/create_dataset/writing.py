@@ -119,8 +119,8 @@ def shaped(
 
 
 def _named(piece: Piece, found: list[Left]) -> list[Left]:
-    more = [Left(f"{piece.name}: {len(found) - _NAMED:,} more", "are not named")] if len(found) > _NAMED else []
-    return [*found[:_NAMED], *more]
+    more = len(found) - _NAMED
+    return [*found[:_NAMED], *([Left(f"{piece.name}: {more:,} more", "are not named", more)] if more > 0 else [])]
 
 
 def write_piece(batch: pa.Table, *, given: Any) -> pa.Table:

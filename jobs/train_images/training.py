@@ -111,8 +111,10 @@ class Training:
             loss_sum += loss
             if self.tracking and self.made % self.config["track_every"] == 0:  # not often: a GPU has to be waited for
                 rate = self.optimizer.param_groups[0]["lr"]
-                self.tracking.log(self.made, {"loss": loss.item(), "learning_rate": rate, **self.lap.since(self.made)})
-                self.lap.begin(self.made)
+                pace = self.lap.since(self.made)
+                self.tracking.log(self.made, {"loss": loss.item(), "learning_rate": rate, **pace})
+                if pace:
+                    self.lap.begin(self.made)
             if step % self.config["every"] == 0 and step < self.steps:
                 self.report({"epoch": epoch, "step": step, "train_loss": loss_sum.item() / (step - first)})
         return loss_sum, step - first
@@ -136,7 +138,7 @@ class Pace:
     def since(self, steps: int) -> dict[str, float]:
         """What was since then, up to a step; nothing where no time has passed."""
         trained, waited, made = (now - before for now, before in zip(self._now(steps), self._before, strict=True))
-        if trained + waited <= 0:
+        if made <= 0 or trained + waited <= 0:
             return {}
         return {"images_per_s": made * self._batch / (trained + waited), "waiting": waited / (trained + waited)}
 

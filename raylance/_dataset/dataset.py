@@ -44,7 +44,7 @@ class Dataset(TrainData):
         super().__init__(feed, delivery)
         self._idle: Helpers | None = None  # of the last pass, for the next one
         self._passes: set[RankLoader] = set()  # that go on
-        self._loaders: weakref.WeakSet[RankLoader] = weakref.WeakSet()  # that were made of it here
+        self._loaders: list[weakref.ref[RankLoader]] = []  # that were made of it here
         self._lookup: Lookup | None = None
         self._pid = os.getpid()
 
@@ -225,7 +225,7 @@ class Dataset(TrainData):
         refuse_unknown("loader()", refuse, ("rank", "world_size", *_OPTIONS))
         rank, world_size = check_integer("rank", rank or 0, 0), check_integer("world_size", world_size or 1, 1)
         made = RankLoader(self._feed, self._delivery, Options(**options), rank, world_size)
-        self._loaders.add(made)
+        self._loaders.append(weakref.ref(made, self._loaders.remove))
         return made
 
     def iter_torch_batches(self, *, epoch: int = 0, **arguments: Any) -> Batches:
@@ -296,7 +296,8 @@ class Dataset(TrainData):
         """Ends passes, its own and those of the loaders that `loader` made, and their helpers, so that their CPUs are
         free for others; another pass starts new ones, and loaders keep their position.
         """
-        for loader in (*self._passes, *self._loaders):
+        made = [loader for ref in list(self._loaders) if (loader := ref()) is not None]
+        for loader in (*self._passes, *made):
             loader.close()
         if self._idle is not None:
             self._idle.close()
@@ -311,12 +312,11 @@ class Dataset(TrainData):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"_idle": None, "_passes": set(), "_loaders": (), "_lookup": None, "_run": None}
+        own: dict[str, Any] = {"_idle": None, "_passes": set(), "_loaders": [], "_lookup": None, "_run": None}
         return self.__dict__ | own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._loaders = weakref.WeakSet()
         self._pid = os.getpid()
 
     def __iter__(self) -> NoReturn:

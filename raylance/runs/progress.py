@@ -65,7 +65,7 @@ def progress(run: Run) -> Progress | None:
         epoch=epoch,
         rows=rows,
         epoch_rows=int(records[0].facts["limits"]["epoch_rows"]),
-        rate=sum(part.rate for part in recent),
+        rate=sum(part.rate for part in recent if part.figures["batches"] > 1),
         pace=sum(_pace(record) for record in records),
         waiting=waited / max(1e-9, waited + sum(part.trained_s for part in recent)),
         cause=max(spent, key=lambda cause: spent[cause]),
@@ -76,7 +76,7 @@ def progress(run: Run) -> Progress | None:
 def _recent(record: LoaderRecord) -> Part:
     """Its last seconds, by its own clock; all of it where these had nothing of it, as when others were iterated."""
     part = record.part(record.last - RECENT_S)
-    return part if part.figures["rows"] or part.figures["wait_s"] > 1.0 else record.part()
+    return part if part.figures["rows"] or part.figures["wait_s"] + part.trained_s > 1.0 else record.part()
 
 
 def _pace(record: LoaderRecord) -> float:
@@ -87,10 +87,13 @@ def _pace(record: LoaderRecord) -> float:
 
 
 def _beside(run: Run) -> str:
+    """How far another dataset is that the process of the first rank iterates now."""
+    process = [run.newest(run.main)[0].facts.get(name) for name in ("host", "pid")]
     for dataset in dict.fromkeys(str(record.facts["dataset"]) for record in run.records):
         for record in run.newest(dataset)[:1] if dataset != run.main else ():
             part = record.part(record.last - _NOW_S)
-            if not record.ended and part.trained_s + part.figures["wait_s"] > 0.1:
+            is_there = not record.ended and [record.facts.get(name) for name in ("host", "pid")] == process
+            if is_there and part.trained_s + part.figures["wait_s"] > 0.1:
                 _, rows = record.place
                 return f"{dataset} {rows:,}/{record.facts['limits']['epoch_rows']:,.0f}"
     return ""
@@ -139,7 +142,8 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
     waiting = recent["wait_s"] / max(1e-9, recent["wait_s"] + part.trained_s)
     cause = max(_CAUSES, key=lambda name: recent[_CAUSES[name]])
     limits = record.facts["limits"]
-    state = "ended" if record.ended else "goes on" if now - last < _SILENT_S else f"silent for {now - last:,.0f} s"
+    silent_s = now - (record.written_s or last)
+    state = "ended" if record.ended else "goes on" if silent_s < _SILENT_S else f"silent for {silent_s:,.0f} s"
     return waiting, (
         str(record.facts["dataset"]),
         str(record.rank),

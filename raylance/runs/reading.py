@@ -24,6 +24,14 @@ logger = logging.getLogger(__name__)
 FloatArray = npt.NDArray[np.float64]
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """When a file was written last, in seconds since 1970 by the clock of its storage, and its bytes."""
+
+    written_s: float
+    size: int
+
+
 @dataclasses.dataclass(kw_only=True)
 class LoaderRecord:
     """What was recorded of one loader, from its start to its end or to the last that is known of it.
@@ -35,6 +43,8 @@ class LoaderRecord:
         bad_rows: The first rows that were masked: row offset with a mixture's component, column, why.
         ended: When it was closed, in seconds since 1970; None where it is not, or its process was killed.
         series: By name, float64 (samples,): counters since the loader was made, and `time_s`, seconds since 1970.
+        written_s: When its file was written last, by the clock of the storage: which of two starts came later is told
+            by this one clock, since those of machines differ.
     """
 
     name: str
@@ -43,6 +53,7 @@ class LoaderRecord:
     bad_rows: Sequence[tuple[int, str, str]]
     ended: float | None
     series: Mapping[str, FloatArray]
+    written_s: float = 0.0
 
     @property
     def rank(self) -> int:
@@ -94,7 +105,7 @@ class Run:
 
     Attributes:
         uri: Where it is kept.
-        records: Those of all its loaders, by their start.
+        records: Those of all its loaders, those that were written last behind the others.
     """
 
     uri: str
@@ -111,18 +122,18 @@ class Run:
         spent: dict[str, float] = {}
         for record in self.records:
             dataset = str(record.facts["dataset"])
-            spent[dataset] = (
-                spent.get(dataset, 0.0) + float(record.at("user_s", record.last)) + 1e-9 * record.facts["split"]
-            )
+            seconds = float(record.at("user_s", record.last)) - float(record.at("other_s", record.last))
+            spent[dataset] = spent.get(dataset, 0.0) + seconds + 1e-9 * record.facts["split"]
         return max(spent, key=lambda name: spent[name])
 
     def of(self, dataset: str) -> list[LoaderRecord]:
-        """The records of a dataset's loaders, by their start."""
+        """The records of a dataset's loaders, later starts behind earlier ones."""
         return [record for record in self.records if record.facts["dataset"] == dataset]
 
     def before(self, record: LoaderRecord) -> list[LoaderRecord]:
-        """The records of a loader's dataset that began before its own."""
-        return [each for each in self.of(record.facts["dataset"]) if each.started < record.started]
+        """The records of a loader's dataset of earlier starts."""
+        found = self.of(record.facts["dataset"])
+        return found[: found.index(record)]
 
     def newest(self, dataset: str) -> list[LoaderRecord]:
         """The newest record of each rank of a dataset, as many ranks as there were last; by rank."""
@@ -173,7 +184,31 @@ class RunFolder:
         """
         self.path = path
         self.filesystem, self._folder = open_folder(path, storage_filesystem)
-        self._known: dict[str, tuple[tuple[Any, ...], LoaderRecord | None]] = {}
+        self._known: dict[str, tuple[Version, LoaderRecord | None]] = {}
+
+    def list(self) -> dict[str, Version]:
+        """The files of records that are there, and what says whether they have changed."""
+        found = self.filesystem.get_file_info(pa.fs.FileSelector(f"{self._folder}/{FOLDER}", allow_not_found=True))
+        return {
+            info.path: Version(written_s=(info.mtime_ns or 0) / 1e9, size=info.size)
+            for info in found
+            if info.path.endswith(".arrow") and not info.base_name.startswith(".")
+        }
+
+    def load(self, files: Mapping[str, Version]) -> Run:
+        """Reads the records of some files; one that is damaged, or gone, is left out.
+
+        Args:
+            files: Of `list`.
+        """
+        for path, version in files.items():
+            if path not in self._known or self._known[path][0] != version or not version.written_s:
+                record = _read_whole(self.filesystem, path)
+                if record is not None:
+                    record.written_s = version.written_s
+                self._known[path] = version, record
+        records = [record for path in files if (record := self._known[path][1]) is not None]
+        return Run(uri=self.path, records=sorted(records, key=lambda record: (record.written_s, record.started)))
 
     def read(self) -> Run:
         """Reads the records that are there now.
@@ -181,24 +216,14 @@ class RunFolder:
         Raises:
             ConfigError: If there are none.
         """
-        found = self.filesystem.get_file_info(pa.fs.FileSelector(f"{self._folder}/{FOLDER}", allow_not_found=True))
-        known = {}
-        for info in found:
-            if not info.path.endswith(".arrow") or info.base_name.startswith("."):
-                continue
-            version, before = (info.mtime_ns, info.size), self._known.get(info.path)
-            if before is None or before[0] != version or info.mtime_ns is None:
-                before = version, _read_whole(self.filesystem, info.path)
-            known[info.path] = before
-        self._known = known
-        records = [record for _, record in known.values() if record is not None]
-        if not records:
+        run = self.load(self.list())
+        if not run.records:
             raise ConfigError(
                 f"{self.path} holds no record of a loader ({FOLDER}/*.arrow), so there is nothing to show."
                 f"{self._others()} Give the folder of a run, <storage path>/<run name>; a record begins with the first "
                 "batch, unless record=False."
             )
-        return Run(uri=self.path, records=sorted(records, key=lambda record: record.started))
+        return run
 
     def _others(self) -> str:
         """The runs that lie in this folder, where it is that of several."""

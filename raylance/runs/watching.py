@@ -13,13 +13,14 @@ import numpy as np
 from tqdm.std import tqdm as text_bar
 
 from raylance.columns import tell_rows
-from raylance.errors import ConfigError
 from raylance.runs.progress import Progress, news, progress, told_report
-from raylance.runs.reading import LoaderRecord, Run, RunFolder
+from raylance.runs.reading import LoaderRecord, Run, RunFolder, Version
 
 _LOCAL_S, _REMOTE_S = 1.0, 10.0  # between two looks
 _PATIENCE_S = 30.0  # for the last look
 _LOG_S = 30.0  # between two lines of a log
+_RETRY_S = 1.0  # between the tries of a first look
+_TOGETHER_S = 120.0  # within which the ranks of a run have written their records
 _SAME_S = 5.0  # between what several datasets note of one report
 _BAR = "{desc}{percentage:3.0f}%|{bar:20}| {unit}"  # a postfix would begin with a comma
 
@@ -60,13 +61,13 @@ def watch(
     has_begun, ended = threading.Event(), threading.Event()
 
     def look_on() -> None:
-        is_over, seconds = False, 0.0
-        while not is_over:  # hundreds of ranks take their time to read, which this process has other uses for
+        watcher.begin_safely()
+        has_begun.set()
+        seconds = 0.0
+        while not ended.wait(max(least_s, 10 * seconds)):  # hundreds of ranks take their time to read
             begin = time.monotonic()
             watcher.look_safely()
-            has_begun.set()
             seconds = time.monotonic() - begin
-            is_over = ended.wait(max(least_s, 10 * seconds))
         watcher.look_safely()
 
     thread = threading.Thread(target=look_on, name="raylance-watch", daemon=True)
@@ -85,14 +86,28 @@ class _Watcher:
 
     def __init__(self, folder: RunFolder, epochs: int | None, tell: Tell | None, file: TextIO) -> None:
         self._folder, self._epochs, self._tell, self._file = folder, epochs, tell, file
-        # What was there before, by how far it was: told by no clock, since those of machines differ.
-        self._before: dict[str, float] | None = None
+        self._before: dict[str, Version] = {}  # what was there at the beginning, and has not changed since
         self._logged = -_LOG_S
         self._masked: dict[str, float] = {}
         self._happened: set[tuple[Any, ...]] = set()
         self._reports: dict[str, tuple[float, str]] = {}  # when a line was told last, and of which dataset
         self._has_failed = self._has_seen = False
         self._bar: Any = None
+
+    def begin_safely(self) -> None:
+        """Looks at what is there already: what is of earlier starts is not to be told."""
+        for is_last in (False, False, True):
+            try:
+                self._before = self._folder.list()
+                run = self._folder.load(_newest(self._before))
+            except Exception as error:  # of a storage, which the run may do without
+                if is_last:
+                    logger.warning("what earlier starts have left cannot be read (%s), and may be told anew", error)
+                time.sleep(_RETRY_S)
+                continue
+            self._happened = {_key(*event) for event in news(run)}
+            self._masked = {record.name: float(record.at("masked_rows", record.last)) for record in run.records}
+            return
 
     def look_safely(self) -> None:
         """Looks; whatever fails at that, a `tell` of the user's or a terminal that is gone, ends no run."""
@@ -104,21 +119,18 @@ class _Watcher:
             self._has_failed = True
 
     def look(self) -> None:
-        """Reads the records, and says what is new."""
+        """Reads the records that have changed, and says what is new."""
         try:
-            records = self._folder.read().records
-        except ConfigError:  # no batch yet
-            records = []
+            listed = self._folder.list()
+            changed = {path: version for path, version in listed.items() if self._before.get(path) != version}
+            if self._before.keys() & changed.keys():  # a run that goes on: all its ranks count, and not the first alone
+                changed |= _newest({path: version for path, version in listed.items() if path in self._before})
+            run = self._folder.load(changed)
         except OSError:  # a storage that fails now may not the next time
             return
-        if self._before is None:
-            self._before = {record.name: record.last for record in records}
-            self._happened = {_key(*event) for event in news(Run(uri=self._folder.path, records=records))}
-        records = [record for record in records if self._before.get(record.name) != record.last]
-        if not records:
+        if not run.records:
             return
         self._has_seen = True
-        run = Run(uri=self._folder.path, records=records)
         for when, record, kind, what in news(run):
             # Known by themselves, not by their time: records come at times of their own, and clocks differ.
             event = _key(when, record, kind, what)
@@ -136,7 +148,8 @@ class _Watcher:
         if self._bar is not None:
             self._bar.close()
         if not self._has_seen:
-            self._write(f"no record of a loader came to {self._folder.path}: is that the run's folder?")
+            meanwhile = " meanwhile" if self._before else ""
+            self._write(f"no record of a loader came to {self._folder.path}{meanwhile}: is that the run's folder?")
 
     def _line(self, run: Run, record: LoaderRecord, kind: str, what: Any) -> str:
         if kind == "report":
@@ -194,6 +207,12 @@ class _Watcher:
         self._bar.n = min(100, 100 * (before + rows / found.epoch_rows) / whole)
         self._bar.unit = told
         self._bar.set_description_str(f"epoch {epoch}{of} ")
+
+
+def _newest(files: Mapping[str, Version]) -> dict[str, Version]:
+    """The files that may be of the last start, by when they were written: its ranks write at about the same time."""
+    last_s = max((version.written_s for version in files.values()), default=0.0)
+    return {path: version for path, version in files.items() if version.written_s > last_s - _TOGETHER_S}
 
 
 def _key(when: float, record: LoaderRecord, kind: str, what: Any) -> tuple[Any, ...]:

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import os
 import re
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,7 +26,8 @@ COLUMNS = ("time_s", *NUMBERS, "epoch", "position")
 STANDING = GAUGES | {"epoch", "position"}
 """Columns that say how things stand; all others count."""
 
-_MOST = 2048  # samples; then every second one is dropped, and samples are kept half as often
+_RECENT = 64  # samples that are all kept: rates of a run that goes on are taken over them
+_MOST = 1984  # older ones; then every second one is dropped, and they are kept half as often
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -96,33 +98,39 @@ class Record:
         self._before = before or {}
         self.facts = {"format": FORMAT, "started": now_s(), **facts}
         start = int(1000 * self.facts["started"])
-        dataset = re.sub(r"[^\w.-]", "_", self.facts["dataset"])
+        dataset = re.sub(r"[^\w.-]", "_", self.facts["dataset"]).lstrip(".")  # a dot would hide the file
         self.name = f"{dataset}-rank{self.facts['rank']:05d}-{start}"
-        self._samples: list[list[float]] = []
-        self._last: list[float] = []
+        self._old: list[list[float]] = []
+        self._recent: deque[list[float]] = deque()
         self._every = self._skipped = 1
 
     def add(self, figures: Mapping[str, float]) -> None:
         """Adds a sample of all figures, as they are now."""
-        before = dict(zip(COLUMNS, self._last, strict=False))
-        self._last = [now_s()]
+        before = dict(zip(COLUMNS, self._recent[-1], strict=True)) if self._recent else {}
+        sample = [now_s()]
         for name in COLUMNS[1:]:
             value = figures[name]
             if name not in STANDING:
                 # A sample that meets the end of a timed step may lack that step; counters never fall.
                 value = max(value - self._before.get(name, 0.0), before.get(name, 0.0))
-            self._last.append(value)
+            sample.append(value)
+        self._recent.append(sample)
+        if len(self._recent) > _RECENT:
+            self._keep(self._recent.popleft())
+
+    def _keep(self, sample: list[float]) -> None:
+        """Keeps one of several that are no longer recent."""
         if self._skipped < self._every:
             self._skipped += 1
             return
         self._skipped = 1
-        self._samples.append(self._last)
-        if len(self._samples) > _MOST:
-            self._samples, self._every = self._samples[::2], 2 * self._every
+        self._old.append(sample)
+        if len(self._old) > _MOST:
+            self._old, self._every = self._old[::2], 2 * self._every
 
     def content(self, **told: Any) -> bytes:
         """The file: samples, facts, and what has been told meanwhile, JSON-able."""
-        rows = [*self._samples, *([self._last] if self._last and self._last is not self._samples[-1] else [])]
+        rows = [*self._old, *self._recent]
         arrays = [pa.array(values, pa.float64()) for values in zip(*rows, strict=True)]
         arrays = arrays or [pa.array([], pa.float64()) for _ in COLUMNS]
         metadata = {"raylance": json.dumps(self.facts | told, default=str)}

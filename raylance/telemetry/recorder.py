@@ -75,7 +75,8 @@ class Recording:
             is_due = is_gone or time.monotonic() >= self._due
         if is_due:
             self._write()
-        return not is_gone
+        with self._changed:  # it may have ended meanwhile
+            return not is_gone or (self._place is not None and self._answered < self._asked)
 
     def flush(self, *, may_wait: bool = True) -> None:
         """Samples now, and has the recorder's thread write: the process may not live for long.

@@ -1,6 +1,7 @@
 """Owns the timings, counters and events of one loader, in memory; never says what they mean, or sends them anywhere."""
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -152,22 +153,44 @@ class Stats:
 
     def begin(self, field: str) -> None:
         """Begins to time a field."""
+        now = self._going[field] = time.perf_counter()
         if field == "user_s":
             _in_step().append(self)
-        self._going[field] = time.perf_counter()
+        elif field == "wait_s" and (around := self._around(now)) is not None:
+            around.interrupt(now)
 
     def end(self, field: str) -> float:
         """Adds the seconds since `begin` to a field; returns them, 0 where nothing was begun."""
         begun = self._going.pop(field, None)
         seconds = 0.0 if begun is None else time.perf_counter() - begun
         setattr(self, field, getattr(self, field) + seconds)
-        if field in ("wait_s", "user_s"):  # a pass of this loader, in the midst of a step of another one
-            around = [stats for stats in _in_step() if stats is not self]
-            if field == "user_s":
-                _in_step()[:] = around
-            if around:
-                around[-1].other_s += seconds
+        if field == "user_s":
+            _in_step()[:] = [stats for stats in _in_step() if stats is not self]
+        if field in ("wait_s", "user_s") and begun is not None and (around := self._around(begun)) is not None:
+            around.resume(seconds)
         return seconds
+
+    @property
+    def step_begun(self) -> float:
+        """When its consumer got the batch that it has in hand."""
+        return self._going.get("user_s", math.inf)
+
+    def interrupt(self, now: float) -> None:
+        """Says that the consumer waits for a batch of another loader, in the midst of a step."""
+        self._going["other_s"] = now
+
+    def resume(self, seconds: float) -> None:
+        """Says that so many seconds of the step were another loader's."""
+        self._going.pop("other_s", None)
+        self.other_s += seconds
+
+    def _around(self, begun: float) -> "Stats | None":
+        """Of the loader in the midst of whose step this one was asked for a batch, or had one in hand, from a time on.
+
+        A step that began later is none: batches of both are in hand then, as where two are iterated side by side.
+        """
+        found = [stats for stats in _in_step() if stats is not self and stats.step_begun < begun]
+        return found[-1] if found else None
 
     def lap(self, now: float) -> None:
         """Counts the wait that goes on up to now, in seconds of the runtime's clock."""

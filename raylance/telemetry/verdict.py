@@ -15,7 +15,8 @@ from raylance.telemetry.stats import WAITS
 
 Limit = Literal["unknown", "training", "starting", "reading", "decoding", "finishing"]
 
-_LEAST_BATCHES = 3  # to tell anything
+_LEAST_BATCHES = 3  # to tell anything, of each rank that was there
+_MOSTLY = 0.5  # of the time
 _WAITS = 0.05  # of the time: less is not worth a change
 _NO_STEP_S = 0.001  # for a batch: a loop that does no more does not train
 _NOTHING = (
@@ -37,7 +38,7 @@ class Part:
     Attributes:
         figures: What `Stats.sample` gives, of the time that is judged: counters as differences.
         facts: The facts of its record: rank, world_size, row_bytes, decodes, order, options, cpus.
-        presence: Share of the time that is judged in which it was there, in (0, 1]: not all of it where the world
+        presence: Share of the time that is judged in which it was there, in [0, 1]: not all of it where the world
             size changed. Rates over all ranks count it by this share.
     """
 
@@ -124,14 +125,15 @@ def judge(parts: Sequence[Part]) -> Verdict:
     seconds |= {limit: _sum(parts, name) for limit, name in WAITS.items()}
     waited_s = sum(part.waited_s for part in parts)
     steady_s = seconds["training"] + waited_s
+    there = [part for part in parts if part.presence]
     rates = {
-        "delivered": sum(part.presence * part.rate for part in parts),
-        "training": sum(part.presence * part.train_rate for part in parts),
-        "reading": sum(part.presence * part.read_rate for part in parts),
-        "decoding": sum(part.presence * part.decode_rate for part in parts),
+        "delivered": sum(part.presence * part.rate for part in there),
+        "training": sum(part.presence * part.train_rate for part in there),
+        "reading": sum(part.presence * part.read_rate for part in there),
+        "decoding": sum(part.presence * part.decode_rate for part in there),
     }
     waiting = waited_s / steady_s if steady_s else 0.0
-    if min((part.figures["batches"] for part in parts), default=0) < _LEAST_BATCHES:
+    if min((part.figures["batches"] for part in parts if part.presence >= _MOSTLY), default=0) < _LEAST_BATCHES:
         limit: Limit = "unknown"
     elif waiting >= _WAITS:
         limit = max(("reading", "decoding", "finishing"), key=lambda name: seconds[name])
