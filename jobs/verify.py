@@ -43,6 +43,7 @@ NEEDS = {
     "decoders": "stream",
     "image_column": "stream",
     "image_size": "image_column",
+    "on_bad_row": "image_column",
 }
 
 
@@ -52,6 +53,7 @@ def open_data(args: argparse.Namespace) -> raylance.Dataset:
     given["storage_options"] = dict(args.storage_options or {}) or None
     if args.image_column:
         given["decode"] = raylance.Image(args.image_column, size=args.image_size)
+        given["on_bad_row"] = args.on_bad_row or "raise"
         given["columns"] = args.columns and sorted({*args.columns, args.image_column})
     given = {name: value for name, value in given.items() if value is not None}
     if args.state is not None:
@@ -167,7 +169,8 @@ def number_or_name(text: str) -> int | str:
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """Reads the command line, and the state where one is given."""
     as_written = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written, usage="%(prog)s URI [options]")
+    about = (__doc__ or "").partition("\n\n")[2]
+    parser = argparse.ArgumentParser(description=about, formatter_class=as_written, usage="%(prog)s URI [options]")
     add = parser.add_argument
     add("uri", nargs="*", help="the dataset, or the datasets of a mixture; with --state, where they lie now")
     add("--state", type=Path, metavar="FILE", help="raylance_state.json of a checkpoint: defaults for what it says")
@@ -200,6 +203,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--decoders", type=int, help="with --stream: decode actors; default: threads of the shard actors")
     add("--image-column", help="with --stream: decode this column")
     add("--image-size", type=int, help="… to squares of so many pixels")
+    add("--on-bad-row", choices=("raise", "mask"), help="… as the run had it: default: raise")
     add("--step", type=int, help="print the rows of this step, counted from --position")
     add("--rank", type=int, help="… of this rank only")
     add("--quality", action="store_true", help="measure the shuffle")
@@ -269,10 +273,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         found = run(args)
     except (CoverageError, BadRowError, HelperError) as error:
-        print("; ".join([f"FAULT: {error}", *getattr(error, "__notes__", ())]))
+        print("\n".join([f"FAULT: {error}", *getattr(error, "__notes__", ())]))
         return 1
     except raylance.RaylanceError as error:
-        print("; ".join([f"verify: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        print("\n".join([f"verify.py: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         return 2
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))

@@ -54,8 +54,8 @@ class BadRowError(RaylanceError):
     def __str__(self) -> str:
         where = "" if self.dataset is None else f" of {self.dataset}"
         return (
-            f"column {self.column!r} of row offset {self.row_offset}{where} cannot be decoded ({self.reason}); the "
-            "epoch stops here so that no row is lost in silence. Repair the row, or set "
+            f"column {self.column!r} of row offset {self.row_offset}{where} cannot be decoded ({self.reason}); this "
+            "is an error so that no row is lost in silence. Repair the row, or set "
             'on_bad_row="mask" to get zeros with _valid False in its place.'
         )
 

@@ -300,6 +300,7 @@ class RankLoader(process.Seated, Recorded):
     def _prepare(self, bound: Bound, epoch: int, position: int) -> None:
         """Begins to make the first batches of a pass that nobody has asked for yet."""
         self.check_place()
+        self._is_prepared |= not self._stats.batches
         plan = self._make_plan(bound.global_batch_size, bound.remainder)
         if plan.steps(position) > 0:
             where = {"epoch": epoch, "position": position, "prefetch_batches": bound.prefetch_batches}

@@ -46,6 +46,7 @@ class Recorded:
         """Counts nothing yet."""
         self._stats = Stats()
         self._recording: Recording | None = None
+        self._is_prepared = False  # by its user, before the first batch was asked for
 
     def stats(self) -> dict[str, Any]:
         """Timings and counters since the loader was made; `raylance.telemetry.Stats` tells how to read each."""
@@ -162,6 +163,7 @@ class Recorded:
             "row_bytes": float(source.likely_row_bytes),
             "decodes": [decoder.column for decoder in decoding.decoders] if decoding else [],
             "order": self._delivery.order.name,
+            "prepared": self._is_prepared,
             "options": dataclasses.asdict(self._options),
             "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         }

@@ -26,12 +26,15 @@ def show(run: Run, now: float) -> str:
     """
     found = progress(run)
     lines = [f"run {run.name}, {time.strftime('%H:%M:%S', time.localtime(now))}"]
-    if all(record.ended for record in run.newest(run.main)):
+    has_ended = all(record.ended for record in run.newest(run.main))
+    if has_ended:
         lines[0] += ", ended"
     if found is not None:
         lines[0] += f": epoch {found.epoch + 1}, {found.rows:,}/{found.epoch_rows:,} rows, {found.told()}"
     last = max(record.last for record in run.newest(run.main))
-    return "\n".join([*lines, "", table(run, now), "", str(run.verdict(run.main, last - 4 * RECENT_S))])
+    told = run.verdict(run.main) if has_ended else run.verdict(run.main, last - 4 * RECENT_S)
+    when = "all starts" if has_ended else f"the last {4 * RECENT_S:.0f} s of this start"
+    return "\n".join([*lines, "", table(run, now), "", f"{when}: {told}"])
 
 
 def main(argv: list[str] | None = None) -> int:

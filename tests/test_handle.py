@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from tests.conftest import encode
+from tests.conftest import encode, make_images
 
 
 def test_a_notebook_needs_no_trainer_and_no_ray_to_look(images_uri: str) -> None:
@@ -139,6 +139,25 @@ def test_windows_beyond_the_memory_limit_are_refused_and_mere_reads_are_cut(imag
         dataset.loader(max_window_bytes=100_000).steps_per_epoch(global_batch_size=10)
     plain = raylance.dataset(images_uri, columns=["image"], order=raylance.ShardShuffle(shard_rows="fragment"))
     assert plain.loader(max_window_bytes=100_000).steps_per_epoch(global_batch_size=10) == 95
+
+
+def test_what_cannot_be_decoded_is_marked_wherever_rows_are_looked_at(write_dataset: Callable[..., str]) -> None:
+    cells = make_images(10)
+    cells[3] = b"no image"
+    uri = write_dataset(pa.table({"image": pa.array(cells, pa.binary()), "id": range(10)}))
+    data = raylance.dataset(uri, decode=raylance.Image("image", size=8), on_bad_row="mask")
+    for rows in (data.head(10), data.take(range(10)), data[:], data[list(range(10))]):
+        assert rows["_valid"].tolist() == [row != 3 for row in range(10)]
+        assert [bool(image.any()) for image in rows["image"]] == rows["_valid"].tolist()
+    assert not data[3]["_valid"]
+    assert data.to_pandas()["_valid"].tolist() == data.head(10)["_valid"].tolist()
+    assert data.schema.names == ["image", "id"]
+    strict = raylance.dataset(uri, decode=raylance.Image("image", size=8))
+    assert "_valid" not in strict.take([0])
+    with pytest.raises(
+        raylance.BadRowError, match=r"of row offset 3 .*identify image file\); this is an error so that"
+    ):
+        strict[3]
 
 
 def test_closing_a_handle_closes_what_it_made(images_uri: str) -> None:

@@ -297,7 +297,7 @@ def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make)
     assert len(whole.splitlines()) == 7
     assert re.search(r"train +4 +h +1 +800/1,000 .* 44% +decoding +1/0 .* goes on", whole)
     assert re.search(r"val +0 .* ended", whole)
-    assert re.search(r"silent for (999|1,000) s", table(run, run.records[-1].written_s + 1000))
+    assert re.search(r"gone for (999|1,000) s", table(run, run.records[-1].written_s + 1000))
     short = table(run, time.time(), most=2).splitlines()
     assert [line.split()[1] for line in short[1:3]] == ["4", "3"]
     assert short[-1] == "… and 4 more, which wait less"
@@ -346,7 +346,7 @@ def test_watching_tells_what_is_new_and_moves_one_line(
     assert told.count("epoch 1: loss 0.5") == told.count("epoch 2: loss 0.5") == 1
     assert re.search(r"epoch [12]/2.*rows/s, waiting \d+%", told)
     assert ("\r" in told) == (kind is Terminal)
-    assert kind is not Terminal or re.search(r"epoch 2/2 100%\|[#█]+\| 928/928 rows", told)
+    assert kind is not Terminal or re.search(r"100%\|[#█]+\| epoch 2/2: 928/928 rows", told)
 
 
 def test_a_folder_that_no_record_came_to_is_told(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_faults_and_bad_rows_are_told_while_it_goes_on(make_run: Make, tmp_path:
     told = out.getvalue()
     assert "train, rank 0: a helper is replaced\n" in told
     assert "train, rank 0: BadRowError: x\n" in told
-    assert "10 rows that cannot be decoded were masked, the first at row offset 7: image OSError: cut" in told
+    assert "train: image of row offset 7 is masked, OSError: cut\n" in told
 
 
 def test_what_comes_late_and_again_is_told_and_what_fails_ends_no_run(make_run: Make, tmp_path: Path) -> None:
@@ -417,16 +417,15 @@ def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(make_run: 
 
 def test_a_run_that_goes_on_is_watched_whole_from_now_on(make_run: Make, tmp_path: Path) -> None:
     """Two ranks; the file of one has changed at the next look."""
-    ranks = [{"facts": {"rank": rank, "world_size": 2}, "grows": TRAINS | {"masked_rows": 1}} for rank in (0, 1)]
+    bad = {"bad_rows": [(7, "image", "cut")]}
+    ranks = [{"facts": {"rank": rank, "world_size": 2}, "grows": TRAINS, **bad} for rank in (0, 1)]
     make_run(*ranks)
     out = io.StringIO()
     watcher = _Watcher(RunFolder(str(tmp_path / "r")), None, None, out)
     watcher.begin_safely()
     make_run(ranks[0] | {"seconds": 11})
     watcher.look_safely()
-    assert "epoch 1: 880/1,000 rows, 160 rows/s" in out.getvalue()
-    assert "train, rank 0: 1 rows that cannot be decoded" in out.getvalue(), "those of before are known"
-    assert "rank 1" not in out.getvalue()
+    assert out.getvalue().startswith("epoch 1: 880/1,000 rows, 00:00 left, 160 rows/s"), "rows of before are known"
 
 
 def test_the_first_look_reads_no_start_but_the_last(
@@ -475,7 +474,7 @@ def test_bad_rows_of_mixtures_are_named_by_their_own_offset(make_run: Make, tmp_
         make_run({
             "facts": facts, "grows": TRAINS | {"masked_rows": 1}, "bad_rows": [((1 << 48) + 7, "image", "cut")],
         })  # fmt: skip
-    assert "the first at row offset 7 of b (/b.lance): image cut" in out.getvalue()
+    assert "train: image of row offset 7 of b (/b.lance) is masked, cut\n" in out.getvalue()
     assert ">7</td><td>image</td><td>b (/b.lance)</td>" in render(read_run(str(tmp_path / "r")))
 
 
@@ -641,6 +640,37 @@ def test_the_page_has_the_figures_of_each_dataset_and_rank(make_run: Make) -> No
     assert {part: seconds for part, seconds in spent.items() if seconds} == pytest.approx(
         {"training": 6.0, "saving": 2.0, "reading": 2.0, "other datasets": 10.0}
     )
+
+
+def test_a_run_that_failed_says_so_and_its_starts_are_told_apart(make_run: Make) -> None:
+    """Two starts: the first ended with an error in mid-epoch; so did the second."""
+    error = "BadRowError: column 'image' of row offset 7"
+    certificate = {"epoch": 0, "positions": [0, 60], "world_size": 1, "rows": 60, "rank": 0}
+    waits = TRAINS | {"user_s": 5.0, "wait_s": 1.0, "wait_start_s": 1.0, "wait_read_s": 0, "wait_decode_s": 0}
+    starts = [
+        {"facts": {"started": T0 + 100 * start, "world_size": 1 + start}, "grows": waits, "events": [
+            (T0 + 100 * start + 5, "error", error)]}
+        for start in range(2)
+    ]  # fmt: skip
+    vals = [
+        {"facts": {"started": T0 + 100 * start, "dataset": "val"}, "grows": {"rows": 6}, "events": [
+            (T0 + 100 * start + 4, "epoch", certificate)]}
+        for start in range(2)
+    ]  # fmt: skip
+    run = make_run(*starts, *vals)
+    page = render(run)
+    assert "The last start ended with an error." in page
+    assert page.count("column &#39;image&#39; of row offset 7") == 3
+    assert "<h2>Faults survived</h2>\n<p>None.</p>" in page
+    assert page.count("<td>val</td><td>0</td><td>0 to 60</td>") == 2, "validation begins anew at each start"
+    assert "1 and 2 ranks · 2 starts" in page
+    advice = " ".join(run.verdict("train").advice)
+    assert "each rank waited 20.0 s for the first batches of 2 starts: call loader.prepare(" in advice
+    prepared = [{**start, "facts": start["facts"] | {"prepared": True}} for start in starts]
+    advice = " ".join(make_run(*prepared).verdict("train").advice)
+    assert "although it was prepared" in advice
+    going_on = {"facts": {"started": T0 + 300, "world_size": 2}, "grows": TRAINS}
+    assert "The last start ended" not in render(make_run(*prepared, going_on))
 
 
 def test_many_ranks_are_shown_by_those_that_wait_most(make_run: Make) -> None:

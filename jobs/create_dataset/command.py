@@ -341,7 +341,7 @@ def tell_left_out(left_out: Sequence[Left], file: str | None) -> list[str]:
     for _, why, count in left_out:
         counts[why] += count
     whys = ", ".join(f"{count:,} {why}" for why, count in counts.items())
-    lines_of = [f"  left out   {counts.total():,} files, {whys}:"]
+    lines_of = [f"  left out   {counts.total():,} file{'s' * (counts.total() != 1)}, {whys}:"]
     lines_of += [f"             {name}" for name, _, _ in left_out[:NAMED]]
     rest = f"and {counts.total() - NAMED:,} more" if len(left_out) > NAMED else ""
     where = f"all of them are in {file}" if file is not None else "--left-out FILE lists all of them" if rest else ""
@@ -354,9 +354,9 @@ def tell_no_images(found: Sequence[Left]) -> list[str]:
         return []
     rows = sum(count for _, _, count in found)
     rest = [f"and {rows - NAMED:,} more"] if rows > NAMED else []
+    kept = f"{rows:,} row{'s' * (rows != 1)}, kept as they are"
     return [
-        f"  no images  {rows:,} rows, kept as they are; training stops at the first, or leaves them out with "
-        "--on-bad-row mask:",
+        f"  no images  {kept}; training stops at the first, or leaves them out with --on-bad-row mask:",
         *(f"             {line}" for line in [*(f"{name}: {why}" for name, why, _ in found[:NAMED]), *rest]),
     ]
 

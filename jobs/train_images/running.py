@@ -143,10 +143,17 @@ def check_machines(args: argparse.Namespace, started_here: bool, apart: quiet.Qu
 class TellFailures(ray.train.UserCallback):
     """Tells the user why workers failed; Ray Train goes on by itself, as often as --max-failures says."""
 
+    def __init__(self, most: int) -> None:
+        """None have failed yet, of so many times that it goes on; -1 is without end."""
+        self.failures, self.most = 0, most
+
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Runs in Ray Train's controller, whose output comes to the driver."""
         rank, error = telling.cause_of(worker_exceptions)
-        print(f"{quiet.MARK}rank {rank} failed: {' '.join(telling.short(error).split())}", flush=True)
+        self.failures += 1
+        of = "" if self.most < 0 else f" of {self.most}"
+        goes_on = f" (it starts again, {self.failures}{of})" if self.most < 0 or self.failures <= self.most else ""
+        print(f"{quiet.MARK}rank {rank} failed{goes_on}: {' '.join(telling.short(error).split())}", flush=True)
 
 
 def make_trainer(
@@ -179,7 +186,7 @@ def make_trainer(
             storage_filesystem=at.filesystem,
             checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
             failure_config=ray.train.FailureConfig(args.max_failures, controller_failure_limit=PATIENCE),
-            callbacks=[TellFailures()],
+            callbacks=[TellFailures(args.max_failures)],
         ),
         datasets=dict(datasets),
         dataset_config=raylance.DataConfig(

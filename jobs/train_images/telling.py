@@ -79,7 +79,8 @@ def close(args: argparse.Namespace) -> int:
     goes_on = "no checkpoint was made, and the same command starts it anew"
     try:
         if (last := newest(at)) is not None:
-            where = "epoch {epoch}, step {step}".format(**last.metrics)
+            epoch = last.metrics["epoch"] + ("val_accuracy" not in last.metrics)  # in mid-epoch it counts those done
+            where = f"epoch {epoch}, behind step {last.metrics['step']}"
             goes_on = f"its last checkpoint is {last.checkpoint.path} ({where}), and the same command goes on from it"
     except (OSError, raylance.StateError) as error:
         goes_on = f"its checkpoints cannot be read now ({error}), and the same command goes on from the last one"

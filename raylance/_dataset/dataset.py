@@ -20,7 +20,7 @@ from raylance.arguments import check_integer, refuse_unknown
 from raylance.batches.batches import Batches
 from raylance.batches.lookup import Lookup
 from raylance.batches.showing import Shown
-from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET
+from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET, VALID
 from raylance.decode.arrays import Lists, NumpyBatch, list_lengths, to_numpy
 from raylance.errors import ConfigError, DatasetError
 from raylance.loader import RankLoader
@@ -82,7 +82,7 @@ class Dataset(TrainData):
     def schema(self) -> pa.Schema:
         """What is delivered, with the dataset's metadata; what is decoded, as `Decoder.arrow_type` says."""
         source = self._feed.source
-        delivered = self._read(np.empty(0, dtype=np.int64)).drop_columns([ROW_OFFSET])
+        delivered = self._read(np.empty(0, dtype=np.int64)).select(list(self._feed.delivers))
         kept = source.pinned.open().schema.metadata if isinstance(source, TableRows) else None
         return delivered.schema.with_metadata(kept)
 
@@ -93,7 +93,8 @@ class Dataset(TrainData):
             rows: How many.
 
         Returns:
-            By column what `iter_batches` gives, and `_rowoffset`. Images are those of epoch 0.
+            By column what `iter_batches` gives, and `_rowoffset`; with `on_bad_row="mask"`, `_valid`, False where a
+            row could not be decoded. Images are those of epoch 0.
         """
         return self[: check_integer("head(): rows", rows, 0)]
 
@@ -105,8 +106,8 @@ class Dataset(TrainData):
             component: Of a mixture, the dataset that they count in: its name, or its place as under `_component`.
 
         Returns:
-            By column what `iter_batches` gives, k rows in the order asked for, and `_rowoffset`. Images are those of
-            epoch 0.
+            By column what `iter_batches` gives, k rows in the order asked for, and `_rowoffset`; with
+            `on_bad_row="mask"`, `_valid`, False where a row could not be decoded. Images are those of epoch 0.
 
         Raises:
             ConfigError: For offsets that are no integers, or a component that is missing or unknown.
@@ -171,7 +172,8 @@ class Dataset(TrainData):
                 f"sequences are numbered from 0 to {len(self) - 1}: {offsets.tolist()[:5]} are not there."
             )
         self._lookup = self._lookup or Lookup(feed)
-        return self._lookup.read(offsets).select([*feed.delivers, ROW_OFFSET])
+        marks = [VALID] if self._delivery.masks_bad_rows else []
+        return self._lookup.read(offsets).select([*feed.delivers, ROW_OFFSET, *marks])
 
     @property
     def opened(self) -> tuple[Feed, Delivery]:

@@ -147,13 +147,14 @@ class OpenDecoding:
                 rows = tell_rows(offsets[row : row + 1], datasets)
                 raise ConfigError(f"column {name!r} of {rows} {error}") from error
             except Exception as error:  # whatever a codec raises on damaged bytes, it is this row that is bad
-                reason, offset = f"{type(error).__name__}: {error}", int(offsets[row])
+                offset = int(offsets[row])
+                reason = _OBJECT.sub("", f"{type(error).__name__}: {error}").strip()
                 if not self._decoding.mask_bad_rows:
                     dataset = next(iter(datasets[offset >> COMPONENT_SHIFT :]), None)
                     raise BadRowError(name, offset & OFFSET_MASK, reason, dataset) from error
                 out[row] = 0
                 valid[row] = False
-                self._bad_rows.append((offset, name, _OBJECT.sub("the bytes", reason)[:_REASON]))
+                self._bad_rows.append((offset, name, reason[:_REASON]))
 
         return decode_row
 

@@ -89,7 +89,7 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
     ranks = sorted(sorted(waited, key=lambda rank: -waited[rank])[:_RANKS])
     happened = news(run)
     marks = [(when, record.rank, kind) for when, record, kind, _ in happened if record.facts["dataset"] == run.main]
-    faults = [(when, record, what) for when, record, kind, what in happened if kind in ("fault", "error")]
+    told = {name: [(when, r, what) for when, r, kind, what in happened if kind == name] for name in ("fault", "error")}
     reports = [(found.place(at), what["metrics"]) for at, r, kind, what in happened if kind == "report" and not r.rank]
     epochs = _epochs(run)
     pictures = {
@@ -117,8 +117,10 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
         datasets=[_dataset_row(run, name) for name in sorted({record.facts["dataset"] for record in run.records})],
         epochs=epochs[-_LINES:],
         more_epochs=max(0, len(epochs) - _LINES),
-        faults=[(_clock(when), f"{r.facts['dataset']}, rank {r.rank}", what) for when, r, what in faults[:_LINES]],
-        more_faults=max(0, len(faults) - _LINES),
+        faults=_told_events(told["fault"]),
+        more_faults=max(0, len(told["fault"]) - _LINES),
+        errors=_told_events(told["error"]),
+        failed=_failed(run, told["error"]),
         masked=_told_masked(run),
         identity=_identity(main[-1]),
         has_decoders=any(record.series["decoders"].max(initial=0) for record in main),
@@ -130,6 +132,16 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
 
 def _clock(when: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+
+
+def _told_events(events: Sequence[tuple[float, LoaderRecord, Any]]) -> list[tuple[str, str, Any]]:
+    return [(_clock(when), f"{r.facts['dataset']}, rank {r.rank}", what) for when, r, what in events[:_LINES]]
+
+
+def _failed(run: Run, errors: Sequence[tuple[float, LoaderRecord, Any]]) -> str:
+    """The error that ended the last start; "" where none did."""
+    last = {id(record) for record in run.newest(run.main)}
+    return next((str(what) for _, record, what in reversed(errors) if id(record) in last), "")
 
 
 def _spent(run: Run, verdict: Verdict) -> dict[str, float]:
@@ -149,10 +161,11 @@ def _told_masked(run: Run) -> str:
 def _subtitle(run: Run, main: Sequence[LoaderRecord], found: Timeline) -> str:
     begin, end = min(r.started for r in run.records), max(r.last for r in run.records)
     last, starts = main[-1], sum(record.rank == 0 for record in main)
+    sizes = sorted({record.facts["world_size"] for record in main})
     parts = [
         f"{_clock(begin)} to {_clock(end)}",
         *([f"{found.edges[-1]:,.0f} s of it with loaders"] if found.cuts else []),
-        f"{last.facts['world_size']} rank{'s' * (last.facts['world_size'] != 1)}",
+        f"{' and '.join(map(str, sizes))} rank{'s' * (sizes != [1])}",
         f"{starts} start{'s' * (starts != 1)}",
         f"raylance {last.facts['raylance']}",
         run.uri,
@@ -205,13 +218,15 @@ def _rank_row(run: Run, rank: int) -> tuple[str, ...]:
 
 def _epochs(run: Run) -> list[dict[str, Any]]:
     """What was certified: a line for each pass to an epoch's end, by dataset."""
-    passes: dict[tuple[str, int, int, int, int], list[Mapping[str, Any]]] = {}
+    passes: dict[tuple[str, int, int, int, int, int], list[Mapping[str, Any]]] = {}
     for _, record, kind, what in news(run):
         if kind == "epoch":
-            key = (str(record.facts["dataset"]), what["epoch"], *what["positions"], what["world_size"])
+            # Validation begins anew at each start, with epochs of the same number.
+            start = sum(before.rank == record.rank for before in run.before(record))
+            key = (str(record.facts["dataset"]), what["epoch"], *what["positions"], what["world_size"], start)
             passes.setdefault(key, []).append(what)
     lines = []
-    for (dataset, epoch, begin, end, ranks), told in passes.items():
+    for (dataset, epoch, begin, end, ranks, _), told in passes.items():
         by_rank = {certificate["rank"]: certificate for certificate in told}
         whole = len(by_rank) == ranks
         lines.append(
@@ -259,7 +274,11 @@ def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, 
             "table": repr(quality),
             "picture": markupsafe.Markup(drawing.draw_plan(summary)),
         }
-        pictures = [_left_of(opened, row, column) if of == run.main else "" for of, row, column, _, _ in bad]
+        data = {run.main: opened}
+        for of in {of for of, *_ in bad} - data.keys():
+            facts = run.of(of)[-1].facts
+            data[of] = reopen(facts["state"], remainder=facts["remainder"], **options)
+        pictures = [_left_of(data[of], row, column) for of, row, column, _, _ in bad]
     except Exception as error:  # of a storage, of a dataset that was moved: the rest is to be told
         why = f"The dataset could not be opened for it ({(str(error).splitlines() or [repr(error)])[0]})."
         told |= {"quality_note": why, "bad_note": why if bad else ""}

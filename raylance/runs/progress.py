@@ -47,7 +47,7 @@ class Progress:
         return max(0, behind) / self.pace if self.pace else None
 
     def told(self) -> str:
-        """Rate and waiting, in words."""
+        """Rate, waiting, and what else goes on, in words."""
         of = f" (for {self.cause})" if self.waiting >= 0.01 else ""
         return f"{self.rate:,.0f} rows/s, waiting {self.waiting:.0%}{of}{self.beside and f'; {self.beside}'}"
 
@@ -143,7 +143,7 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
     cause = max(_CAUSES, key=lambda name: recent[_CAUSES[name]])
     limits = record.facts["limits"]
     silent_s = now - (record.written_s or last)
-    state = "ended" if record.ended else "goes on" if silent_s < _SILENT_S else f"silent for {silent_s:,.0f} s"
+    state = "ended" if record.ended else "goes on" if silent_s < _SILENT_S else f"gone for {silent_s:,.0f} s"
     return waiting, (
         str(record.facts["dataset"]),
         str(record.rank),

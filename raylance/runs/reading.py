@@ -159,7 +159,7 @@ class Run:
             part = record.part()
             if (before := parts.get(record.rank)) is not None:
                 summed = {k: v if k in GAUGES else v + before.figures[k] for k, v in part.figures.items()}
-                part = dataclasses.replace(part, figures=summed)
+                part = dataclasses.replace(part, figures=summed, starts=before.starts + 1)
             parts[record.rank] = part
         ranks = [parts[rank] for rank in sorted(parts)]
         if len({record.facts["world_size"] for record in self.of(dataset)}) > 1:

@@ -21,8 +21,9 @@ _PATIENCE_S = 30.0  # for the last look
 _LOG_S = 30.0  # between two lines of a log
 _RETRY_S = 1.0  # between the tries of a first look
 _TOGETHER_S = 120.0  # within which the ranks of a run have written their records
+_BAD_ROWS = 3  # that are named at a look
 _SAME_S = 5.0  # between what several datasets note of one report
-_BAR = "{desc}{percentage:3.0f}%|{bar:20}| {unit}"  # a postfix would begin with a comma
+_BAR = "{percentage:3.0f}%|{bar:20}| {unit}"  # a postfix would begin with a comma
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +89,7 @@ class _Watcher:
         self._folder, self._epochs, self._tell, self._file = folder, epochs, tell, file
         self._before: dict[str, Version] = {}  # what was there at the beginning, and has not changed since
         self._logged = -_LOG_S
-        self._masked: dict[str, float] = {}
+        self._bad_rows: set[tuple[str, int, str]] = set()
         self._happened: set[tuple[Any, ...]] = set()
         self._reports: dict[str, tuple[float, str]] = {}  # when a line was told last, and of which dataset
         self._has_failed = self._has_seen = False
@@ -106,7 +107,7 @@ class _Watcher:
                 time.sleep(_RETRY_S)
                 continue
             self._happened = {_key(*event) for event in news(run)}
-            self._masked = {record.name: float(record.at("masked_rows", record.last)) for record in run.records}
+            self._bad_rows = {(r.facts["dataset"], *row[:2]) for r in run.records for row in r.bad_rows}
             return
 
     def look_safely(self) -> None:
@@ -164,17 +165,19 @@ class _Watcher:
         return ""
 
     def _tell_bad_rows(self, run: Run) -> None:
+        """Names rows that were masked, each once: they come again each epoch."""
+        new: dict[tuple[str, int, str], str] = {}
         for record in run.records:
-            count, before = float(record.at("masked_rows", record.last)), self._masked.get(record.name, 0.0)
-            if count > before:
-                offset, column, why = record.bad_rows[0] if record.bad_rows else (0, "", "")
-                rows = tell_rows(np.array([offset]), tuple(record.facts.get("sources", ())))
-                first = f", the first at {rows}: {column} {why}" if record.bad_rows else ""
-                self._write(
-                    f"{record.facts['dataset']}, rank {record.rank}: {count - before:,.0f} rows that cannot be "
-                    f"decoded were masked{first}"
-                )
-            self._masked[record.name] = count
+            sources = tuple(record.facts.get("sources", ()))
+            for offset, column, why in record.bad_rows:
+                row = str(record.facts["dataset"]), offset, column
+                if row not in self._bad_rows:
+                    new[row] = f"{row[0]}: {column} of {tell_rows(np.array([offset]), sources)} is masked, {why}"
+        self._bad_rows |= new.keys()
+        for line in list(new.values())[:_BAD_ROWS]:
+            self._write(line)
+        if len(new) > _BAD_ROWS:
+            self._write(f"and {len(new) - _BAD_ROWS:,} more rows that cannot be decoded are masked: see the report")
 
     def _is_told(self, line: str, when: float, dataset: str) -> bool:
         """Whether this is a report that another dataset noted, too: one of several is noted by each."""
@@ -193,12 +196,13 @@ class _Watcher:
         of = f"/{self._epochs}" if self._epochs else ""
         epoch, rows = found.epoch + 1, found.rows
         is_done = rows == found.epoch_rows and epoch == (self._epochs or epoch)
-        left = "" if left_s is None or is_done else f", {text_bar.format_interval(left_s)} left"
-        told = f"{rows:,}/{found.epoch_rows:,} rows, {found.told()}{left}"
+        left = "" if left_s is None or is_done else f"{text_bar.format_interval(left_s)} left, "
+        # A narrow terminal cuts the end off.
+        told = f"epoch {epoch}{of}: {rows:,}/{found.epoch_rows:,} rows, {left}{found.told()}"
         if not (self._file.isatty() or _in_notebook()):
             if (found.rows or found.epoch) and time.monotonic() - self._logged >= _LOG_S:
                 self._logged = time.monotonic()
-                print(f"epoch {epoch}{of}: {told}", file=self._file, flush=True)
+                print(told, file=self._file, flush=True)
             return
         if self._bar is None:
             self._bar = _make_bar(self._file)
@@ -206,7 +210,7 @@ class _Watcher:
         before = epoch - 1 if self._epochs else 0
         self._bar.n = min(100, 100 * (before + rows / found.epoch_rows) / whole)
         self._bar.unit = told
-        self._bar.set_description_str(f"epoch {epoch}{of} ")
+        self._bar.refresh()
 
 
 def _newest(files: Mapping[str, Version]) -> dict[str, Version]:

@@ -18,7 +18,7 @@ Limit = Literal["unknown", "training", "starting", "reading", "decoding", "finis
 _LEAST_BATCHES = 3  # to tell anything, of each rank that was there
 _MOSTLY = 0.5  # of the time
 _WAITS = 0.05  # of the time: less is not worth a change
-_NO_STEP_S = 0.001  # for a batch: a loop that does no more does not train
+_NO_STEP_S = 0.002  # for a batch: a loop that does no more does not train
 _NOTHING = (
     "this loop does next to nothing with its batches, so that any loader would be its limit: what limits a trainer "
     "shows with the model in it"
@@ -40,11 +40,13 @@ class Part:
         facts: The facts of its record: rank, world_size, row_bytes, decodes, order, options, cpus.
         presence: Share of the time that is judged in which it was there, in [0, 1]: not all of it where the world
             size changed. Rates over all ranks count it by this share.
+        starts: How often it was started in this time.
     """
 
     figures: Mapping[str, float]
     facts: Mapping[str, Any]
     presence: float = 1.0
+    starts: int = 1
 
     @property
     def trained_s(self) -> float:
@@ -190,18 +192,27 @@ def _training(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fi
             f"{max(1, needed)} leaves CPUs to others"
         )
     if seconds["starting"] > _STARTS * seconds["training"]:
-        start_s = seconds["starting"] / len(parts)
-        advice.append(f"each rank waited {start_s:.1f} s for its first batch: {_PREPARE}, which hides that")
+        advice.append(f"{_started(parts, seconds)}: {_hides(parts)}")
     return told, advice
 
 
+def _started(parts: Sequence[Part], seconds: Figures) -> str:
+    starts = max(part.starts for part in parts)
+    batch = "its first batch" if starts == 1 else f"the first batches of {starts} starts"
+    return f"each rank waited {seconds['starting'] / len(parts):.1f} s for {batch}"
+
+
+def _hides(parts: Sequence[Part]) -> str:
+    """What makes that shorter."""
+    if not all(part.facts.get("prepared") for part in parts):
+        return f"{_PREPARE}, which hides that"
+    return "although it was prepared: helpers need that long to start; nodes that stay, and fewer restarts, help"
+
+
 def _starting(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Figures) -> Words:
-    start_s = seconds["starting"] / len(parts)
-    told = (
-        f"starting is the limit: each rank waited {start_s:.1f} s for its first batch, and {waiting:.1%} from then on"
-    )
+    told = f"starting is the limit: {_started(parts, seconds)}, and {waiting:.1%} of the time from then on"
     return told, [
-        f"{_PREPARE}: helpers start meanwhile",
+        _hides(parts),
         "longer runs wait no more than this one: the start comes once",
     ]
 
@@ -236,7 +247,10 @@ def _decoding(parts: Sequence[Part], rates: Figures, waiting: float, seconds: Fi
     advice = []
     asked = max(part.figures["decoders_wanted"] for part in parts)
     if asked > decoders:
-        advice.append(f"{asked:.0f} decoders of each rank were asked for, {decoders:.0f} run: give the cluster CPUs")
+        advice.append(
+            f"{_count(asked, 'decoder')} of each rank would have work, and CPUs were free for {decoders:.0f}: give the "
+            "cluster CPUs"
+        )
     each = max(1e-9, rates["decoding"]) / (max(1.0, decoders) * ranks)
     wanted = _SPARE * rates["training"] / (each * ranks)
     needed = math.ceil(min(wanted, _MOST_HELPERS + 1))
