@@ -206,6 +206,16 @@ def test_weights_that_were_rounded_stay_what_they_were(uris: list[str]) -> None:
     assert again.rows_of_step(50).equals(first)
 
 
+def test_a_state_is_looked_at_without_what_made_batches_of_the_rows(
+    images_uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Decoder and codecs are those of the run, and an audit by the plan has none: nothing to warn of."""
+    state = raylance.dataset(images_uri, decode=raylance.Image("image", size=8)).loader().state_dict()
+    assert state["codecs"]
+    assert EpochAudit(reopen(state, columns=["id"]), global_batch_size=50, state=state).count().ok
+    assert not caplog.records
+
+
 def test_what_a_checkpoint_does_not_hold_has_to_be_given(uris: list[str]) -> None:
     state = opened(uris, "weighted").loader(rank=0).state_dict()
     with pytest.raises(ConfigError, match="'weighted' is not all in its checkpoint: give it as order="):

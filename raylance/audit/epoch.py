@@ -100,7 +100,7 @@ class EpochAudit:
         if state is not None:
             parse_state(state)
             now = make_state(feed.origin, delivery, epoch=0, position=0, global_batch_size=None, world_size=1)
-            anyhow = {name: getattr(now, name) for name in ("uri", "columns", "decode", "transform")}
+            anyhow = {name: getattr(now, name) for name in ("uri", "columns", "decode", "transform", "codecs")}
             delivery, saved = load_state({**state, **anyhow}, now, delivery)
             given = {name: getattr(saved, name) if value is None else value for name, value in given.items()}
         size = check_integer("global_batch_size", given["global_batch_size"], 1)
