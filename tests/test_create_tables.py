@@ -242,7 +242,7 @@ def test_webdataset_tars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert [json.loads(text)["row"] for text in found["json"].to_pylist()] == expected
     assert found["split"].to_pylist() == ["train"] * 74 + ["val"] * 5
     assert left.read_text() == "train-000.tar: shard/0066\thas no label\n"
-    assert "left out   1 files, 1 has no label" in capsys.readouterr().out
+    assert "left out   1 file, 1 has no label" in capsys.readouterr().out
     (tmp_path / "in" / "train-002.tar").write_bytes(b"no tar" * 200)
     said = refusal(capsys, "webdataset", "--input", tmp_path / "in", "--out", tmp_path / "other.lance")
     assert "train-002.tar is damaged" in said

@@ -150,7 +150,7 @@ def test_decoders_of_ones_own_are_read_in_place(uri: str) -> None:
         _ = open_all(uri, on_bad_row="raise")[8]
 
 
-@pytest.mark.parametrize("decoders", [0, 1])
+@pytest.mark.parametrize("decoders", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.usefixtures("ray_session")
 def test_decoders_of_ones_own_in_every_format(uri: str, decoders: int) -> None:
     dataset = open_all(uri)
@@ -168,6 +168,7 @@ def test_decoders_of_ones_own_in_every_format(uri: str, decoders: int) -> None:
             check_rows(frame.to_dict("list") | {"array": arrays})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_a_class_of_a_script_travels_to_the_helpers(uri: str) -> None:
     class OddError(Exception):

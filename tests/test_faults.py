@@ -228,6 +228,7 @@ def with_pid(batch: dict[str, Any]) -> dict[str, Any]:
     return {"id": batch["id"], "pid": np.full(len(batch["id"]), os.getpid())}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(150)
 def test_one_healthy_decoder_goes_on_at_once(images_uri: str, occupied: Callable[[int], None]) -> None:
     """Two of three decoders die, and others have their CPUs: waiting for a place would outlast the test."""
@@ -423,6 +424,7 @@ def every_other(write_dataset: Callable[..., str]) -> str:
     return write_dataset(pa.table({"id": np.arange(400_000)}))
 
 
+@pytest.mark.slow
 def test_a_handle_outlives_the_worker_that_returned_it(every_other: str) -> None:
     @ray.remote(num_cpus=0)
     class Opener:

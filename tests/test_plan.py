@@ -68,7 +68,7 @@ def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -
     remainder=st.sampled_from(REMAINDERS),
     data=st.data(),
 )
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_promises(
     order: Settled,
     batch: int,

@@ -82,7 +82,7 @@ def test_padding_is_marked(uri: str, style: str) -> None:
     assert sorted(ids[valid].tolist()) == list(range(1003))
 
 
-@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("style", ["iterable", pytest.param("map", marks=pytest.mark.slow)])
 def test_workers_that_persist_keep_order_epochs_and_state(uri: str, style: str) -> None:
     """Two workers over two epochs, an iteration left half-way, and a resume with none."""
     handle = open_dataset(uri)

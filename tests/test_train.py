@@ -358,7 +358,8 @@ def local_fn(config: dict[str, Any]) -> None:
 def test_local_mode_hands_over_a_working_loader(images_uri: str, tmp_path: Path) -> None:
     """num_workers=0 runs the function in this process, with the handle itself, which stands for the run's loader."""
     before = len(list(Path(tempfile.gettempdir()).glob("raylance-*")))
-    out, handle, other = tmp_path / "seen.json", open_train(images_uri), open_train(images_uri, seed=1)
+    out, plain = tmp_path / "seen.json", {"columns": ["id"], "decode": None}
+    handle, other = open_train(images_uri, **plain), open_train(images_uri, seed=1, **plain)
     trainer = TorchTrainer(
         local_fn,
         train_loop_config={"out": str(out), "other": other, "mine": str(tmp_path / "raylance-mine")},
