@@ -46,7 +46,7 @@ def draw_shares(seconds: Mapping[str, float]) -> str:
     for part, color in COLORS.items():
         share = 100 * seconds.get(part, 0.0) / total
         axes.barh([0], [share], left=left, color=color, height=0.6)
-        if share >= 6:
+        if share >= max(6, 0.7 * len(part)):
             told, dark = f"{part}\n{share:.0f} %", part in ("starting", "other datasets")
             axes.text(
                 left + share / 2, 0, told, ha="center", va="center", color="black" if dark else "white", fontsize=9
