@@ -381,12 +381,15 @@ def test_what_comes_late_and_again_is_told_and_what_fails_ends_no_run(make_run: 
     watcher.begin_safely()
     make_run(loader(0, (now + 5, "fault", "a helper is replaced"), (now + 7, "fault", "a helper is replaced")))
     watcher.look_safely()
-    make_run(loader(1, (now + 3, "fault", "it came late")))
+    make_run(
+        loader(1, (now + 3, "fault", "it came late"), (now + 4, "error", "the same"), (now + 6, "error", "the same"))
+    )
     watcher.look_safely()
     make_run(loader(0, (now + 9, "report", {"metrics": {"accuracy": 1.0}})))
     watcher.look_safely()
     assert out.getvalue().count("train, rank 0: a helper is replaced\n") == 2
     assert "train, rank 1: it came late\n" in out.getvalue()
+    assert out.getvalue().count("the same") == 1, "of a start that failed by the same"
 
 
 def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(make_run: Make, tmp_path: Path) -> None:

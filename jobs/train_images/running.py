@@ -5,6 +5,7 @@ step.
 import argparse
 import os
 import signal
+import textwrap
 from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
@@ -153,7 +154,8 @@ class TellFailures(ray.train.UserCallback):
         self.failures += 1
         of = "" if self.most < 0 else f" of {self.most}"
         goes_on = f" (it starts again, {self.failures}{of})" if self.most < 0 or self.failures <= self.most else ""
-        print(f"{quiet.MARK}rank {rank} failed{goes_on}: {' '.join(telling.short(error).split())}", flush=True)
+        why = textwrap.shorten(telling.short(error), 160, placeholder=" …")  # the last one is told whole at the end
+        print(f"{quiet.MARK}rank {rank} failed{goes_on}: {why}", flush=True)
 
 
 def make_trainer(

@@ -91,6 +91,7 @@ class _Watcher:
         self._logged = -_LOG_S
         self._bad_rows: set[tuple[str, int, str]] = set()
         self._happened: set[tuple[Any, ...]] = set()
+        self._errors: set[str] = set()  # a start that goes on where another one failed may fail by the same
         self._reports: dict[str, tuple[float, str]] = {}  # when a line was told last, and of which dataset
         self._has_failed = self._has_seen = False
         self._bar: Any = None
@@ -157,7 +158,8 @@ class _Watcher:
             if record.rank:  # rank 0's stand for all
                 return ""
             return told_report(what) if self._tell is None else self._tell(what["metrics"])
-        if kind in ("fault", "error"):
+        if kind == "fault" or (kind == "error" and what not in self._errors):
+            self._errors |= {what} if kind == "error" else set()
             return f"{record.facts['dataset']}, rank {record.rank}: {what}"
         # Where a run begins, its user knows; where it goes on behind a fault, not.
         if kind == "resume" and any(each.rank == record.rank == 0 for each in run.before(record)):
