@@ -394,7 +394,7 @@ def test_a_run_that_is_stopped_says_how_to_go_on_and_then_where_it_does(head, ma
         status, rest = started.end(signal.SIGINT)
     assert status == 130, rest
     assert "Traceback" not in rest
-    told = r"run stopped was stopped by (\w+); its last checkpoint is (\S+) \(epoch (\d+), step (\d+)\), and the same "
+    told = r"run stopped was stopped by (\w+); its last checkpoint is (\S+) \(epoch (\d+), behind step (\d+)\), and "
     number, last, epoch, step = re.search(told, rest).groups()
     assert number == "SIGINT"
     assert f"\n{shlex.join(['python', *map(str, command)])}\n" in rest
@@ -403,7 +403,7 @@ def test_a_run_that_is_stopped_says_how_to_go_on_and_then_where_it_does(head, ma
         state = read_state(Path(last))
         at = f"epoch {state['epoch'] + 1}/50, behind step {state['position'] // 64}/25 (row {state['position']:,} "
         assert f"goes on from checkpoint {last}: {at}" in line
-        assert (int(epoch), int(step)) in {(state["epoch"], 25), (state["epoch"], state["position"] // 64)}
+        assert (int(epoch), int(step)) in {(state["epoch"], 25), (state["epoch"] + 1, state["position"] // 64)}
         status, rest = started.end(signal.SIGTERM)
     assert status == 143, rest
     assert "Traceback" not in rest
