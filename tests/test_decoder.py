@@ -245,6 +245,7 @@ def test_under_torchs_dataloader(uri: str) -> None:
         assert one["sound"].equal(other["sound"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_a_run_goes_on_with_an_equal_decoder(uri: str, caplog: pytest.LogCaptureFixture) -> None:
     with open_all(uri).loader(num_decoders=0) as loader:

@@ -346,7 +346,7 @@ def deliver(dataset: Any, world_size: int = 1, **options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "order", [pytest.param(o, id=str(o), marks=[] if o in (ORDERS[0], ORDERS[5]) else pytest.mark.slow) for o in ORDERS]
+    "order", [pytest.param(o, id=str(o), marks=[] if o == ORDERS[0] else pytest.mark.slow) for o in ORDERS]
 )
 def test_the_same_batches_whatever_the_readers(uri: str, order: Any) -> None:
     dataset = raylance.dataset(uri, columns=["id", "text"], order=order, transform=double, remainder="pad")
