@@ -23,7 +23,7 @@ from raylance.runs.timeline import Timeline, timeline
 from raylance.source.rows import TableRows
 from raylance.telemetry.record import open_folder
 from raylance.telemetry.stats import WAITS
-from raylance.telemetry.verdict import Verdict
+from raylance.telemetry.verdict import Part, Verdict, judge
 
 _RANKS = 16  # that are drawn
 _LINES = 100  # of a table
@@ -112,7 +112,7 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
         cuts=len(found.cuts),
         rank_heads=_HEADS,
         dataset_heads=_DATASET_HEADS,
-        rank_rows=[_rank_row(run, rank) for rank in ranks],
+        rank_rows=[_rank_row(run, part) for part in run.parts(run.main) if part.facts["rank"] in ranks],
         smoothed_s=f"{found.smoothed_s:,.1f}",
         datasets=[_dataset_row(run, name) for name in sorted({record.facts["dataset"] for record in run.records})],
         epochs=epochs[-_LINES:],
@@ -183,7 +183,8 @@ _DATASET_HEADS = ("dataset", "ranks", "rows", "rows/s", "s of each rank", "waiti
 
 
 def _dataset_row(run: Run, name: str) -> tuple[str, ...]:
-    parts, verdict = run.parts(name), run.verdict(name)
+    parts = run.parts(name)
+    verdict = judge(parts)
     spent = sum(part.trained_s + part.figures["wait_s"] for part in parts)
     return (
         name,
@@ -197,7 +198,8 @@ def _dataset_row(run: Run, name: str) -> tuple[str, ...]:
     )
 
 
-def _rank_row(run: Run, rank: int) -> tuple[str, ...]:
+def _rank_row(run: Run, part: Part) -> tuple[str, ...]:
+    rank = part.facts["rank"]
     records = [record for record in run.of(run.main) if record.rank == rank]
 
     def total(name: str) -> float:
@@ -209,7 +211,7 @@ def _rank_row(run: Run, rank: int) -> tuple[str, ...]:
         str(rank),
         str(records[-1].facts["host"]),
         f"{total('rows'):,.0f}",
-        f"{next(part for part in run.parts(run.main) if part.facts['rank'] == rank).rate:,.0f}",
+        f"{part.rate:,.0f}",
         *(f"{value:,.1f}" for value in (*seconds, *causes)),
         f"{total('helpers_replaced'):.0f}",
         f"{total('masked_rows'):.0f}",

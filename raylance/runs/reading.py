@@ -163,9 +163,8 @@ class Run:
             parts[record.rank] = part
         ranks = [parts[rank] for rank in sorted(parts)]
         if len({record.facts["world_size"] for record in self.of(dataset)}) > 1:
-            longest = max(1e-9, *(part.trained_s + part.waited_s for part in ranks))
-            share = [(part.trained_s + part.waited_s) / longest for part in ranks]
-            ranks = [dataclasses.replace(part, presence=shared) for part, shared in zip(ranks, share, strict=True)]
+            longest = max(1e-9, *(part.steady_s for part in ranks))
+            ranks = [dataclasses.replace(part, presence=part.steady_s / longest) for part in ranks]
         return ranks
 
 

@@ -59,11 +59,16 @@ class Part:
         return sum(self.figures[name] for limit, name in WAITS.items() if limit != "starting")
 
     @property
+    def steady_s(self) -> float:
+        """Seconds of training and waiting, but for the start: what rates are of."""
+        return self.trained_s + self.waited_s
+
+    @property
     def rate(self) -> float:
         """Rows a second that it was handed, of the time between its first batch and its last: saving, and passes over
         other datasets, left out. What is called rows/s anywhere is this.
         """
-        return self.figures["rows"] / max(1e-9, self.trained_s + self.waited_s)
+        return self.figures["rows"] / max(1e-9, self.steady_s)
 
     @property
     def train_rate(self) -> float:
@@ -328,7 +333,7 @@ def _uneven(parts: Sequence[Part], waiting: float, limit: Limit) -> str:
     """Names the rank that waits most, where it is one."""
     if len(parts) < 2 or limit in ("unknown", "starting") or waiting < _WAITS:
         return ""
-    shares = {part.facts["rank"]: part.waited_s / max(1e-9, part.waited_s + part.trained_s) for part in parts}
+    shares = {part.facts["rank"]: part.waited_s / max(1e-9, part.steady_s) for part in parts}
     rank = max(shares, key=lambda which: shares[which])
     others = (sum(shares.values()) - shares[rank]) / (len(parts) - 1)
     return f"; rank {rank} waits most, {shares[rank]:.0%}" if shares[rank] > _UNEVEN * others else ""
