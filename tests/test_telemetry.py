@@ -275,57 +275,74 @@ def test_a_name_hides_no_record(tmp_path: Path) -> None:
     assert [name.partition("-")[0] for name in names.values()] == ["cache", "a_b_c", "é"]
 
 
-def test_a_pass_in_the_midst_of_a_step_is_not_training_as_it_goes_on() -> None:
+class Clock:
+    """Time that passes when it is told to, and a little whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("raylance.telemetry.stats.time.perf_counter", made)
+    return made
+
+
+def trained(stats: Stats) -> float:
+    figures = stats.sample()
+    return figures["user_s"] - figures["other_s"]
+
+
+def test_a_pass_in_the_midst_of_a_step_is_not_training_as_it_goes_on(clock: Clock) -> None:
     """Of a validation the trainer's figures say the same while it waits and when it has ended."""
     train, val = Stats(), Stats()
-
-    def trained() -> float:
-        figures = train.sample()
-        return figures["user_s"] - figures["other_s"]
-
     train.begin("user_s")
-    time.sleep(0.02)
+    clock.now += 2
     val.begin("wait_s")
-    before = trained()
-    time.sleep(0.05)
-    assert trained() == pytest.approx(before, abs=0.01)
+    assert trained(train) == pytest.approx(2, abs=1e-4)
+    clock.now += 5
+    assert trained(train) == pytest.approx(2, abs=1e-4)
     val.end("wait_s")
     val.begin("user_s")
-    time.sleep(0.05)
+    clock.now += 5
     val.end("user_s")
-    assert trained() == pytest.approx(before, abs=0.01)
+    assert trained(train) == pytest.approx(2, abs=1e-4)
     train.end("user_s")
-    assert train.user_s - train.other_s == pytest.approx(before, abs=0.01)
+    assert train.user_s - train.other_s == pytest.approx(2, abs=1e-4)
 
 
-def test_loaders_that_are_iterated_side_by_side_both_train() -> None:
+def test_loaders_that_are_iterated_side_by_side_both_train(clock: Clock) -> None:
     """As by zip(): a step of both ends with the next batch of the first."""
     first, second = Stats(), Stats()
     for _ in range(3):
         for stats in (first, second):
             stats.end("user_s")
             with stats.timed("wait_s"):
-                time.sleep(0.01)
+                clock.now += 1
             stats.begin("user_s")
-        time.sleep(0.03)
+        clock.now += 3
     first.end("user_s")
     second.end("user_s")
-    for stats in (first, second):
-        assert 0.08 < stats.user_s - stats.other_s < stats.user_s
-    assert first.wait_s + second.wait_s == pytest.approx(first.other_s + second.other_s, abs=0.02)
+    assert (first.wait_s, second.wait_s) == pytest.approx((3, 3), abs=1e-4)
+    assert (first.other_s, second.other_s) == pytest.approx((3, 2), abs=1e-4), "each other's waits"
+    assert [stats.user_s - stats.other_s for stats in (first, second)] == pytest.approx([9, 9], abs=1e-4)
 
 
-def test_an_iterator_that_is_left_alone_takes_no_step_from_the_other() -> None:
+def test_an_iterator_that_is_left_alone_takes_no_step_from_the_other(clock: Clock) -> None:
     train, val = Stats(), Stats()
     val.begin("user_s")  # and is never asked again
     for _ in range(3):
         with train.timed("wait_s"):
-            time.sleep(0.01)
+            clock.now += 1
         with train.timed("user_s"):
-            time.sleep(0.02)
+            clock.now += 2
     assert train.other_s == 0
-    figures = val.sample()
-    assert figures["user_s"] - figures["other_s"] < 0.02
+    assert trained(val) == pytest.approx(0, abs=1e-4)
 
 
 def test_reports_are_kept_from_the_first_on_and_faults_to_the_last() -> None:
