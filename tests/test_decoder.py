@@ -625,6 +625,17 @@ def test_memory_is_decoded_into_again_unless_asked_for() -> None:
         assert made[1].combine_chunks().to_numpy_ndarray().tolist() == [[1] * 4] * 2
 
 
+@pytest.mark.parametrize("mask", [False, True])
+def test_a_codec_that_is_not_installed_makes_no_row_bad(mask: bool) -> None:
+    class Foreign(Raw):
+        def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+            import no_such_codec  # noqa: F401
+
+    decoding = Decoding(decoders=(Foreign("raw"),), seed=0, mask_bad_rows=mask).open()
+    with pytest.raises(raylance.ConfigError, match="cannot decode on .*no_such_codec.*no row is bad for that"):
+        decoding.apply(pa.table({"raw": [b""], "_rowoffset": [0]}), 0)
+
+
 def test_what_is_opened_is_no_part_of_the_setting() -> None:
     decoding = Decoding(decoders=(Raw("raw", (1000,)), Waveform("sound", 20)), seed=0, mask_bad_rows=True)
     before = pickle.dumps(decoding)

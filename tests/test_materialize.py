@@ -513,6 +513,34 @@ def test_a_bad_image_is_named_and_leaves_nothing_behind(
     assert lance.dataset(str(out)).version == before, "what was there is as it was"
 
 
+INTERRUPTED = """
+import _thread, io, sys, threading, time
+import numpy as np, PIL.Image, pyarrow as pa
+from jobs.materialize.images import Reencode
+
+def interrupt_what_is_loaded_by_half():
+    while "torch.library" not in sys.modules:
+        time.sleep(0.001)
+    _thread.interrupt_main()
+
+PIL.Image.new("RGB", (80, 60)).save(buffer := io.BytesIO(), "PNG")
+table = pa.table({"image": [buffer.getvalue()]})
+threading.Thread(target=interrupt_what_is_loaded_by_half, daemon=True).start()
+try:
+    Reencode(column="image", shorter_side=30).apply(table, np.arange(1))
+except KeyboardInterrupt:
+    print("interrupted")
+import torch
+print(torch.ones(3).sum().item())
+"""
+
+
+def test_a_process_whose_task_was_interrupted_takes_another() -> None:
+    words = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(words, cwd=SCRIPT.parents[1], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == ["interrupted", "3.0"], done.stderr
+
+
 @pytest.mark.slow
 def test_a_run_that_is_stopped_leaves_nothing_behind(
     write_dataset: Callable[..., str], tmp_path: Path, ray_session: None

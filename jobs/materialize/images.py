@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
+import threading
 from typing import Any
 
 import numpy as np
@@ -58,6 +60,8 @@ class Reencode:
     def _one(self, encoded: bytes, offset: int) -> bytes:
         try:
             return self.encode(encoded)
+        except ImportError:  # no fault of the image
+            raise
         except Exception as error:  # whatever a codec raises on damaged bytes
             if self.keep_bad:
                 return encoded
@@ -76,6 +80,8 @@ class Reencode:
         scale = min(1.0, (self.shorter_side or width) / min(width, height))
         if scale == 1.0 and self.quality is None:
             return encoded
+        if scale < 1.0:
+            load_torch()
         size = max(1, round(height * scale)), max(1, round(width * scale))
         pixels = np.empty((*size, 3), np.uint8)
         image = raylance.Image(self.column, size=size)
@@ -83,3 +89,18 @@ class Reencode:
         made = PIL.Image.fromarray(pixels[:, :, 0] if is_grey else pixels)
         made.save(buffer := io.BytesIO(), "JPEG", quality=self.quality or QUALITY)
         return buffer.getvalue()
+
+
+@functools.cache
+def load_torch() -> None:
+    """Loads what resizes, in a thread of its own: where a task fails, Ray interrupts the others, in their main threads.
+
+    A process in which torch was loaded by half can never load it again, and Ray gives it the next task.
+    """
+
+    def load() -> None:
+        import torch.utils.dlpack  # noqa: F401
+
+    thread = threading.Thread(target=load)
+    thread.start()
+    thread.join()

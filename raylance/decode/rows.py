@@ -5,6 +5,7 @@ nothing, and draws nothing from a global generator.
 import dataclasses
 import math
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -146,6 +147,11 @@ class OpenDecoding:
             except ConfigError as error:  # a good row, which the settings have no place for
                 rows = tell_rows(offsets[row : row + 1], datasets)
                 raise ConfigError(f"column {name!r} of {rows} {error}") from error
+            except ImportError as error:  # here no row can be decoded, good or bad
+                raise ConfigError(
+                    f"{type(column.decoder).__name__}({name!r}) cannot decode on {socket.gethostname()} "
+                    f"({type(error).__name__}: {error}): no row is bad for that. Install it wherever helpers run."
+                ) from error
             except Exception as error:  # whatever a codec raises on damaged bytes, it is this row that is bad
                 offset = int(offsets[row])
                 reason = _OBJECT.sub("", f"{type(error).__name__}: {error}").strip()
