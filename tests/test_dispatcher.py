@@ -376,6 +376,16 @@ def test_an_error_of_placement_says_how_many_of_how_many() -> None:
     reader.open(0.0)
     reader.late(20.0)
     assert str(reader.failure) == "1 of 1 readers"
+    lost = make_crew(decoders=2)
+    lost.open(0.0)
+    for helper in range(3):
+        lost.heard(helper, 0.0)
+    for helper, now in ((1, 1.0), (2, 1.5)):
+        lost.lost(helper, now)
+        lost.due(now)
+    for now in (21.0, 21.5):
+        lost.late(now)
+    assert str(lost.failure) == "2 of 2 decoders", "although the first was done without for a moment"
 
 
 def test_what_is_done_without_is_told(caplog: pytest.LogCaptureFixture) -> None:

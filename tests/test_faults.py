@@ -252,9 +252,10 @@ def test_one_healthy_decoder_goes_on_at_once(images_uri: str, occupied: Callable
 def test_without_a_decoder_a_place_is_waited_for_until_the_deadline(
     images_uri: str, occupied: Callable[[int], None]
 ) -> None:
+    """Two that take all CPUs: whoever waits for one has it before a new decoder is asked for."""
     wait_for_free_cpus(CPUS)
     dataset = raylance.dataset(images_uri, columns=["id"], transform=with_pid, order="sequential")
-    with dataset.loader(num_decoders=2, placement_timeout_s=15, **ONE_STEP) as loader:
+    with dataset.loader(num_decoders=2, decoder_cpus=CPUS / 2, placement_timeout_s=15, **ONE_STEP) as loader:
         iterator = loader.iter_batches(global_batch_size=10)
         next(iterator)
         pids = ray.get([decoder.__ray_call__.remote(lambda _: os.getpid()) for decoder in actors_of(loader)[1]])

@@ -72,6 +72,7 @@ class Crew:
             explain: Says why helpers of a kind found no place: how many of how many.
         """
         self.wanted: dict[Kind, int] = {"reader": readers, "decoder": decoders}
+        self._asked = dict(self.wanted)  # before any was done without
         self.insists = insists
         self._placement_timeout_s, self._work_timeout_s, self._explain = placement_timeout_s, work_timeout_s, explain
         self._helpers: dict[int, Helper] = {}
@@ -168,7 +169,7 @@ class Crew:
         Returns:
             What to do. There may be more to do later: those that have work stay.
         """
-        self.wanted[kind] = wanted
+        self.wanted[kind] = self._asked[kind] = wanted
         self._want_missing(kind, now)
         there = [number for number, helper in self._helpers.items() if helper.kind == kind]
         idle = [number for number in there if self._helpers[number].running and not self._helpers[number].calls]
@@ -321,8 +322,8 @@ class Crew:
     def _give_up(self, number: int, helper: Helper) -> list[Command]:
         """Goes on without a helper that found no place in time, where that is possible."""
         del self._helpers[number]
-        asked = self.wanted[helper.kind]
         if self._is_missed(helper.kind):
+            asked = self._asked[helper.kind]
             pending = asked - len(self._running(helper.kind))
             self.failure = PlacementError(self._explain(pending, asked, helper.kind))
         else:
