@@ -11,7 +11,7 @@ import sys
 import time
 
 from raylance.errors import ConfigError
-from raylance.runs.progress import RECENT_S, progress, table
+from raylance.runs.progress import RECENT_S, has_ended, progress, table
 from raylance.runs.reading import Run, RunFolder
 
 _CLEAR = "\x1b[H\x1b[2J"
@@ -26,14 +26,14 @@ def show(run: Run, now: float) -> str:
     """
     found = progress(run)
     lines = [f"run {run.name}, {time.strftime('%H:%M:%S', time.localtime(now))}"]
-    has_ended = all(record.ended for record in run.newest(run.main))
-    if has_ended:
+    is_over = all(has_ended(record, now) for record in run.newest(run.main))
+    if is_over:
         lines[0] += ", ended"
     if found is not None:
         lines[0] += f": epoch {found.epoch + 1}, {found.rows:,}/{found.epoch_rows:,} rows, {found.told()}"
     last = max(record.last for record in run.newest(run.main))
-    told = run.verdict(run.main) if has_ended else run.verdict(run.main, last - 4 * RECENT_S)
-    when = "all starts" if has_ended else f"the last {4 * RECENT_S:.0f} s of this start"
+    told = run.verdict(run.main) if is_over else run.verdict(run.main, last - 4 * RECENT_S)
+    when = "all starts" if is_over else f"the last {4 * RECENT_S:.0f} s of this start"
     return "\n".join([*lines, "", table(run, now), "", f"{when}: {told}"])
 
 

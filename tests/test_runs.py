@@ -298,6 +298,10 @@ def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make)
     assert re.search(r"train +4 +h +1 +800/1,000 .* 44% +decoding +1/0 .* goes on", whole)
     assert re.search(r"val +0 .* ended", whole)
     assert re.search(r"gone for (999|1,000) s", table(run, run.records[-1].written_s + 1000))
+    through = make_run({"grows": TRAINS | {"rows": 200, "position": 100}})
+    later = through.records[-1].written_s + 100
+    assert re.search(r"1,000/1,000 .* ended", table(through, later)), "it was through with its epoch: nobody killed it"
+    assert re.search(r"1,000/1,000 .* goes on", table(through, later - 50))
     short = table(run, time.time(), most=2).splitlines()
     assert [line.split()[1] for line in short[1:3]] == ["4", "3"]
     assert short[-1] == "… and 4 more, which wait less"

@@ -141,9 +141,7 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
     recent, (epoch, rows) = part.figures, record.place
     waiting = recent["wait_s"] / max(1e-9, recent["wait_s"] + part.trained_s)
     cause = max(_CAUSES, key=lambda name: recent[_CAUSES[name]])
-    limits = record.facts["limits"]
-    silent_s = now - (record.written_s or last)
-    state = "ended" if record.ended else "goes on" if silent_s < _SILENT_S else f"gone for {silent_s:,.0f} s"
+    limits, silent_s = record.facts["limits"], _silent_s(record, now)
     return waiting, (
         str(record.facts["dataset"]),
         str(record.rank),
@@ -160,8 +158,24 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
         _share(recent["window_bytes"], limits["window_limit_bytes"]),
         f"{record.at('helpers_replaced', last):.0f}",
         f"{record.at('masked_rows', last):.0f}",
-        state,
+        "ended" if has_ended(record, now) else "goes on" if silent_s < _SILENT_S else f"gone for {silent_s:,.0f} s",
     )
+
+
+def has_ended(record: LoaderRecord, now: float) -> bool:
+    """Whether a loader was closed, or its process is gone since it was through with an epoch: a training function that
+    returns need not close what it iterates. One that is gone in mid-epoch was killed.
+
+    Args:
+        record: What is known of it.
+        now: Seconds since 1970.
+    """
+    is_through = record.place[1] >= record.facts["limits"]["epoch_rows"]
+    return bool(record.ended) or (is_through and _silent_s(record, now) >= _SILENT_S)
+
+
+def _silent_s(record: LoaderRecord, now: float) -> float:
+    return now - (record.written_s or record.last)
 
 
 def _share(used: float, limit: float) -> str:
