@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import pyarrow as pa
 import pyarrow.fs
 import pytest
@@ -28,7 +29,7 @@ from raylance.runs.timeline import PARTS, timeline
 from raylance.runs.watching import _Watcher
 from raylance.telemetry.record import Place, Record
 from raylance.telemetry.stats import NUMBERS
-from tests.conftest import make_images
+from tests.conftest import encode, make_images
 from tests.test_readers import slow_loader
 
 Make = Callable[..., Run]
@@ -616,6 +617,30 @@ def test_bad_rows_are_shown_with_what_is_left_of_them(write_dataset: Callable[..
     assert "2 times a row was masked (2 different ones are named)" in page
     shutil.rmtree(uri)
     assert "The dataset could not be opened for it" in Path(raylance.report_run(folder)).read_text()
+
+
+def test_a_report_has_no_loader_of_its_process_take_damaged_rows(
+    write_dataset: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While what is left of a damaged row is drawn, the same row is decoded beside it."""
+    noise = np.random.default_rng(0).integers(0, 255, (10, 64, 64, 3), np.uint8)
+    cells = [encode(pixels, "PNG") for pixels in noise]
+    cells[5] = cells[5][: len(cells[5]) // 2]
+    uri, folder = write_dataset(pa.table({"image": pa.array(cells, pa.binary())})), str(tmp_path / "run")
+    data = raylance.dataset(uri, decode=raylance.Image("image", size=16), on_bad_row="mask", remainder="ragged")
+
+    def masked() -> int:
+        with data.loader(runtime="threads", record=folder if not seen else False) as loader:
+            for batch in loader.iter_batches(global_batch_size=10):
+                del batch
+            return int(loader.stats()["masked_rows"])
+
+    seen: list[int] = []
+    seen.append(masked())
+    shrink = PIL.Image.Image.thumbnail
+    monkeypatch.setattr(PIL.Image.Image, "thumbnail", lambda *given: (seen.append(masked()), shrink(*given))[1])
+    assert 'alt="what decodes of it"' in Path(raylance.report_run(folder)).read_text()
+    assert seen == [1, 1]
 
 
 def test_a_page_escapes_what_others_wrote(make_run: Make) -> None:

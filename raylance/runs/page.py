@@ -1,6 +1,7 @@
 """Owns the report of a run: one HTML file that needs no network; never records, and never judges by itself."""
 
 import base64
+import contextlib
 import html
 import io
 import time
@@ -10,7 +11,6 @@ from typing import Any
 import jinja2
 import markupsafe
 import PIL.Image
-import PIL.ImageFile
 import pyarrow as pa
 
 from raylance.audit.reopening import reopen
@@ -315,17 +315,17 @@ def _left_of(data: Any, offset: int, column: str) -> str:
     value = source.pinned.open().take(pa.array([offset]), columns=[column])[column][0].as_py()
     if not value:
         return "null" if value is None else "empty"
-    before = PIL.ImageFile.LOAD_TRUNCATED_IMAGES
-    PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True
     try:
         with PIL.Image.open(io.BytesIO(value)) as image:
             image.draft("RGB", (_SIDE, _SIDE))
+            # Not by LOAD_TRUNCATED_IMAGES: it is of the process, and loaders that decode in it would take damaged rows.
+            with contextlib.suppress(Exception):  # whatever a codec raises on damaged bytes
+                image.load()
+            image.tile = []  # what has been decoded is all that there is
             made = image.convert("RGB")
             made.thumbnail((_SIDE, _SIDE))
             made.save(sink := io.BytesIO(), "PNG")
         encoded = base64.b64encode(sink.getvalue()).decode()
         return f'<img alt="what decodes of it" src="data:image/png;base64,{encoded}">'
-    except Exception:  # whatever a codec raises on damaged bytes
+    except Exception:  # no image, or nothing of one
         return f"<code>{html.escape(repr(bytes(value[:24])))}…</code> {len(value):,} bytes"
-    finally:
-        PIL.ImageFile.LOAD_TRUNCATED_IMAGES = before
