@@ -382,6 +382,45 @@ def test_a_storage_that_failed_for_a_while_has_the_record_in_the_end(tmp_path: P
     assert read(path.read_bytes())[0]["rows"].to_pylist()[-1] == 7
 
 
+def test_what_came_last_is_tried_again_where_the_storage_failed_just_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recorder, "_LOCAL_S", 0.01)
+    monkeypatch.setattr(recorder, "_TICK_S", 0.01)
+    storage, stats = Hanging(tmp_path), Stats(rows=7)
+    storage.gate.set()
+    recording = recorder.Recording(make_record(), stats, lambda: (0, 0), storage, None, str)
+    recording.flush()
+    stats.rows = 9
+    object.__setattr__(storage, "fails", True)
+    recording.end()
+    object.__setattr__(storage, "fails", False)
+    (path,) = tmp_path.glob("*.arrow")
+    deadline = time.monotonic() + 30
+    while read(path.read_bytes())[1]["ended"] is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    table, told = read(path.read_bytes())
+    assert told["ended"] > 0
+    assert table["rows"].to_pylist()[-1] == 9
+
+
+def test_a_storage_that_fails_for_good_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recorder, "_LOCAL_S", 0.0)
+    monkeypatch.setattr(recorder, "_LAST_TRIES", 2)
+    storage = Hanging(tmp_path)
+    storage.gate.set()
+    object.__setattr__(storage, "fails", True)
+    recording = recorder.Recording(make_record(), Stats(), lambda: (0, 0), storage, None, str)
+    recording.end()
+    deadline = time.monotonic() + 30
+    while recording in recorder._recorder().all() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert recording not in recorder._recorder().all()
+    assert "what came last is missing in the record of train" in caplog.messages[-1]
+
+
 def test_rows_that_cannot_be_shown_and_metrics_that_fail_leave_the_record(tmp_path: Path) -> None:
     class Broken(metrics.Publisher):
         def publish(self, figures: Any) -> None:

@@ -23,6 +23,7 @@ _LOCAL_S, _REMOTE_S = 2.0, 15.0  # between two writings of a record, by where it
 _SHARE = 0.02  # which takes this share of the time at the most
 _CREDIT_S = 1.0  # beside this share, that a training thread spends on a local storage though it need not wait
 _MOST_S = 600.0  # between two tries where the storage fails
+_LAST_TRIES = 8  # to write what came last, when the loader is gone
 _PATIENCE_S = 10.0  # that a training thread waits for a storage, once: it may hang
 
 Position = Callable[[], tuple[int, int] | None]
@@ -72,11 +73,15 @@ class Recording:
         """Writes what is due, which may hang; returns whether there is more to come."""
         with self._changed:
             is_gone = self._is_gone
-            is_due = is_gone or time.monotonic() >= self._due
+            is_due = time.monotonic() >= self._due
         if is_due:
             self._write()
         with self._changed:  # it may have ended meanwhile
-            return not is_gone or (self._place is not None and self._answered < self._asked)
+            if not is_gone or self._place is None:
+                return not is_gone
+            if self._failures > _LAST_TRIES:
+                logger.warning("what came last is missing in the record of %s: its storage fails", self._record.name)
+            return self._answered < self._asked or 0 < self._failures <= _LAST_TRIES
 
     def flush(self, *, may_wait: bool = True) -> None:
         """Samples now, and has the recorder's thread write: the process may not live for long.
@@ -126,8 +131,9 @@ class Recording:
             recorder.is_stuck = not self._changed.wait_for(lambda: self._answered >= asked, _PATIENCE_S)
 
     def _leave(self) -> None:
-        """Ends: takes its helpers out of the metrics."""
-        self._is_gone = True
+        """Ends: takes its helpers out of the metrics; what has been sampled is written at once. Needs the lock."""
+        self._is_gone, self._due = True, 0.0
+        self._asked += 1
         publisher, self._publisher = self._publisher, None
         with contextlib.suppress(Exception):  # Ray may be gone, and the metrics with it
             if publisher is not None:
