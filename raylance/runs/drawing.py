@@ -73,11 +73,11 @@ def draw_timeline(found: Timeline, events: Sequence[tuple[float, int, str]], ran
             above = below - 0.8 * np.append(share, share[-1])
             axes.fill_between(found.edges, below, above, step="post", color=COLORS[part], linewidth=0)
             below = above
-    for when, rank, kind in events:
-        if kind in _MARKS and rank in ranks:
-            marker, color = _MARKS[kind]
-            place = found.place(when), ranks.index(rank) - 0.5
-            axes.plot(*place, marker, color=color, markersize=5, clip_on=False, zorder=5)
+    for kind, (marker, color) in _MARKS.items():  # all of a kind at once: a long run reports thousands of times
+        shown = [
+            (found.place(when), ranks.index(rank) - 0.5) for when, rank, of in events if of == kind and rank in ranks
+        ]
+        axes.plot(*np.array(shown).reshape(-1, 2).T, marker, color=color, markersize=5, clip_on=False, zorder=5)
     for cut in found.cuts:
         axes.axvline(cut, color="#333333", linewidth=1, linestyle=(0, (2, 2)))
     named = list(range(len(ranks))) if len(ranks) <= _MOST_LABELS else list(range(0, len(ranks), 8))

@@ -5,6 +5,7 @@ import contextlib
 import html
 import io
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -221,11 +222,15 @@ def _rank_row(run: Run, part: Part) -> tuple[str, ...]:
 def _epochs(run: Run) -> list[dict[str, Any]]:
     """What was certified: a line for each pass to an epoch's end, by dataset."""
     passes: dict[tuple[str, int, int, int, int, int], list[Mapping[str, Any]]] = {}
+    # Validation begins anew at each start, with epochs of the same number.
+    begun: Counter[tuple[str, int]] = Counter()
+    starts: dict[LoaderRecord, int] = {}
+    for record in run.records:
+        starts[record] = begun[record.facts["dataset"], record.rank]
+        begun[record.facts["dataset"], record.rank] += 1
     for _, record, kind, what in news(run):
         if kind == "epoch":
-            # Validation begins anew at each start, with epochs of the same number.
-            start = sum(before.rank == record.rank for before in run.before(record))
-            key = (str(record.facts["dataset"]), what["epoch"], *what["positions"], what["world_size"], start)
+            key = (str(record.facts["dataset"]), what["epoch"], *what["positions"], what["world_size"], starts[record])
             passes.setdefault(key, []).append(what)
     lines = []
     for (dataset, epoch, begin, end, ranks, _), told in passes.items():

@@ -32,7 +32,7 @@ class Version:
     size: int
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, eq=False)
 class LoaderRecord:
     """What was recorded of one loader, from its start to its end or to the last that is known of it.
 
