@@ -24,7 +24,7 @@ from raylance.settings import Delivery, Feed, Options
 from raylance.store import ray_session
 from raylance.telemetry import Stats
 from raylance.telemetry.metrics import Publisher
-from raylance.telemetry.record import FOLDER, Place, Record, open_folder
+from raylance.telemetry.record import FOLDER, Place, Record, open_folder, told_uri
 from raylance.telemetry.recorder import Recording, position_of
 from raylance.telemetry.verdict import Part, Verdict, judge
 
@@ -151,8 +151,9 @@ class Recorded:
 
     def _facts(self) -> dict[str, Any]:
         """What the verdict needs to know beside the figures, and who this is."""
-        source, decoding = self._feed.source, self._feed.decoding
+        source, decoding, record = self._feed.source, self._feed.decoding, self._options.record
         rank, ranks = self._worker
+        options = dataclasses.asdict(self._options)
         return {
             "sources": list(dataset_names(source.uri)),
             "dataset": self._name,
@@ -164,7 +165,7 @@ class Recorded:
             "decodes": [decoder.column for decoder in decoding.decoders] if decoding else [],
             "order": self._delivery.order.name,
             "prepared": self._is_prepared,
-            "options": dataclasses.asdict(self._options),
+            "options": options | {"record": told_uri(record) if isinstance(record, str) else record},
             "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         }
 

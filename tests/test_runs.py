@@ -643,6 +643,19 @@ def test_a_report_has_no_loader_of_its_process_take_damaged_rows(
     assert seen == [1, 1]
 
 
+def test_a_page_and_a_record_tell_no_password(make_run: Make, images_uri: str) -> None:
+    """pyarrow takes keys in URIs, and reports are handed on."""
+    secret = "s3://me:hid/d@n@bucket/run"
+    loader = raylance.dataset(images_uri, columns=["id"]).loader(runtime="threads", record=secret)
+    assert loader._facts()["options"]["record"] == "s3://…@bucket/run"
+    page = render(dataclasses.replace(make_run({"grows": TRAINS}), uri=secret))
+    assert "s3://…@bucket/run" in page
+    assert "hid/d" not in page
+    with pytest.raises(raylance.ConfigError, match="cannot be opened") as refused:
+        read_run("nothing://me:hidden@x")
+    assert "hidden" not in str(refused.value)
+
+
 def test_a_page_escapes_what_others_wrote(make_run: Make) -> None:
     run = make_run({
         "facts": {"host": "<script>h", "state": {"uri": "/x<script>", "filter": "a < '<b>'", "columns": ["<c>"]}},

@@ -80,6 +80,9 @@ def test_no_secret_is_told():
     assert told["storage_path"] == "s3://…@bucket/runs"
     assert told["epochs"] == 10
     assert trackers.plain("postgresql://me:hidden@host/x failed") == "postgresql://…@host/x failed"
+    for password in ("hid/den", "hid@den", "hid:den", "hid@d/en"):  # as SQLAlchemy takes them
+        assert trackers.plain(f"postgresql://me:{password}@host/x") == "postgresql://…@host/x"
+    assert trackers.plain("s3://bucket/food@3.lance http://host:80/x") == "s3://bucket/food@3.lance http://host:80/x"
 
 
 @pytest.mark.parametrize(

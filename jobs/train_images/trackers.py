@@ -23,7 +23,7 @@ Facts = Mapping[str, Mapping[str, Any]]
 
 def plain(text: str) -> str:
     """A text without the passwords that URIs in it may have."""
-    return re.sub(r"(?<=://)[^/@\s]+@", f"{HIDDEN}@", text)
+    return re.sub(r"(?<=://)(?:[^:/@\s]*:\S*|[^/@\s]*)@", f"{HIDDEN}@", text)
 
 
 def folder_of(at: Place, id: str) -> str:

@@ -22,7 +22,7 @@ from raylance.runs.progress import news
 from raylance.runs.reading import LoaderRecord, Run, read_look, read_run
 from raylance.runs.timeline import Timeline, timeline
 from raylance.source.rows import TableRows
-from raylance.telemetry.record import open_folder
+from raylance.telemetry.record import open_folder, told_uri
 from raylance.telemetry.stats import WAITS
 from raylance.telemetry.verdict import Part, Verdict, judge
 
@@ -169,7 +169,7 @@ def _subtitle(run: Run, main: Sequence[LoaderRecord], found: Timeline) -> str:
         f"{' and '.join(map(str, sizes))} rank{'s' * (sizes != [1])}",
         f"{starts} start{'s' * (starts != 1)}",
         f"raylance {last.facts['raylance']}",
-        run.uri,
+        told_uri(run.uri),
     ]
     return " · ".join(parts)
 

@@ -57,6 +57,11 @@ class Place:
             self.filesystem.move(part, path)
 
 
+def told_uri(uri: str) -> str:
+    """A URI as it may be shown to others: without the user and the password that it may have."""
+    return re.sub(r"(?<=://)(?:[^:/@\s]*:\S*|[^/@\s]*)@", "…@", uri)
+
+
 def open_folder(path: str, storage_filesystem: Any = None) -> tuple[Any, str]:
     """The file system of a run's folder, and the path in it.
 
@@ -75,7 +80,7 @@ def open_folder(path: str, storage_filesystem: Any = None) -> tuple[Any, str]:
         filesystem, inside = pa.fs.FileSystem.from_uri(path)
     except (pa.ArrowException, ValueError, OSError) as error:
         raise ConfigError(
-            f"{path} cannot be opened ({error}); give the folder of a run, as a path or a URI."
+            f"{told_uri(path)} cannot be opened ({told_uri(str(error))}); give the folder of a run, as a path or a URI."
         ) from error
     return filesystem, inside.rstrip("/")
 
