@@ -44,7 +44,7 @@ class Sieve(io.TextIOBase):
     def __init__(self, log: TextIO, to: TextIO, prefix: str) -> None:
         """Writes nothing yet; `prefix` comes before what the user is told."""
         self._log, self._to, self._prefix = log, to, prefix
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler and a finalizer may print in the midst of a line
         self._rests: dict[int, str] = {}  # of lines, by thread: threads print theirs in pieces
         self._said: set[str] = set()
 

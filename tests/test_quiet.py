@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import signal
 import subprocess
 import sys
 import threading
@@ -88,6 +89,25 @@ def test_a_handler_that_was_made_meanwhile_writes_to_the_user_again(tmp_path, ca
     ray.removeHandler(handler)
     print("of a library that holds the stream", file=held)
     assert capsys.readouterr().err == "after\n"
+
+
+def test_a_signal_in_the_midst_of_a_line_may_print(tmp_path):
+    """Ray Train's handler of SIGINT does; a lock that its thread holds already would be waited for without end."""
+
+    class Signals(io.StringIO):
+        def write(self, text):
+            if text == "whole\n":
+                signal.raise_signal(signal.SIGUSR1)
+            return super().write(text)
+
+    log = Signals()
+    sieve = quiet.Sieve(log, sys.stderr, "x: ")
+    before = signal.signal(signal.SIGUSR1, lambda *_: print("of the handler", file=sieve))
+    try:
+        print("whole", file=sieve)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert sorted(log.getvalue().splitlines()) == ["of the handler", "whole"]
 
 
 def test_what_is_not_pythons_goes_to_the_file_too(tmp_path):
