@@ -11,7 +11,7 @@ import sys
 import time
 
 from raylance.errors import ConfigError
-from raylance.runs.progress import RECENT_S, has_ended, progress, table
+from raylance.runs.progress import has_ended, progress, recent_s, table
 from raylance.runs.reading import Run, RunFolder
 
 _CLEAR = "\x1b[H\x1b[2J"
@@ -31,9 +31,9 @@ def show(run: Run, now: float) -> str:
         lines[0] += ", ended"
     if found is not None:
         lines[0] += f": epoch {found.epoch + 1}, {found.rows:,}/{found.epoch_rows:,} rows, {found.told()}"
-    last = max(record.last for record in run.newest(run.main))
-    told = run.verdict(run.main) if is_over else run.verdict(run.main, last - 4 * RECENT_S)
-    when = "all starts" if is_over else f"the last {4 * RECENT_S:.0f} s of this start"
+    last_s = 4 * max(recent_s(record) for record in run.newest(run.main))
+    told = run.verdict(run.main) if is_over else run.verdict(run.main, last_s)
+    when = "all starts" if is_over else f"the last {last_s:,.0f} s of this start"
     return "\n".join([*lines, "", table(run, now), "", f"{when}: {told}"])
 
 

@@ -93,7 +93,7 @@ def test_restarts_are_joined_and_ranks_that_went_do_not_count(make_run: Make) ->
     run = make_run(*two, later)
     assert [record.started for record in run.newest("train")] == [T0 + 3600]
     assert run.verdict("train").seconds["decoding"] == pytest.approx(3 * 4.0)
-    assert run.verdict("train", since=T0 + 3605).seconds["decoding"] == pytest.approx(2.0)
+    assert run.verdict("train", last_s=5).seconds["decoding"] == pytest.approx(2.0)
     found = timeline(run, bins=40)
     assert found.edges[-1] == pytest.approx(20), "the hour is left out"
     assert found.cuts == pytest.approx([10])
@@ -204,6 +204,19 @@ def test_clocks_of_nodes_may_differ(make_run: Make) -> None:
     assert found is not None
     assert found.rate == pytest.approx(160)
     assert found.left_s() == pytest.approx(200 / 160)
+    assert "this start: decoding is the limit" in top.show(run, time.time())
+
+
+def test_steps_that_take_long_have_a_rate(make_run: Make) -> None:
+    """A batch of 64 rows each forty seconds, all of them training."""
+    run = make_run({"grows": {"user_s": 1.0}, "seconds": 410})
+    (record,) = run.records
+    batches = 1 + record.series["user_s"] // 40
+    record.series.update({"batches": batches, "rows": 64 * batches, "position": np.minimum(1000, 64 * batches)})
+    found = progress(run)
+    assert found is not None
+    assert found.rate == pytest.approx(64 / 40, rel=0.4)
+    assert "training is the limit: it takes 2 rows/s" in top.show(run, time.time())
 
 
 def test_behind_the_last_batch_an_epoch_has_all_its_rows(make_run: Make) -> None:

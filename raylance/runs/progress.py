@@ -8,9 +8,8 @@ from raylance.runs.reading import LoaderRecord, Run
 from raylance.telemetry.stats import WAITS
 from raylance.telemetry.verdict import Part
 
-RECENT_S = 15.0
-"""Seconds that rates and shares of a run that goes on are taken over."""
-
+_RECENT_S = 15.0  # that rates and shares of a run that goes on are taken over,
+_STEPS = 3  # and steps, where they take longer
 _PACE_S = 600.0  # that the time left is reckoned from
 _NOW_S = 3.0  # in which a dataset moved that is iterated now
 _SILENT_S = 60.0  # without a sample: the process is gone
@@ -73,9 +72,16 @@ def progress(run: Run) -> Progress | None:
     )
 
 
+def recent_s(record: LoaderRecord) -> float:
+    """Seconds that its rates and shares are taken over while it goes on: some of its steps are in them."""
+    begin = max(record.started, record.last - _PACE_S)
+    steps = float(record.at("batches", record.last)) - float(record.at("batches", begin))
+    return max(_RECENT_S, _STEPS * (record.last - begin) / max(1.0, steps))
+
+
 def _recent(record: LoaderRecord) -> Part:
     """Its last seconds, by its own clock; all of it where these had nothing of it, as when others were iterated."""
-    part = record.part(record.last - RECENT_S)
+    part = record.part(record.last - recent_s(record))
     return part if part.figures["rows"] or part.figures["wait_s"] + part.trained_s > 1.0 else record.part()
 
 

@@ -141,16 +141,16 @@ class Run:
         ranks = self.of(dataset)[-1].facts["world_size"]
         return [by_rank[rank] for rank in sorted(by_rank) if rank < ranks]
 
-    def verdict(self, dataset: str, since: float | None = None) -> Verdict:
+    def verdict(self, dataset: str, last_s: float | None = None) -> Verdict:
         """What limits a dataset's ranks.
 
         Args:
             dataset: Its name in the run.
-            since: From when on, in seconds since 1970; None judges all of the run.
+            last_s: The last seconds of each rank, by its own clock; None judges all of the run.
         """
-        if since is None:
+        if last_s is None:
             return judge(self.parts(dataset))
-        return judge([record.part(since) for record in self.newest(dataset)])
+        return judge([record.part(record.last - last_s) for record in self.newest(dataset)])
 
     def parts(self, dataset: str) -> list[Part]:
         """What the verdict needs to know of each rank of a dataset, over all starts; by rank."""
