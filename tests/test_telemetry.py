@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from raylance.telemetry import metrics, record, recorder
 from raylance.telemetry.record import COLUMNS, Place, Record
-from raylance.telemetry.stats import NUMBERS, Receipt, Stats
+from raylance.telemetry.stats import NUMBERS, Receipt, Stats, _in_step
 from raylance.telemetry.verdict import Part, Verdict, judge
 
 CAUSES = ("start", "read", "decode", "finish")
@@ -343,6 +343,17 @@ def test_an_iterator_that_is_left_alone_takes_no_step_from_the_other(clock: Cloc
             clock.now += 2
     assert train.other_s == 0
     assert trained(val) == pytest.approx(0, abs=1e-4)
+
+
+def test_a_pass_that_another_thread_closed_is_not_kept() -> None:
+    """As the garbage collector does, which runs in any thread."""
+    closed, own = Stats(), Stats()
+    closed.begin("user_s")
+    other = threading.Thread(target=closed.end, args=("user_s",))
+    other.start()
+    other.join()
+    with own.timed("user_s"):
+        assert not [stats for stats in _in_step() if stats is closed]
 
 
 def test_reports_are_kept_from_the_first_on_and_faults_to_the_last() -> None:

@@ -155,7 +155,8 @@ class Stats:
         """Begins to time a field."""
         now = self._going[field] = time.perf_counter()
         if field == "user_s":
-            _in_step().append(self)
+            # One that was closed by another thread is still there; the garbage collector runs in any.
+            _in_step()[:] = [*(stats for stats in _in_step() if stats is not self and stats.is_timed("user_s")), self]
         elif field == "wait_s" and (around := self._around(now)) is not None:
             around.interrupt(now)
 
