@@ -4,6 +4,8 @@ import argparse
 import os
 import re
 import shlex
+import string
+import urllib.parse
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -107,7 +109,8 @@ def open_filesystem(uri: str, options: dict[str, str]) -> tuple[pafs.FileSystem,
     if "://" not in uri:
         return pafs.LocalFileSystem(), locate(uri)
     if not options:
-        filesystem, path = pafs.FileSystem.from_uri(uri)
+        # A run's name may hold what no URI does, such as a space; what means something in one stays as it is.
+        filesystem, path = pafs.FileSystem.from_uri(urllib.parse.quote(uri, safe=string.punctuation))
         return filesystem, str(path)
     scheme, _, path = uri.partition("://")
     named = {key.lower().removeprefix("aws_"): value for key, value in options.items()}

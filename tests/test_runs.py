@@ -147,6 +147,13 @@ def test_what_is_no_run_is_refused_with_the_runs_beside_it(make_run: Make, tmp_p
         read_run("nothing://x")
 
 
+def test_a_run_with_a_space_in_its_name_is_found_by_its_uri(make_run: Make, tmp_path: Path) -> None:
+    make_run({"grows": TRAINS})
+    (tmp_path / "r").rename(tmp_path / "my rün")
+    for where in (str(tmp_path / "my rün"), f"file://{tmp_path}/my rün", f"file://{tmp_path}/my%20r%C3%BCn"):
+        assert len(read_run(where).records) == 1
+
+
 def test_a_dataset_that_is_read_between_batches_is_not_training_too(make_run: Make) -> None:
     val = {"facts": {"dataset": "val"}, "grows": {"user_s": 0.2, "wait_s": 0.3}}
     run = make_run({"grows": {"rows": 10, "user_s": 0.9, "other_s": 0.5, "wait_s": 0.1, "wait_read_s": 0.1}}, val)

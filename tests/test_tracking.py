@@ -72,6 +72,14 @@ def test_the_data_and_the_arguments_are_told(at):
     assert 'uri: "x.lance"\n    version: 3\n    order: {"lanes": 2}' in told[1]
 
 
+def test_a_run_whose_storage_is_a_uri_may_have_a_space_in_its_name(tmp_path):
+    made = Place(None, f"file://{tmp_path}", "my run")
+    made.make()
+    tracking.write_notes(made, {"id": "x"})
+    assert (tmp_path / "my run" / tracking.NOTES).exists()
+    assert tracking.read_notes(made) == {"id": "x"}
+
+
 def test_no_secret_is_told():
     secret = "--storage-options", "aws_secret_access_key=hidden"
     args = parsed(*secret, "--storage-path", "s3://me:hidden@bucket/runs", "--track", "none")

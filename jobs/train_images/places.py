@@ -80,7 +80,8 @@ def newest(at: Place) -> ray.train.Result | None:
         StateError: If it cannot be told any more.
     """
     try:
-        found = ray.train.Result.from_path(at.folder, storage_filesystem=at.filesystem)
+        filesystem, folder = at.opened  # a folder with a space in its name has no URI that Ray Train takes
+        found = ray.train.Result.from_path(folder, storage_filesystem=filesystem)
     except RuntimeError:  # no such run, or none with a checkpoint
         return None
     except OSError:

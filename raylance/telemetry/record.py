@@ -9,6 +9,8 @@ import dataclasses
 import json
 import os
 import re
+import string
+import urllib.parse
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -77,7 +79,8 @@ def open_folder(path: str, storage_filesystem: Any = None) -> tuple[Any, str]:
     if "://" not in path:
         return pa.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
     try:
-        filesystem, inside = pa.fs.FileSystem.from_uri(path)
+        # A run's name may hold what no URI does, such as a space; what means something in one stays as it is.
+        filesystem, inside = pa.fs.FileSystem.from_uri(urllib.parse.quote(path, safe=string.punctuation))
     except (pa.ArrowException, ValueError, OSError) as error:
         raise ConfigError(
             f"{told_uri(path)} cannot be opened ({told_uri(str(error))}); give the folder of a run, as a path or a URI."
