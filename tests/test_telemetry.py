@@ -190,6 +190,7 @@ class Storage(Place):
     """A folder whose storage hangs while `gate` is closed, and fails while `fails` is set."""
 
     def write(self, name: str, content: bytes) -> None:
+        self.entered.set()
         self.gate.wait(60)
         if self.fails:
             raise OSError("no space left")
@@ -202,6 +203,7 @@ class Hanging(Storage):
     def __init__(self, path: Path) -> None:
         super().__init__(pyarrow.fs.LocalFileSystem(), str(path))
         object.__setattr__(self, "gate", threading.Event())
+        object.__setattr__(self, "entered", threading.Event())
         object.__setattr__(self, "fails", False)
 
 
@@ -257,9 +259,7 @@ def test_the_end_is_written_behind_what_is_just_being_written(tmp_path: Path, mo
     recording = recorder.Recording(make_record(), Stats(), recorder.position_of(loader), storage, None, str)
     del loader
     recording.tick()
-    deadline = time.monotonic() + 30
-    while recording.write.__self__._due != 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    assert storage.entered.wait(30)
     ending = threading.Thread(target=recording.end)
     ending.start()
     time.sleep(0.1)
