@@ -48,6 +48,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--every", help="seconds between two looks (default: %(default)s)", type=float, default=2.0)
     parser.add_argument("--once", help="look once, and end", action="store_true")
     args = parser.parse_args(argv)
+    if not args.every > 0:
+        parser.error(f"--every {args.every:g}: give seconds, more than 0")
     try:
         folder = RunFolder(args.run)
         while True:

@@ -328,6 +328,30 @@ def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make)
     assert short[-1] == "… and 4 more, which wait less"
 
 
+def test_starts_of_a_run_that_was_copied_are_in_their_order(images_uri: str, tmp_path: Path) -> None:
+    """Files of a copy are written in any order."""
+    data = raylance.dataset(images_uri, columns=["id"])
+    for _ in range(2):
+        with data.loader(runtime="threads", record=str(tmp_path)) as loader:
+            for _ in loader.iter_batches(global_batch_size=100):
+                pass
+            loader.record()
+    begun = [record.started for record in read_run(tmp_path).records]
+    assert begun == sorted(begun)
+    for number, path in enumerate(sorted((tmp_path / "raylance").glob("*.arrow"), reverse=True)):
+        os.utime(path, (T0 + number, T0 + number))
+    assert [record.started for record in read_run(tmp_path).records] == begun
+
+
+def test_a_run_is_named_by_a_path_too_and_not_by_a_file(make_run: Make, tmp_path: Path) -> None:
+    make_run({"grows": TRAINS})
+    out = raylance.report_run(tmp_path / "r", tmp_path / "there.html")
+    assert out == str(tmp_path / "there.html")
+    assert str(raylance.explain_run(tmp_path / "r"))
+    with pytest.raises(raylance.ConfigError, match=r"there\.html is a file: give the folder"):
+        raylance.explain_run(tmp_path / "there.html")
+
+
 def test_top_shows_it_and_the_verdict(make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run({"grows": TRAINS})
     assert top.main([str(tmp_path / "r"), "--once"]) == 0
@@ -341,6 +365,9 @@ def test_top_shows_it_and_the_verdict(make_run: Make, tmp_path: Path, capsys: py
     assert re.search(r"run r, [\d:]+, ended: epoch 1, 800/1,000 rows", capsys.readouterr().out)
     assert top.main([str(tmp_path), "--once"]) == 2
     assert "holds no record" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        top.main([str(tmp_path / "r"), "--every", "0"])
+    assert "--every 0: give seconds" in capsys.readouterr().err
 
 
 def test_reports_are_told_by_their_numbers() -> None:

@@ -2,6 +2,7 @@
 and read back, and the verdict names what limits.
 """
 
+import contextlib
 import itertools
 import json
 import math
@@ -354,6 +355,18 @@ def test_a_pass_that_another_thread_closed_is_not_kept() -> None:
     other.join()
     with own.timed("user_s"):
         assert not [stats for stats in _in_step() if stats is closed]
+
+
+def test_a_pass_that_is_dropped_leaves_the_clock_to_the_next_one() -> None:
+    """Its iterator is collected at any time, with a batch of the next one in hand."""
+    stats, dropped, going_on = Stats(), contextlib.ExitStack(), contextlib.ExitStack()
+    dropped.enter_context(stats.timed("user_s"))
+    going_on.enter_context(stats.timed("user_s"))
+    dropped.close()
+    assert stats.is_timed("user_s")
+    assert stats.user_s == 0
+    going_on.close()
+    assert stats.user_s > 0
 
 
 def test_reports_are_kept_from_the_first_on_and_faults_to_the_last() -> None:

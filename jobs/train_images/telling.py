@@ -64,9 +64,9 @@ def tell_report(args: argparse.Namespace, at: Place) -> None:
             print(raylance.explain_run(at.folder, at.filesystem))
         store = common.store_options(args.storage_options)
         where = raylance.report_run(at.folder, storage_filesystem=at.filesystem, storage_options=store or None)
-    except (raylance.RaylanceError, OSError, ValueError) as error:
+    except Exception as error:  # of records, a storage, or what draws
         if args.log is not None:  # it ran, so that there should be one
-            say(f"there is no report: {error}")
+            say(f"there is no report ({type(error).__name__}: {error})")
     else:
         print(f"report: {where}", flush=True)
 

@@ -60,10 +60,11 @@ def settle(args: argparse.Namespace, at: Place) -> dict[str, dict[str, Any]]:
                 f"--track {name}: {name} is not installed, so the run would not be tracked; pip install "
                 f"{TRACKERS[name].package} on every node, or leave it out"
             )
-    notes = read_notes(at)
-    notes.setdefault("id", uuid.uuid4().hex[:16])
+    before = read_notes(at)
+    notes = {"id": uuid.uuid4().hex[:16], **before}
     settled = {name: TRACKERS[name].settle(at, notes) for name in asked}
-    write_notes(at, notes)
+    if notes != before:  # whoever is killed while it is written makes the run another one at its trackers
+        write_notes(at, notes)
     return settled
 
 

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import html
 import io
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,8 +35,8 @@ _QUALITY_STEPS = 64  # of the epoch that are looked at
 
 
 def report_run(
-    path: str,
-    out: str | None = None,
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
     *,
     storage_filesystem: Any = None,
     storage_options: Mapping[str, str] | None = None,
@@ -66,10 +67,10 @@ def report_run(
         filesystem, where = open_folder(out)
     else:
         filesystem, folder = open_folder(path, storage_filesystem)
-        where, out = f"{folder}/report.html", f"{path.rstrip('/')}/report.html"
+        where, out = f"{folder}/report.html", f"{run.uri.rstrip('/')}/report.html"
     with filesystem.open_output_stream(where) as stream:
         stream.write(content)
-    return out
+    return os.fspath(out)
 
 
 def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None = None) -> str:
@@ -287,7 +288,11 @@ def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, 
             data[of] = reopen(facts["state"], remainder=facts["remainder"], **options)
         pictures = [_left_of(data[of], row, column) for of, row, column, _, _ in bad]
     except Exception as error:  # of a storage, of a dataset that was moved: the rest is to be told
-        why = f"The dataset could not be opened for it ({(str(error).splitlines() or [repr(error)])[0]})."
+        why = (
+            f"The dataset could not be opened for it ({(str(error).splitlines() or [repr(error)])[0]}). Where only a "
+            "setting is missing that no record holds (order=, pack=, storage_options=), raylance.audit.reopen(state, "
+            "…) takes it, and .plan(…).shuffle_quality() of that says it."
+        )
         told |= {"quality_note": why, "bad_note": why if bad else ""}
     told["bad_rows"] = [
         {

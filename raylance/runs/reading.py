@@ -43,8 +43,7 @@ class LoaderRecord:
         bad_rows: The first rows that were masked: row offset with a mixture's component, column, why.
         ended: When it was closed, in seconds since 1970; None where it is not, or its process was killed.
         series: By name, float64 (samples,): counters since the loader was made, and `time_s`, seconds since 1970.
-        written_s: When its file was written last, by the clock of the storage: which of two starts came later is told
-            by this one clock, since those of machines differ.
+        written_s: When its file was written last, by the clock of the storage.
     """
 
     name: str
@@ -64,6 +63,13 @@ class LoaderRecord:
     def started(self) -> float:
         """Seconds since 1970."""
         return float(self.facts["started"])
+
+    @property
+    def begun_s(self) -> float:
+        """When its file was written first, by the clock of the storage: which of two starts came later is told by this
+        one clock, since those of machines differ; and kept in the file, since a copy is written at another time.
+        """
+        return float(self.facts.get("begun_s") or self.written_s)
 
     @property
     def place(self) -> tuple[int, int]:
@@ -105,7 +111,7 @@ class Run:
 
     Attributes:
         uri: Where it is kept.
-        records: Those of all its loaders, those that were written last behind the others.
+        records: Those of all its loaders, later starts behind earlier ones.
     """
 
     uri: str
@@ -171,7 +177,7 @@ class Run:
 class RunFolder:
     """The folder of a run, to be read again and again: a file that has not changed is read once."""
 
-    def __init__(self, path: str, storage_filesystem: Any = None) -> None:
+    def __init__(self, path: str | os.PathLike[str], storage_filesystem: Any = None) -> None:
         """Reads nothing yet.
 
         Args:
@@ -181,7 +187,7 @@ class RunFolder:
         Raises:
             ConfigError: If `path` cannot be a folder.
         """
-        self.path = path
+        self.path = os.fspath(path)
         self.filesystem, self._folder = open_folder(path, storage_filesystem)
         self._known: dict[str, tuple[Version, LoaderRecord | None]] = {}
 
@@ -207,7 +213,7 @@ class RunFolder:
                     record.written_s = version.written_s
                 self._known[path] = version, record
         records = [record for path in files if (record := self._known[path][1]) is not None]
-        return Run(uri=self.path, records=sorted(records, key=lambda record: (record.written_s, record.started)))
+        return Run(uri=self.path, records=sorted(records, key=lambda record: (record.begun_s, record.started)))
 
     def read(self) -> Run:
         """Reads the records that are there now.
@@ -216,6 +222,8 @@ class RunFolder:
             ConfigError: If there are none.
         """
         run = self.load(self.list())
+        if not run.records and self.filesystem.get_file_info(self._folder).is_file:
+            raise ConfigError(f"{self.path} is a file: give the folder of a run, <storage path>/<run name>.")
         if not run.records:
             raise ConfigError(
                 f"{self.path} holds no record of a loader ({FOLDER}/*.arrow), so there is nothing to show."
@@ -236,7 +244,7 @@ class RunFolder:
         return f" The runs in it: {', '.join(runs[:10])}; add one of the names." if runs else ""
 
 
-def read_run(path: str, storage_filesystem: Any = None) -> Run:
+def read_run(path: str | os.PathLike[str], storage_filesystem: Any = None) -> Run:
     """Reads the records of a run; see `RunFolder`.
 
     Raises:
@@ -245,7 +253,7 @@ def read_run(path: str, storage_filesystem: Any = None) -> Run:
     return RunFolder(path, storage_filesystem).read()
 
 
-def explain_run(path: str, storage_filesystem: Any = None) -> Verdict:
+def explain_run(path: str | os.PathLike[str], storage_filesystem: Any = None) -> Verdict:
     """Says in words what limits a run, over all ranks and starts, and what to change; see `Verdict`.
 
     Args:

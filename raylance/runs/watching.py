@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import logging
+import os
 import sys
 import threading
 import time
@@ -32,7 +33,7 @@ Tell = Callable[[Mapping[str, Any]], str]
 
 @contextlib.contextmanager
 def watch(
-    path: str,
+    path: str | os.PathLike[str],
     *,
     epochs: int | None = None,
     storage_filesystem: Any = None,

@@ -42,7 +42,10 @@ class Place:
     @property
     def is_local(self) -> bool:
         """Whether writing there costs no network."""
-        return isinstance(self.filesystem, pyarrow.fs.LocalFileSystem)
+        inner = self.filesystem
+        while isinstance(inner, pyarrow.fs.SubTreeFileSystem):
+            inner = inner.base_fs
+        return isinstance(inner, pyarrow.fs.LocalFileSystem)
 
     def write(self, name: str, content: bytes) -> None:
         """Writes a file as a whole, so that nobody reads a half of it."""
@@ -58,13 +61,23 @@ class Place:
         if part != path:
             self.filesystem.move(part, path)
 
+    def written_s(self, name: str) -> float | None:
+        """When a file was written last, in seconds since 1970 by the clock of the storage; None where that is not told:
+        who may write need not be allowed to look.
+        """
+        try:
+            written_ns = self.filesystem.get_file_info(f"{self.path}/{name}").mtime_ns
+        except OSError:
+            return None
+        return written_ns / 1e9 if written_ns else None
+
 
 def told_uri(uri: str) -> str:
     """A URI as it may be shown to others: without the user and the password that it may have."""
     return re.sub(r"(?<=://)(?:[^:/@\s]*:\S*|[^/@\s]*)@", "…@", uri)
 
 
-def open_folder(path: str, storage_filesystem: Any = None) -> tuple[Any, str]:
+def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) -> tuple[Any, str]:
     """The file system of a run's folder, and the path in it.
 
     Args:
@@ -74,6 +87,7 @@ def open_folder(path: str, storage_filesystem: Any = None) -> tuple[Any, str]:
     Raises:
         ConfigError: For a URI that pyarrow does not read.
     """
+    path = os.fspath(path)
     if storage_filesystem is not None:
         return storage_filesystem, path.rstrip("/")
     if "://" not in path:

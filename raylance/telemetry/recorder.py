@@ -161,7 +161,10 @@ class Recording:
             told = {"events": self._stats.events, "bad_rows": self._stats.bad_rows, "ended": self._ended}
         least_s = _LOCAL_S if self._place.is_local else _REMOTE_S
         try:
-            self._place.write(f"{self._record.name}.arrow", self._content(told))
+            name = f"{self._record.name}.arrow"
+            self._place.write(name, self._content(told))
+            if "begun_s" not in self._record.facts:  # comes into the file the next time
+                self._record.facts["begun_s"] = self._place.written_s(name)
             self._failures = 0
         except Exception as error:  # whatever a storage raises: a run does not end for a want of figures
             self._failures += 1

@@ -151,17 +151,25 @@ class Stats:
     _bad_rows: dict[tuple[int, str], str] = dataclasses.field(default_factory=dict, repr=False)
     first_rows: Any = dataclasses.field(default=None, repr=False)  # a table of rows of the first batch, to be looked at
 
-    def begin(self, field: str) -> None:
-        """Begins to time a field."""
+    def begin(self, field: str) -> float:
+        """Begins to time a field; returns what `end` knows it by."""
         now = self._going[field] = time.perf_counter()
         if field == "user_s":
             # One that was closed by another thread is still there; the garbage collector runs in any.
             _in_step()[:] = [*(stats for stats in _in_step() if stats is not self and stats.is_timed("user_s")), self]
         elif field == "wait_s" and (around := self._around(now)) is not None:
             around.interrupt(now)
+        return now
 
-    def end(self, field: str) -> float:
-        """Adds the seconds since `begin` to a field; returns them, 0 where nothing was begun."""
+    def end(self, field: str, begun: float | None = None) -> float:
+        """Adds the seconds since `begin` to a field; returns them, 0 where nothing was begun.
+
+        Args:
+            field: Its name.
+            begun: What `begin` returned: where the field was begun again since, that one goes on. None for the last.
+        """
+        if begun is not None and self._going.get(field) != begun:
+            return 0.0
         begun = self._going.pop(field, None)
         seconds = 0.0 if begun is None else time.perf_counter() - begun
         setattr(self, field, getattr(self, field) + seconds)
@@ -206,11 +214,11 @@ class Stats:
     @contextmanager
     def timed(self, field: str) -> Iterator[None]:
         """Adds the seconds that the body takes to a field."""
-        self.begin(field)
+        begun = self.begin(field)
         try:
             yield
         finally:
-            self.end(field)
+            self.end(field, begun)
 
     def awaits(self, cause: Cause | None, now: float) -> None:
         """Says what the rows that the trainer waits for are doing from now on; None where it does not wait.
