@@ -334,7 +334,6 @@ class RankLoader(process.Seated, Recorded):
                     self._prepare(bound, epoch + 1, 0)
                 yield handed.pop()
                 if is_last:
-                    self.record(may_wait=False)
                     return
                 if iteration != self._iteration:
                     break
@@ -343,6 +342,7 @@ class RankLoader(process.Seated, Recorded):
             raise
         finally:
             feeder.close()
+            self.record(may_wait=False)  # a training function that leaves a pass may be through with all
         raise RaylanceError(
             "this iteration was superseded: the loader was iterated again, moved or closed meanwhile, and two "
             "iterations cannot share one position. Use one iteration at a time."

@@ -17,6 +17,7 @@ from raylance import process
 from raylance.batches.showing import show_rows
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, dataset_stem
 from raylance.decode.arrays import to_numpy
+from raylance.decode.images import Image
 from raylance.errors import DatasetError
 from raylance.planning.plan import Plan
 from raylance.planning.state import identity_of
@@ -24,9 +25,10 @@ from raylance.settings import Delivery, Feed, Options
 from raylance.store import ray_session
 from raylance.telemetry import Stats
 from raylance.telemetry.metrics import Publisher
+from raylance.telemetry.parts import Part
 from raylance.telemetry.record import FOLDER, Place, Record, open_folder, told_uri
 from raylance.telemetry.recorder import Recording, position_of
-from raylance.telemetry.verdict import Part, Verdict, judge
+from raylance.telemetry.verdict import Verdict, judge
 
 
 class Recorded:
@@ -163,9 +165,11 @@ class Recorded:
             "rows": self._delivery.rows,
             "row_bytes": float(source.likely_row_bytes),
             "decodes": [decoder.column for decoder in decoding.decoders] if decoding else [],
+            "draft": [each.draft for each in decoding.decoders if isinstance(each, Image)] if decoding else [],
             "order": self._delivery.order.name,
             "prepared": self._is_prepared,
             "options": options | {"record": told_uri(record) if isinstance(record, str) else record},
+            "worker_cpus": process.ray_cpus(),
             "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         }
 

@@ -35,6 +35,7 @@ from jobs.materialize import command as materialize
 from jobs.train_images import command as job
 from jobs.train_images.data import count_classes, open_data
 from jobs.train_images.model import learning_rate
+from jobs.train_images.telling import as_options
 from jobs.train_images.training import Pace
 from tests.conftest import encode
 from tests.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard, curves_of_wandb
@@ -606,6 +607,12 @@ def test_the_learning_rate_warms_up_and_falls_to_zero():
     assert np.argmax(rates) == 5
     assert rates[5] == pytest.approx(2.0, rel=0.01)
     assert rates[-1] == pytest.approx(0)
+
+
+def test_advice_has_the_names_of_the_jobs_options():
+    said = "num_decoders=2 takes 2; a larger prefetch_batches= keeps; loader.prepare(global_batch_size=…); Image(draft=True)"
+    told = "--num-decoders 2 takes 2; a larger --prefetch-batches keeps; loader.prepare(global_batch_size=…); --draft"
+    assert as_options(said) == told
 
 
 def test_the_pace_is_the_verdicts(images_uri):

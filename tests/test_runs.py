@@ -328,6 +328,31 @@ def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make)
     assert short[-1] == "… and 4 more, which wait less"
 
 
+def test_saving_is_told_beside_the_rate_that_leaves_it_out(make_run: Make) -> None:
+    assert "saving" not in progress(make_run({"grows": TRAINS | {"save_s": 0.01}})).told()
+    saves = make_run({"grows": TRAINS | {"user_s": 1.5, "save_s": 1.0}})
+    assert progress(saves).told() == "80 rows/s, waiting 50% (for decoding), saving 50% of the time"
+
+
+def test_a_dataset_beside_the_one_that_is_trained_on_is_waited_for_as_it_starts(make_run: Make) -> None:
+    val = {"facts": {"dataset": "val"}, "grows": {"rows": 10, "batches": 1, "user_s": 0.1, "wait_start_s": 0.3}}
+    run = make_run({"grows": TRAINS}, val)
+    line = "each rank waited 3.0 s for val to start: its loader.prepare(…) some steps before its pass hides that"
+    assert run.verdict("train").advice[-1] == line
+    assert line not in make_run({"grows": TRAINS}, {**val, "grows": {"wait_start_s": 0.01}}).verdict("train").advice
+
+
+def test_a_pass_that_is_left_is_recorded_up_to_there(images_uri: str, tmp_path: Path) -> None:
+    """Ray ends the process of a training function that returns."""
+    loader = raylance.dataset(images_uri, columns=["id"]).loader(runtime="threads", record=str(tmp_path))
+    for step, _ in enumerate(loader.iter_batches(global_batch_size=50)):
+        if step == 7:
+            break
+    (record,) = read_run(tmp_path).records
+    assert record.at("batches", record.last) == 8
+    loader.close()
+
+
 def test_starts_of_a_run_that_was_copied_are_in_their_order(images_uri: str, tmp_path: Path) -> None:
     """Files of a copy are written in any order."""
     data = raylance.dataset(images_uri, columns=["id"])

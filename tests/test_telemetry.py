@@ -17,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.telemetry import metrics, record, recorder
+from raylance.telemetry.parts import Part
 from raylance.telemetry.record import COLUMNS, Place, Record
 from raylance.telemetry.stats import NUMBERS, Receipt, Stats, _in_step
-from raylance.telemetry.verdict import Part, Verdict, judge
+from raylance.telemetry.verdict import Verdict, judge
 
 CAUSES = ("start", "read", "decode", "finish")
 
@@ -558,8 +559,9 @@ def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -
         ({"user_s": 1.0, "wait_decode_s": 1.0, "decode_s": 2.0}, "decoding",
          "decoding is the limit: 1 decoder delivers 500 rows/s, the trainer takes 1,000 rows/s and waited for 50%",
          "2 more decoders of each rank would feed this trainer: num_decoders=3 takes 3 CPUs"),
-        ({"user_s": 1.0, "wait_decode_s": 1.0, "decode_s": 8.0}, "decoding", "",
-         "num_decoders=9 takes 9 CPUs besides the trainer's, and there are 4: add nodes"),
+        ({"user_s": 1.0, "wait_decode_s": 7.0, "decode_s": 8.0}, "decoding", "",
+         "the cluster (4 CPUs) has room for num_decoders=4 of each rank: about 500 rows/s together "
+         "8 more decoders of each rank would feed this trainer: add nodes"),
         ({"user_s": 0.02, "wait_decode_s": 1.0}, "decoding", "", "each decoder more gives about 1,000 rows/s"),
         ({"user_s": 0.001, "wait_decode_s": 1.0}, "decoding", "", "this loop does next to nothing with its batches"),
         ({"user_s": 0.001, "wait_read_s": 1.0}, "reading", "", "this loop does next to nothing with its batches"),
@@ -567,13 +569,21 @@ def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -
         ({"user_s": 1.0, "wait_decode_s": 1.0, "decoders_wanted": 3.0}, "decoding", "",
          "3 decoders of each rank would have work, and CPUs were free for 1"),
         ({"user_s": 1.0, "wait_read_s": 3.0, "storage_s": 4.0}, "reading",
-         "reading is the limit: storage gives 250 rows/s", "num_readers=4"),
+         "reading is the limit: storage gives 250 rows/s", "num_readers=3, which holds 3 times max_window_bytes"),
         ({"user_s": 10.0, "wait_decode_s": 1.0}, "decoding",
          "decoding is the limit at times: the trainer, which takes 100 rows/s, waited for 9% of its time", "prefetch"),
         ({"user_s": 10.0, "wait_read_s": 1.0}, "reading", "although it does 1,000 rows/s when it has work", "prefetch"),
         ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5}, "finishing",
-         "making batches is the limit: 50.0 ms of collating", "collate_fn"),
-        ({"user_s": 11.0, "save_s": 10.0, "wait_decode_s": 1.0}, "decoding", "waited for 50%", "1 more decoder"),
+         "making batches is the limit: 50.0 ms of collating and 0.0 ms of transfer for each, of 200.0 ms a step",
+         "fewer columns, or one of fixed-size lists in place of many: each costs its part; a collate_fn's work"),
+        ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.1}, "finishing", "", "bringing rows to this process"),
+        ({"user_s": 0.03, "wait_finish_s": 0.01, "collate_s": 0.1}, "finishing", "", "a larger global_batch_size="),
+        ({"user_s": 11.0, "save_s": 10.0, "wait_decode_s": 1.0}, "saving",
+         "saving is the limit: 83% of the time since the first batch went to raylance.report; the rest of it, training "
+         "takes 1,000 rows/s and waited for 50%", "save less often"),
+        ({"user_s": 4.0, "save_s": 1.0, "wait_decode_s": 3.0, "decode_s": 7.0}, "decoding", "decoding is the limit:",
+         "saving takes 14% of the time: save less often; or raylance.report(…, checkpoint_upload_mode="),
+        ({"user_s": 10.0, "save_s": 2.0}, "training", "training is the limit", "saving takes 20% of the time"),
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_limit_and_what_to_change(
@@ -593,15 +603,58 @@ def test_shard_actors_that_decode_do_so_all_at_once() -> None:
 
 
 def test_shard_actors_that_are_there_are_not_advised() -> None:
-    few = judge([part(user_s=1.0, wait_read_s=3.0, storage_s=16.0, readers=3.0)]).advice
-    many = judge([part(user_s=1.0, wait_read_s=3.0, storage_s=16.0, readers=4.0)]).advice
-    assert "num_readers=4, " in " ".join(few)
-    assert "num_readers=18, " in " ".join(many)
+    """On a network they wait side by side; on one machine they share its disk and its cores."""
+    slow, far = {"user_s": 1.0, "wait_read_s": 3.0, "storage_s": 16.0}, {"sources": ["s3://bucket/a.lance"]}
+    assert "num_readers=4, " in judge([part(facts=far, readers=1.0, **slow)]).advice[0]
+    assert "num_readers=4, " in judge([part(facts=far, readers=3.0, **slow)]).advice[0]
+    assert "fewer shard actors, where num_readers=4" in judge([part(facts=far, readers=4.0, **slow)]).advice[0]
+    assert "bring the data nearer" in judge([part(facts=far, **slow)]).advice[-1]
+    taken = judge([part(facts={"cluster_cpus": 2.0, "worker_cpus": 1.0}, **slow)]).advice
+    assert taken == ("read less: fewer columns=; or a faster disk",)
 
 
-def test_large_rows_may_be_made_smaller() -> None:
-    last = judge([part(facts={"row_bytes": 1e5}, user_s=1.0, wait_decode_s=1.0)]).advice[-1]
+def test_decoders_that_there_is_no_room_for_are_not_advised() -> None:
+    decoding = {"user_s": 1.0, "wait_decode_s": 1.0, "decode_s": 2.0}
+    full = {"cluster_cpus": 2.0, "worker_cpus": 1.0}
+    (line, _) = judge([part(facts=full, **decoding)]).advice
+    assert line == (
+        "2 more decoders of each rank would feed this trainer, and the cluster (2 CPUs, of which trainers hold 1) has "
+        "no room for one: add nodes"
+    )
+    of_two = {"cluster_cpus": 7.0, "worker_cpus": 1.0, "world_size": 2}
+    both = judge([part(rank, facts=of_two, **decoding) for rank in range(2)]).advice[0]
+    assert both.startswith("the cluster (7 CPUs, of which trainers hold 2) has room for num_decoders=2 of each rank")
+    assert judge([part(facts=of_two, **decoding)]).advice[0].startswith("the cluster (7 CPUs, of which trainers hold 2")
+    alone = judge([part(facts={"cluster_cpus": None, "cpus": 1}, **decoding)]).advice[0]
+    assert alone.endswith("this machine (1 CPU) has no room for one: with Ray, those of a cluster's nodes decode, too")
+
+
+def test_images_are_spoken_of_where_there_are_some() -> None:
+    decoding = {"user_s": 1.0, "wait_decode_s": 1.0}
+    last = judge([part(facts={"row_bytes": 1e5, "draft": [False]}, **decoding)]).advice[-1]
     assert last.startswith("or decode less: materialise images")
+    assert "draft=True" in last
+    assert "draft=" not in judge([part(facts={"row_bytes": 1e5, "draft": [True]}, **decoding)]).advice[-1]
+    assert "images" not in " ".join(judge([part(facts={"row_bytes": 1e5, "draft": []}, **decoding)]).advice)
+
+
+def test_threads_of_the_trainers_process_are_named_where_no_ray_runs() -> None:
+    slow = {"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.1}
+    told = " ".join(judge([part(facts={"cluster_cpus": None, "cpus": 2}, **slow)]).advice)
+    assert "transform= and decoders run in threads of this process" in told
+    assert "a collate_fn's work" not in told
+
+
+def test_the_rank_that_trains_slowest_is_named_and_counts_for_all() -> None:
+    verdict = judge([part(rank, user_s=9.0 if rank == 1 else 1.0, facts={"world_size": 3}) for rank in range(3)])
+    assert verdict.told.endswith("; rank 1 trains slowest, 900 ms a step for 100")
+    assert verdict.rates["training"] == pytest.approx(3 * 1000 / 9)
+
+
+def test_a_part_gave_what_was_delivered() -> None:
+    """Shard actors decode in several threads, whose seconds add up."""
+    verdict = judge([part(user_s=1.0, wait_decode_s=1.0, decode_s=20.0)])
+    assert verdict.rates["decoding"] == verdict.rates["delivered"] == 500
 
 
 def test_an_order_that_reads_row_by_row_is_named() -> None:

@@ -98,6 +98,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--augment", "flip: every other training image left to right, which digits and text do not stand; crop: "
         "that, and random resized crops, for photographs, which are validated on their centre",
         choices=("none", "flip", "crop"), default="none")
+    add("--draft", "decode JPEGs that are more than twice as large as needed at a fraction of their size: faster, with "
+        "other pixels", action="store_true")
     add("--order", "of training rows", choices=("window", "shard", "row", "sequential"), default="window")
     add("--on-bad-row", "stop at an image that cannot be decoded, or leave it out",
         choices=("raise", "mask"), default="raise")
@@ -119,6 +121,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "threads; 2-8: two, and up to eight while training waits for them", type=decoders, default="auto", metavar="N")
     add("--num-readers", "shard actors of each rank and dataset, where reading is slow; each holds windows of its own; "
         "auto: 1-4", type=readers, default=1, metavar="N")
+    add("--prefetch-batches", "of a rank, made ahead, for trainers that take them in bursts", type=count, default=2,
+        metavar="N")
     add("--max-failures", "times to go on from the last checkpoint after a worker failed, -1: without end",
         type=within(int, -1), default=3, metavar="N")
     add = group("run")

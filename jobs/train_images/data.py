@@ -32,7 +32,9 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
                 version=version,
                 columns=[args.image_column, args.label_column],
                 filter=where or None,
-                decode=raylance.Image(args.image_column, size=args.image_size, augment=crop, hflip=hflip),
+                decode=raylance.Image(
+                    args.image_column, size=args.image_size, augment=crop, hflip=hflip, draft=args.draft
+                ),
                 seed=args.seed,
                 on_bad_row=args.on_bad_row,
                 storage_options=store or None,

@@ -172,6 +172,7 @@ def make_trainer(
         "image": args.image_column,
         "label": args.label_column,
         "batch": args.global_batch_size,
+        "prefetch": args.prefetch_batches,
         "every": args.checkpoint_every_steps,
         "trackers": trackers,
         "track_every": args.track_every_steps,

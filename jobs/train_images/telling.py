@@ -61,7 +61,7 @@ def tell_report(args: argparse.Namespace, at: Place) -> None:
     """Says what limited the run, whichever way it ended, and writes its report; no run fails for want of one."""
     try:
         if args.log is not None:
-            print(raylance.explain_run(at.folder, at.filesystem))
+            print(as_options(str(raylance.explain_run(at.folder, at.filesystem))))
         store = common.store_options(args.storage_options)
         where = raylance.report_run(at.folder, storage_filesystem=at.filesystem, storage_options=store or None)
     except Exception as error:  # of records, a storage, or what draws
@@ -69,6 +69,13 @@ def tell_report(args: argparse.Namespace, at: Place) -> None:
             say(f"there is no report ({type(error).__name__}: {error})")
     else:
         print(f"report: {where}", flush=True)
+
+
+def as_options(advice: str) -> str:
+    """What is to be changed, by the names that it has here."""
+    arguments = r"(?<!\()\b(num_decoders|num_readers|prefetch_batches|global_batch_size)=\s?"
+    told = re.sub(arguments, lambda found: f"--{found[1].replace('_', '-')} ", advice)
+    return told.replace("Image(draft=True)", "--draft")
 
 
 def close(args: argparse.Namespace) -> int:

@@ -39,7 +39,8 @@ class Training:
         torch.set_num_threads(max(1, int(min(cpus, os.cpu_count() or 1) / context.get_local_world_size())))
         torch.manual_seed(config["seed"])
         self.loader = ray.train.get_dataset_shard("train")
-        self.loader.prepare(global_batch_size=config["batch"])  # its helpers start while the model is built
+        self.batches = {"global_batch_size": config["batch"], "prefetch_batches": config["prefetch"]}
+        self.loader.prepare(**self.batches)  # its helpers start while the model is built
         self.network = build_model(*config["network"]).to(memory_format=torch.channels_last)
         self.model = ray.train.torch.prepare_model(self.network)
         weights = self.network.parameters()
@@ -106,7 +107,7 @@ class Training:
         loss_sum = torch.zeros((), device=ray.train.torch.get_device())
         self.network.train()
         self.lap.begin(self.made + 1)  # laps end within a step, whose time has not been counted yet
-        for step, batch in enumerate(self.loader.iter_torch_batches(global_batch_size=self.config["batch"]), first + 1):
+        for step, batch in enumerate(self.loader.iter_torch_batches(**self.batches), first + 1):
             loss = self.train_step(epoch, step, batch)
             loss_sum += loss
             if self.tracking and self.made % self.config["track_every"] == 0:  # not often: a GPU has to be waited for

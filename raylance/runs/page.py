@@ -23,9 +23,10 @@ from raylance.runs.progress import news
 from raylance.runs.reading import LoaderRecord, Run, read_look, read_run
 from raylance.runs.timeline import Timeline, timeline
 from raylance.source.rows import TableRows
+from raylance.telemetry.parts import Part
 from raylance.telemetry.record import open_folder, told_uri
 from raylance.telemetry.stats import WAITS
-from raylance.telemetry.verdict import Part, Verdict, judge
+from raylance.telemetry.verdict import Verdict, judge
 
 _RANKS = 16  # that are drawn
 _LINES = 100  # of a table

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from raylance.runs.reading import LoaderRecord, Run
+from raylance.telemetry.parts import Part
 from raylance.telemetry.stats import WAITS
-from raylance.telemetry.verdict import Part
 
 _RECENT_S = 15.0  # that rates and shares of a run that goes on are taken over,
 _STEPS = 3  # and steps, where they take longer
+_SAVES = 0.1  # of the time: less is not told
 _PACE_S = 600.0  # that the time left is reckoned from
 _NOW_S = 3.0  # in which a dataset moved that is iterated now
 _SILENT_S = 60.0  # without a sample: the process is gone
@@ -28,6 +29,7 @@ class Progress:
         pace: Rows a second of all the time, passes over other datasets and saving included; 0 where none is known.
         waiting: Share of the trainers' time that they waited, lately, in [0, 1].
         cause: What they waited for most.
+        saving: Share of the time that went to `raylance.report`, lately, in [0, 1]: rates leave it out.
         beside: How far another dataset is that is iterated now, to validate, say; else "".
     """
 
@@ -38,6 +40,7 @@ class Progress:
     pace: float
     waiting: float
     cause: str
+    saving: float = 0.0
     beside: str = ""
 
     def left_s(self, epochs: int | None = None) -> float | None:
@@ -48,7 +51,8 @@ class Progress:
     def told(self) -> str:
         """Rate, waiting, and what else goes on, in words."""
         of = f" (for {self.cause})" if self.waiting >= 0.01 else ""
-        return f"{self.rate:,.0f} rows/s, waiting {self.waiting:.0%}{of}{self.beside and f'; {self.beside}'}"
+        saving = f", saving {self.saving:.0%} of the time" if self.saving >= _SAVES else ""
+        return f"{self.rate:,.0f} rows/s, waiting {self.waiting:.0%}{of}{saving}{self.beside and f'; {self.beside}'}"
 
 
 def progress(run: Run) -> Progress | None:
@@ -60,6 +64,7 @@ def progress(run: Run) -> Progress | None:
     recent = [_recent(record) for record in records]
     spent = {cause: sum(part.figures[name] for part in recent) for cause, name in _CAUSES.items()}
     waited = sum(part.figures["wait_s"] for part in recent)
+    saved = sum(part.figures["save_s"] for part in recent)
     return Progress(
         epoch=epoch,
         rows=rows,
@@ -68,6 +73,7 @@ def progress(run: Run) -> Progress | None:
         pace=sum(_pace(record) for record in records),
         waiting=waited / max(1e-9, waited + sum(part.trained_s for part in recent)),
         cause=max(spent, key=lambda cause: spent[cause]),
+        saving=saved / max(1e-9, saved + sum(part.steady_s for part in recent)),
         beside=_beside(run),
     )
 

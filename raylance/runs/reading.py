@@ -15,9 +15,11 @@ import pyarrow.feather
 import pyarrow.fs
 
 from raylance.errors import ConfigError
+from raylance.telemetry.advice import starts_late
+from raylance.telemetry.parts import Part
 from raylance.telemetry.record import COLUMNS, FOLDER, FORMAT, STANDING, open_folder
 from raylance.telemetry.stats import GAUGES, NUMBERS
-from raylance.telemetry.verdict import Part, Verdict, judge
+from raylance.telemetry.verdict import Verdict, judge
 
 logger = logging.getLogger(__name__)
 
@@ -154,9 +156,12 @@ class Run:
             dataset: Its name in the run.
             last_s: The last seconds of each rank, by its own clock; None judges all of the run.
         """
-        if last_s is None:
-            return judge(self.parts(dataset))
-        return judge([record.part(record.last - last_s) for record in self.newest(dataset)])
+        if last_s is not None:
+            return judge([record.part(record.last - last_s) for record in self.newest(dataset)])
+        found = judge(self.parts(dataset))
+        others = sorted({str(record.facts["dataset"]) for record in self.records} - {dataset})
+        lines = [line for other in others if (line := starts_late(other, self.parts(other), found.seconds))]
+        return dataclasses.replace(found, advice=(*found.advice, *lines))
 
     def parts(self, dataset: str) -> list[Part]:
         """What the verdict needs to know of each rank of a dataset, over all starts; by rank."""
