@@ -610,8 +610,8 @@ def test_the_learning_rate_warms_up_and_falls_to_zero():
 
 
 def test_advice_has_the_names_of_the_jobs_options():
-    said = "num_decoders=2 takes 2; a larger prefetch_batches= keeps; loader.prepare(global_batch_size=…); Image(draft=True)"
-    told = "--num-decoders 2 takes 2; a larger --prefetch-batches keeps; loader.prepare(global_batch_size=…); --draft"
+    said = "num_decoders=2 is; a larger prefetch_batches= keeps; loader.prepare(global_batch_size=…); Image(draft=True)"
+    told = "--num-decoders 2 is; a larger --prefetch-batches keeps; loader.prepare(global_batch_size=…); --draft"
     assert as_options(said) == told
 
 
