@@ -578,6 +578,7 @@ def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -
          "fewer columns, or one of fixed-size lists in place of many: each costs its part; a collate_fn's work"),
         ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.1}, "finishing", "", "bringing rows to this process"),
         ({"user_s": 0.03, "wait_finish_s": 0.01, "collate_s": 0.1}, "finishing", "", "a larger global_batch_size="),
+        ({"user_s": 9.0, "wait_finish_s": 9.0, "rows": 10.0}, "finishing", "", "a larger global_batch_size="),
         ({"user_s": 11.0, "save_s": 10.0, "wait_decode_s": 1.0}, "saving",
          "saving is the limit: 83% of the time since the first batch went to raylance.report; the rest of it, training "
          "takes 1,000 rows/s and waited for 50%", "save less often"),
@@ -619,14 +620,14 @@ def test_decoders_that_there_is_no_room_for_are_not_advised() -> None:
     (line, _) = judge([part(facts=full, **decoding)]).advice
     assert line == (
         "2 more decoders of each rank would feed this trainer, and the cluster (2 CPUs, of which trainers hold 1) has "
-        "no room for one: add nodes"
+        "no room for more: add nodes"
     )
     of_two = {"cluster_cpus": 7.0, "worker_cpus": 1.0, "world_size": 2}
     both = judge([part(rank, facts=of_two, **decoding) for rank in range(2)]).advice[0]
     assert both.startswith("the cluster (7 CPUs, of which trainers hold 2) has room for num_decoders=2 of each rank")
     assert judge([part(facts=of_two, **decoding)]).advice[0].startswith("the cluster (7 CPUs, of which trainers hold 2")
     alone = judge([part(facts={"cluster_cpus": None, "cpus": 1}, **decoding)]).advice[0]
-    assert alone.endswith("this machine (1 CPU) has no room for one: with Ray, those of a cluster's nodes decode, too")
+    assert alone.endswith("this machine (1 CPU) has no room for more: with Ray, those of a cluster's nodes decode, too")
 
 
 def test_images_are_spoken_of_where_there_are_some() -> None:

@@ -24,6 +24,7 @@ _NOTHING = (
     "shows with the model in it"
 )
 _SHORT_STEP_S = 0.005  # in which what each batch costs, whatever its size, is seen
+_FEW_ROWS = 16  # of a batch on one rank
 _SMALL_BYTES = 16 << 10  # of a row: what is smaller is decoded at once, whatever its size
 _STARTS = 0.1  # of the time: more is worth hiding
 _SAVES = 0.1  # of the time: more is worth a word
@@ -267,13 +268,11 @@ class Found:
         held = f", of which trainers hold {self._trainer_cpus:g}" if self._trainer_cpus else ""
         where = f"{'the cluster' if self._has_ray else 'this machine'} ({_count(self._cpus, 'CPU')}{held})"
         lines = []
-        if most > decoders:
-            lines.append(
-                f"{where} has room for num_decoders={most} of each rank: about "
-                f"{_rate(each * most * len(self.parts))} together"
-            )
+        together = each * most * len(self.parts)
+        if together > self.rates["decoding"]:  # where shard actors decode, in threads, they may do as much
+            lines.append(f"{where} has room for num_decoders={most} of each rank: about {_rate(together)} together")
         else:
-            would += f", and {where} has no room for one"
+            would += f", and {where} has no room for more"
         more = "add nodes" if self._has_ray else "with Ray, those of a cluster's nodes decode, too"
         return [*lines, f"{would}: {more}"]
 
@@ -324,7 +323,7 @@ class Found:
             f"{self._waited()}"
         )
         lines = [_NOTHING] if self._does_nothing else []
-        if step_ms < 1000 * _SHORT_STEP_S:
+        if step_ms < 1000 * _SHORT_STEP_S or self._sum("rows") < _FEW_ROWS * batches:
             lines.append("a larger global_batch_size=: much of what a batch costs is the same whatever its size")
         if not self._has_ray and decode_ms > collate_ms:
             lines.append(
