@@ -412,6 +412,7 @@ def test_what_came_last_is_tried_again_where_the_storage_failed_just_then(
 ) -> None:
     monkeypatch.setattr(recorder, "_LOCAL_S", 0.01)
     monkeypatch.setattr(recorder, "_TICK_S", 0.01)
+    monkeypatch.setattr(recorder, "_SHARE", 1e3)  # or a slow machine waits long for the next try
     storage, stats = Hanging(tmp_path), Stats(rows=7)
     storage.gate.set()
     recording = recorder.Recording(make_record(), stats, lambda: (0, 0), storage, None, str)
@@ -433,6 +434,7 @@ def test_a_storage_that_fails_for_good_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(recorder, "_LOCAL_S", 0.0)
+    monkeypatch.setattr(recorder, "_SHARE", 1e3)  # or a slow machine waits long for the next try
     monkeypatch.setattr(recorder, "_LAST_TRIES", 2)
     storage = Hanging(tmp_path)
     storage.gate.set()

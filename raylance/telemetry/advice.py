@@ -145,10 +145,10 @@ class Found:
 
     def _uneven(self, limit: Limit) -> str:
         """Names the rank that waits most, and the one that trains slowest, where it is one."""
-        if len(self.parts) < 2 or limit in ("unknown", "starting"):
+        shares = {part.facts["rank"]: part.waited_s / max(1e-9, part.steady_s) for part in self.parts}
+        if len(shares) < 2 or limit in ("unknown", "starting"):
             return ""
         told = ""
-        shares = {part.facts["rank"]: part.waited_s / max(1e-9, part.steady_s) for part in self.parts}
         rank = max(shares, key=lambda which: shares[which])
         if limit in MADE and shares[rank] > _UNEVEN * (sum(shares.values()) - shares[rank]) / (len(shares) - 1):
             told += f"; rank {rank} waits most, {shares[rank]:.0%}"
