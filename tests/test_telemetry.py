@@ -561,6 +561,9 @@ def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -
         ({"user_s": 1.0, "wait_decode_s": 1.0, "decode_s": 2.0}, "decoding",
          "decoding is the limit: 1 decoder delivers 500 rows/s, the trainer takes 1,000 rows/s and waited for 50%",
          "2 more decoders of each rank would feed this trainer: num_decoders=3 takes 3 CPUs"),
+        ({"user_s": 1.05, "wait_decode_s": 0.1}, "decoding",
+         "1 decoder delivers 1,000 rows/s, hardly more than the 952 rows/s that the trainer takes, which waited for 9%",
+         "1 more decoder of each rank would feed this trainer"),
         ({"user_s": 1.0, "wait_decode_s": 7.0, "decode_s": 8.0}, "decoding", "",
          "the cluster (4 CPUs) has room for num_decoders=4 of each rank: about 500 rows/s together "
          "8 more decoders of each rank would feed this trainer: add nodes"),

@@ -78,7 +78,7 @@ class Found:
             batches = min((part.figures["batches"] for part in self.parts), default=0)
             waited_s = self.seconds["starting"] + sum(part.waited_s for part in self.parts)
             return f"too early to tell: batches so far {batches:.0f}, {waited_s:.1f} s waited", []
-        if limit in MADE and self.rates.get(limit, 0.0) > self.rates["training"]:
+        if limit in MADE and self.rates.get(limit, 0.0) > _SPARE * self.rates["training"]:
             told, lines = self._at_times(limit)
         else:
             says: dict[Limit, Callable[[], Words]] = {
@@ -138,6 +138,13 @@ class Found:
 
     def _waited(self, digits: int = 0) -> str:
         return f"waited for {self.waiting:.{digits}%} of its time since its first batch"
+
+    def _beside(self, limit: Limit) -> str:
+        """What the trainer takes beside what a part delivers."""
+        takes = _rate(self.rates["training"])
+        if self.rates[limit] > self.rates["training"]:
+            return f"hardly more than the {takes} that the trainer takes, which {self._waited()}"
+        return f"the trainer takes {takes} and {self._waited()}"
 
     @property
     def _does_nothing(self) -> bool:
@@ -221,10 +228,7 @@ class Found:
         who = f"{_count(actors, 'decoder')} deliver{'s' * (actors == 1)}"
         if not decoders:
             who = f"{_count(len(self.parts), 'shard actor')}, without decoders, deliver{'s' * (len(self.parts) == 1)}"
-        told = (
-            f"decoding is the limit: {who} {_rate(self.rates['decoding'])}, the trainer takes "
-            f"{_rate(self.rates['training'])} and {self._waited()}"
-        )
+        told = f"decoding is the limit: {who} {_rate(self.rates['decoding'])}, {self._beside('decoding')}"
         lines = []
         asked = self._most("decoders_wanted")
         if self._has_ray and asked > decoders:
@@ -281,7 +285,7 @@ class Found:
         bytes_s = self._sum("read_bytes") / max(1e-9, self._sum("storage_s")) / 2**20
         told = (
             f"reading is the limit: storage gives {_rate(self.rates['reading'])} ({bytes_s:,.0f} MiB/s to each shard "
-            f"actor), the trainer takes {_rate(self.rates['training'])} and {self._waited()}"
+            f"actor), {self._beside('reading')}"
         )
         lines = []
         if (order := self._facts.get("order")) in _BY_ROW:
