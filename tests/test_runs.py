@@ -328,6 +328,11 @@ def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make)
     assert short[-1] == "… and 4 more, which wait less"
 
 
+def test_of_a_first_batch_no_rate_is_told(make_run: Make) -> None:
+    run = make_run({"grows": {"rows": 8, "batches": 0.1, "wait_s": 1.0, "wait_start_s": 1.0, "position": 8}})
+    assert progress(run).told() == "waiting 100% (for starting)"
+
+
 def test_saving_is_told_beside_the_rate_that_leaves_it_out(make_run: Make) -> None:
     assert "saving" not in progress(make_run({"grows": TRAINS | {"save_s": 0.01}})).told()
     saves = make_run({"grows": TRAINS | {"user_s": 1.5, "save_s": 1.0}})

@@ -556,7 +556,9 @@ def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -
     [
         ({"batches": 2.0}, "unknown", "too early to tell", ""),
         ({"user_s": 10.0, "wait_read_s": 0.1}, "training", "training is the limit: it takes 100 rows/s", ""),
-        ({"user_s": 10.0, "wait_start_s": 4.0}, "training", "", "waited 4.0 s for its first batch: call loader.pre"),
+        ({"user_s": 0.95}, "training", "since its first batch", ""),  # reading and decoding share its cores
+        ({"user_s": 10.0, "wait_start_s": 4.0}, "training", "; reading and decoding could give 1,000 rows/s",
+         "waited 4.0 s for its first batch: call loader.pre"),
         ({"user_s": 1.0, "wait_start_s": 5.0}, "starting", "each rank waited 5.0 s for its first batch", "prepare("),
         ({"user_s": 1.0, "wait_decode_s": 1.0, "decode_s": 2.0}, "decoding",
          "decoding is the limit: 1 decoder delivers 500 rows/s, the trainer takes 1,000 rows/s and waited for 50%",
@@ -599,6 +601,7 @@ def test_the_verdict_names_the_limit_and_what_to_change(
     assert verdict.limit == limit
     assert told in verdict.told
     assert advice in " ".join(verdict.advice)
+    assert "could give" not in verdict.told or verdict.rates["training"] < verdict.rates["reading"]
     assert str(verdict).splitlines()[0] == verdict.told
     assert verdict.told in verdict._repr_html_()
 

@@ -52,7 +52,8 @@ class Progress:
         """Rate, waiting, and what else goes on, in words."""
         of = f" (for {self.cause})" if self.waiting >= 0.01 else ""
         saving = f", saving {self.saving:.0%} of the time" if self.saving >= _SAVES else ""
-        return f"{self.rate:,.0f} rows/s, waiting {self.waiting:.0%}{of}{saving}{self.beside and f'; {self.beside}'}"
+        rate = f"{self.rate:,.0f} rows/s, " if self.rate else ""  # of the first batch alone there is none
+        return f"{rate}waiting {self.waiting:.0%}{of}{saving}{self.beside and f'; {self.beside}'}"
 
 
 def progress(run: Run) -> Progress | None:

@@ -170,7 +170,7 @@ class Found:
 
     def _training(self) -> Words:
         able = min(self.rates["reading"], self.rates["decoding"])
-        spare = f"; reading and decoding could give {_rate(able)}" if able < math.inf else ""
+        spare = f"; reading and decoding could give {_rate(able)}" if self.rates["training"] < able < math.inf else ""
         told = f"training is the limit: it takes {_rate(self.rates['training'])} and {self._waited(1)}{spare}"
         lines = []
         decoders = self._most("decoders")
