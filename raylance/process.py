@@ -87,7 +87,7 @@ def ray_cpus() -> float:
         return 0.0
     try:
         return float(ray.get_runtime_context().get_assigned_resources().get("CPU", 0.0))
-    except AssertionError:  # how Ray says that this is a driver
+    except (AssertionError, AttributeError):  # how Ray says that this is a driver, or the client of one
         return 0.0
 
 
