@@ -80,17 +80,6 @@ def train_place() -> tuple[int, int] | None:
     return context.get_world_rank(), context.get_world_size()
 
 
-def ray_cpus() -> float:
-    """CPUs that Ray counts as this worker's: 0 in a driver, and where no Ray runs."""
-    ray = sys.modules.get("ray")
-    if ray is None or not getattr(ray, "is_initialized", bool)():
-        return 0.0
-    try:
-        return float(ray.get_runtime_context().get_assigned_resources().get("CPU", 0.0))
-    except (AssertionError, AttributeError):  # how Ray says that this is a driver, or the client of one
-        return 0.0
-
-
 def train_storage() -> tuple[Any, str, str] | None:
     """File system and folder of this Ray Train run, and its name; None outside of a training function."""
     if train_place() is None:

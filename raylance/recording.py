@@ -169,7 +169,7 @@ class Recorded:
             "order": self._delivery.order.name,
             "prepared": self._is_prepared,
             "options": options | {"record": told_uri(record) if isinstance(record, str) else record},
-            "worker_cpus": process.ray_cpus(),
+            "worker_cpus": _worker_cpus(),
             "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         }
 
@@ -195,6 +195,17 @@ def _cluster_cpus() -> float | None:
     except Exception:  # of a head that is away for a moment, say: no run ends for it
         return None
     return resources.get("CPU")
+
+
+def _worker_cpus() -> float:
+    """CPUs that Ray counts as this worker's; 0 for a driver, and where no Ray runs."""
+    if not ray_session():
+        return 0.0
+    try:
+        assigned = importlib.import_module("ray").get_runtime_context().get_assigned_resources()
+    except (AssertionError, AttributeError):  # how Ray says that this is a driver, or the client of one
+        return 0.0
+    return float(assigned.get("CPU", 0.0))
 
 
 def _look(rows: pa.Table) -> str:

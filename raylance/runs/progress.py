@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from raylance.runs.reading import LoaderRecord, Run
-from raylance.telemetry.parts import Part
+from raylance.telemetry.parts import Part, saving_share
 from raylance.telemetry.stats import WAITS
 
 _RECENT_S = 15.0  # that rates and shares of a run that goes on are taken over,
@@ -65,7 +65,6 @@ def progress(run: Run) -> Progress | None:
     recent = [_recent(record) for record in records]
     spent = {cause: sum(part.figures[name] for part in recent) for cause, name in _CAUSES.items()}
     waited = sum(part.figures["wait_s"] for part in recent)
-    saved = sum(part.figures["save_s"] for part in recent)
     return Progress(
         epoch=epoch,
         rows=rows,
@@ -74,7 +73,7 @@ def progress(run: Run) -> Progress | None:
         pace=sum(_pace(record) for record in records),
         waiting=waited / max(1e-9, waited + sum(part.trained_s for part in recent)),
         cause=max(spent, key=lambda cause: spent[cause]),
-        saving=saved / max(1e-9, saved + sum(part.steady_s for part in recent)),
+        saving=saving_share(recent),
         beside=_beside(run),
     )
 

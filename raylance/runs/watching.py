@@ -159,8 +159,11 @@ class _Watcher:
             if record.rank:  # rank 0's stand for all
                 return ""
             return told_report(what) if self._tell is None else self._tell(what["metrics"])
-        if kind == "fault" or (kind == "error" and what not in self._errors):
-            self._errors |= {what} if kind == "error" else set()
+        if kind == "error":
+            if what in self._errors:
+                return ""
+            self._errors.add(what)
+        if kind in ("fault", "error"):
             return f"{record.facts['dataset']}, rank {record.rank}: {what}"
         # Where a run begins, its user knows; where it goes on behind a fault, not.
         if kind == "resume" and any(each.rank == record.rank == 0 for each in run.before(record)):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
-from raylance.telemetry.parts import Part
+from raylance.telemetry.parts import Part, saving_share
 
 Limit = Literal["unknown", "training", "starting", "saving", "reading", "decoding", "finishing"]
 MADE: tuple[Limit, ...] = ("reading", "decoding", "finishing")
@@ -44,6 +44,12 @@ def _rate(rate: float) -> str:
 
 def _count(number: float, what: str) -> str:
     return f"{number:,.0f} {what}{'s' * (round(number) != 1)}"
+
+
+def _foremost(values: Mapping[int, float]) -> tuple[int, float, float]:
+    """The rank of the largest value, that value, and the mean of the others."""
+    rank = max(values, key=lambda which: values[which])
+    return rank, values[rank], (sum(values.values()) - values[rank]) / (len(values) - 1)
 
 
 def starts_late(dataset: str, parts: Sequence[Part], seconds: Mapping[str, float]) -> str:
@@ -86,7 +92,7 @@ class Found:
                 "reading": self._reading, "decoding": self._decoding, "finishing": self._finishing,
             }  # fmt: skip
             told, lines = says[limit]()
-        saves = self._saves
+        saves = saving_share(self.parts)
         if limit != "saving" and saves > _SAVES:
             lines.append(f"saving takes {saves:.0%} of the time: save less often; or {_UPLOADS}")
         return told + self._uneven(limit), lines
@@ -124,12 +130,6 @@ class Found:
     def _is_remote(self) -> bool:
         return any("://" in name and "file://" not in name for name in self._facts.get("sources", ()))
 
-    @property
-    def _saves(self) -> float:
-        """Share of the time since the first batch."""
-        saving_s = self.seconds["saving"]
-        return saving_s / max(1e-9, saving_s + sum(part.steady_s for part in self.parts))
-
     def _most(self, name: str) -> float:
         return max(part.figures[name] for part in self.parts)
 
@@ -156,14 +156,13 @@ class Found:
         if len(shares) < 2 or limit in ("unknown", "starting"):
             return ""
         told = ""
-        rank = max(shares, key=lambda which: shares[which])
-        if limit in MADE and shares[rank] > _UNEVEN * (sum(shares.values()) - shares[rank]) / (len(shares) - 1):
-            told += f"; rank {rank} waits most, {shares[rank]:.0%}"
+        rank, share, others = _foremost(shares)
+        if limit in MADE and share > _UNEVEN * others:
+            told += f"; rank {rank} waits most, {share:.0%}"
         steps_s = {part.facts["rank"]: part.trained_s / max(1.0, part.figures["batches"]) for part in self.parts}
-        slow = max(steps_s, key=lambda which: steps_s[which])
-        others_s = (sum(steps_s.values()) - steps_s[slow]) / (len(steps_s) - 1)
-        if steps_s[slow] > _UNEVEN * others_s and steps_s[slow] > _SHORT_STEP_S:
-            told += f"; rank {slow} trains slowest, {1000 * steps_s[slow]:,.0f} ms a step for {1000 * others_s:,.0f}"
+        rank, step_s, others_s = _foremost(steps_s)
+        if step_s > _UNEVEN * others_s and step_s > _SHORT_STEP_S:
+            told += f"; rank {rank} trains slowest, {1000 * step_s:,.0f} ms a step for {1000 * others_s:,.0f}"
         return told
 
     # What each limit is called, and what to do about it.
@@ -205,8 +204,8 @@ class Found:
 
     def _saving(self) -> Words:
         told = (
-            f"saving is the limit: {self._saves:.0%} of the time since the first batch went to raylance.report; the "
-            f"rest of it, training takes {_rate(self.rates['training'])} and {self._waited()}"
+            f"saving is the limit: {saving_share(self.parts):.0%} of the time since the first batch went to "
+            f"raylance.report; the rest of it, training takes {_rate(self.rates['training'])} and {self._waited()}"
         )
         return told, ["save less often, or less", f"{_UPLOADS}, where what is saved need not be waited for"]
 

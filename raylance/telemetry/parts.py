@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raylance.telemetry.stats import WAITS
@@ -70,5 +70,11 @@ class Part:
     def _had(self) -> float:
         """Rows a second of all its time: whoever delivered them can."""
         figures = self.figures
-        all_s = self.trained_s + self.waited_s + figures["wait_start_s"] + figures["save_s"] + figures["other_s"]
+        all_s = self.steady_s + figures["wait_start_s"] + figures["save_s"] + figures["other_s"]
         return figures["rows"] / all_s if all_s else 0.0
+
+
+def saving_share(parts: Sequence[Part]) -> float:
+    """Share of the time since the first batch that went to `raylance.report`, over all ranks, in [0, 1]."""
+    saving_s = sum(part.figures["save_s"] for part in parts)
+    return saving_s / max(1e-9, saving_s + sum(part.steady_s for part in parts))

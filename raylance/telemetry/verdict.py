@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from raylance.telemetry import advice
 from raylance.telemetry.advice import Limit
-from raylance.telemetry.parts import Part
+from raylance.telemetry.parts import Part, saving_share
 from raylance.telemetry.stats import WAITS
 
 _LEAST_BATCHES = 3  # to tell anything, of each rank that was there
@@ -80,10 +80,10 @@ def judge(parts: Sequence[Part]) -> Verdict:
     waiting = waited_s / steady_s if steady_s else 0.0
     if min((part.figures["batches"] for part in mostly), default=0) < _LEAST_BATCHES:
         limit: Limit = "unknown"
-    elif seconds["saving"] > max(waited_s, _SAVES * (steady_s + seconds["saving"])):
+    elif seconds["saving"] > waited_s and saving_share(parts) > _SAVES:
         limit = "saving"
     elif waiting >= _WAITS:
-        limit = advice.MADE[max(range(len(advice.MADE)), key=lambda number: seconds[advice.MADE[number]])]
+        limit = max(advice.MADE, key=lambda made: seconds[made])
     else:
         limit = "starting" if seconds["starting"] > 0.5 * steady_s else "training"
     found = advice.Found(parts=parts, rates=rates, waiting=waiting, seconds=seconds)
