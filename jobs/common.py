@@ -1,6 +1,7 @@
 """Owns what several jobs need: Ray, places, storage options, refusals; never what a job does."""
 
 import argparse
+import hashlib
 import os
 import re
 import shlex
@@ -146,6 +147,16 @@ def show_command(words: Sequence[str]) -> str:
 def is_blob(field: pa.Field) -> bool:
     """Whether a scan of Lance gives descriptors of a field, and not its bytes."""
     return (field.metadata or {}).get(b"lance-encoding:blob") == b"true" or "lance.blob" in str(field.type)
+
+
+def identity(dataset: lance.LanceDataset) -> str:
+    """A hash of a version's data and deletion files: their names are random, so what was rewritten has another."""
+    digest = hashlib.blake2b(digest_size=16)
+    for fragment in dataset.get_fragments():
+        meta = fragment.metadata
+        deleted = meta.deletion_file and (meta.deletion_file.read_version, meta.deletion_file.id)
+        digest.update(repr((meta.id, [file.path for file in meta.files], deleted)).encode())
+    return digest.hexdigest()
 
 
 def exists(uri: str, options: dict[str, str]) -> bool:

@@ -6,13 +6,19 @@
     python jobs/verify.py data.lance … --quality --label-column label --plot quality.png   # how good the shuffle is
     python jobs/verify.py a.lance b.lance --mix web=0.7,books=0.3 …                        # of a mixture
     python jobs/verify.py --state raylance_state.json --step 1200                          # of a run, by its checkpoint
+    python jobs/verify.py --state raylance_state.json --shards                             # which shards are complete
+    python jobs/verify.py --run runs/food101                                               # what a run was trained on
 
 Give the options of the run that is looked at; --state takes them from a checkpoint's raylance_state.json, with what was
 settled for "auto" there. Without it, "auto" follows from the size of the rows of --columns. Orders with parameters,
 splits and packing are given as Python writes them, which is also how checkpoints do: --order "Weighted(weights='w')".
 
+--run takes the folder of a run: what its ranks were handed, over all starts, is compared with what the datasets select.
+URI says where the data of --dataset lies now, if it has moved; --order, --pack and --storage-options what records lack.
+
 Exit status: 0 when every row (of an order that draws rows: every draw) came exactly once (with remainder "drop" but for
-the rows behind the last step, with "pad" but for the marked ones), 1 for any fault, 2 for arguments that make no sense.
+the rows after the last step, with "pad" but for the marked ones), 1 for any fault, and with --run for what is not
+proven, 2 for arguments that make no sense.
 """
 
 import argparse
@@ -25,6 +31,8 @@ from typing import Any
 
 if __name__ == "__main__":  # else Python finds this folder's files, and not the folder
     sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import numpy as np
 
 import raylance
 from raylance.errors import BadRowError, CoverageError, HelperError
@@ -40,11 +48,17 @@ NEEDS = {
     "rank": "step",
     "label_column": "quality",
     "plot": "quality",
+    "shards": "state",
+    "dataset": "run",
     "decoders": "stream",
     "image_column": "stream",
     "image_size": "image_column",
     "on_bad_row": "image_column",
 }
+
+
+LACKING = ("order", "pack")  # what the records of a run may lack
+BESIDE_RUN = ("run", "dataset", "uri", "storage_options", "json", *LACKING)  # all that means something with --run
 
 
 def open_data(args: argparse.Namespace) -> raylance.Dataset:
@@ -54,8 +68,9 @@ def open_data(args: argparse.Namespace) -> raylance.Dataset:
     if args.image_column:
         given["decode"] = raylance.Image(args.image_column, size=args.image_size)
         given["on_bad_row"] = args.on_bad_row or "raise"
+        given["max_bad_rows"] = None  # they are counted and told, however many there are
         given["columns"] = args.columns and sorted({*args.columns, args.image_column})
-    given = {name: value for name, value in given.items() if value is not None}
+    given = {name: value for name, value in given.items() if value is not None or name == "max_bad_rows"}
     if args.state is not None:
         return raylance.audit.reopen(args.state, uri=args.uri, remainder=args.remainder, **given)
     if not args.mix:
@@ -98,6 +113,22 @@ def rows_of_step(epoch: raylance.audit.EpochAudit, args: argparse.Namespace) -> 
     for row in [{name: name for name in frame}] * bool(rows) + rows:
         print(*row.values(), sep="\t")
     return {"epoch": epoch.epoch, "step": args.step, "rows": rows}
+
+
+def complete_shards(epoch: raylance.audit.EpochAudit, state: dict[str, Any]) -> dict[str, Any]:
+    """Prints the IDs of the shards that are complete at a checkpoint, as ranges; its own list is compared with them."""
+    done = epoch.completed_shards(state)
+    ends = np.flatnonzero(np.diff(done, append=-1) != 1)
+    firsts = np.append(0, ends[:-1] + 1)[: len(ends)]
+    names = [
+        f"{first}" if first == last else f"{first}-{last}"
+        for first, last in zip(done[firsts].tolist(), done[ends].tolist(), strict=True)
+    ]
+    print(
+        f"{len(done):,} of {epoch.plan.order.shard_count:,} shards are complete at position {state['position']:,} of "
+        f"epoch {state['epoch']}, counted from 0: {', '.join(names) or 'none'}"
+    )
+    return {"epoch": state["epoch"], "position": state["position"], "shards": names}
 
 
 def shown(value: Any) -> Any:
@@ -173,7 +204,9 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=about, formatter_class=as_written, usage="%(prog)s URI [options]")
     add = parser.add_argument
     add("uri", nargs="*", help="the dataset, or the datasets of a mixture; with --state, where they lie now")
-    add("--state", type=Path, metavar="FILE", help="raylance_state.json of a checkpoint: defaults for what it says")
+    add("--state", type=Path, metavar="FILE", help="a checkpoint's raylance_state.json, or its folder: gives defaults")
+    add("--run", metavar="FOLDER", help="prove a run by its records: <storage path>/<run name>, as a path or URI")
+    add("--dataset", metavar="NAME", help="… this dataset of it; default: all")
     add("--version", type=number_or_name, help="number or tag; default: the newest")
     add("--filter", help="SQL expression, as the run had it")
     add("--split", type=setting, help="a part of it, e.g. \"ValueSplit(column='split', value='train')\"")
@@ -206,16 +239,26 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--on-bad-row", choices=("raise", "mask"), help="… as the run had it: default: raise")
     add("--step", type=int, help="print the rows of this step, counted from --position")
     add("--rank", type=int, help="… of this rank only")
+    add("--shards", action="store_const", const=True, help="with --state: print the IDs of the complete shards")
     add("--quality", action="store_true", help="measure the shuffle")
     add("--label-column", help="… by these classes; default: blocks of storage, the worst case")
     add("--plot", type=Path, metavar="PNG", help="… and draw it (needs matplotlib)")
     add("--json", type=Path, metavar="FILE", help="write all numbers here")
     args = parser.parse_args(argv)
     try:
+        if args.run is not None:
+            refused = [name for name in vars(args) if name not in BESIDE_RUN and given(parser, args, name)]
+            if refused:
+                raise ValueError(f"--{refused[0]} means nothing with --run".replace("_", "-"))
         check(args)
     except ValueError as error:
         parser.error(str(error))
     return args
+
+
+def given(parser: argparse.ArgumentParser, args: argparse.Namespace, name: str) -> bool:
+    """Whether an option is not what it is by default."""
+    return bool(getattr(args, name) != parser.get_default(name))
 
 
 def check(args: argparse.Namespace) -> None:
@@ -223,21 +266,27 @@ def check(args: argparse.Namespace) -> None:
     for name, other in NEEDS.items():
         if getattr(args, name) is not None and (getattr(args, other) is None or getattr(args, other) is False):
             raise ValueError(f"--{name} means nothing without --{other}".replace("_", "-"))
+    check_outputs(args)
+    if args.state:
+        path = args.state / "raylance_state.json" if args.state.is_dir() else args.state
+        try:
+            args.state = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--state {args.state} cannot be read: {error}") from error
+    elif args.run is None and len(args.uri) != len(args.mix or [None]):
+        raise ValueError(f"{len(args.uri)} URIs: give one, or with --mix one for each name")
+    elif args.run is None and args.global_batch_size is None:
+        raise ValueError("--global-batch-size is needed: the rows of a step depend on it")
+    make_order(args)
+
+
+def check_outputs(args: argparse.Namespace) -> None:
+    """Refuses files that cannot be written, by a ValueError."""
     for path in filter(None, (args.json, args.plot)):
         if path.is_dir() or not path.absolute().parent.is_dir():
             raise ValueError(f"{path} is a folder, or lies in none: no file can be written there")
     if args.plot and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--plot draws with matplotlib, which raylance does not bring: pip install matplotlib")
-    if args.state:
-        try:
-            args.state = json.loads(args.state.read_text())
-        except (OSError, ValueError) as error:
-            raise ValueError(f"--state {args.state} cannot be read: {error}") from error
-    elif len(args.uri) != len(args.mix or [None]):
-        raise ValueError(f"{len(args.uri)} URIs: give one, or with --mix one for each name")
-    elif args.global_batch_size is None:
-        raise ValueError("--global-batch-size is needed: the rows of a step depend on it")
-    make_order(args)
 
 
 def make_order(args: argparse.Namespace) -> None:
@@ -254,8 +303,22 @@ def make_order(args: argparse.Namespace) -> None:
         raise ValueError(str(error)) from error
 
 
+def prove(args: argparse.Namespace) -> dict[str, Any]:
+    """Proves a run by its records, and prints it by epoch, the verdict last."""
+    changes = {name: getattr(args, name) for name in LACKING if getattr(args, name) is not None}
+    changes |= {"storage_options": dict(args.storage_options)} if args.storage_options else {}
+    proof = raylance.prove_run(args.run, uri=args.uri, dataset=args.dataset, **changes)
+    print(proof)
+    words = "OK: " if proof.ok else "" if proof.faults else "NOT PROVEN: "
+    print(f"{words}{proof.verdict}")
+    wrong = {"faults": proof.faults, "unproven": proof.unproven}
+    return wrong | {"verdict": proof.verdict, "datasets": [dataclasses.asdict(one) for one in proof.datasets]}
+
+
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Opens the dataset as the run did, and does what was asked."""
+    if args.run is not None:
+        return prove(args)
     data = open_data(args)
     names = ("global_batch_size", "world_size", "epoch", "position", "state")
     epoch = raylance.audit.EpochAudit(data, **{name: getattr(args, name) for name in names})
@@ -263,6 +326,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return quality(data, epoch, args)
     if args.step is not None:
         return rows_of_step(epoch, args)
+    if args.shards:
+        return complete_shards(epoch, args.state)
     print(data.plan(epoch.plan.global_batch_size, epoch.plan.world_size))
     return audit(epoch, args)
 
@@ -280,7 +345,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     if args.json:
         args.json.write_text(json.dumps(found, indent=1))
-    return 1 if found.get("faults") else 0
+    return 1 if found.get("faults") or found.get("unproven") else 0
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from raylance.orders.sampling import ClassBalanced, Weighted
     from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
     from raylance.runs.page import report_run
-    from raylance.runs.reading import explain_run
+    from raylance.runs.proving import RunProof, explain_run, prove_run
     from raylance.runs.watching import watch
     from raylance.settings import Options
     from raylance.source.packing import PackTokens
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
     from raylance.train import DataConfig
 
-__version__ = "0.7.0"
+__version__ = "0.8.0"
 
 _MODULES = {
     "_dataset.dataset": ("Dataset",),
@@ -68,7 +68,7 @@ _MODULES = {
     "source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
     "train": ("DataConfig",),
     "runs.page": ("report_run",),
-    "runs.reading": ("explain_run",),
+    "runs.proving": ("RunProof", "explain_run", "prove_run"),
     "runs.watching": ("watch",),
     "checkpoints": ("report", "restore"),
 }
@@ -79,8 +79,8 @@ __all__ = [
     "BadRowError", "Batches", "CenterCrop", "ClassBalanced", "ConfigError", "CoverageError", "DataConfig", "Dataset",
     "DatasetError", "Decoder", "FractionSplit", "HelperError", "Image", "Options", "Order", "PackTokens",
     "PlacementError", "Provenance", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle",
-    "Sequential", "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset", "explain_run",
-    "mix", "report", "report_run", "restore", "row_rng", "watch",
+    "RunProof", "Sequential", "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset",
+    "explain_run", "mix", "prove_run", "report", "report_run", "restore", "row_rng", "watch",
 ]  # fmt: skip
 
 

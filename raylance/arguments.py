@@ -5,6 +5,8 @@ import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from raylance.errors import ConfigError
 
 _ORDER = 'the dataset has an order, the same on all ranks: raylance.dataset(…, order="window"), "sequential" for none'
@@ -45,22 +47,35 @@ def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) 
         raise ConfigError(f"{call} has no argument {name}=: {hint}")
 
 
+def check_flag(what: str, value: Any) -> bool:
+    """Reads True or False, NumPy's included; a word such as "no" would be true.
+
+    Raises:
+        ConfigError: If it is neither.
+    """
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise ConfigError(f"{what}={value!r}: must be True or False.")
+
+
 def check_integer(what: str, value: Any, least: int | None) -> int:
     """Reads an integer, NumPy's included.
 
     Args:
         what: What it is, for the message.
         value: What was given.
-        least: Smallest possible value, or None for any.
+        least: Smallest possible value, of those up to 2⁶³ - 1; or None for any.
 
     Raises:
-        ConfigError: If it is none, or smaller.
+        ConfigError: If it is no integer, smaller, or larger.
     """
     if not isinstance(value, bool):
         try:
             number = operator.index(value)
         except TypeError:
             number = None
-        if number is not None and (least is None or number >= least):
+        if number is not None and (least is None or least <= number < 1 << 63):
             return number
+        if number is not None and number >= 1 << 63:
+            raise ConfigError(f"{what}={value!r}: must be less than 2**63, the largest that positions can count.")
     raise ConfigError(f"{what}={value!r}: must be an integer{'' if least is None else f' of at least {least}'}.")

@@ -1,7 +1,8 @@
 """Owns raylance's part of Ray Train's checkpoints: where loaders stand, and a run's state; never the training loop."""
 
-import atexit
 import contextlib
+import errno
+import io
 import os
 import pickle
 import shutil
@@ -15,18 +16,18 @@ import ray.train
 import torch
 from ray.train import CheckpointUploadMode, ValidationTaskConfig
 
-from raylance import process
+from raylance import process, temporary
 from raylance._dataset.dataset import Dataset
 from raylance.batches.batches import Batches
-from raylance.errors import ConfigError, StateError
+from raylance.errors import ConfigError, RaylanceError, StateError
 from raylance.loader import RankLoader
 from raylance.planning.state import FILE_NAME, FORMAT, read_state, write_state
+from raylance.recording import recorded
 
 Reported = RankLoader | Batches | Dataset  # the handle itself in local mode
 _STATE_FILE = "state.pt"
 _LOADERS = "loaders"  # states by name, where there are several
-_PREFIX = "raylance-"  # of temporary directories
-_kept: set[str] = set()  # of these, what local mode's runs have as their checkpoints
+_FILES = frozenset({FILE_NAME, _STATE_FILE})  # that raylance writes
 
 
 def report(
@@ -73,7 +74,7 @@ def report(
                 "report() was given something to checkpoint and no loader: a run that resumes there would repeat rows. "
                 "Pass the loader of the training dataset, or several by name."
             )
-        with _noted(list(process.seated), metrics, has_checkpoint=False):
+        with _noted(dict.fromkeys([*process.seated, *recorded()]), metrics, has_checkpoint=False):
             ray.train.report(dict(metrics))
         return
     if not isinstance(state, Mapping | None):
@@ -94,7 +95,10 @@ def report(
         "delete_local_checkpoint_after_upload": delete_local_checkpoint_after_upload,
     }
     is_own = is_first and given is None
-    with _own_directory(checkpoint_upload_mode) if is_own else contextlib.nullcontext(given) as reported:
+    with (
+        _noted(loaders.values(), metrics, has_checkpoint=True),
+        _own_directory(checkpoint_upload_mode) if is_own else contextlib.nullcontext(given) as reported,
+    ):
         if is_first and reported is not None:
             states = {name: found.state_dict() for name, found in loaders.items()}
             position = states.get(None, {"format": FORMAT, _LOADERS: states})
@@ -103,8 +107,7 @@ def report(
             options["delete_local_checkpoint_after_upload"] = not process.in_local_mode()
         if reported is not None:  # Ray Train refuses to validate what is none
             options["validation"] = validation
-        with _noted(loaders.values(), metrics, has_checkpoint=True):
-            ray.train.report(dict(metrics), reported, **options)
+        ray.train.report(dict(metrics), reported, **options)
 
 
 def restore(
@@ -130,7 +133,9 @@ def restore(
         ConfigError: If Ray Train gives every rank all rows by mistake: see `DataConfig`.
         StateError: If the checkpoint belongs to other data, another order or other loaders, is damaged, or is newer; if
             it holds no `state` and there is no `load`.
+        RaylanceError: If there is no room on this machine for a checkpoint that lies elsewhere.
     """
+    temporary.sweep(_FILES)  # a checkpoint that is downloaded needs room, too
     loaders = {} if loader is None else _by_name(loader)
     for found in loaders.values():
         if isinstance(found, RankLoader):
@@ -138,7 +143,7 @@ def restore(
     checkpoint = checkpoint or ray.train.get_checkpoint()
     if checkpoint is None:
         return None
-    with checkpoint.as_directory() as directory:
+    with _fetched(checkpoint) as directory:
         states = _saved_states(read_state(directory), loaders) if loaders else {}
         state = _load(Path(directory, _STATE_FILE))
         _move_all(loaders, states)
@@ -152,6 +157,24 @@ def restore(
                 "start under a new run name."
             )
         return state or {}
+
+
+@contextlib.contextmanager
+def _fetched(checkpoint: ray.train.Checkpoint) -> Iterator[str]:
+    """A checkpoint's directory on this machine."""
+    with contextlib.ExitStack() as stack:
+        try:
+            directory = stack.enter_context(checkpoint.as_directory())
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            place = tempfile.gettempdir()
+            raise RaylanceError(
+                f"the checkpoint {checkpoint.path} can't be fetched to {place} ({os.strerror(error.errno)}): "
+                f"{shutil.disk_usage(place).free:,} bytes are free there. Nothing was restored. Free space there, or "
+                "set TMPDIR, in the environment of all workers, to a directory with more."
+            ) from error
+        yield directory
 
 
 def _load(path: Path) -> dict[str, Any] | None:
@@ -194,7 +217,19 @@ def _by_name(loader: Reported | Mapping[str, Reported]) -> dict[str | None, Rank
         loaders[name] = found
     if not loaders:
         raise ConfigError("no loader was given: pass the loader of the training dataset, or several by name.")
+    _check_names(loaders)
     return loaders
+
+
+def _check_names(loaders: Mapping[str | None, Any]) -> None:
+    """Refuses a loader under the name of another dataset of the run: a resume would exchange their positions."""
+    own = {name: found.seat.name for name, found in loaders.items() if isinstance(found, RankLoader) and found.seat}
+    for name, its_name in own.items():
+        if name is not None and name != its_name and name in own.values():
+            raise ConfigError(
+                f"the loader of {its_name!r} was given as {name!r}, which is another dataset of this run: after a "
+                f"resume each would stand where the other one was. Name it as the trainer does: {{{its_name!r}: …}}."
+            )
 
 
 def _saved_states(saved: dict[str, Any], loaders: Mapping[str | None, Any]) -> Mapping[Any, Any]:
@@ -226,9 +261,10 @@ def _check_missing(loaders: Mapping[str | None, Any]) -> None:
 
 
 def _noted(loaders: Iterable[Any], metrics: Mapping[str, Any], *, has_checkpoint: bool) -> contextlib.ExitStack:
-    """Notes a report in the records of loaders."""
+    """Notes a report in the records of loaders; what it encloses counts as saving."""
     stack = contextlib.ExitStack()
-    for found in loaders:
+    for loader in loaders:
+        found = loader.run_loader() if isinstance(loader, Dataset) else loader
         if isinstance(found, RankLoader):
             stack.enter_context(found.reporting(metrics, has_checkpoint=has_checkpoint))
     return stack
@@ -238,21 +274,18 @@ def _noted(loaders: Iterable[Any], metrics: Mapping[str, Any], *, has_checkpoint
 def _own_directory(mode: CheckpointUploadMode) -> Iterator[ray.train.Checkpoint]:
     """A directory of this machine for a checkpoint; it is gone when Ray Train has what is in it."""
     before = ray.train.get_checkpoint() if process.in_local_mode() else None
-    directory = tempfile.mkdtemp(prefix=_PREFIX)
+    directory = _make_directory()
     try:
         yield ray.train.Checkpoint.from_directory(directory)
     except BaseException:
-        shutil.rmtree(directory, ignore_errors=True)
+        temporary.remove(directory)
         raise
     if process.in_local_mode():
         # Ray Train stores nothing there: it is the run's checkpoint itself, until the next one or the process's end.
-        atexit.register(shutil.rmtree, directory, ignore_errors=True)
-        _kept.add(directory)
-        if before is not None and before.path in _kept:  # never a directory of the user's
-            shutil.rmtree(before.path, ignore_errors=True)
-            _kept.remove(before.path)
+        if before is not None:
+            temporary.remove(before.path)  # not a directory of the user's
     elif mode is not CheckpointUploadMode.ASYNC:
-        shutil.rmtree(directory, ignore_errors=True)  # Ray Train has left it where the report was skipped
+        temporary.remove(directory)  # Ray Train has left it where the report was skipped
 
 
 def _directory(path: str | os.PathLike[str]) -> ray.train.Checkpoint:
@@ -270,11 +303,16 @@ def _write(checkpoint: ray.train.Checkpoint, position: Mapping[str, Any], state:
         directory = checkpoint.path
         is_here = isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem)
         if not is_here:
-            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX))
+            directory = _make_directory()
+            stack.callback(temporary.remove, directory)
         _check_name(checkpoint, has_state=state is not None)
-        write_state(position, directory)
-        if state is not None:
-            _save(state, Path(directory, _STATE_FILE))
+        try:
+            write_state(position, directory)
+            if state is not None:
+                _save(state, Path(directory, _STATE_FILE))
+        except OSError as error:
+            Path(directory, _STATE_FILE).unlink(missing_ok=True)  # the part that was written
+            raise _unwritten(directory, error, _size(state or {})) from error
         if not is_here:
             pyarrow.fs.copy_files(directory, checkpoint.path, destination_filesystem=checkpoint.filesystem)
 
@@ -291,11 +329,74 @@ def _check_name(checkpoint: ray.train.Checkpoint, *, has_state: bool) -> None:
         )
 
 
-def _save(state: dict[str, Any], path: Path) -> None:
+def _make_directory() -> str:
     try:
-        torch.save(state, path)
+        return temporary.make(_FILES)
+    except OSError as error:
+        raise _unwritten(os.environ.get("TMPDIR") or "the directory for temporary files", error) from error
+
+
+def _unwritten(directory: str, error: OSError, needed: int = 0) -> RaylanceError:
+    """The error where a checkpoint finds no room, or a disk that fails."""
+    room = f"{shutil.disk_usage(directory).free:,} bytes are free there" if Path(directory).exists() else ""
+    figures = ", and ".join(filter(None, [room, f"the state needs {needed:,}" if needed else ""]))
+    return RaylanceError(
+        f"report() can't write its checkpoint to {directory} ({error.strerror or error}){figures and ': '}{figures}. "
+        "This checkpoint was not reported; the ones before it are whole. Free space there, or set TMPDIR, in the "
+        "environment of all workers, to a directory with more; or pass checkpoint= with one of your own."
+    )
+
+
+def _size(state: dict[str, Any]) -> int:
+    """The bytes that a state needs."""
+    counter = _Counter()
+    _dump(state, counter)
+    return counter.count
+
+
+class _Counter(io.RawIOBase):
+    """A file that keeps nothing but how much was written."""
+
+    count = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self.count += size
+        return size
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    with open(path, "wb") as file:
+        _dump(state, file)
+    with _refusing():
         # Tried now: a checkpoint that cannot be loaded is noticed when it is needed most.
         torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+
+
+def _dump(state: dict[str, Any], file: Any) -> None:
+    """Writes a state to an open file.
+
+    Raises:
+        OSError: What the file raised: torch says of it only that it stands elsewhere than it should.
+        ConfigError: If the state is not one that can be saved.
+    """
+    with _refusing():
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Names the fault of a state that PyTorch does not take."""
+    try:
+        yield
     except (pickle.PickleError, TypeError, AttributeError, RuntimeError, NotImplementedError) as error:
         raise ConfigError(
             "report(state=…) holds something that torch.save and torch.load(weights_only=True) do not take, so no run "

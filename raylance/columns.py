@@ -21,6 +21,9 @@ SEED = "_seed"
 COMPONENT = "_component"
 """Which dataset of a mixture a row is from, by its place among the names, int64."""
 
+TRANSFORM = "transform()"
+"""Stands in place of a column where it is the transform that fails on a row."""
+
 COMPONENT_SHIFT = 48
 """In a mixture, offsets on their way carry the component in the bits from this one on."""
 

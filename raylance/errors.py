@@ -4,10 +4,11 @@
     ├── ConfigError      an argument that cannot be honoured (also a ValueError)
     ├── DatasetError     a dataset, version, tag, column or filter that is not there or selects nothing
     ├── StateError       a checkpoint that belongs to other data, another order, or another raylance
-    ├── PlacementError   helper actors that the cluster cannot place within the deadline
-    ├── BadRowError      one row that cannot be decoded, with its offset
+    ├── PlacementError   helper actors that find no place, or do not start, within the deadline
+    ├── BadRowError      a row that cannot be decoded or transformed, with its offset, or too many of them
     ├── CoverageError    rows delivered otherwise than planned
-    └── HelperError      work on the same rows that is lost again and again, or a helper's error that cannot travel
+    └── HelperError      work on the same rows that is lost again and again, user code that fails on rows together, a
+                         helper's error that cannot travel, or helpers that went with their Ray session
 
 Every message names the cause, the consequence and the fix. All of them survive pickling, because they are raised
 in actors and caught in workers.
@@ -31,31 +32,40 @@ class StateError(RaylanceError):
 
 
 class PlacementError(RaylanceError):
-    """Helper actors that could not be placed within the deadline."""
+    """Helper actors that found no place, or did not start, within the deadline."""
 
 
 class BadRowError(RaylanceError):
-    """A row that cannot be decoded.
+    """A row that cannot be decoded, or that the transform fails on; or too many of them for `on_bad_row="mask"`.
 
     Attributes:
-        column: Name of the column.
-        row_offset: Offset of the row in the pinned dataset version, as `dataset.take([row_offset])` reads it.
+        column: Name of the column; None where the transform fails.
+        row_offset: Offset of the row in the pinned dataset version, as `dataset.take([row_offset])` reads it; of many,
+            the first.
         reason: What the decoder said.
         dataset: URI of the dataset, in a mixture "name (URI)"; None where it is not known.
+        message: What the error says in place of that; None for one row.
     """
 
-    def __init__(self, column: str, row_offset: int, reason: str, dataset: str | None = None) -> None:
+    def __init__(
+        self, column: str | None, row_offset: int, reason: str, dataset: str | None = None, message: str | None = None
+    ) -> None:
         super().__init__(column, row_offset, reason)
         self.column = column
         self.row_offset = row_offset
         self.reason = reason
         self.dataset = dataset
+        self.message = message
 
     def __str__(self) -> str:
-        where = "" if self.dataset is None else f" of {self.dataset}"
+        if self.message is not None:
+            return self.message
+        row = f"row offset {self.row_offset}" + ("" if self.dataset is None else f" of {self.dataset}")
+        told = f"column {self.column!r} of {row} cannot be decoded ({self.reason})"
+        if self.column is None:
+            told = f"the transform fails on {row} by itself ({self.reason})"
         return (
-            f"column {self.column!r} of row offset {self.row_offset}{where} cannot be decoded ({self.reason}); this "
-            "is an error so that no row is lost in silence. Repair the row, or set "
+            f"{told}; this is an error so that no row is lost in silence. Repair the row, or set "
             'on_bad_row="mask" to get zeros with _valid False in its place.'
         )
 
@@ -65,4 +75,6 @@ class CoverageError(RaylanceError):
 
 
 class HelperError(RaylanceError):
-    """Work on the same rows that was lost again and again, or an error of a helper that cannot be sent as it is."""
+    """Work on the same rows that was lost again and again, user code that fails on rows together, an error of a helper
+    that cannot be sent as it is, or helpers that went with their Ray session.
+    """

@@ -6,24 +6,30 @@ steps.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, NoReturn, Self
 
+import numpy as np
 import torch
 
 from raylance import process
-from raylance.arguments import check_integer, refuse_unknown
+from raylance.arguments import check_flag, check_integer, refuse_unknown
+from raylance.batches.assembly import Step
 from raylance.batches.batches import Batches, BatchFormat, Bound, Dtypes, bind, host_converter, torch_converter
-from raylance.batches.device import torch_device
+from raylance.batches.device import can_pin, torch_device
 from raylance.decode.arrays import NumpyBatch, Paddings
-from raylance.errors import ConfigError, RaylanceError
+from raylance.errors import ConfigError, CoverageError, RaylanceError
+from raylance.orders.permutation import Int64Array
 from raylance.orders.shuffles import Sequential
+from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan, Remainder, no_step_left
+from raylance.planning.proof import planned_digest, selected_digest
 from raylance.planning.resume import load_state, make_state
 from raylance.planning.state import State
 from raylance.recording import Recorded
 from raylance.runtime.helpers import Helpers
 from raylance.settings import Delivery, Feed, Options, check_batch_size, make_plan
+from raylance.telemetry import clock
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +53,7 @@ class RankLoader(process.Seated, Recorded):
         *,
         seat: process.Seat | None = None,
         helpers: Helpers | None = None,
+        leaves_nothing: bool = False,
     ) -> None:
         """Makes a loader; nothing is started before the first iteration.
 
@@ -58,19 +65,46 @@ class RankLoader(process.Seated, Recorded):
             world_size: Ranks that share the epoch.
             seat: How Ray Train hands it out, or None.
             helpers: Those of an earlier loader of the same feed, or None for new ones.
+            leaves_nothing: Whether it is a pass over a handle, of which a run has no record.
         """
         process.Seated.__init__(self, rank, world_size, seat)
-        Recorded.__init__(self)
+        Recorded.__init__(self, leaves_nothing=leaves_nothing)
         self._feed, self._delivery, self._options = feed, delivery, options
         self._epoch, self._position, self._iteration = 0, 0, 0
+        self._step, self._global_step = 0, 0
         self._batch_size: int | None = None
         self.helpers = Helpers(feed, options, world_size) if helpers is None else helpers
+        self._passed = Digest()  # handed out in this pass
         self._prepares = helpers is None  # the next epoch; who lends helpers decides what comes next
 
     @property
     def epoch(self) -> int:
         """The epoch that the next batch is of; moves on when the last batch of an epoch has been handed out."""
         return self._epoch
+
+    @property
+    def step(self) -> int:
+        """Steps of this epoch that were handed out, also before a resume; 0 when the last one has been."""
+        return self._step
+
+    @property
+    def global_step(self) -> int:
+        """Steps that were handed out since the run began, over all epochs; a resume continues the count, and
+        `set_epoch` leaves it as it is.
+        """
+        return self._global_step
+
+    def completed_shards(self) -> Int64Array:
+        """IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
+
+        Checkpoints list them by their places in the epoch's sequence of shards. This expands the list, exactly, at a
+        cost that grows with the shards: some seconds at 10⁸ rows of an order that completes them at its end. An order
+        that repeats rows has no shards.
+        """
+        if not self._position:
+            return np.empty(0, dtype=np.int64)
+        order = self._delivery.order.settle(self._delivery.facts)
+        return np.flatnonzero(order.epoch(self._epoch).completed_shards(self._position))
 
     @property
     def would_start_over(self) -> bool:
@@ -82,7 +116,7 @@ class RankLoader(process.Seated, Recorded):
         """Goes to the start of an epoch, also of the current one.
 
         Raises:
-            ConfigError: If the epoch is no integer of at least 0.
+            ConfigError: If the epoch is no integer from 0 to 2⁶³ - 1.
         """
         epoch = check_integer("set_epoch(): epoch", epoch, 0)
         if epoch == self._epoch and self._position:
@@ -92,7 +126,8 @@ class RankLoader(process.Seated, Recorded):
                 epoch,
                 self._position,
             )
-        self._epoch, self._position = epoch, 0
+        self._epoch, self._position, self._step = epoch, 0, 0
+        self._ledger.move(epoch)
         self._iteration += 1
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
@@ -139,8 +174,9 @@ class RankLoader(process.Seated, Recorded):
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
             pin_memory: Put batches that stay on the CPU into pinned memory.
             with_row_offset: Add the column `_rowoffset`, int64: rows as `Dataset.take` addresses them.
-            pad_lists: For columns of lists of numbers, by name: the value to pad them with to one length, or None to
-                have them as Python lists. Lists that are all of one length need none.
+            pad_lists: For columns of lists of numbers, by name: the value to pad them with to one length, which their
+                dtype (and that of `dtypes`) must hold, or None to have them as Python lists. Lists that are all of one
+                length need none.
             **unknown: Refused, with what to write instead.
 
         Returns:
@@ -154,7 +190,10 @@ class RankLoader(process.Seated, Recorded):
         """
         refuse_unknown("iter_torch_batches()", unknown, RankLoader.iter_torch_batches.__kwdefaults__ or ())
         bound = self._bind((global_batch_size, batch_size), prefetch_batches, drop_last, with_row_offset)
+        pin_memory = can_pin(check_flag("pin_memory", pin_memory))
         target = process.default_device() if device == "auto" else torch_device(device)
+        if callable(collate_fn):
+            collate_fn = self._stats.timed("collate_fn_s")(collate_fn)
         convert = torch_converter(self._feed, dtypes, collate_fn, pad_lists, pin_memory or target.type == "cuda")
         bound = dataclasses.replace(bound, convert=convert, device=target, pin_memory=pin_memory)
         return self._batches(bound, "torch")
@@ -228,6 +267,8 @@ class RankLoader(process.Seated, Recorded):
         self._stats.tell("resume", {"epoch": saved.epoch, "position": saved.position})
         self._batch_size = saved.global_batch_size
         self._epoch, self._position = saved.epoch, saved.position
+        self._ledger.load(saved.epoch, saved.position)
+        self._step, self._global_step = saved.step, saved.global_step
         self._iteration += 1
 
     def close(self) -> None:
@@ -252,6 +293,7 @@ class RankLoader(process.Seated, Recorded):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._made_at_s = clock.now()
         self.enter_process()
 
     def _is_no_dataset(self, *_: Any) -> NoReturn:
@@ -272,6 +314,8 @@ class RankLoader(process.Seated, Recorded):
             self._delivery,
             epoch=self._epoch,
             position=self._position,
+            step=self._step,
+            global_step=self._global_step,
             global_batch_size=self._batch_size,
             world_size=self.world_size,
         )
@@ -300,14 +344,37 @@ class RankLoader(process.Seated, Recorded):
     def _prepare(self, bound: Bound, epoch: int, position: int) -> None:
         """Begins to make the first batches of a pass that nobody has asked for yet."""
         self.check_place()
-        self._is_prepared |= not self._stats.batches
+        if not self._stats.batches and self._prepared_after_s is None:
+            self._prepared_after_s = clock.now() - self._made_at_s
         plan = self._make_plan(bound.global_batch_size, bound.remainder)
         if plan.steps(position) > 0:
+            plan.check_order(epoch)
             where = {"epoch": epoch, "position": position, "prefetch_batches": bound.prefetch_batches}
             self.helpers.prepare(plan, self.rank, **where, stats=self._stats)
 
     def _pass(self, bound: Bound) -> Iterator[Any]:
-        """Hands out the rest of the epoch and moves the position with each batch, to the next epoch with the last."""
+        """Hands out the rest of the epoch, and counts how long each batch is awaited and kept: whatever is done here
+        while the consumer asks is waiting.
+        """
+        stats, batches, is_first = self._stats, self._take_all(bound), True
+        try:
+            while True:
+                begun = stats.begin("wait_s")
+                try:
+                    handed = next(batches, None)
+                finally:
+                    waited_s = stats.end("wait_s", begun)
+                stats.first_batch_s += waited_s if is_first else 0.0
+                is_first = False
+                if handed is None:
+                    return
+                with stats.timed("user_s"):
+                    yield handed.pop()
+        finally:
+            batches.close()
+
+    def _take_all(self, bound: Bound) -> Generator[list[Any], None, None]:
+        """Takes the rest of the epoch and moves the position with each batch, to the next epoch with the last."""
         self.check_place()
         plan = self._make_plan(bound.global_batch_size, bound.remainder)
         # The first iteration settles what was left to "auto", for good.
@@ -318,22 +385,25 @@ class RankLoader(process.Seated, Recorded):
         iteration = self._iteration
         if plan.steps(position) <= 0:
             logger.warning("%s", no_step_left(plan, epoch, position))
-            self._epoch, self._position = epoch + 1, 0
+            self._ledger.add(epoch, position, position, Digest(), is_last=True)
+            self._epoch, self._position, self._step = epoch + 1, 0, 0
             return
+        plan.check_order(epoch)
         self._begin_record(plan)
+        self._ledger.cut()
+        self._passed = Digest()
         prepares = self._prepares
         feeder = self.helpers.start(plan, self.rank, epoch=epoch, position=position, bound=bound, stats=self._stats)
         try:
-            for handed, after in feeder:
+            for handed, step in feeder:
                 if iteration != self._iteration:
                     break
-                is_last = plan.steps(after) <= 0
-                self._epoch, self._position = (epoch + 1, 0) if is_last else (epoch, after)
+                self._hand_out(plan, epoch, position, step)
                 if prepares and feeder.has_ended:
                     prepares = False
                     self._prepare(bound, epoch + 1, 0)
-                yield handed.pop()
-                if is_last:
+                yield handed
+                if step.is_last:
                     return
                 if iteration != self._iteration:
                     break
@@ -347,3 +417,42 @@ class RankLoader(process.Seated, Recorded):
             "this iteration was superseded: the loader was iterated again, moved or closed meanwhile, and two "
             "iterations cannot share one position. Use one iteration at a time."
         )
+
+    def _hand_out(self, plan: Plan, epoch: int, begin: int, step: Step) -> None:
+        """Counts a step as consumed, of a pass that began at a position; at the end of an epoch, certifies the pass."""
+        self._ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last)
+        self._passed += step.digest
+        if step.is_last:
+            self._check_epoch(plan, epoch, step.after)
+        self._epoch, self._position = (epoch + 1, 0) if step.is_last else (epoch, step.after)
+        self._step, self._global_step = 0 if step.is_last else self._step + 1, self._global_step + 1
+        if step.is_last:
+            certificate = {
+                "verdict": "the rows of this rank's plan, each exactly once",
+                "epoch": epoch,
+                "rank": self.rank,
+                "world_size": self.world_size,
+                "positions": [begin, step.after],
+                **dataclasses.asdict(self._passed),
+            }
+            self._stats.epoch_certificate = certificate
+            self._stats.tell("epoch", certificate)
+
+    def _check_epoch(self, plan: Plan, epoch: int, end: int) -> None:
+        """Compares an epoch that an order of one's own has ordered with the selection, where this rank saw all of it.
+
+        Raises:
+            CoverageError: If rows came twice, and others never.
+        """
+        handed = self._ledger.since(epoch, 0) if self.world_size == 1 else None
+        if not plan.order.is_custom or plan.order.repeats or handed is None:
+            return
+        selection, name = self._feed.source.load_selection(), type(plan.order.settings).__name__
+        left = planned_digest(plan.order, selection, epoch, end, plan.epoch_rows)
+        if (handed + left).differs(selected_digest(selection)):
+            raise CoverageError(
+                f"the order {name} is no permutation: in epoch {epoch} it gave {handed.rows:,} rows of which some came "
+                f"twice, and others of the {plan.rows:,} selected ones never. What was trained on them was trained on "
+                f"other data than asked for. Make rows_of() a permutation for every epoch, or set repeats = True in "
+                f"{name} if that is meant; raylance.testing.check_order({name}(…)) tries it."
+            )

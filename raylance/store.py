@@ -3,11 +3,13 @@ them, and never starts Ray.
 """
 
 import logging
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy.typing as npt
+
+from raylance.connection import current_session, fetch, ray_session
+from raylance.errors import HelperError
 
 if TYPE_CHECKING:
     import ray
@@ -18,22 +20,6 @@ T = TypeVar("T")
 
 _SHARED_BYTES = 1 << 20  # values above this travel through the object store
 _FETCH_S = 120.0
-
-
-def ray_session() -> str:
-    """Names this process's connection to Ray, "" where there is none.
-
-    A notebook may end one and begin another, at the same address or as another job of the same cluster: actors and
-    objects of the one before are gone then.
-    """
-    if "ray" not in sys.modules:  # DataLoader workers take large values too, and have no Ray
-        return ""
-    import ray
-
-    if not ray.is_initialized():
-        return ""
-    context = ray.get_runtime_context()
-    return f"{context.get_session_name()}/{context.get_job_id()}"
 
 
 class Shared(Generic[T]):
@@ -73,25 +59,32 @@ class Shared(Generic[T]):
             import ray
 
             try:
-                self._value, self._fetched_in = ray.get(self._ref, timeout=_FETCH_S), session
-            except ray.exceptions.RayError as error:
+                self._value, self._fetched_in = fetch(self._ref, session, _FETCH_S), session
+            except (ray.exceptions.RayError, HelperError) as error:
                 if self._make is None:
                     raise
                 logger.warning("the shared %s is lost (%s), and is made again", self._what, type(error).__name__)
                 self._ref = None
         if self._value is None:
             if self._make is None:
-                raise LookupError(f"the {self._what} went with the Ray session that it was put into: make it again.")
+                raise HelperError(
+                    f"the {self._what} lay in the object store of a Ray session that this process has left. Nothing "
+                    "can be delivered without it. Open the dataset again with raylance.dataset(…), and load the state."
+                )
             self._value = self._make()
         return self._value
 
     def share(self) -> None:
         """Puts a large value into the object store of the Ray session there is, once."""
         session = ray_session()
-        if session and self._ref_session != session and self._nbytes > _SHARED_BYTES:
-            import ray
+        if not session or self._ref_session == session or self._nbytes <= _SHARED_BYTES:
+            return
+        value = self.get()
+        with current_session() as current:
+            if current == session:
+                import ray
 
-            self._ref, self._ref_session = ray.put(self.get()), session
+                self._ref, self._ref_session = ray.put(value), session
 
     def of_run(self) -> Self:
         """The same, for processes that this one outlives: a large value is shared, and sent as a reference alone."""
@@ -120,10 +113,11 @@ class Shared(Generic[T]):
         self.__dict__.update(state)
         if self._ref is not None:
             packed, self._ref = state["_ref"], None
-            if self._ref_session == ray_session():
-                import ray
+            with current_session() as session:
+                if self._ref_session == session:
+                    import ray
 
-                self._ref = ray.cloudpickle.loads(packed)
+                    self._ref = ray.cloudpickle.loads(packed)
 
 
 class SharedTables(Mapping[str, npt.NDArray[Any]]):

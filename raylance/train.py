@@ -8,66 +8,33 @@ from raylance import process
 from raylance._dataset.dataset import Dataset
 from raylance.checkpoints import report, restore
 from raylance.errors import ConfigError
-from raylance.orders.order import Auto
 from raylance.runtime.cluster.decoders import options_of_ranks
-from raylance.settings import Options
+from raylance.settings import make_options, takes_options
 
 __all__ = ["DataConfig", "report", "restore"]  # with what a training function calls, as ray.train has both
-
-_DEFAULTS = Options()
 
 
 class DataConfig(ray.train.DataConfig):
     """Gives each Train worker its `RankLoader`; Ray Data datasets beside raylance's keep Ray's own treatment."""
 
-    def __init__(
-        self,
-        datasets_to_split: Literal["all"] | list[str] = "all",
-        *,
-        num_decoders: int | tuple[int, int] | Auto = "auto",
-        num_readers: int | tuple[int, int] | Auto = _DEFAULTS.num_readers,
-        decoder_cpus: float = 1.0,
-        max_window_bytes: int = _DEFAULTS.max_window_bytes,
-        max_inflight_bytes: int = _DEFAULTS.max_inflight_bytes,
-        placement_timeout_s: float = _DEFAULTS.placement_timeout_s,
-        read_timeout_s: float = _DEFAULTS.read_timeout_s,
-        record: bool | str = _DEFAULTS.record,
-    ) -> None:
+    @takes_options
+    def __init__(self, datasets_to_split: Literal["all"] | list[str] = "all", **options: Any) -> None:
         """Makes a config.
 
         Args:
             datasets_to_split: Names of the datasets that the ranks share; each rank sees the others whole.
-            num_decoders: Decode actors of each rank, shared by its datasets. "auto" takes the CPUs that the trainer
-                leaves free, and gives back what has nothing to do; where it leaves none, and with 0, the shard actors
-                decode in threads. (min, max) begins with min and asks for more while the trainer waits for decoding.
-            num_readers: Shard actors of each rank and dataset. More than one read several windows at once, where the
-                trainer waits for reading; each holds `max_window_bytes`. "auto" is (1, 4): (min, max) begins with min
-                and asks for more while the trainer waits for reading.
-            decoder_cpus: CPUs that a decode actor takes from Ray's count.
-            max_window_bytes: Most bytes of raw rows that a shard actor holds.
-            max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank.
-            placement_timeout_s: Seconds that helpers may take to find their place.
-            read_timeout_s: Seconds that a read is tried again when the storage fails, before that is an error.
-            record: Whether the loaders publish metrics, and are recorded beside the run's checkpoints for
-                `raylance.report_run`, `raylance.watch` and `python -m raylance.top`; or another folder for that.
+            **options: Fields of `raylance.Options`, such as `num_decoders=2`, for the loaders of all datasets and
+                ranks. `num_decoders="auto"` takes the CPUs that the trainer leaves free; `max_window_bytes` is also
+                `window_bytes` of the datasets that are given without one.
 
         Raises:
-            ConfigError: For a value that cannot be honoured.
+            ConfigError: For an unknown option, or a value that cannot be honoured.
         """
         if not isinstance(datasets_to_split, list) and datasets_to_split != "all":
             raise ConfigError(f'datasets_to_split={datasets_to_split!r}: give a list of names, or "all".')
         super().__init__(datasets_to_split=datasets_to_split)
         self._split = datasets_to_split
-        self._options = Options(
-            num_decoders=num_decoders,
-            num_readers=num_readers,
-            decoder_cpus=decoder_cpus,
-            max_window_bytes=max_window_bytes,
-            max_inflight_bytes=max_inflight_bytes,
-            placement_timeout_s=placement_timeout_s,
-            read_timeout_s=read_timeout_s,
-            record=record,
-        )
+        self._options = make_options("DataConfig()", options, ["datasets_to_split"])
 
     def configure(
         self,

@@ -5,7 +5,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +142,17 @@ def in_object_store() -> int:
     found = re.search(r"Plasma memory usage (\d+) MiB", told)
     assert found is not None
     return int(found[1]) << 20
+
+
+SINCE_FORMAT = {
+    2: ["branch", "identity", "columns", "decode", "transform"],
+    3: ["codecs"],
+    4: ["window_bytes", "step", "global_step", "checksum"],
+}
+"""Fields of a state by the format that brought them."""
+
+
+def as_of_format(number: int, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as an older raylance would have written it."""
+    later = {name for since, names in SINCE_FORMAT.items() if since > number for name in names}
+    return {name: value for name, value in state.items() if name not in later} | {"format": number}

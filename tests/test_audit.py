@@ -14,6 +14,7 @@ import pytest
 import raylance
 from raylance.audit import EpochAudit, Step, label_codes, read_setting, reopen
 from raylance.errors import ConfigError, DatasetError, StateError
+from tests.conftest import as_of_format
 
 ROWS, OTHER = 203, 61
 WINDOW = raylance.WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
@@ -224,7 +225,7 @@ def test_what_a_checkpoint_does_not_hold_has_to_be_given(uris: list[str]) -> Non
     assert EpochAudit(again, global_batch_size=8, state=state).count().ok
     with pytest.raises(ConfigError, match="the run read 1 datasets"):
         reopen(state, uri=uris)
-    damaged = state | {"order": {"name": "window", "shards": 3}}
+    damaged = as_of_format(3, state) | {"order": {"name": "window", "shards": 3}}  # which has no checksum
     with pytest.raises(StateError, match="damaged: its order"):
         reopen(damaged)
 

@@ -1,5 +1,8 @@
 """Owns what iterators return and take: passes, positions, handles as values, arguments that are refused."""
 
+import datetime
+import fractions
+import functools
 import itertools
 import logging
 import pickle
@@ -15,7 +18,8 @@ import torch
 import torch.utils.data
 
 import raylance
-from raylance.torch_data import MapDataset
+from raylance.batches import device
+from raylance.torch_data import IterableDataset, MapDataset
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +174,7 @@ def test_an_error_is_no_end_of_an_epoch(uri: str) -> None:
         batches = loader.batches(global_batch_size=10)
         assert [int(next(batches)["id"][0]) for _ in range(5)] == [0, 10, 20, 30, 40]
         for _ in range(2):
-            with pytest.raises(ValueError, match="row 50"):
+            with pytest.raises(raylance.BadRowError, match="transform fails on row offset 50 "):
                 next(batches)
 
 
@@ -235,6 +239,148 @@ def test_a_list_of_another_length_than_those_looked_at_is_an_error(write_dataset
         assert shapes.count((10, 3)) == 1
 
 
+@pytest.fixture(scope="module")
+def lists_uri(write_dataset: Callable[..., str]) -> str:
+    """Lists of unlike lengths, a column for each type."""
+    lists = [[1], [0, 1], []]
+    columns = {kind: pa.array(lists).cast(pa.list_(getattr(pa, kind)())) for kind in ("uint8", "int32", "float32")}
+    columns["bool"] = pa.array([[True], [False, True], []])
+    columns["half"] = pa.array([[np.float16(one) for one in some] for some in lists], pa.list_(pa.float16()))
+    columns["date"] = pa.array([[datetime.date(2020, 1, one + 1) for one in some] for some in lists])
+    columns["when"] = pa.array(
+        [[np.datetime64(one, "us") for one in some] for some in lists], pa.list_(pa.timestamp("us"))
+    )
+    columns["time"] = pa.array([[datetime.time(one) for one in some] for some in lists])
+    return write_dataset(pa.table(columns))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "padded"),
+    [
+        ("uint8", 255, 255),
+        ("uint8", 2.0, 2),
+        ("int32", np.int64(-100), -100),
+        ("int32", torch.tensor(7), 7),
+        ("bool", True, True),
+        ("bool", 0, False),
+        ("half", -65504, -65504),
+        ("float32", 0.1, np.float32(0.1)),
+        ("float32", float("-inf"), -np.inf),
+        ("float32", float("nan"), np.nan),
+        ("float32", -1e30, np.float32(-1e30)),
+        ("float32", fractions.Fraction(1, 3), np.float32(1 / 3)),
+        ("date", 2, datetime.date(1970, 1, 3)),
+        ("when", np.datetime64("2020-01-01"), datetime.datetime(2020, 1, 1)),
+        ("when", np.datetime64("NaT"), np.datetime64("NaT")),
+        ("time", None, None),
+    ],
+)
+def test_lists_are_padded_with_what_was_asked_for(lists_uri: str, column: str, value: Any, padded: Any) -> None:
+    with raylance.dataset(lists_uri, columns=[column], order="sequential", remainder="ragged") as handle:
+        (batch,) = handle.iter_batches(batch_size=3, pad_lists={column: value})
+        if value is None:
+            assert [len(some) for some in batch[column]] == [1, 2, 0]
+        else:
+            np.testing.assert_array_equal(batch[column][[0, 2, 2], [1, 0, 1]], np.array([padded] * 3))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("uint8", -100, "'uint8': -100.*the lists hold uint8, which cannot hold -100.*Pad with a number"),
+        ("uint8", 256, "cannot hold 256"),
+        ("int32", 0.5, "the lists hold int32, which cannot hold 0.5"),
+        ("int32", 2**31, "cannot hold 2147483648"),
+        ("int32", 2**70, "cannot hold"),
+        ("int32", float("nan"), "cannot hold nan"),
+        ("int32", True, "cannot hold True"),
+        ("bool", 2, "the lists hold bool, which cannot hold 2"),
+        ("bool", 0.5, "cannot hold 0.5"),
+        ("float32", 1e60, r"the lists hold float32, which cannot hold 1e\+60"),
+        pytest.param("float32", 10**400, "cannot hold", id="beyond all floats"),
+        ("float32", 1e-60, "cannot hold"),
+        ("float32", 2**24 + 1, "cannot hold 16777217"),
+        ("float32", 2.0**24 + 1, "cannot hold 16777217.0"),
+        ("half", 65520, "the lists hold float16"),
+        ("half", 2049, "cannot hold 2049"),
+        ("date", np.datetime64("2020-01-01T12"), "the lists hold datetime64.D., which cannot hold"),
+        ("date", 0.5, "cannot hold 0.5"),
+        ("date", 2**63, "cannot hold"),
+        ("time", 0, "holds no lists of numbers"),
+        ("int32", 1j, "with a number"),
+        ("int32", [0, 1], "with a number"),
+        ("int32", np.arange(2), "cannot hold"),
+    ],
+)
+def test_paddings_that_the_lists_cannot_hold(lists_uri: str, column: str, value: Any, message: str) -> None:
+    """Until they were refused, 0.5 became 0, 2 True, 1e60 an infinity, and -100 an OverflowError in mid-epoch."""
+    handle = raylance.dataset(lists_uri, columns=[column])
+    loader = handle.loader()
+    arguments: dict[str, Any] = {"batch_size": 2, "pad_lists": {column: value}}
+    for call in (
+        handle.iter_batches,
+        handle.iter_torch_batches,
+        loader.iter_batches,
+        loader.iter_torch_batches,
+        loader.prepare,
+        functools.partial(loader.iter_torch_batches, collate_fn=dict),
+        functools.partial(IterableDataset, handle),
+    ):
+        with pytest.raises(raylance.ConfigError, match=message):
+            call(**arguments)
+
+
+def test_paddings_that_a_cast_behind_them_would_change(lists_uri: str) -> None:
+    with raylance.dataset(lists_uri, columns=["int32", "float32"], order="sequential", remainder="ragged") as handle:
+        for column, value, dtype in (
+            ("int32", -100, torch.uint8),
+            ("int32", 300, {"int32": torch.uint8}),
+            ("int32", 2, torch.bool),
+            ("float32", 1e30, torch.float16),
+            ("float32", 0.5, {"float32": torch.int64}),
+            ("int32", 70000, torch.float8_e4m3fn),
+            ("int32", -100, torch.float8_e4m3fn),
+            ("int32", 2049, torch.float16),
+            ("int32", 2049, torch.bfloat16),
+            ("int32", 70000, {"int32": torch.bfloat16}),
+            ("float32", 2049, torch.bfloat16),
+            ("float32", -1e30, torch.float8_e4m3fn),
+            ("float32", 600.5, torch.float8_e4m3fn),
+        ):
+            with pytest.raises(raylance.ConfigError, match=f"{column}.*dtypes= makes torch.*of them"):
+                handle.iter_torch_batches(batch_size=3, pad_lists={column: value}, dtypes=dtype)
+        paddings = {"int32": -100, "float32": -1}
+        (batch,) = handle.iter_torch_batches(batch_size=3, pad_lists=paddings, dtypes=torch.bfloat16)
+        assert batch["int32"].tolist() == [[1, -100], [0, 1], [-100, -100]]
+        fitting = ((0.1, torch.float8_e4m3fn), (449.5, torch.float8_e4m3fn), (-1e30, torch.bfloat16))
+        for value, dtype in (*fitting, (448, torch.float8_e4m3fn), (float("inf"), torch.bfloat16)):
+            handle.iter_torch_batches(batch_size=3, pad_lists={"float32": value}, dtypes=dtype)
+        with pytest.raises(raylance.ConfigError, match=r"pad_lists=0: say which column"):
+            handle.iter_torch_batches(batch_size=3, pad_lists=0)
+
+
+def test_lists_of_times_are_no_tensors_padded_or_not(lists_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    with raylance.dataset(lists_uri, columns=["when", "date"]) as handle:
+        with caplog.at_level(logging.WARNING, logger="raylance"):
+            batches = handle.iter_torch_batches(batch_size=3)
+            with pytest.raises(raylance.DatasetError, match="torch has no type"):
+                list(batches)
+        assert "pad them" not in caplog.text
+        with caplog.at_level(logging.WARNING, logger="raylance"):
+            list(handle.iter_torch_batches(batch_size=3, collate_fn=dict))
+        assert "pad_lists={'when': 0, 'date': 0}" in caplog.text
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="memory is pinned here")
+def test_without_an_accelerator_nothing_is_pinned(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    device._warn_of_no_pinning.cache_clear()
+    with open_ids(uri) as handle, caplog.at_level(logging.WARNING, logger="raylance"):
+        for _ in range(2):
+            (batch, *_) = handle.iter_torch_batches(batch_size=8, pin_memory=True)
+            assert not batch["id"].is_pinned()
+    assert caplog.text.count("pin_memory=True, but torch sees no accelerator") == 1
+
+
 def test_dtypes_leave_offsets_alone(uri: str) -> None:
     with raylance.dataset(uri, columns=["x", "id"], order="sequential", remainder="pad") as handle:
         arguments = {"batch_size": 8, "with_row_offset": True}
@@ -263,6 +409,10 @@ def test_dtypes_leave_offsets_alone(uri: str) -> None:
         ({"num_workers": 2}, r"num_workers=.*num_decoders"),
         ({"prefetch_batch": 2}, r"did you mean prefetch_batches=\?"),
         ({"prefetch_batches": 1.5}, "prefetch_batches=1.5"),
+        ({"drop_last": "no"}, "drop_last='no': must be True or False"),
+        ({"with_row_offset": "yes"}, "with_row_offset='yes': must be True or False"),
+        ({"pin_memory": 1}, "pin_memory=1: must be True or False"),
+        ({"collate_fn": 5}, "collate_fn=5: give a function"),
         ({"batch_size": 2.5}, "batch_size=2.5: must be an integer"),
     ],
 )

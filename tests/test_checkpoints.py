@@ -3,6 +3,8 @@
 import json
 import shutil
 import tempfile
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +16,39 @@ from ray.train.torch import TorchTrainer
 
 import raylance
 from raylance import checkpoints
+from raylance.process import Seat
 
 BATCH = 100
 
 
-def report_all(config: dict[str, Any]) -> dict[str, str]:
+class Collected(Mapping[str, int]):
+    """A state that takes a while to collect, and sees how much of that counts as saving, and how much as training."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader, self.grown = loader, []
+
+    def __getitem__(self, name: str) -> int:
+        before = self._loader.stats()
+        time.sleep(0.05)
+        after = self._loader.stats()
+        saved, trained = (after["save_s"] - before["save_s"], after["user_s"] - before["user_s"])
+        self.grown.append((saved, trained - saved))
+        return 1
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["step"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+def report_slowly(loader: Any, name: str) -> list[tuple[float, float]]:
+    """Reports; returns how much of what it took to collect the state counted as saving, and as training."""
+    raylance.report({"step": 5}, loader, collected := Collected(loader), checkpoint_dir_name=name)
+    return collected.grown
+
+
+def report_all(config: dict[str, Any]) -> dict[str, Any]:
     """A step, then a checkpoint in each way there is; returns what was refused."""
     loader = ray.train.get_dataset_shard("train")
     rank, storage = loader.rank, Path(ray.train.get_context().get_storage().experiment_fs_path)
@@ -56,7 +86,10 @@ def report_all(config: dict[str, Any]) -> dict[str, str]:
     (there / f"part-{rank}.txt").write_text(f"of rank {rank}")
     modes = {"checkpoint_upload_mode": CheckpointUploadMode.NO_UPLOAD, "checkpoint_dir_name": "there"}
     raylance.report({"step": 4}, loader, checkpoint=Checkpoint(there), **modes)
-    return refused
+    next(batches)
+    saved = report_slowly(loader, "in a step")
+    list(batches)
+    return refused | {"saved": [*saved, *report_slowly(loader, "after the pass")]}
 
 
 def validate(checkpoint: Checkpoint) -> dict[str, float]:
@@ -69,7 +102,7 @@ def validate(checkpoint: Checkpoint) -> dict[str, float]:
 @pytest.mark.usefixtures("ray_session")
 def test_every_way_of_reporting(images_uri: str, tmp_path: Path) -> None:
     train = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
-    before = set(Path(tempfile.gettempdir()).glob("raylance-*"))
+    before = set(Path(tempfile.gettempdir()).glob("raylance-report-*"))
     result = TorchTrainer(
         report_all,
         scaling_config=ray.train.ScalingConfig(num_workers=2),
@@ -79,11 +112,18 @@ def test_every_way_of_reporting(images_uri: str, tmp_path: Path) -> None:
         validation_config=ValidationConfig(fn=validate),
     ).fit()
     refused = result.return_value
+    in_step, after_pass = refused["saved"]
+    assert in_step[0] >= 0.05, "all of a report is saving: what raylance collects and writes, too"
+    assert after_pass[0] >= 0.05, "a report after the last batch, too"
+    assert (in_step[1], after_pass[1]) == pytest.approx((0, 0), abs=1e-6), "none of it is training"
     assert "no loader" in refused["no loader"]
     assert "is no directory" in refused["no directory"]
     assert "NO_UPLOAD" in refused["nothing uploaded"]
-    assert set(Path(tempfile.gettempdir()).glob("raylance-*")) == before, "directories of its own are gone"
+    left = set(Path(tempfile.gettempdir()).glob("raylance-report-*")) - before  # and perhaps fewer, of dead processes
+    assert not left, "directories of its own are gone"
     reported = {Path(checkpoint.path).name: (checkpoint, metrics) for checkpoint, metrics in result.best_checkpoints}
+    for name in ("in a step", "after the pass"):
+        reported.pop(name)
     steps = {"sharded": 1, "both": 1, "asynchronous": 2, "custom": 3, "there": 4}
     assert {name: metrics["step"] for name, (_, metrics) in reported.items()} == steps
     assert [name for name, (_, metrics) in reported.items() if metrics.get("validated") == 30.0] == ["custom"]
@@ -136,6 +176,17 @@ def test_of_several_loaders_all_are_moved_or_none(loader: raylance.RankLoader, i
     assert loader.state_dict()["position"] == 0
     assert raylance.restore({"a": loader, "b": loader}, checkpoint) == {"step": 3}
     assert loader.state_dict()["position"] == 300
+
+
+def test_loaders_are_not_reported_under_the_names_of_one_another(images_uri: str) -> None:
+    """Of unlike data, a resume would refuse them; of the same data, it exchanged their positions in silence."""
+    handle = raylance.dataset(images_uri, columns=["id"])
+    a, b = (handle.seated(0, 1, raylance.Options(), Seat(name=name, split=True)) for name in "ab")
+    for given in ({"a": b, "b": a}, {"b": a, "other": b}):
+        with pytest.raises(raylance.ConfigError, match=r"the loader of '[ab]' was given as '[ab]'.*another dataset"):
+            checkpoints._by_name(given)
+    for given in ({"a": a, "b": b}, {"a": a}, {"mine": a, "yours": b}):
+        assert checkpoints._by_name(given) == given
 
 
 def test_a_file_with_the_name_of_the_state_is_neither_overwritten_nor_restored(

@@ -54,7 +54,7 @@ def cut(table: pa.Table) -> pa.Table:
 
 @pytest.mark.parametrize("table", [TABLE, cut(TABLE), pa.concat_tables([TABLE, TABLE]).slice(3, 3)])
 def test_numpy(table: pa.Table) -> None:
-    batch = to_numpy(table, Lists(paddings={"tokens": -1}))
+    batch = to_numpy(table, Lists(paddings={"tokens": np.array(-1)}))
     assert batch["int"].tolist() == [1, 2, 3]
     assert batch["int"].dtype == np.int32
     assert batch["half"].dtype == np.float16
@@ -102,7 +102,7 @@ def test_numbers_are_views() -> None:
 
 def test_empty_tables_keep_shapes_and_dtypes() -> None:
     for table in (TABLE.slice(0, 0), TABLE.schema.empty_table()):
-        batch = to_numpy(table, Lists(paddings={"tokens": 0}))
+        batch = to_numpy(table, Lists(paddings={"tokens": np.array(0)}))
         assert batch["vector"].shape == (0, 2)
         assert batch["image"].shape == (0, 2, 2, 3)
         assert batch["int"].dtype == np.int32
@@ -114,8 +114,8 @@ def test_empty_tables_keep_shapes_and_dtypes() -> None:
     [
         (pa.array([1, None]), "'c' has 1 nulls.*IS NOT NULL"),
         (pa.array([[1.0, 2.0], None], pa.list_(pa.float32(), 2)), "nulls"),
-        (pa.array([[1.0, None]], pa.list_(pa.float32(), 2)), "nulls"),
-        (pa.array([[1, None], [2]]), "'c' has 1 nulls"),
+        (pa.array([[1.0, None]], pa.list_(pa.float32(), 2)), "1 nulls inside its lists.*No filter on the column"),
+        (pa.array([[1, None], [2]]), "'c' has 1 nulls inside its lists.*No filter on the column finds these: fill"),
         (pa.array([datetime.datetime(2020, 1, 1)]), "timestamp.*torch has no type"),
         (pa.array([[datetime.datetime(2020, 1, 1)], []]), "list.*timestamp.*torch has no type.*batch_format"),
         (pa.array([[datetime.time(1)]]), "list.*time64.*torch has no type"),
@@ -189,7 +189,42 @@ def test_permuted_tensors_reach_every_rank_also_one_without_a_row(write_dataset:
 
 def test_only_lists_of_numbers_are_padded() -> None:
     with pytest.raises(DatasetError, match="lists of numbers"):
-        to_numpy(pa.table({"c": [["a"], ["b", "c"]]}), Lists(paddings={"c": 0}))
+        to_numpy(pa.table({"c": [["a"], ["b", "c"]]}), Lists(paddings={"c": np.array(0)}))
+
+
+@pytest.mark.parametrize("storage", ["2.0", "2.1", "2.2"])
+@pytest.mark.parametrize("order", ["sequential", "row"])
+def test_dictionaries_of_appends_come_in_every_format(
+    write_dataset: Callable[..., str], storage: str, order: str
+) -> None:
+    """Each fragment has a dictionary of its own, of which some words are in both; some hold null."""
+    words: list[str | None] = []
+    tables = []
+    for part, some in enumerate((["a", "b", "c"], ["c", None, "d", "a"], ["x", None, "b"])):
+        places = np.arange(300) * 7 % len(some)
+        words += [some[place] for place in places]
+        column = pa.DictionaryArray.from_arrays(pa.array(places, pa.int32()), pa.array(some))
+        tables.append(pa.table({"id": np.arange(part * 300, part * 300 + 300), "word": column}))
+    uri = write_dataset(*tables, data_storage_version=storage)
+
+    def check(rows: Any, found: Any) -> None:
+        assert [None if word != word else word for word in found] == [words[row] for row in rows]
+
+    for changes in ({}, {"filter": "id % 3 > 0"}, {"transform": lambda batch: batch}):
+        handle = raylance.dataset(uri, order=order, remainder="ragged", columns=["id", "word"], **changes)
+        check((rows := handle.take(np.arange(899, -1, -7)))["id"], rows["word"])
+        with handle.loader(num_decoders=0) as loader:
+            for batch in loader.iter_torch_batches(global_batch_size=130):
+                check(batch["id"], batch["word"])
+            for batch in loader.iter_batches(global_batch_size=130):
+                check(batch["id"], batch["word"])
+            for frame in loader.iter_batches(global_batch_size=130, batch_format="pandas"):
+                check(frame["id"], frame["word"])
+                assert (frame["word"].dtype == "category") == ("transform" not in changes)
+            for table in loader.iter_batches(global_batch_size=130, batch_format="pyarrow"):
+                check(table["id"].to_pylist(), table["word"].to_pylist())
+                for chunk in table["word"].chunks if "transform" not in changes else ():
+                    assert len(set(chunk.dictionary.to_pylist()) - {None}) == len(chunk.dictionary)
 
 
 def ruin(batch: Any) -> None:

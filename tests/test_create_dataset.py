@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from sklearn.datasets import load_digits
 from jobs.create_dataset import command as job
 from jobs.create_dataset.sources import Left, Piece
 from jobs.create_dataset.writing import _named as named_of
+from tests.conftest import make_images
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -106,7 +108,9 @@ def test_imagefolder_keeps_bytes_order_and_odd_names(tmp_path):
     assert table["image"].to_pylist() == list(tree.values())
     assert classes == ["_bg_", "a b", "train", "zebra"]
     assert [classes[label] for label in table["label"].to_pylist()] == [name.split("/")[0] for name in tree]
-    assert dataset.schema.equals(pa.schema({"image": pa.binary(), "label": pa.int64(), "split": pa.string()}))
+    assert table["file"].to_pylist() == list(tree), "a row is traced to its file"
+    kinds = {"image": pa.binary(), "label": pa.int64(), "file": pa.string(), "split": pa.string()}
+    assert dataset.schema.equals(pa.schema(kinds))
 
 
 def test_imagefolder_with_splits_shares_one_list_of_classes(tmp_path):
@@ -294,7 +298,7 @@ def test_files_that_give_no_row_are_named(photos, tmp_path, capsys):
 def test_files_that_hold_no_image_are_told_and_kept_with_the_way_back_to_them(photos, tmp_path, capsys):
     (photos / "ant" / "03.png").write_bytes(b"")
     (photos / "bee" / "04.png").write_bytes(b"<html>not found</html>")
-    arguments = ["--input", photos, "--file-column", "file", "--rows-per-fragment", 7]
+    arguments = ["--input", photos, "--rows-per-fragment", 7]
     _, table, _ = make("imagefolder", tmp_path / "out.lance", *arguments)
     files = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
     assert table["file"].to_pylist() == files
@@ -308,6 +312,49 @@ def test_files_that_hold_no_image_are_told_and_kept_with_the_way_back_to_them(ph
     assert "is a column that there is already" in refusal(
         capsys, "imagefolder", "--out", tmp_path / "o.lance", "--input", photos, "--file-column", "label"
     )
+
+
+def test_images_that_were_cut_short_are_found_where_all_are_decoded(photos, tmp_path, capsys):
+    whole = make_images(1, size=(480, 640))[0]
+    for number, part in enumerate((0.001, 0.3, 0.5, 0.7, 0.95)):  # the first one lacks a part of its header
+        (photos / "ant" / f"cut{number}.jpg").write_bytes(whole[: int(len(whole) * part)])
+    make("imagefolder", tmp_path / "headers.lance", "--input", photos)
+    said = capsys.readouterr().out
+    assert "checked    headers of images; none was decoded: --check full also finds those that were cut short" in said
+    assert re.findall(r"(cut\d).jpg: (?:\w+)", said) == ["cut0"]
+    make("imagefolder", tmp_path / "full.lance", "--input", photos, "--check", "full", "--file-column", "")
+    said = capsys.readouterr().out
+    assert "checked    every image was decoded whole" in said
+    assert re.findall(r"(cut\d).jpg: (?:\w+)", said) == [f"cut{number}" for number in range(5)]
+    assert "file" not in lance.dataset(tmp_path / "full.lance").schema.names
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "x.parquet")
+    arguments = ["tables", "--out", tmp_path / "x.lance", "--input", tmp_path / "x.parquet", "--check", "full"]
+    assert "--check full finds no column image of encoded images among x, split" in refusal(capsys, *arguments)
+    small = ["--input", photos, "--shorter-side", 1000]
+    assert "cut0.jpg" in refusal(capsys, "imagefolder", "--out", tmp_path / "small.lance", *small)
+    (photos / "ant" / "cut0.jpg").unlink()
+    make("imagefolder", tmp_path / "small.lance", *small)
+    assert "none that stays as it is was decoded" in capsys.readouterr().out
+    make("imagefolder", tmp_path / "checked.lance", *small, "--check", "full")
+    assert re.findall(r"(cut\d).jpg: (?:\w+)", capsys.readouterr().out) == [f"cut{number}" for number in range(1, 5)]
+
+
+def test_names_of_splits_have_any_case_and_are_told(tmp_path, capsys):
+    plant(tmp_path / "in", ["Train/bee/1.png", "train/ant/1.png", "Validation/bee/1.png", "TEST/ant/1.png"])
+    _, table, classes = make("imagefolder", tmp_path / "out.lance", "--input", tmp_path / "in")
+    assert classes == ["ant", "bee"]
+    assert table["split"].to_pylist() == ["test", "train", "val", "train"]
+    said = capsys.readouterr().out
+    assert "split train is what is called Train, train" in said
+    assert "split val is what is called Validation" in said
+    plant(tmp_path / "in", ["dev/ant/1.png"])
+    said = refusal(capsys, "imagefolder", "--out", tmp_path / "other.lance", "--input", tmp_path / "in")
+    assert "has Validation and dev, and each may be the split val" in said
+    shutil.rmtree(tmp_path / "in" / "Validation")
+    _, table, _ = make("imagefolder", tmp_path / "other.lance", "--input", tmp_path / "in")
+    assert table["split"].to_pylist() == ["test", "train", "val", "train"]
+    plant(tmp_path / "classes", ["valid/near/1.png", "invalid/near/1.png"])
+    assert make("imagefolder", tmp_path / "classes.lance", "--input", tmp_path / "classes")[2] == ["invalid", "valid"]
 
 
 def test_what_is_not_named_is_counted():

@@ -29,10 +29,11 @@ import raylance
 from jobs.common import reason
 from jobs.create_dataset import command as job
 from jobs.create_dataset import writing
+from jobs.create_dataset.fitting import fit
 from jobs.create_dataset.notes import Notes, begun, files_of
 from jobs.create_dataset.shaping import contents
 from jobs.create_dataset.sources import Left, Span, cut
-from jobs.create_dataset.tables import LanceTable
+from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
 
 ROWS = 50
@@ -527,7 +528,19 @@ FOUND_LATER: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "codes that seemed to be numbers": (
         {"a.csv": "code\n7\n", "b.csv": "code\nA1\n"},
-        ["column code is int64 in the first rows of all, and not in b.csv"],
+        ["column code is int64 in the first rows of all, and not in b.csv", "--text-columns code"],
+    ),
+    "a later code": (
+        {"a.csv": "code\n7\n", "b.csv": "code\n007\n"},
+        ["column code is int64 in the first rows of all, and not in b.csv ('007' would become 7)"],
+    ),
+    "a later integer that a float rounds": (
+        {"a.csv": "x\n7.5\n", "b.csv": "x\n9007199254740993\n"},
+        ["'9007199254740993' would become 9007199254740992"],
+    ),
+    "a later integer of 64 bits without a sign": (
+        {"a.csv": "x\n7\n", "b.csv": "x\n9223372036854775809\n"},
+        ["column x is int64 in the first rows of all, and not in b.csv", "9223372036854775809"],
     ),
     "floats that lose digits": (
         {"a.parquet": {"x": pa.array([0.5], pa.float32())}, "b.parquet": {"x": [0.1]}},
@@ -554,6 +567,77 @@ def test_what_would_be_lost_later_is_refused(name: str, tmp_path: Path, capsys: 
     assert all(part in message for part in [*said, "nothing was committed"]), message
 
 
+CODES = {
+    "leading zeros": (["007", "8"], pa.string(), "'007' would become 7"),
+    "leading zeros among floats": (["00.5", "2.5"], pa.string(), "'00.5' would become 0.5"),
+    "hexadecimal": (["0x1F", "6"], pa.string(), "'0x1F' would become 31"),
+    "a telephone number": (["+4930901820", "5"], pa.string(), "'+4930901820' would become 4930901820.0"),
+    "64 bits without a sign": (["9223372036854775809", "5"], pa.uint64(), "would become 9223372036854775808"),
+    "65 bits": (["18446744073709551617", "5"], pa.string(), "would become 18446744073709551616"),
+    "what a float rounds": (["9007199254740993", "1.5"], pa.string(), "would become 9007199254740992"),
+    "infinite": (["1e400", "2"], pa.string(), "'1e400' would become inf"),
+    "too small": (["1e-400", "2"], pa.string(), "'1e-400' would become 0.0"),
+    "missing": (["NA", "NA"], pa.string(), "'NA' would be null"),
+}
+NUMBERS = {
+    "integers": (["-7", " 0"], pa.int64(), [-7, 0]),
+    "the limits": (["-9223372036854775808", "9223372036854775807"], pa.int64(), [-(2**63), 2**63 - 1]),
+    "floats": (["0.25", "-1e3", "+2.5", "inf", "9007199254740992"], pa.float64(), [0.25, -1e3, 2.5, np.inf, 2.0**53]),
+    "missing ones": (["NaN", "2.5", ""], pa.float64(), [None, 2.5, None]),
+}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_text_that_numbers_would_change_stays_what_it_is(name: str, tmp_path: Path) -> None:
+    texts, kind, why = CODES[name]
+    read = Tables(str(plant(tmp_path, {"a.csv": "code,x\n" + "".join(f"{text},1\n" for text in texts)})), None, "", {})
+    [remark] = read.remarks
+    assert remark.startswith(f"code is {kind}: as ")
+    assert why in remark
+    made = pa.concat_tables(part for piece in read.pieces(10) for part in read.read(piece, []))
+    assert made.schema.field("code").type == kind
+    assert [str(value) for value in made["code"].to_pylist()] == texts
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_text_that_is_the_same_as_numbers_becomes_numbers(name: str, tmp_path: Path) -> None:
+    texts, kind, values = NUMBERS[name]
+    read = Tables(str(plant(tmp_path, {"a.csv": "x,y\n" + "".join(f"{text},1\n" for text in texts)})), None, "", {})
+    made = pa.concat_tables(part for piece in read.pieces(10) for part in read.read(piece, []))
+    assert read.remarks == []
+    assert made.schema.field("x").type == kind
+    assert made["x"].to_pylist() == values
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_columns_that_stay_text_are_told_or_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = {"a.csv": "code,zip,x\n7,01067,1\n", "b.csv": "code,zip,x\n007,10115,2\n"}
+    folder = plant(tmp_path / "in", files)
+    made = make("tables", tmp_path / "out.lance", "--input", folder, "--text-columns", "code")
+    assert made.to_table(columns=["code", "zip", "x"]).to_pylist() == [
+        {"code": "7", "zip": "01067", "x": 1},
+        {"code": "007", "zip": "10115", "x": 2},
+    ]
+    assert "note       zip is string: as int64, '01067' would become 1067" in capsys.readouterr().out
+    arguments = ["tables", "--out", tmp_path / "o.lance", "--input", folder, "--text-columns", "code,none"]
+    assert "--text-columns none is no column of text files, which have code, zip, x" in refusal(capsys, *arguments)
+    made = make("tables", tmp_path / "x.lance", "--input", folder, "--columns", "x")
+    assert made.to_table(columns=["x"])["x"].to_pylist() == [1, 2], "what is left out can't be changed"
+
+
+def test_classes_of_tars_that_begin_with_zeros_are_names(tmp_path: Path) -> None:
+    pack(tmp_path / "a.tar", {"1.cls": b"07", "1.txt": b"x", "2.cls": b"11", "2.txt": b"y"})
+    table, _ = rows_of(tmp_path / "a.tar")
+    assert table["label"].to_pylist() == ["07", "11"]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_splits_of_a_column_have_any_case(tmp_path: Path) -> None:
+    plant(tmp_path / "in", {"a.csv": "x,split\n1,Train\n2,TEST\n3,Validation\n4,dev\n"})
+    made = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in")
+    assert made.to_table()["split"].to_pylist() == ["train", "test", "val", "dev"]
+
+
 @pytest.mark.usefixtures("ray_session")
 def test_later_text_has_the_types_of_the_first(tmp_path: Path) -> None:
     """Codes keep their zeros, and labels that look like numbers are names among names."""
@@ -563,6 +647,14 @@ def test_later_text_has_the_types_of_the_first(tmp_path: Path) -> None:
     found = dataset.to_table()
     assert found["code"].to_pylist() == ["A1", "007", "007", "008"]
     assert [classes_of(dataset)[label] for label in found["label"].to_pylist()] == ["cat", "dog", "1", "2"]
+
+
+def test_an_integer_that_a_small_float_rounds_is_refused() -> None:
+    """pyarrow's safe casts compare with the range of 32 and 64 bits alone."""
+    first = pa.schema({"x": pa.float16()})
+    with pytest.raises(ValueError, match="it holds values that differ there"):
+        fit(pa.table({"x": pa.array([2049], pa.int16())}), first, "b.arrow")
+    assert fit(pa.table({"x": pa.array([2048], pa.int16())}), first, "b.arrow")["x"].to_pylist() == [2048.0]
 
 
 @pytest.mark.usefixtures("ray_session")

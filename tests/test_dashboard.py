@@ -18,8 +18,10 @@ import pytest
 import yaml
 
 from jobs.dashboard import alerts, asking, command, panels
-from jobs.dashboard.expressions import CAUSES, Scope, limit, parts_of_time
+from jobs.dashboard.expressions import CAUSES, Scope, limit, parts_of_time, rates_of_stages
 from raylance.telemetry.metrics import LABELS, METRICS
+from raylance.telemetry.parts import Part, training_rate
+from raylance.telemetry.stats import NUMBERS
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "k8s" / "grafana"
@@ -207,6 +209,41 @@ def test_alerts_are_raised_when_they_should_be(name: str, tmp_path: Path) -> Non
     tests = {"interval": "1m", "input_series": given, "alert_rule_test": found}
     content = {"rule_files": [str(FOLDER / "prometheus.rules")], "evaluation_interval": "1m", "tests": [tests]}
     (tmp_path / "test.yaml").write_text(yaml.safe_dump(content, allow_unicode=True))
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_promtool
+def test_training_alone_is_what_the_verdict_says_of_ranks_that_keep_step(tmp_path: Path) -> None:
+    """Rank 1 waits for rows, and ranks 0 and 2 for rank 1, in collective operations; rank 3 has
+    ended, and its counters are still there."""
+    trained, waited = [4.0, 1.0, 4.0], [0.0, 3.0, 0.0]
+    series = {}
+    for rank in range(4):
+        of = f'{{run="r",dataset="train",rank="{rank}"}}'
+        grown = {"rows_total": 600.0, "batches_total": 6.0, "train_seconds_total": 6.0}
+        if rank < 3:
+            grown["train_seconds_total"] = 6 * trained[rank]
+            grown |= {"wait_seconds_total": 6 * waited[rank]} if waited[rank] else {}
+        series |= {
+            f"ray_raylance_{name}{of}": f"0+{each:g}x60" if rank < 3 else f"{each:g}x60" for name, each in grown.items()
+        }
+    base = dict.fromkeys(NUMBERS, 0.0) | {"rows": 600.0, "batches": 6.0}
+    parts = [
+        Part(figures=base | {"user_s": 6 * train_s, "wait_read_s": 6 * wait_s}, facts={"rank": rank})
+        for rank, (train_s, wait_s) in enumerate(zip(trained, waited, strict=True))
+    ]
+    shown = re.match(r"clamp_max\((.*), 5 \* scalar", rates_of_stages(Scope('run="r"', "5m"))["training"])
+    assert shown
+    wanted = [{"labels": "{}", "value": training_rate(parts)}]
+    tests = {
+        "interval": "1m",
+        "input_series": [{"series": key, "values": values} for key, values in series.items()],
+        "promql_expr_test": [{"expr": shown[1], "eval_time": "30m", "exp_samples": wanted}],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [tests]}))
     done = subprocess.run(
         ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -23,7 +23,7 @@ import raylance
 from raylance.decode.arrays import to_arrow
 from raylance.decode.rows import Decoding
 from raylance.testing import check_decoder
-from raylance.torch_data import IterableDataset, MapDataset
+from raylance.torch_data import IterableDataset, MapDataset, RowSampler
 from tests.conftest import encode, make_images
 
 
@@ -372,6 +372,132 @@ def test_rows_of_another_shape(write_dataset: Callable[..., str]) -> None:
         raylance.dataset(uri, decode=Raw("raw", (7,)))
     with pytest.raises(raylance.DatasetError, match="'id' is int64, not binary, so it holds no encoded data"):
         raylance.dataset(uri, decode=Raw("id"))
+
+
+CLIPS = 2000
+LONG = np.random.default_rng(2).random(CLIPS) < 0.436  # of healthy clips, which a decoder of one length refuses
+LONG[np.linspace(0, CLIPS - 1, 16).astype(int)] = False
+DAMAGED = [700, 701, 702, 1500]
+
+
+@pytest.fixture(scope="module")
+def clips(write_dataset: Callable[..., str]) -> str:
+    """Clips of two lengths, and others of which a few are damaged."""
+    columns = {"clip": [raw(range(6 if is_long else 4)) for is_long in LONG]}
+    columns["other"] = [b"bad" if row in DAMAGED else raw(range(4)) for row in range(CLIPS)]
+    table = {name: pa.array(values, pa.binary()) for name, values in columns.items()}
+    return write_dataset(pa.table({"id": np.arange(CLIPS), **table}))
+
+
+def open_clips(uri: str, column: str, **changes: Any) -> raylance.Dataset:
+    arguments = {"decode": Raw(column), "on_bad_row": "mask", "order": "sequential", "remainder": "ragged"}
+    return raylance.dataset(uri, columns=["id", column], **(arguments | changes))
+
+
+def read_until_too_many(batches: Any) -> tuple[list[int], raylance.BadRowError]:
+    seen: list[int] = []
+    with pytest.raises(raylance.BadRowError, match="cannot be decoded, more than max_bad_rows=") as caught:
+        for batch in batches:
+            seen += np.asarray(batch["id"]).tolist()
+    return seen, caught.value
+
+
+@pytest.mark.parametrize("decoders", [0, 3])
+def test_a_decoder_that_fits_too_few_rows_ends_the_epoch(clips: str, decoders: int) -> None:
+    """Hundreds of 2,000 healthy clips came as zeros, and nobody said so."""
+    with open_clips(clips, "clip").loader(num_decoders=decoders) as loader:
+        seen, error = read_until_too_many(loader.iter_batches(batch_size=64))
+        assert seen == list(range(960)), "the batch that makes it 1,024 rows is not handed out"
+        assert loader.state_dict()["position"] == 960
+        told = str(error)
+        assert f"{LONG[:1024].sum()} of 1,024 rows that this rank was handed since its start" in told
+        assert "max_bad_rows=0.01 allows. The epoch stops here" in told
+        assert f"clip of row offset {error.row_offset} of {clips} (ValueError: cannot reshape array of size 6" in told
+        assert LONG[error.row_offset]
+        assert (error.column, error.dataset) == ("clip", clips)
+        assert read_until_too_many(loader.iter_batches(batch_size=64))[0] == [], "it is no better the second time"
+
+
+@pytest.mark.parametrize(
+    ("most", "seen"),
+    [
+        (0, 700),
+        (np.int64(2), 700),
+        (3, 1500),
+        (4, None),  # a count is of different rows: epochs do not add up
+        (0.0, 950),  # a fraction is looked at from 1,000 rows on
+        (0.0029, 950),
+        (0.003, None),
+        (1.0, None),
+        (None, None),
+    ],
+)
+def test_how_many_bad_rows_there_may_be(clips: str, most: Any, seen: int | None) -> None:
+    with open_clips(clips, "other", max_bad_rows=most).loader(num_decoders=0) as loader:
+        if seen is not None:
+            assert len(read_until_too_many(loader.iter_batches(batch_size=50))[0]) == seen
+            return
+        for _ in range(3):
+            valid = np.concatenate([batch["_valid"] for batch in loader.iter_batches(batch_size=50)])
+            assert np.flatnonzero(~valid).tolist() == DAMAGED
+
+
+def test_ranks_and_passes_count_by_themselves(clips: str) -> None:
+    handle = open_clips(clips, "other", max_bad_rows=3)
+    with handle.loader(rank=0, world_size=2) as first, handle.loader(rank=1, world_size=2) as second:
+        assert len(read_until_too_many(first.iter_batches(global_batch_size=20))[0]) == 750
+        assert len(list(second.iter_batches(global_batch_size=20))) == 100, "it had none of them"
+    halves = open_clips(clips, "other", max_bad_rows=0.0015, filter="id < 800")
+    with halves.loader() as loader:  # counted since the loader's start, over its epochs
+        for _ in loader.iter_batches(batch_size=50):
+            pass
+        assert len(read_until_too_many(loader.iter_batches(batch_size=50))[0]) == 150
+        loader.close()
+        assert read_until_too_many(loader.iter_batches(batch_size=50))[0] == []
+    with halves:  # those of a handle, over its passes
+        batches = halves.iter_batches(batch_size=50)
+        assert len(list(batches)) == 16
+        assert len(read_until_too_many(batches)[0]) == 150
+
+
+def test_too_many_bad_rows_under_torchs_dataloader(clips: str) -> None:
+    handle = open_clips(clips, "clip")
+    batches = IterableDataset(handle, global_batch_size=64, dist_info=(0, 1))
+    assert len(read_until_too_many(batches)[0]) == 960
+    sampler = RowSampler(handle, global_batch_size=64, dist_info=(0, 1))
+    assert len(read_until_too_many(torch.utils.data.DataLoader(MapDataset(handle), batch_sampler=sampler))[0]) == 960
+    assert (~handle.head(1200)["_valid"]).sum() == LONG[:1200].sum(), "who looks at rows sees them"
+
+
+def test_a_limit_of_masked_rows_where_none_is_masked(clips: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="raylance"):
+        for given in ({}, {"max_bad_rows": None}, {"max_bad_rows": 0.01}):
+            raylance.dataset(clips, columns=["id"], **given)
+        raylance.dataset(clips, columns=["id"], on_bad_row="mask", max_bad_rows=3)
+        assert not caplog.records
+        raylance.dataset(clips, columns=["id"], max_bad_rows=3)
+    assert 'max_bad_rows=3 limits masked rows, and on_bad_row="raise" masks none' in caplog.text
+
+
+def test_limits_of_bad_rows_are_checked(clips: str) -> None:
+    for most, message in (
+        (-1, "max_bad_rows=-1: must be a count, an integer of at least 0; a fraction in"),
+        (True, "max_bad_rows=True: must be a count"),
+        ("0.1", "max_bad_rows='0.1': must be a count.*; a fraction in .0, 1.; or None"),
+        (1.5, "max_bad_rows=1.5: a fraction lies in"),
+        (float("nan"), "max_bad_rows=nan: a fraction lies in"),
+    ):
+        with pytest.raises(raylance.ConfigError, match=message):
+            open_clips(clips, "other", max_bad_rows=most)
+    parts = {str(most): (open_clips(clips, "other", max_bad_rows=most), 1) for most in (5, 0.5)}
+    with pytest.raises(raylance.ConfigError, match="'0.5' has max_bad_rows=0.5, '5' has 5; .*use the same for all"):
+        raylance.mix(parts)
+    mixed = raylance.mix({name: (open_clips(clips, "other", max_bad_rows=4), 1) for name in "ab"}, remainder="ragged")
+    with mixed.loader() as loader:
+        seen, error = read_until_too_many(loader.iter_batches(batch_size=50))
+    assert len(seen) == 1400, "rows of unlike datasets are different"
+    assert f"row offset 700 of a ({clips})" in str(error)
+    assert f"row offset 700 of b ({clips})" in str(error)
 
 
 def test_an_abstract_decoder_says_what_it_lacks() -> None:

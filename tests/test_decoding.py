@@ -1,6 +1,7 @@
 """Owns the checks of transforms, blob columns and per-row randomness, through the real loader."""
 
 import functools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -78,6 +79,7 @@ def test_transforms_run_in_helpers_and_depend_on_the_row_alone(images_uri: str) 
     ("transform", "message"),
     [
         (lambda batch: None, "transform returned NoneType"),
+        (lambda batch: {1: batch["label"]}, "transform returned a column named 1 for row offsets .*are strings"),
         (lambda batch: {"label": batch["label"][1:]}, "rows in 'label' for .* rows"),
     ],
 )
@@ -185,6 +187,184 @@ def test_a_transform_that_changes_its_columns_is_refused(images_uri: str) -> Non
     dataset = open_noisy(images_uri, transform=transform, order="sequential")
     with pytest.raises(raylance.ConfigError, match="the columns label, more for .*at the opening it returned label;"):
         list(IterableDataset(dataset, global_batch_size=10, dist_info=(0, 1)))
+
+
+ROWS, BAD = 120, 33
+
+
+@pytest.fixture(scope="module")
+def plain_uri(write_dataset: Callable[..., str]) -> str:
+    """Columns of every kind that a transform may hand on."""
+    rows = np.arange(ROWS)
+    matrix = pa.FixedSizeListArray.from_arrays(
+        pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(rows, 4).astype(np.float32)), 2), 2
+    )
+    table = {
+        "id": rows,
+        "matrix": matrix,
+        "pair": [[row, row] for row in rows.tolist()],
+        "tokens": pa.array([[row] * (row % 3) for row in rows.tolist()], pa.list_(pa.int64())),
+        "name": [f"row {row}" for row in rows],
+        "raw": pa.array([b"x" * row for row in rows.tolist()]),
+        "flag": rows % 2 == 0,
+    }
+    return write_dataset(pa.table(table))
+
+
+def fails(batch: dict[str, Any], error: Exception, bad: Any = (BAD,), alone: bool = True) -> dict[str, Any]:
+    """Changes what it was given in place, and fails then where a row is among the bad ones."""
+    batch["matrix"] += 1
+    batch["id"] += 1000
+    if np.isin(batch["_rowoffset"], bad).any() and (alone or len(batch["_rowoffset"]) > 1):
+        raise error
+    return batch | {"half": batch["id"] / 2}
+
+
+def open_failing(uri: str, error: Exception, bad: Any = (BAD,), alone: bool = True, **changes: Any) -> raylance.Dataset:
+    transform = functools.partial(fails, error=error, bad=bad, alone=alone)
+    return raylance.dataset(uri, **({"transform": transform, "order": "sequential", "remainder": "ragged"} | changes))
+
+
+class SilentError(Exception):
+    """An error whose text is another one."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+ERRORS = [EOFError(""), StopIteration(), ValueError("no such thing"), KeyError(5), SilentError()]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize("decoders", [0, 2])
+def test_a_row_that_the_transform_fails_on_is_a_bad_row(plain_uri: str, error: Exception, decoders: int) -> None:
+    """It was the bare error; StopIteration became "generator raised StopIteration"."""
+    with open_failing(plain_uri, error).loader(num_decoders=decoders) as loader:
+        seen = []
+        with pytest.raises(raylance.BadRowError) as caught:
+            for batch in loader.iter_batches(global_batch_size=10):
+                seen += batch["id"].tolist()
+        assert seen == list(range(1000, 1030))
+        assert loader.state_dict()["position"] == 30
+    assert (caught.value.column, caught.value.row_offset, caught.value.dataset) == (None, BAD, plain_uri)
+    assert f"transform fails on row offset {BAD} of {plain_uri} by itself ({type(error).__name__}" in str(caught.value)
+    assert isinstance(caught.value.__cause__, type(error))
+    with pytest.raises(raylance.BadRowError, match=f"row offset {BAD} "):
+        open_failing(plain_uri, error).head(BAD + 1)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize("decoders", [0, 2])
+def test_rows_that_the_transform_fails_on_are_masked(plain_uri: str, error: Exception, decoders: int) -> None:
+    """It ended the epoch."""
+    bad = [0, BAD, 34, 119]  # 0 and 119 are among those of the opening
+    handle = open_failing(plain_uri, error, bad, on_bad_row="mask")
+    with handle.loader(num_decoders=decoders) as loader:
+        for epoch in range(2):
+            rows = 0
+            for batch in loader.iter_batches(global_batch_size=25, pad_lists={"tokens": -1}, with_row_offset=True):
+                offsets = batch["_rowoffset"]
+                valid = ~np.isin(offsets, bad)
+                assert batch["_valid"].tolist() == valid.tolist()
+                np.testing.assert_array_equal(batch["id"], (offsets + 1000) * valid)
+                np.testing.assert_array_equal(batch["half"], (offsets + 1000) / 2 * valid)
+                np.testing.assert_array_equal(batch["matrix"], np.tile((offsets + 1) * valid, (2, 2, 1)).T)
+                np.testing.assert_array_equal(batch["pair"], np.tile(offsets * valid, (2, 1)).T)
+                np.testing.assert_array_equal((batch["tokens"] >= 0).sum(1)[valid], (offsets % 3)[valid])
+                names = [f"row {offset}" if one else "" for offset, one in zip(offsets, valid, strict=True)]
+                assert batch["name"].tolist() == names
+                assert [len(raw) for raw in batch["raw"]] == (offsets * valid).tolist()
+                assert batch["flag"].tolist() == ((offsets % 2 == 0) & valid).tolist()
+                rows += len(offsets)
+            assert rows == ROWS
+            assert loader.stats()["masked_rows"] == len(bad) * (epoch + 1)
+            assert sorted(row for row, _, _ in loader._stats.bad_rows) == bad
+            assert all(type(error).__name__ in why for _, _, why in loader._stats.bad_rows)
+        (batch,) = loader.iter_torch_batches(global_batch_size=ROWS)
+        assert (~batch["_valid"]).nonzero().flatten().tolist() == bad
+    assert handle.head(40)["_valid"].tolist() == [row not in bad for row in range(40)]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize("decoders", [0, 1])
+def test_errors_of_transforms_travel(plain_uri: str, decoders: int) -> None:
+    for error in ERRORS:
+        name = type(error).__name__
+        with open_failing(plain_uri, error).loader(num_decoders=decoders) as loader:
+            with pytest.raises(raylance.BadRowError, match=f"row offset {BAD} of .*{name}") as caught:
+                list(loader.iter_batches(global_batch_size=10))
+            assert caught.value.column is None
+        together = open_failing(plain_uri, error, [41, 48], alone=False)
+        with together.loader(num_decoders=decoders) as loader, pytest.raises(raylance.HelperError, match=name):
+            list(loader.iter_batches(global_batch_size=10))
+    with open_failing(plain_uri, ERRORS[0], on_bad_row="mask").loader(num_decoders=decoders) as loader:
+        batches = list(loader.iter_batches(global_batch_size=10))
+    assert np.flatnonzero(~np.concatenate([batch["_valid"] for batch in batches])).tolist() == [BAD]
+
+
+@pytest.mark.parametrize("on_bad_row", ["raise", "mask"])
+@pytest.mark.parametrize("decoders", [0, 2])
+def test_rows_that_the_transform_fails_on_together_alone_are_named(
+    plain_uri: str, on_bad_row: str, decoders: int
+) -> None:
+    handle = open_failing(plain_uri, StopIteration("x"), [41, 48], alone=False, on_bad_row=on_bad_row)
+    with handle.loader(num_decoders=decoders) as loader:
+        batches = iter(loader.iter_batches(global_batch_size=10))
+        assert [next(batches)["id"][0] for _ in range(4)] == [1000, 1010, 1020, 1030]
+        rows = f"row offsets between 40 and 49 of {plain_uri} together .StopIteration: x."
+        with pytest.raises(raylance.HelperError, match=f"transform fails on {rows}, and on none of these") as caught:
+            next(batches)
+    assert isinstance(caught.value.__cause__, StopIteration)
+
+
+def test_a_transform_that_fails_at_the_opening(plain_uri: str) -> None:
+    with pytest.raises(
+        raylance.ConfigError, match="each of the 16 rows tried at the opening.*EOFError.*nothing"
+    ) as caught:
+        open_failing(plain_uri, EOFError(), range(ROWS))
+    assert isinstance(caught.value.__cause__, EOFError)
+    with pytest.raises(raylance.HelperError, match=f"row offsets between 0 and 119 of {plain_uri} together"):
+        open_failing(plain_uri, EOFError(), [0], alone=False)
+
+
+@pytest.mark.parametrize("on_bad_row", ["raise", "mask"])
+def test_what_says_nothing_of_a_row_masks_none(plain_uri: str, on_bad_row: str) -> None:
+    for error, kind, message in (
+        (ImportError("no codec"), raylance.ConfigError, "transform cannot run on .*no codec.*Install it"),
+        (MemoryError(), raylance.HelperError, "transform cannot run on .*MemoryError.*no row is bad for that"),
+        (raylance.ConfigError("is too long"), raylance.ConfigError, "transform refuses row offset.*30.*is too long"),
+    ):
+        with pytest.raises(kind, match=message):
+            list(open_failing(plain_uri, error, on_bad_row=on_bad_row).iter_batches(batch_size=10))
+
+
+def test_a_bad_row_of_a_transform_in_a_mixture_is_named(plain_uri: str) -> None:
+    transform = functools.partial(fails, error=EOFError())
+    parts = {name: (raylance.dataset(plain_uri, transform=transform, seed=seed), 1) for seed, name in enumerate("ab")}
+    error = f"row offset {BAD} of [ab] .{plain_uri}. by itself"
+    with raylance.mix(parts).loader() as loader, pytest.raises(raylance.BadRowError, match=error):
+        list(loader.iter_batches(global_batch_size=10))
+
+
+def test_what_is_transformed_again_was_not_changed(plain_uri: str) -> None:
+    """What a decode actor was sent lies in the object store, from where another one gets it if the first one dies."""
+    feed, _ = open_failing(plain_uri, EOFError(), []).opened
+    assert feed.decoding is not None
+    table = feed.source.open_reader().read(np.arange(ROWS))
+    opened = feed.decoding.open()
+    first, again = (opened.apply(table, 0)[0]["id"].to_pylist() for _ in range(2))
+    assert first == again == list(range(1000, 1000 + ROWS))
+
+
+def test_errors_of_rows_survive_pickling() -> None:
+    for error in (
+        raylance.BadRowError("image", 5, "cut", "x.lance"),
+        raylance.BadRowError(None, 5, "EOFError", "x.lance"),
+        raylance.BadRowError("image", 5, "cut", message="too many"),
+    ):
+        loaded = pickle.loads(pickle.dumps(error))
+        assert (str(loaded), vars(loaded)) == (str(error), vars(error))
 
 
 def test_copies_of_a_sampled_row_are_augmented_differently(images_uri: str) -> None:

@@ -394,7 +394,7 @@ def test_what_is_done_without_is_told(caplog: pytest.LogCaptureFixture) -> None:
     crew.heard(0, 0.0)
     assert crew.late(20.0) == [Dismiss(1)]
     assert crew.failure is None
-    assert caplog.messages == ["a decoder found no place in time; going on without"]
+    assert caplog.messages == ["a decoder did not start within placement_timeout_s; the loader works without it"]
 
 
 def test_sizes_cut_what_is_larger_than_thought() -> None:

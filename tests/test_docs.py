@@ -99,7 +99,7 @@ HERE = {
     "num_workers=8, use_gpu=True": "num_workers=2",
     "num_workers=4, persistent_workers=True": "num_workers=1",
     "global_batch_size=256": "global_batch_size=8",
-    "step % 500 == 499": "step % 2 == 1",
+    "loader.global_step % 500": "loader.global_step % 2",
     '"epochs": 10': '"epochs": 1',
     "world_size=8": "world_size=2",
     "rows_of_step(1200": "rows_of_step(1",

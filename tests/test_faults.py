@@ -22,6 +22,7 @@ import ray
 import ray.exceptions
 
 import raylance
+from raylance.runtime.cluster.faults import errors_travel
 from tests.conftest import CPUS, actors_of, wait_for_free_cpus
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -264,6 +265,56 @@ def test_without_a_decoder_a_place_is_waited_for_until_the_deadline(
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(raylance.PlacementError, match="2 of 2 decode actors.*found no place in 15 s"):
             list(iterator)
+
+
+START_SLOWLY = """
+import os, sys, time
+with open("/proc/self/cmdline") as told:
+    is_worker = "default_worker.py" in told.read()
+while is_worker and os.path.exists(os.environ["SLOW"]):
+    time.sleep(0.2)
+"""
+PLACED = """
+import os, sys
+from pathlib import Path
+import ray, raylance
+
+ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
+
+@ray.remote(num_cpus=0)
+class Taker:
+    def here(self):
+        return True
+
+Path(os.environ["SLOW"]).touch()  # processes do not start from now on
+takers, has_more = [], True
+while has_more:  # those that Ray has started before
+    takers.append(Taker.remote())
+    has_more = bool(ray.wait([takers[-1].here.remote()], timeout=5)[0])
+dataset = raylance.dataset(sys.argv[1], transform=dict)
+for decoders in (2, 5):
+    with dataset.loader(num_decoders=decoders, placement_timeout_s=8) as loader:
+        try:
+            next(iter(loader.iter_batches(global_batch_size=10)))
+        except raylance.PlacementError as error:
+            print(error)
+os.unlink(os.environ["SLOW"])
+ray.shutdown()
+"""
+
+
+def test_helpers_that_have_their_cpus_are_not_said_to_find_no_place(numbers: str, tmp_path: Path) -> None:
+    """Processes do not start, as on a loaded machine; of five decoders on three CPUs, two wait for CPUs as well."""
+    (tmp_path / "sitecustomize.py").write_text(START_SLOWLY)
+    path = os.pathsep.join([str(tmp_path), *sys.path[1:]])
+    two, five = in_a_cluster_of_its_own(PLACED, numbers, PYTHONPATH=path, SLOW=str(tmp_path / "slow")).splitlines()
+    placed = "have their CPUs, and their processes have not started 8 s after they were asked for"
+    assert two.startswith(f"2 of 2 decode actors {placed}")
+    assert "raise placement_timeout_s" in two
+    assert "no place" not in two
+    assert "counts" not in two
+    assert "2 of 5 decode actors (1 CPU each, 5 together) found no place in 8 s: the cluster counts 3 CPUs, of" in five
+    assert f"3 of 5 decode actors {placed}" in five
 
 
 @pytest.mark.slow
@@ -511,7 +562,7 @@ def test_a_selection_that_cannot_be_built_again_is_refused(every_other: str, wri
     shutil.rmtree(uri)
     lance.write_dataset(pa.table({"id": np.arange(300_000)}), uri)
     time.sleep(1)
-    with dataset.loader() as loader, pytest.raises(raylance.DatasetError, match="was written anew"):
+    with dataset.loader() as loader, pytest.raises(raylance.DatasetError, match="was rewritten in place"):
         ids_of(loader, 20_000)
 
 
@@ -539,9 +590,18 @@ def test_an_error_that_cannot_travel_hides_no_good_row(write_dataset: Callable[.
     dataset = raylance.dataset(uri, transform=odd, order="sequential")
     with dataset.loader(num_decoders=decoders) as loader:
         ids = []
-        with pytest.raises(raylance.HelperError, match="OddError: something odd at row 43") as caught:
+        with pytest.raises(raylance.BadRowError, match="row offset 43 .*OddError: something odd at row 43") as caught:
             for batch in loader.iter_batches(global_batch_size=10):
                 ids += batch["id"].tolist()
         assert ids == list(range(40))
         assert loader.state_dict()["position"] == 40
-        assert "raise OddError" in str(caught.value), "the traceback of where it was raised"
+        assert "raise OddError" in str(caught.value.__cause__), "the traceback of where it was raised"
+
+
+def test_an_error_that_cannot_travel_becomes_one_that_can() -> None:
+    said = "OddError: something odd at row 43, which cannot be sent"
+    with pytest.raises(raylance.HelperError, match=said) as caught, errors_travel():
+        odd({"id": [43]})
+    assert "raise OddError" in str(caught.value), "the traceback of where it was raised"
+    with pytest.raises(ValueError, match="as it is"), errors_travel():
+        raise ValueError("as it is")

@@ -2,6 +2,7 @@
 
 import concurrent.futures.thread
 import contextlib
+import functools
 import gc
 import os
 import signal
@@ -18,7 +19,7 @@ import pytest
 import torch
 
 import raylance
-from raylance.errors import ConfigError
+from raylance.errors import ConfigError, HelperError
 from raylance.runtime import feeder as feeder_module
 from tests.conftest import make_images
 
@@ -100,12 +101,12 @@ def test_an_error_comes_behind_the_last_good_batch(uri: str, prefetch_batches: i
     # Made of no row at the opening: the rows sampled there do not hold the bad one.
     loader = loader_of(uri, transform=transform, num_decoders=num_decoders)
     seen = []
-    with pytest.raises(ValueError, match="row 203"):
+    with pytest.raises(raylance.BadRowError, match="row offset 203 .*row 203"):
         for batch in loader.batches(global_batch_size=BATCH, prefetch_batches=prefetch_batches):
             seen += batch["id"].tolist()
     assert seen == list(range(BAD // BATCH * BATCH))
     assert loader.state_dict()["position"] == len(seen), "what comes next is the step that failed"
-    with pytest.raises(ValueError, match="row 203"):
+    with pytest.raises(raylance.BadRowError, match="row offset 203 .*row 203"):
         next(loader.batches(global_batch_size=BATCH))
     loader.close()
 
@@ -121,6 +122,27 @@ def test_an_error_of_collate_fn_comes_behind_the_last_good_batch(uri: str) -> No
         for batch in loader.batches(global_batch_size=BATCH, collate_fn=collate):
             seen += batch["id"].tolist()
     assert seen == list(range(5 * BATCH))
+
+
+def test_errors_of_collate_fn_name_their_rows(uri: str) -> None:
+    """StopIteration was "generator raised StopIteration", and other errors said nothing of rows or the dataset."""
+
+    def collate(batch: dict[str, Any], error: Exception) -> dict[str, Any]:
+        if batch["id"][0] == 5 * BATCH:
+            raise error
+        return batch
+
+    rows = f"row offsets between {5 * BATCH} and {6 * BATCH - 1} of {uri}"
+    for error in (EOFError(""), StopIteration()):
+        loader, seen = loader_of(uri), []
+        kind = HelperError if isinstance(error, StopIteration) else EOFError
+        with pytest.raises(kind) as caught:
+            for batch in loader.batches(global_batch_size=BATCH, collate_fn=functools.partial(collate, error=error)):
+                seen += batch["id"].tolist()
+        assert seen == list(range(5 * BATCH))
+        assert loader.state_dict()["position"] == len(seen)
+        assert rows in "".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+        assert caught.value is error or caught.value.__cause__ is error
 
 
 def test_a_break_an_exception_and_another_pass(uri: str) -> None:
@@ -292,7 +314,7 @@ def test_on_cuda_the_good_batches_come_before_the_error(uri: str) -> None:
         return batch
 
     seen = []
-    with pytest.raises(ValueError, match="row 203"):
+    with pytest.raises(raylance.BadRowError, match="row offset 203 .*row 203"):
         for batch in loader_of(uri, transform=transform).batches(global_batch_size=BATCH, device="cuda"):
             assert batch["id"].is_cuda
             seen += batch["id"].tolist()
@@ -331,7 +353,7 @@ def batches_of(loader: raylance.RankLoader) -> raylance.Batches:
 def prepared_rows(loader: raylance.RankLoader) -> int:
     """Rows that lie ready of a pass that was not asked for."""
     prepared = loader.helpers._prepared
-    return 0 if prepared is None else sum(table.num_rows for table, _ in prepared.feeder._assembly._steps)
+    return 0 if prepared is None else sum(table.num_rows for table, *_ in prepared.feeder._assembly._steps)
 
 
 def test_preparing_begins_before_the_first_batch_is_asked_for(images_uri: str) -> None:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance.process import Seat
 from tests.conftest import encode, make_images
 
 
@@ -63,7 +64,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         ({"columns": ["label"]}, raylance.ConfigError, "decode names 'image': it must be one of columns"),
         ({"columns": ["image", "image"]}, raylance.ConfigError, "each once"),
         ({"decode": raylance.Image("label", size=8)}, raylance.DatasetError, "'label' is int64, not binary"),
-        ({"decode": [raylance.Image("image")] * 2}, raylance.ConfigError, "decoded once"),
+        ({"decode": [raylance.Image("image")] * 2}, raylance.ConfigError, "decode each column once"),
         ({"order": "shuffle"}, raylance.ConfigError, "order='shuffle' is unknown"),
         ({"remainder": "wrap"}, raylance.ConfigError, "remainder='wrap'.*'drop', 'pad', 'ragged'"),
         ({"on_bad_row": "skip"}, raylance.ConfigError, "on_bad_row='skip'.*'raise' or 'mask'"),
@@ -132,13 +133,65 @@ def test_batches_do_not_depend_on_the_world_size_by_default(images_uri: str) -> 
     assert len(orders) == 1
 
 
-def test_windows_beyond_the_memory_limit_are_refused_and_mere_reads_are_cut(images_uri: str) -> None:
-    order = raylance.WindowShuffle(shard_rows=100, window_shards=4, lanes=2)
-    dataset = raylance.dataset(images_uri, columns=["image"], order=order)
-    with pytest.raises(raylance.ConfigError, match="would hold .* MiB.*max_window_bytes allows 0 MiB"):
-        dataset.loader(max_window_bytes=100_000).steps_per_epoch(global_batch_size=10)
-    plain = raylance.dataset(images_uri, columns=["image"], order=raylance.ShardShuffle(shard_rows="fragment"))
-    assert plain.loader(max_window_bytes=100_000).steps_per_epoch(global_batch_size=10) == 95
+def batches_of(dataset: raylance.Dataset, **options: Any) -> list[list[int]]:
+    with dataset.loader(runtime="threads", **options) as loader:
+        batches = loader.iter_batches(global_batch_size=100, with_row_offset=True)
+        return [batch["_rowoffset"].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("order", ["window", "shard", raylance.WindowShuffle(shard_rows=100, window_shards=4, lanes=2)])
+def test_the_memory_of_a_rank_changes_no_batch(
+    write_dataset: Callable[..., str], order: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two ranks with memory of their own got 300 rows of which 227 were distinct: each had an order of its own."""
+    uri = write_dataset(pa.table({"vector": pa.FixedSizeListArray.from_arrays(np.arange(320_000.0), 320)}))
+    dataset = raylance.dataset(uri, order=order, seed=3)
+    wanted = batches_of(dataset)
+    assert batches_of(dataset, max_window_bytes=150_000) == wanted
+    is_cut = "max_window_bytes=150000 has room for two of 0.1 MiB. Each window is read in parts" in caplog.text
+    assert is_cut == (order != "shard"), "rows that are not shuffled inside of windows are read in smaller ones"
+    ranks = [
+        dataset.loader(rank=rank, world_size=2, runtime="threads", max_window_bytes=limit)
+        for rank, limit in enumerate((512 << 20, 150_000))
+    ]
+    halves = [
+        [batch["_rowoffset"].tolist() for batch in rank.iter_batches(global_batch_size=100, with_row_offset=True)]
+        for rank in ranks
+    ]
+    for rank in ranks:
+        rank.close()
+    assert [first + second for first, second in zip(*halves, strict=True)] == wanted
+
+
+def test_window_bytes_belong_to_the_dataset_and_are_kept(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(pa.table({"vector": pa.FixedSizeListArray.from_arrays(np.arange(320_000.0), 320)}))
+    small, large = (raylance.dataset(uri, window_bytes=size) for size in (150_000, None))
+    assert batches_of(small) != batches_of(large)
+    before = small.loader()
+    assert before.state_dict()["window_bytes"] == 150_000
+    first = next(iter(before.iter_batches(global_batch_size=100, with_row_offset=True)))["_rowoffset"].tolist()
+    before.close()
+    for state in (before.state_dict(), small.loader().state_dict()):  # with sizes, and before there were any
+        loader = large.loader(runtime="threads", max_window_bytes=64 << 20)
+        loader.load_state_dict(state)
+        rest = [
+            batch["_rowoffset"].tolist() for batch in loader.iter_batches(global_batch_size=100, with_row_offset=True)
+        ]
+        loader.close()
+        assert [first] * (state["position"] > 0) + rest == batches_of(small)
+        assert loader.state_dict()["window_bytes"] == 150_000
+    # A run's config sets it for all ranks, where the dataset leaves it open.
+    seat = Seat(name="train", split=True)
+    for data, wanted in ((small, 150_000), (large, 1 << 20)):
+        of_run = data.seated(0, 2, raylance.Options(max_window_bytes=1 << 20), seat)
+        assert of_run.state_dict()["window_bytes"] == wanted
+    with pytest.raises(raylance.ConfigError, match="window_bytes=0: must be an integer of at least 1"):
+        raylance.dataset(uri, window_bytes=0)
+    with pytest.raises(
+        raylance.ConfigError, match=r"'a' has window_bytes=150,000 of its own.*Pass window_bytes= to mix"
+    ):
+        raylance.mix({"a": (small, 1)})
+    assert raylance.mix({"a": (large, 1)}, window_bytes=7).loader().state_dict()["window_bytes"] == 7
 
 
 def test_what_cannot_be_decoded_is_marked_wherever_rows_are_looked_at(write_dataset: Callable[..., str]) -> None:
@@ -186,3 +239,66 @@ def test_paths_are_made_absolute(images_uri: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(path.parent)
     for uri in (path, path.name, images_uri):
         assert raylance.dataset(uri, columns=["id"]).loader().state_dict()["uri"] == images_uri
+
+
+def whole_passes(batches: Any, count: int, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What is warned of after each of some whole passes, by a consumer that stops by count, as Lightning does."""
+    told = []
+    for _ in range(count):
+        caplog.clear()
+        for _, _batch in zip(range(len(batches)), batches, strict=False):
+            pass
+        told.append(caplog.text)
+    return told
+
+
+def test_a_program_that_trains_on_one_epoch_of_a_handle_is_warned_once(
+    images_uri: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = raylance.dataset(images_uri, columns=["id"])
+    batches = handle.iter_torch_batches(batch_size=100)
+    next(iter(batches))
+    for _ in range(2):  # passes that are not whole
+        for _, _batch in zip(range(len(batches) - 1), batches, strict=False):
+            pass
+    first, second, third = whole_passes(batches, 3, caplog)
+    assert (first, third) == ("", "")
+    assert "has no position, was handed out whole a second time, as epoch 0 again" in second
+    assert "loader = handle.loader(), then loader.batches(" in second
+    other = raylance.dataset(images_uri, columns=["id"])
+    whole_passes(other.iter_batches(batch_size=100), 1, caplog)
+    (again,) = whole_passes(pickle.loads(pickle.dumps(other)).iter_batches(batch_size=100), 1, caplog)
+    assert again == "", "another handle"
+    (again,) = whole_passes(other.iter_torch_batches(batch_size=50), 1, caplog)
+    assert "as epoch 0 again" in again, "the same epoch, whatever the batches"
+
+
+@pytest.mark.parametrize("order", ["sequential", raylance.WindowShuffle()])
+def test_what_is_meant_to_come_again_warns_of_nothing(
+    images_uri: str, order: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = raylance.dataset(images_uri, columns=["id"], order=order)
+    if order == "sequential":  # validation
+        assert whole_passes(handle.iter_batches(batch_size=100), 3, caplog) == [""] * 3
+        mixed = raylance.mix({"a": (handle, 1), "b": (handle, 2)}, stop="all_exhausted")
+        assert whole_passes(mixed.iter_batches(batch_size=100), 3, caplog) == [""] * 3
+        return
+    for epoch in range(3):
+        assert whole_passes(handle.iter_batches(batch_size=100, epoch=epoch), 1, caplog) == [""]
+    with handle.loader() as loader:
+        assert whole_passes(loader.batches(batch_size=100), 3, caplog) == [""] * 3
+
+
+def test_a_person_at_a_prompt_may_look_twice(images_uri: str) -> None:
+    opening = f"import raylance; data = raylance.dataset({images_uri!r}, columns=['id'])"
+    look = "for _ in data.iter_batches(batch_size=100): pass"
+    train = "for _ in range(2): _ = list(data.iter_batches(batch_size=100))"
+
+    def told(*lines: str) -> str:
+        at_prompt = "\n\n".join([opening, *lines, ""])
+        ran = subprocess.run([sys.executable, "-i", "-q"], input=at_prompt, capture_output=True, text=True, check=True)
+        assert "Error" not in ran.stderr
+        return ran.stderr
+
+    assert "second time" not in told(look, look, look)
+    assert told(look, train, look).count("second time") == 1

@@ -2,7 +2,9 @@
 
 import dataclasses
 import io
+import logging
 import pickle
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -11,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -292,8 +295,187 @@ def test_sizes_that_are_none(images_uri: str, size: object) -> None:
         (lambda: CenterCrop(zoom=0.5), "zoom=0.5"),
         (lambda: RandomResizedCrop(scale=(0.5, 1.5)), "scale="),
         (lambda: RandomResizedCrop(ratio=(2, 1)), "ratio="),
+        (lambda: Image("mask", mode="P"), "mode='P'.: must be 'RGB' or 'L'"),
+        (lambda: Image("mask", interpolation="cubic"), "interpolation='cubic'.: must be 'bilinear' or 'nearest'"),
+        (lambda: Image("mask", like="image", hflip=0.5), "like='image'.: its crop and flip are those of that column"),
+        (lambda: Image("mask", like="image", size=4, augment=CenterCrop()), "leave augment=, hflip= and decode_fn="),
+        (lambda: Image("mask", like="image", decode_fn=np.frombuffer), "decode_fn= out"),
+        (lambda: Image("mask", like="image").open(), "like='image'. knows its crop in raylance.dataset"),
     ],
 )
 def test_bad_settings(make: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()  # type: ignore[operator]
+
+
+CROPS = {"augment": RandomResizedCrop(scale=(0.2, 0.8)), "hflip": 0.5, "interpolation": "nearest"}
+MASK = Image("mask", like="image", mode="L", interpolation="nearest")
+
+
+@pytest.fixture(scope="module")
+def masks_uri(write_dataset: Callable[..., str]) -> str:
+    """Pictures whose red says which class a pixel has; masks in grey, and by a palette. Some do not fit together."""
+    rng = np.random.default_rng(5)
+    palette = rng.permutation(256).astype(np.uint8).tolist() * 3
+    images, masks, indexed = [], [], []
+    for row in range(80):
+        classes = rng.integers(0, 20, (30 + row % 3, 40), dtype=np.uint8)
+        images.append(encode(np.stack([classes, classes * 3, 255 - classes], -1)))
+        masks.append(encode(classes))
+        picture = PIL.Image.fromarray(classes)
+        picture.putpalette(palette)
+        picture.save(buffer := io.BytesIO(), "PNG")
+        indexed.append(buffer.getvalue())
+    masks[7] = encode(np.zeros((40, 30), np.uint8))
+    masks[9] = encode(np.zeros((30, 40), np.uint16))
+    masks[11], images[12], images[13] = None, None, b"bad"
+    columns = {"image": images, "mask": masks, "indexed": indexed}
+    table = {name: pa.array(values, pa.binary()) for name, values in columns.items()}
+    return write_dataset(pa.table({"id": np.arange(80), **table}))
+
+
+@pytest.mark.parametrize("decoders", [0, 2])
+def test_an_image_and_its_mask_get_one_crop(masks_uri: str, decoders: int) -> None:
+    """With equal settings for both, they had nothing to do with each other: a mean difference of 54 of 255."""
+    decode = [MASK, dataclasses.replace(MASK, column="indexed"), Image("image", size=24, **CROPS)]
+    bad = [7, 9, 11, 12, 13]
+    handle = raylance.dataset(masks_uri, decode=decode, on_bad_row="mask", remainder="ragged")
+    assert handle.schema.field("mask").type == pa.fixed_shape_tensor(pa.uint8(), (24, 24, 1))
+    seen = []
+    with handle.loader(num_decoders=decoders) as loader:
+        for _ in range(2):
+            for batch in loader.iter_batches(global_batch_size=20):
+                valid = batch["_valid"]
+                assert np.flatnonzero(~valid).size == np.isin(batch["id"], bad).sum()
+                assert batch["image"][valid].any(axis=(1, 2, 3)).all()
+                np.testing.assert_array_equal(batch["mask"][valid, ..., 0], batch["image"][valid, ..., 0])
+                np.testing.assert_array_equal(batch["indexed"][valid, ..., 0], batch["image"][valid, ..., 0])
+                seen.append(batch["mask"][np.argsort(batch["id"])].tobytes())
+        assert len(set(seen)) == len(seen)
+        (tensors,) = loader.iter_torch_batches(global_batch_size=80)
+        assert tensors["mask"].shape == (80, 1, 24, 24)
+        why = {offset: (column, reason) for offset, column, reason in loader._stats.bad_rows}
+    assert why[7] == ("mask", "ValueError: is 30x40 pixels where 'image' is 40x31: one crop is not that of both")
+    assert why[9][1].startswith("ValueError: has more than 8 bits a pixel")
+    assert why[11][1] == "ValueError: is null"
+    alone = raylance.dataset(masks_uri, decode=decode[2], columns=["id", "image"], on_bad_row="mask")
+    np.testing.assert_array_equal(alone.head(80)["image"], handle.head(80)["image"], "the image is what it was")
+
+
+@pytest.mark.parametrize("first", ["mask", "image"])
+def test_a_damaged_image_is_no_fault_of_its_mask(masks_uri: str, first: str) -> None:
+    decode = [MASK, Image("image", size=24, **CROPS)]
+    for row, why in ((12, "ValueError: is null"), (13, "cannot identify image file")):
+        given = {"decode": decode if first == "mask" else decode[::-1], "filter": f"id = 0 or id = {row}"}
+        with pytest.raises(raylance.BadRowError, match=f"column 'image' of row offset {row} .*{why}") as caught:
+            list(raylance.dataset(masks_uri, **given).iter_batches(batch_size=2))
+        assert caught.value.column == "image"
+        handle = raylance.dataset(masks_uri, **given, on_bad_row="mask", max_bad_rows=0)
+        with pytest.raises(raylance.BadRowError, match=f"The first: image of row offset {row} ") as caught:
+            list(handle.iter_batches(batch_size=2))
+        assert caught.value.column == "image"
+        assert not handle.head(2)["mask"][1].any(), "there is no crop for it"
+
+
+def turned(pixels: np.ndarray, orientation: int) -> bytes:
+    """A picture with an EXIF orientation, or without one for 0."""
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    PIL.Image.fromarray(pixels).save(buffer := io.BytesIO(), "PNG", **({"exif": exif} if orientation else {}))
+    return buffer.getvalue()
+
+
+def test_a_mask_that_its_image_is_turned_away_from_is_a_bad_row(write_dataset: Callable[..., str]) -> None:
+    """With an orientation of 2 or 3, the image was mirrored and the mask was not, and nothing said so."""
+    classes = np.arange(12 * 16, dtype=np.uint8).reshape(12, 16)
+    upright = {
+        turn: np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(turned(classes, turn)))))
+        for turn in range(9)
+    }
+    square = classes[:, :12]
+    pairs = [(turned(classes, turn), turned(classes, turn)) for turn in range(9)]
+    pairs += [(turned(classes, turn), turned(upright[turn], 0)) for turn in (1, 5, 6, 7, 8)]
+    fit = len(pairs)
+    pairs += [(turned(classes, turn), turned(upright[turn], 0)) for turn in (2, 3, 4)]
+    pairs += [(turned(square, 6), turned(square, 0)), (turned(classes, 6), turned(classes, 8))]
+    columns = {
+        name: pa.array(values, pa.binary())
+        for name, values in zip(("image", "mask"), zip(*pairs, strict=True), strict=True)
+    }
+    decode = [Image("image", size=(12, 16), interpolation="nearest"), MASK]
+    handle = raylance.dataset(write_dataset(pa.table(columns)), decode=decode, on_bad_row="mask", order="sequential")
+    with handle.loader(num_decoders=0) as loader:
+        (batch,) = loader.iter_batches(batch_size=len(pairs))
+        why = {offset: reason for offset, _, reason in loader._stats.bad_rows}
+    assert batch["_valid"].tolist() == [True] * fit + [False] * (len(pairs) - fit)
+    np.testing.assert_array_equal(batch["mask"][:fit, ..., 0], batch["image"][:fit, ..., 0])
+    assert "has EXIF orientation 1 where 'image' has 2: one of them would be turned or mirrored" in why[fit]
+    assert "has EXIF orientation 8 where 'image' has 6" in why[len(pairs) - 1]
+
+
+def test_a_mask_may_be_smaller_than_its_image(masks_uri: str) -> None:
+    given = {"on_bad_row": "mask", "filter": "id > 13"}
+    small = dataclasses.replace(MASK, column="indexed", size=12)
+    both = raylance.dataset(masks_uri, decode=[Image("image", size=24, **CROPS), small], **given).head(60)
+    assert (both["image"].shape[1:], both["indexed"].shape[1:]) == ((24, 24, 3), (12, 12, 1))
+    wanted = raylance.dataset(masks_uri, decode=Image("image", size=12, **CROPS), **given).head(60)["image"]
+    np.testing.assert_array_equal(both["indexed"][..., 0], wanted[..., 0])
+
+
+def test_what_a_checkpoint_says_of_a_mask(masks_uri: str) -> None:
+    decode = [Image("image", size=24, hflip=0.5), MASK]
+    handle = raylance.dataset(masks_uri, decode=decode, on_bad_row="mask")
+    before = {"class": "Image", "augment": None, "decode_fn": None, "size": [24, 24]}
+    own = {"like": "image", "mode": "L", "interpolation": "nearest"}
+    state = handle.loader().state_dict()
+    assert state["decode"] == [
+        before | {"column": "image", "hflip": 0.5},
+        before | {"column": "mask", "hflip": 0.0} | own,
+    ]
+    pickle.loads(pickle.dumps(handle)).loader().load_state_dict(state)
+
+
+def test_what_a_mask_cannot_be_like(masks_uri: str) -> None:
+    image = Image("image", size=8)
+    for decode, message in (
+        ([MASK], r"Image\('mask', like='image'\): must name a column that is decoded here.*; these are none"),
+        ([MASK, Image("image", like="mask", size=8)], "must name a column .* is itself like no other"),
+        ([image, MASK, Image("indexed", like="mask")], r"'indexed', like='mask'.*these are image\."),
+        (
+            [Image("image", size=8, decode_fn=lambda _: np.zeros((8, 8, 3), np.uint8)), MASK],
+            "whose crop nobody else can take",
+        ),
+        ([Image("mask", like="mask", size=8)], "must name a column"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            raylance.dataset(masks_uri, decode=decode)
+
+
+def test_two_columns_with_crops_of_their_own_are_warned_of(masks_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    crop = Image("image", size=24, **CROPS)
+    given = {"on_bad_row": "mask"}
+    with caplog.at_level(logging.WARNING, logger="raylance"):
+        with pytest.raises(ConfigError, match="decode= has 'image' 2 times: decode each column once"):
+            raylance.dataset(masks_uri, decode=[crop, crop])
+        assert not caplog.records
+    with caplog.at_level(logging.WARNING, logger="raylance"):
+        for decode in (
+            [crop, MASK],
+            [crop, Image("mask", size=24, augment=CenterCrop(), hflip=1.0)],
+            [Image("image", size=24), Image("mask", size=24)],
+        ):
+            raylance.dataset(masks_uri, decode=decode, **given)
+        assert not caplog.records
+        raylance.dataset(masks_uri, decode=[crop, dataclasses.replace(crop, column="mask")], **given)
+    (record,) = caplog.records
+    told = record.getMessage()
+    assert "image and mask are augmented at random, each by itself" in told
+    way = re.search(r"(Image\('mask', like='image', .*?\)), without", told)
+    assert way is not None
+    assert eval(way[1], {"Image": Image}) == MASK
+    with caplog.at_level(logging.WARNING, logger="raylance"):
+        caplog.clear()
+        raylance.dataset(
+            masks_uri, decode=[Image("image", hflip=0.5, size=8), Image("mask", hflip=0.5, size=8)], **given
+        )
+    assert len(caplog.records) == 1

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import lance
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 import torch
@@ -35,7 +36,7 @@ from jobs.materialize import command as materialize
 from jobs.train_images import command as job
 from jobs.train_images.data import count_classes, open_data
 from jobs.train_images.model import learning_rate
-from jobs.train_images.telling import as_options
+from jobs.train_images.telling import as_options, short
 from jobs.train_images.training import Pace
 from tests.conftest import encode
 from tests.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard, curves_of_wandb
@@ -74,6 +75,7 @@ class Head(NamedTuple):
 
     jobs: str
     env: dict[str, str]
+    pid: int
 
     def submit(self, script: str, *options: object) -> subprocess.CompletedProcess[str]:
         """Runs a script of jobs/ as a job; stdout holds the job's whole output."""
@@ -153,7 +155,7 @@ def head() -> Iterator[Head]:
             assert process.poll() is None, Path(temporary, "start.log").read_text()
             assert time.monotonic() < deadline, Path(temporary, "start.log").read_text()
             time.sleep(0.2)
-        yield Head(url, clean_environment() | {"RAY_ADDRESS": found.read_text().strip()})
+        yield Head(url, clean_environment() | {"RAY_ADDRESS": found.read_text().strip()}, process.pid)
     finally:
         os.killpg(process.pid, signal.SIGKILL)  # a SIGTERM would be a request to drain the node first
         process.wait()
@@ -211,14 +213,14 @@ def test_a_submitted_job_trains_and_leaves_checkpoints(trained):
     assert accuracy >= 90
     limits = "training|starting|saving|reading|decoding|making batches"
     assert re.search(rf"^({limits}) is the limit( at times)?: ", ran.stdout, re.M)
-    assert "epoch 2/2: train loss 0." in ran.stdout
+    assert "epoch 1 of 2: train loss 0." in ran.stdout
     middle, end = made.checkpoints()  # two are kept: step 15 of 25 of the last epoch, and its end
     assert f"checkpoint {end}\n" in ran.stdout
     state = read_state(middle)  # in shard order: a window of so few rows would hold the whole epoch
     assert (state["epoch"], state["position"], state["world_size"]) == (1, 15 * 64, 2)
     assert 0 < state["completed_shards"]["complete"] < state["completed_shards"]["shards"]
-    ranges = state["completed_shards"]["ranges"]
-    assert sum(behind - first for first, behind in ranges) == state["completed_shards"]["complete"]
+    places = state["completed_shards"]["places"]
+    assert sum(end - first for first, end in places) == state["completed_shards"]["complete"]
     assert (read_state(end)["epoch"], read_state(end)["position"]) == (2, 0)
     weights = torch.load(end / "state.pt", weights_only=True)["model"]
     assert not any(name.startswith("module.") for name in weights)
@@ -228,9 +230,10 @@ def test_what_ray_prints_is_in_a_file_and_a_user_sees_what_concerns_one(trained)
     made, ran = trained
     lines = ran.stdout.splitlines()
     [first] = [number for number, line in enumerate(lines) if line.startswith("raylance.dataset(")]
-    shown = [line for line in lines[first:] if line and not re.match(r"-+$|Job '|  *Job |.*[Ss]ucceeded", line)]
+    of_ray = r"-+$|Job '|  *Job |.*[Ss]ucceeded|.*\sSUCC cli"
+    shown = [line for line in lines[first:] if line and not re.match(of_ray, line)]
     assert not [line for line in shown if re.search(r"pid=|INFO|WARNING|Traceback|lance is not fork-safe", line)]
-    assert len([line for line in shown if not line.startswith("epoch ")]) <= 14, shown
+    assert len([line for line in shown if not line.startswith("epoch ")]) <= 14, "\n".join(shown)
     assert ran.stdout.count("what Ray and its workers print: ") == 1
     assert f"what Ray and its workers print: {made.place / 'output.log'}\n" in ran.stdout
     log = (made.place / "output.log").read_text()
@@ -348,8 +351,8 @@ sys.exit(command.main({[str(option) for option in made.options]}))
     assert read_state(made.checkpoints()[-1])["position"] == 15 * 64
     ran = head.python(JOBS / "train_images.py", *made.options)
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert "epoch 1/2:" not in ran.stderr
-    assert "epoch 2/2:" in ran.stderr
+    assert "epoch 0 of 2:" not in ran.stderr
+    assert "epoch 1 of 2:" in ran.stderr
     assert f"goes on from checkpoint {made.checkpoints()[0]}" in ran.stdout
     # 25 steps an epoch; the first attempt logged some behind its checkpoint at step 40, which the second made again.
     losses, reports = [*range(3, 51, 3)], [15, 25, 40, 50]
@@ -392,24 +395,48 @@ def test_a_run_that_is_stopped_says_how_to_go_on_and_then_where_it_does(head, ma
     made = make_run("stopped")
     command = [JOBS / "train_images.py", *made.options, "--epochs", 50]
     with head.start(*command) as started:
-        started.read_to("epoch 2/50: ")
+        started.read_to("epoch 1 of 50: ")
         status, rest = started.end(signal.SIGINT)
     assert status == 130, rest
     assert "Traceback" not in rest
-    told = r"run stopped was stopped by (\w+); its last checkpoint is (\S+) \(epoch (\d+), behind step (\d+)\), and "
-    number, last, epoch, step = re.search(told, rest).groups()
+    told = r"run stopped was stopped by (\w+); its last checkpoint is (\S+) \(epoch (\d+), after step (\d+)\), and "
+    number, last, epoch, step = re.findall(told, rest)[-1]  # said at once, and once more where one more was made
     assert number == "SIGINT"
     assert f"\n{shlex.join(['python', *map(str, command)])}\n" in rest
+    assert not (made.place / "report.html").exists(), "a drawing takes too long where all has to end"
+    [report] = re.findall(r"^python -c .*report_run.*$", rest, re.MULTILINE)
+    subprocess.run([sys.executable, *shlex.split(report)[1:]], env=head.env, cwd=JOBS.parent, check=True)
+    assert (made.place / "report.html").exists()
     with head.start(*command) as started:
         line = started.read_to("goes on from checkpoint")
         state = read_state(Path(last))
-        at = f"epoch {state['epoch'] + 1}/50, behind step {state['position'] // 64}/25 (row {state['position']:,} "
+        at = f"epoch {state['epoch']} of 50, after step {state['position'] // 64}/25 (row {state['position']:,} "
         assert f"goes on from checkpoint {last}: {at}" in line
-        assert (int(epoch), int(step)) in {(state["epoch"], 25), (state["epoch"] + 1, state["position"] // 64)}
+        assert (int(epoch), int(step)) == (state["epoch"], state["position"] // 64)
         status, rest = started.end(signal.SIGTERM)
     assert status == 143, rest
     assert "Traceback" not in rest
-    assert re.search(told, rest)[1] == "SIGTERM"
+    assert "run stopped was stopped by SIGTERM; " in rest, rest  # where it stands may take longer than is waited for
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_ends_though_ray_does_not_answer(head, make_run):
+    """What a loaded machine does to Ray, without end."""
+    made = make_run("stuck")
+    with head.start(JOBS / "train_images.py", *made.options, "--epochs", 50) as started:
+        started.read_to("epoch 0 of 50: train loss")
+        processes = psutil.Process(head.pid).children(recursive=True)
+        [controller] = [found for found in processes if "TrainController" in " ".join(found.cmdline())]
+        controller.suspend()
+        try:
+            status, rest = started.end(signal.SIGTERM)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                controller.resume()
+    assert status == 143, rest
+    again = "the same command (continues from|starts) it( again)?:\n"
+    assert re.search(f"run stuck was stopped by SIGTERM; .* {again}", rest)
+    assert "--run-name stuck" in rest
 
 
 @pytest.mark.slow
@@ -420,7 +447,7 @@ def test_a_cluster_that_may_grow_is_waited_for_until_the_run_is_stopped(head, ma
         status, rest = started.end(signal.SIGINT)
     assert status == 130, rest
     assert "Traceback" not in rest
-    assert "run large was stopped by SIGINT; no checkpoint was made, and the same command starts it anew" in rest
+    assert "run large was stopped by SIGINT; no checkpoint was made, and the same command starts it again" in rest
 
 
 @pytest.mark.parametrize(
@@ -568,6 +595,9 @@ def test_options_of_the_store_are_pairs(capsys, main, words):
         ["--target-accuracy", "97"],
         ["--augment", "rotate"],
         ["--max-failures", "-2"],
+        ["--max-bad-rows", "1.5"],
+        ["--max-bad-rows", "-1"],
+        ["--max-bad-rows", "few"],
     ],
 )
 def test_values_out_of_range_are_refused(capsys, options):
@@ -589,6 +619,25 @@ def test_rows_to_validate_on_may_lie_elsewhere(small, write_dataset, capsys):
         lance.dataset(uri).update_schema_metadata({"classes": json.dumps(names)})
     with pytest.raises(raylance.DatasetError, match="names other classes than --data"):
         open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
+
+
+def test_how_many_bad_images_are_left_out(write_dataset):
+    """The error names the job's own options."""
+    images = [b"bad" if row in (5, 6, 7) else encode(np.zeros((9, 9), np.uint8)) for row in range(50)]
+    uri = write_dataset(pa.table({"image": images, "label": [0] * 50, "split": ["train", "val"] * 25}))
+    given = ["--data", uri, "--image-size", "8", "--order", "sequential", "--on-bad-row"]
+    for options, error in (
+        (["mask", "--max-bad-rows", "1"], r"cannot be decoded, more than .*raise --max-bad-rows \(none for no limit\)"),
+        (["raise"], "row offset 5 .*or give --on-bad-row mask to get"),
+        (["mask", "--max-bad-rows", "0.1"], None),
+        (["mask", "--max-bad-rows", "none"], None),
+        (["mask"], None),
+    ):
+        train, _ = open_data(job.parse_args([*given, *options, "--train-filter", "label = 0"]))
+        with contextlib.nullcontext() if error is None else pytest.raises(raylance.BadRowError) as caught:
+            assert len(list(train.iter_batches(batch_size=10))) == 5
+        if error is not None:
+            assert re.search(error, short(caught.value))
 
 
 def test_classes_are_counted_from_the_command_line_the_schema_or_the_labels(small, write_dataset):
@@ -622,14 +671,15 @@ def test_the_pace_is_the_verdicts(images_uri):
     with data.loader(runtime="threads") as loader, data.loader(runtime="threads") as val:
         pace, lap = Pace(loader, 32), Pace(loader, 32)
         assert pace.since(0) == {}
-        lap.begin(1)
+        lap.begin(0)
         for step, _ in enumerate(loader.iter_batches(global_batch_size=32), 1):
             time.sleep(0.01)
             if step == 10:
                 for _ in val.iter_batches(global_batch_size=32):
                     time.sleep(0.01)
             if step == 20:
-                assert lap.since(step)["images_per_s"] == pytest.approx(pace.since(19)["images_per_s"])
+                paces = [pace.since(step), lap.since(step), pace.since(step)]  # the clock runs between them
+                assert paces[0]["images_per_s"] >= paces[1]["images_per_s"] >= paces[2]["images_per_s"]
                 with loader.reporting({}, has_checkpoint=False):
                     time.sleep(0.2)
         told = pace.since(953 / 32)

@@ -19,7 +19,7 @@ import torch
 
 import raylance
 from raylance.loader import RankLoader
-from raylance.planning.coverage import Coverage
+from raylance.planning.digest import Digest
 from tests.conftest import CPUS, actors_of, encode, in_object_store
 
 on_ray = pytest.mark.usefixtures("ray_session")
@@ -392,6 +392,27 @@ def test_bad_arguments_are_refused_before_any_actor_starts(
         ({"num_decoders": -1}, "num_decoders=-1"),
         ({"num_decoder": 2}, r"loader\(\) has no argument num_decoder=: did you mean num_decoders="),
         ({"max_window_bytes": 0}, "max_window_bytes=0"),
+        ({"rank": 0.0}, "rank=0.0: must be an integer"),
+        ({"rank": False}, "rank=False: must be an integer"),
+        ({"rank": 0, "world_size": 0}, "world_size=0: must be an integer of at least 1"),
+        ({"world_size": 0}, "world_size=0: must be an integer of at least 1"),
+        ({"world_size": 1.0}, "world_size=1.0: must be an integer"),
+        *[
+            ({name: value}, f"{name}={value}: must be an integer of at least 1")
+            for name in ("max_window_bytes", "max_inflight_bytes")
+            for value in (float("inf"), float("nan"), True, 0.5, -1)
+        ],
+        *[
+            ({name: value}, f"{name}={value}: must be a positive number of seconds, of up to 1,000,000,000")
+            for name in ("placement_timeout_s", "work_timeout_s")
+            for value in (float("inf"), float("nan"), True, 0, 10**10)
+        ],
+        *[
+            ({"decoder_cpus": value}, f"decoder_cpus={value}: must be a finite number that is not negative")
+            for value in (float("inf"), float("nan"), True, -1)
+        ],
+        ({"read_timeout_s": True}, "read_timeout_s=True: must be a number"),
+        ({"record": ""}, "record='': must be True, False, or the folder"),
         ({"record": 1}, "record=1: must be True, False, or the folder"),
         ({"name": 3}, "name=3: must be what to call the dataset"),
     ],
@@ -418,8 +439,7 @@ def test_stats_say_where_the_time_went(images_uri: str) -> None:
 def test_certificates_of_the_ranks_add_up_to_the_selection(images_uri: str) -> None:
     dataset = raylance.dataset(images_uri, columns=["id"], filter="label != 3", remainder="pad", order="row")
     offsets = np.array(selected_offsets(images_uri, "label != 3"))
-    total = Coverage()
-    total.add(offsets)
+    total = Digest.of(offsets)
     certificates = []
     for rank in range(2):
         with dataset.loader(rank=rank, world_size=2) as loader:
@@ -430,6 +450,7 @@ def test_certificates_of_the_ranks_add_up_to_the_selection(images_uri: str) -> N
     assert [certificate["positions"] for certificate in certificates] == [[0, len(offsets)]] * 2
     assert sum(certificate["rows"] for certificate in certificates) == total.rows
     assert sum(certificate["hash"] for certificate in certificates) % 2**64 == total.hash
+    assert sum(certificate["padding"] for certificate in certificates) == -len(offsets) % 100 > 0
 
 
 @on_ray
@@ -468,5 +489,29 @@ def test_a_dataset_that_vanishes_is_named(write_dataset: Callable[..., str]) -> 
     uri = write_dataset(pa.table({"id": [1, 2, 3]}))
     dataset = raylance.dataset(uri)
     shutil.rmtree(uri)
-    with dataset.loader() as loader, pytest.raises(raylance.DatasetError, match="no Lance dataset"):
+    with dataset.loader(read_timeout_s=0.5) as loader, pytest.raises(raylance.DatasetError, match="no Lance dataset"):
         next(loader.iter_batches(batch_size=1))
+
+
+def test_steps_are_counted_through_epochs_and_resumes(images_uri: str) -> None:
+    handle = raylance.dataset(images_uri, columns=["label"], remainder="drop")
+    counts: list[tuple[int, int, int]] = []
+
+    def go(loader: RankLoader, batch: int, steps: int) -> None:
+        for _, _ in zip(range(steps), loader.iter_batches(global_batch_size=batch), strict=False):
+            counts.append((loader.epoch, loader.step, loader.global_step))
+
+    with handle.loader(runtime="threads") as first:
+        assert (first.step, first.global_step) == (0, 0)
+        go(first, 400, 2)  # of two steps
+        go(first, 400, 1)
+        state = first.state_dict()
+    with handle.loader(runtime="threads") as second:
+        second.load_state_dict(state)
+        assert (second.step, second.global_step) == (1, 3)
+        go(second, 100, 9)  # of 553 rows, another batch size: steps are counted, not positions
+        second.set_epoch(1)
+        assert (second.step, second.global_step) == (0, 8)
+        with pytest.raises(raylance.ConfigError, match=r"set_epoch\(\): epoch=.*must be less than 2\*\*63"):
+            second.set_epoch(2**70)
+    assert counts == [(0, 1, 1), (1, 0, 2), (1, 1, 3), *((1, step, 2 + step) for step in range(2, 6)), (2, 0, 8)]

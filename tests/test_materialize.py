@@ -7,6 +7,7 @@ import io
 import itertools
 import logging
 import os
+import pickle
 import re
 import shutil
 import signal
@@ -34,7 +35,7 @@ from jobs.materialize import command, making
 from jobs.materialize.advice import Measured, epochs_to_pay, measure, report
 from jobs.materialize.layout import Run, fragment_bounds, greedy, plan_buckets, slot_bounds
 from jobs.materialize.planning import make_plan
-from jobs.materialize.shuffle import Work
+from jobs.materialize.shuffle import Work, scatter
 from jobs.materialize.survey import Chunk, Groups, Places, survey
 from raylance.orders.permutation import derive_key, subkeys
 from raylance.source import provenance
@@ -572,7 +573,7 @@ def test_a_task_whose_run_is_given_up_as_it_writes_leaves_nothing_behind(tmp_pat
     schema = pa.schema({"id": pa.int64()})
     places = {"source": "", "scratch": str(tmp_path / "scratch.lance"), "out": str(tmp_path / "out.lance")}
     work = Work(
-        **places, version=1, filter=None, schema=schema, group_by=None, images=None, rows=20, seed=0,
+        **places, version=1, files="", filter=None, schema=schema, group_by=None, images=None, rows=20, seed=0,
         bounds=np.array([0, 20]), batch_rows=10, bucket_bytes=1 << 20, mode="create", storage_options={},
         data_storage_version="2.1",
     )  # fmt: skip
@@ -713,6 +714,25 @@ def test_buckets_that_no_node_can_hold_are_refused(source: str, tmp_path: Path) 
     with pytest.raises(raylance.ConfigError, match="no node has more than .* Give a smaller --bucket-bytes"):
         making.make(huge, lambda phase, rows: None)
     assert os.listdir(tmp_path) == []
+
+
+def test_a_source_that_is_rewritten_meanwhile_is_refused(source: str, tmp_path: Path) -> None:
+    """With the same version and the same number of rows: they would pass for each other."""
+
+    def rewrite() -> None:
+        shutil.rmtree(source)
+        lance.write_dataset(rows_table(3000, seed=1), source, max_rows_per_file=170)
+        lance.dataset(source).delete("id >= 400 and id < 450")
+
+    args = command.parse_args(["--data", source, "--out", str(tmp_path / "out")])
+    plan = make_plan(command.open_source(args), lambda phase, rows: None)
+    rewrite()
+    with pytest.raises(raylance.DatasetError, match=r"rewritten in place .* were \w{32}, and are \w{32} now"):
+        scatter(pa.table({"task": [pickle.dumps(plan.found.chunks[0])]}), work=plan.work)
+    wish = command.open_source(args)
+    rewrite()
+    with pytest.raises(raylance.DatasetError, match="rewritten in place"):
+        make_plan(wish, lambda phase, rows: None)
 
 
 @pytest.mark.usefixtures("ray_session")

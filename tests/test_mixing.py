@@ -1,8 +1,11 @@
 """Owns the promises of mixtures: quotas, components in their own order, exactly once, resume."""
 
 import dataclasses
+import itertools
 import os
+import pickle
 import signal
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
+from raylance.orders import mixture
 from raylance.orders.mixture import Component, MixOrder, quotas
 from raylance.orders.order import Facts, Settled
 from raylance.orders.sampling import Weighted
-from raylance.orders.shuffles import RowShuffle, WindowShuffle
+from raylance.orders.shuffles import RowShuffle, ShardShuffle, WindowShuffle
 from raylance.testing import SampleRows
 from raylance.torch_data import IterableDataset
+from tests.conftest import as_of_format
 from tests.test_order import every_row, mixtures
 from tests.test_plan import global_batches, make_plan
 
@@ -29,7 +34,7 @@ def parts_of(order: Settled) -> tuple[Component, ...]:
     return order.settings.components
 
 
-@given(order=mixtures(), epoch=st.integers(0, 3))
+@given(order=mixtures(draws=False), epoch=st.integers(0, 3))
 def test_components_keep_their_own_order_and_repeat_only_as_stop_allows(order: Settled, epoch: int) -> None:
     rows, stop = order.epoch(epoch).rows(np.arange(order.epoch_rows)), order.params()["stop"]
     base, passes = 0, []
@@ -68,8 +73,77 @@ def test_seeking_equals_replaying_and_standings_count(order: Settled, data: st.D
     for part in parts_of(order):
         standing = order.settings.standings(position)[part.name]
         consumed = ((rows[:position] >= base) & (rows[:position] < base + part.rows)).sum()
-        assert standing["rows"] == consumed == standing["passes"] * part.rows + standing["position"]
+        assert standing["rows"] == consumed == standing["passes"] * part.epoch_rows + standing["position"]
         base += part.rows
+
+
+@given(order=mixtures(), epoch=st.integers(0, 3), most=st.sampled_from([1, 5, 4096]), data=st.data())
+def test_rows_that_are_asked_together_are_those_of_each_component_alone(
+    order: Settled, epoch: int, most: int, data: st.DataObject
+) -> None:
+    """Positions in any order, of many epochs of components at once and of few, with all that was asked before forgotten
+    or known.
+    """
+    mixed, wanted, base = order.epoch(epoch), np.full(order.epoch_rows, -1), 0
+    names = np.array(every_component(order))
+    for part, own in zip(parts_of(order), order.parts, strict=True):  # type: ignore[attr-defined]
+        mine = np.flatnonzero(names == part.name)
+        turns = -(-(order.epoch_rows + 1) // own.epoch_rows)
+        for turn, low in enumerate(range(0, len(mine), own.epoch_rows)):
+            those = mine[low : low + own.epoch_rows]
+            wanted[those] = base + own.epoch(epoch * turns + turn).rows(np.arange(len(those)))
+        base += part.rows
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(mixture, "_MOST_TOGETHER", most)
+        for _ in range(4):
+            asked = np.array(data.draw(st.lists(st.integers(0, order.epoch_rows - 1), max_size=40)), dtype=np.int64)
+            np.testing.assert_array_equal(mixed.rows(asked), wanted[asked])
+        np.testing.assert_array_equal(mixed.rows(np.arange(order.epoch_rows)), wanted)
+
+
+def every_component(order: Settled) -> list[str]:
+    """Names by position, counted by standings alone."""
+    counts = [
+        {name: standing["rows"] for name, standing in order.settings.standings(position).items()}
+        for position in range(order.epoch_rows + 1)
+    ]
+    return [next(name for name in after if after[name] > before[name]) for before, after in itertools.pairwise(counts)]
+
+
+def calls_of_a_step(count: int) -> int:
+    """Python functions that the rows of a step of 512 take, once the mixture has been asked for some."""
+    kinds = (WindowShuffle(), RowShuffle(), ShardShuffle())
+    parts = tuple(
+        Component(name=str(number), order=kinds[number % 3], seed=number, rows=5000 + number, quota=1 + number % 7)
+        for number in range(count)
+    )
+    facts = Facts(rows=sum(part.rows for part in parts), seed=0, row_bytes=3000.0, global_batch_size=512)
+    plan = make_plan(MixOrder(components=parts, stop="all_exhausted").settle(facts), 512, 1)
+    plan.select(0, np.arange(5000))
+    called = 0
+
+    def count_call(_: Any, event: str, __: Any) -> None:
+        nonlocal called
+        called += event == "call"
+
+    sys.setprofile(count_call)
+    try:
+        plan.select(0, np.arange(5000, 5512))
+    finally:
+        sys.setprofile(None)
+    return called
+
+
+def test_a_step_of_many_datasets_costs_what_one_of_few_does() -> None:
+    assert calls_of_a_step(300) < 3 * calls_of_a_step(10)
+
+
+def test_a_mixture_is_sent_without_what_it_remembers() -> None:
+    order = with_draws(100, 3).settle(Facts(rows=9, seed=0))
+    fresh = pickle.dumps(order)
+    wanted = every_row(order, 1)
+    assert pickle.dumps(order) == fresh
+    assert every_row(pickle.loads(fresh), 1) == wanted
 
 
 def test_quotas() -> None:
@@ -156,6 +230,96 @@ def test_golden_mixture(epoch: int) -> None:
     assert every_row(order, epoch) == GOLDEN_MIXED[epoch]
 
 
+def with_draws(stop: str | int, epoch_rows: int) -> MixOrder:
+    """Two positions of three drawn from five rows, one of a shuffle of four; the draws ask for an epoch of so many."""
+    order, tables = Weighted(weights=np.arange(1.0, 6.0), rows_per_epoch=epoch_rows).bind(SampleRows(count=5))
+    parts = (
+        Component(name="drawn", order=order, seed=1, rows=5, quota=2, tables=tables),
+        Component(name="plain", order=RowShuffle(shard_rows=3), seed=2, rows=4, quota=1),
+    )
+    return MixOrder(components=parts, stop=stop, chunk_positions=6)
+
+
+@pytest.mark.parametrize("draws", [1, 3, 12])
+def test_an_epoch_of_draws_in_a_mixture_is_as_long_as_its_order_asks(draws: int) -> None:
+    own = with_draws(1, draws).components[0]
+    for stop, wanted in (("first_exhausted", min(draws, 9)), ("all_exhausted", max(draws, 7)), (100, 67)):
+        order = with_draws(stop, draws).settle(Facts(rows=9, seed=0))
+        for epoch in (0, 2):
+            rows = np.array(every_row(order, epoch))
+            drawn = rows[rows < 5].tolist()
+            assert len(drawn) == wanted
+            turns = -(-(order.epoch_rows + 1) // draws)  # that an epoch of the mixture may have of the component
+            for turn, low in enumerate(range(0, wanted, draws)):
+                alone = every_row(own.settle(Facts(rows=5, seed=0)), epoch * turns + turn)
+                assert drawn[low : low + draws] == alone[: wanted - low]
+    assert "epoch_rows" not in with_draws(9, 5).settle(Facts(rows=9, seed=0)).params()["components"]["drawn"]
+
+
+# Frozen: what raylance 0.7.0 delivers of `with_draws(stop, 3)`, which takes five rows for an epoch of the draws.
+BEFORE_0_8 = {
+    "first_exhausted": [[0, 6, 3, 2, 8, 3, 3, 5], [1, 6, 2, 0, 8, 2, 3, 5]],
+    "all_exhausted": [[0, 6, 3, 2, 8, 3, 3, 5, 2, 4, 7], [4, 6, 2, 4, 8, 4, 2, 5, 3, 3, 7]],
+}
+
+
+@pytest.mark.parametrize("stop", BEFORE_0_8)
+def test_a_run_that_began_with_other_epochs_of_draws_keeps_them(stop: str, caplog: pytest.LogCaptureFixture) -> None:
+    order = with_draws(stop, 3)
+    saved = order.settle(Facts(rows=9, seed=0)).params()
+    assert saved["components"]["drawn"].pop("epoch_rows") == 3
+    assert order.params()["components"]["drawn"]["epoch_rows"] == "auto"
+    adopted = order.adopt(saved)
+    assert "the order of 'drawn' asks for epochs of 3 rows: they keep the 5 rows" in caplog.text
+    again = adopted.settle(Facts(rows=9, seed=0))
+    assert [every_row(again, epoch) for epoch in (0, 1)] == BEFORE_0_8[stop]
+    assert again.params() == saved, "what it writes is read as it was"
+
+
+def test_states_of_mixtures_with_draws_say_how_long_their_epochs_are(
+    write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    drawn, plain = write_dataset(table(0, 200).append_column("w", [np.ones(200)])), write_dataset(table(1000, 60))
+
+    def mixed() -> raylance.Dataset:
+        order = raylance.Weighted(weights="w", rows_per_epoch=10)
+        columns = {"columns": ["id"], "remainder": "ragged"}
+        parts = {
+            "drawn": (raylance.dataset(drawn, order=order, **columns), 1),
+            "plain": (raylance.dataset(plain, order="row", **columns), 1),
+        }
+        return raylance.mix(parts, stop="all_exhausted", remainder="ragged")
+
+    def rest(loader: raylance.RankLoader) -> list[int]:
+        return [int(row) for batch in loader.iter_batches(batch_size=7) for row in batch["id"]]
+
+    with mixed().loader() as loader:
+        whole = rest(loader)
+    assert (np.array(whole) < 1000).sum() == 60, "as often as the other's rows, not 200 times"
+    with mixed().loader() as loader:
+        batches = itertools.islice(loader.iter_batches(batch_size=7), 3)
+        first = [row for batch in batches for row in batch["id"].tolist()]
+        state = loader.state_dict()
+    assert state["order"]["components"]["drawn"]["epoch_rows"] == 10
+    assert state["components"]["drawn"] == {"rows": 11, "passes": 1, "position": 1}
+    with mixed().loader() as loader:
+        loader.load_state_dict(state)
+        assert first + rest(loader) == whole
+    assert not caplog.text
+    del state["order"]["components"]["drawn"]["epoch_rows"]
+    state = as_of_format(3, state)  # of raylance 0.7.0
+    with mixed().loader() as loader:
+        loader.load_state_dict(state)
+        old = rest(loader)
+        assert "epoch_rows" not in loader.state_dict()["order"]["components"]["drawn"]
+    assert sum(row < 1000 for row in first + old) == 200
+    assert "asks for epochs of 10 rows: they keep the 200 rows of its selection" in caplog.text
+    with mixed().loader() as loader:
+        next(iter(loader.iter_batches(batch_size=7)))
+        with pytest.raises(raylance.StateError, match=r"components\.drawn\.epoch_rows: saved None, now 10"):
+            loader.load_state_dict(state)
+
+
 def test_a_mixture_takes_saved_sizes_over() -> None:
     window, row = WindowShuffle(shard_rows=4), RowShuffle()
     auto = MixOrder(
@@ -190,7 +354,7 @@ def test_what_is_explicit_of_a_mixture_stays() -> None:
     weights = np.array([0.0, 1, 2, 3])
     order, tables = Weighted(weights=weights).bind(SampleRows(count=4))
     part = Component(name="drawn", order=order, seed=6, rows=4, quota=1, tables=tables)
-    facts = Facts(rows=4, seed=5, row_bytes=1e9, max_window_bytes=1)
+    facts = Facts(rows=4, seed=5, row_bytes=1e9, window_bytes=1)
     mixed = MixOrder(components=(part,), stop=1, chunk_positions=7).settle(facts)
     assert (mixed.seed, mixed.epoch_rows, mixed.read_positions, mixed.params()["chunk_positions"]) == (5, 1, 7, 7)
     own = order.settle(Facts(rows=4, seed=6, tables=tables))
@@ -241,6 +405,61 @@ def test_a_mixture_streams_and_resumes(parts: dict[str, Any]) -> None:
     np.testing.assert_array_equal(np.concatenate(first + rest), ids)
 
 
+def test_the_plan_of_a_mixture_says_what_becomes_of_each_datasets_rows(parts: dict[str, Any]) -> None:
+    """By source, against what is delivered; and nothing of shards and lanes, which a mixture does not have."""
+    uri = parts["small"][0].opened[0].source.uri
+    drawn = raylance.dataset(uri, order=raylance.Weighted(weights="half", rows_per_epoch=30))
+    assert repr(drawn.plan(global_batch_size=10)).startswith("30 rows an epoch, drawn from 90, order weighted (")
+    assert "90 rows (30 an epoch) of id, half" in repr(drawn)
+    for stop, remainder in (("first_exhausted", "drop"), ("all_exhausted", "ragged"), (700, "pad")):
+        mixed = raylance.mix({**parts, "drawn": (drawn, 0.5)}, stop=stop, remainder=remainder)
+        summary = mixed.plan(global_batch_size=64)
+        batches = list(mixed.iter_batches(global_batch_size=64, with_row_offset=True))
+        component, offset = (
+            np.concatenate([batch[name] for batch in batches]) for name in ("_component", "_rowoffset")
+        )
+        if remainder == "pad":
+            valid = np.concatenate([batch["_valid"] for batch in batches])
+            component, offset = component[valid], offset[valid]
+        for place, (name, source) in enumerate(summary.sources.items()):
+            mine = offset[component == place]
+            assert (source.rows, source.delivered) == (len(parts[name][0]) if name in parts else 90, len(mine))
+            if name != "drawn":
+                assert source.used == len(np.unique(mine)) == source.rows - source.left_out
+                assert source.repeated == len(mine) - source.used
+        assert sum(source.delivered for source in summary.sources.values()) == len(offset)
+        shown = repr(summary).splitlines()
+        assert shown[0].startswith(f"{summary.plan.epoch_rows:,} rows an epoch, of 380 in 3 datasets, order mix (stop=")
+        assert shown[1].split() == ["dataset", "share", "rows", "used", "left", "out", "repeated"]
+        large = summary.sources["large"]
+        assert shown[2].split() == ["large", "50%", "200", f"{large.used}", f"{large.left_out}", f"{large.repeated}"]
+        assert shown[4].split()[:5] == ["drawn", "33.33%", "90", "drawn", f"{summary.sources['drawn'].delivered:,}"]
+        assert shown[5] == "1 rank, global batch 64"
+        assert "lane" not in repr(summary)
+        assert "shard" not in repr(summary)
+        assert "by by" not in repr(summary)
+        assert f"380 rows ({summary.plan.epoch_rows:,} an epoch) of id, half" in repr(mixed)
+        assert "components=" not in repr(summary.shuffle_quality())
+        assert "large" in mixed._repr_html_()
+
+
+def test_a_mixture_reads_each_datasets_schema_once(
+    write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, read = 0, raylance.Dataset._read
+
+    def count(data: raylance.Dataset, offsets: Any) -> pa.Table:
+        nonlocal reads
+        reads += 1
+        return read(data, offsets)
+
+    uri = write_dataset(table(0, 20))
+    parts = {str(number): (raylance.dataset(uri, seed=number), 1) for number in range(5)}
+    monkeypatch.setattr(raylance.Dataset, "_read", count)
+    raylance.mix(parts)
+    assert reads == 5
+
+
 def test_a_checkpoint_of_another_mixture_is_refused(parts: dict[str, Any]) -> None:
     state = raylance.mix(parts).loader().state_dict()
     other = raylance.mix({"large": (parts["large"][0], 0.5), "small": (parts["small"][0], 0.5)})
@@ -253,6 +472,16 @@ def test_bad_mixtures(parts: dict[str, Any], write_dataset: Callable[..., str]) 
     other = raylance.dataset(write_dataset(pa.table({"id": ["a", "b"]})))
     cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
         ({}, {}, "no dataset"),
+        ([(large, 1)], {}, r"takes a dict, and got list: give a dict of name to .dataset, weight."),
+        ({"a": large}, {}, r"'a' is raylance.dataset.*; give .dataset, weight."),
+        ({"a": (large, 1, 2)}, {}, r"'a' is .*; give .dataset, weight."),
+        ({"a": (5, 1)}, {}, "'a' has the dataset 5; give what raylance.dataset returns"),
+        ({"": (large, 1)}, {}, "a dataset is named ''"),
+        ({1: (large, 1)}, {}, "a dataset is named 1"),
+        ({"a": (large, "1")}, {}, "weight of 'a' is '1'"),
+        ({"a": (large, True)}, {}, "weight of 'a' is True"),
+        ({"a": (large, float("nan"))}, {}, "weight of 'a' is nan"),
+        ({"a": (large, 1)}, {"stop": 2**63}, r"stop=9223372036854775808: .*less than 2\*\*63"),
         ({"a": (large, 0)}, {}, "weight of 'a' is 0"),
         ({"a": (large, -1.0)}, {}, "weight of 'a' is -1.0"),
         ({"a": (large, 1), "b": (other, 1)}, {}, "'b' delivers id: string.*one schema"),

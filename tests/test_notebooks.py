@@ -127,7 +127,7 @@ def test_other_datasets_show_themselves(write_dataset: Callable[..., str]) -> No
     packed = raylance.dataset(uri, pack=raylance.PackTokens("tokens", length=8, eos_id=0))
     assert "input_ids" in packed._repr_html_()
     mixed = raylance.mix({"a": (raylance.dataset(uri), 0.5), "b": (raylance.dataset(uri), 0.5)}, stop=30)
-    assert "<td>80</td>" in mixed._repr_html_()
+    assert "<td>80 rows (30 an epoch)</td>" in mixed._repr_html_()
 
 
 def test_a_plan_is_plotted(labelled: raylance.Dataset) -> None:

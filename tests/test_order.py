@@ -39,14 +39,25 @@ def every_row(order: Settled, epoch: int = 0) -> list[int]:
     return order.epoch(epoch).rows(np.arange(order.epoch_rows)).tolist()
 
 
+MIXED: tuple[Order, ...] = (
+    RowShuffle(shard_rows=3),
+    WindowShuffle(shard_rows=3, window_shards=2, lanes=2),
+    WindowShuffle(shard_rows="fragment", window_shards=2, lanes=3),
+    ShardShuffle(shard_rows=4, window_shards=1, lanes=2),
+    Sequential(shard_rows=5),
+)
+
+
 @st.composite
-def mixtures(draw: st.DrawFn) -> Settled:
-    """A settled mixture of one to four small datasets."""
+def mixtures(draw: st.DrawFn, draws: bool = True) -> Settled:
+    """A settled mixture of one to four small datasets; `draws` has some drawn with replacement."""
     components = []
     for index in range(draw(st.integers(1, 4))):
-        order = draw(st.sampled_from([RowShuffle(shard_rows=3), WindowShuffle(shard_rows=3, window_shards=2, lanes=2)]))
         rows, quota = draw(st.integers(1, 60)), draw(st.integers(1, 7))
-        components.append(Component(name=f"part {index}", order=order, seed=index, rows=rows, quota=quota))
+        drawn = Weighted(weights="weight", rows_per_epoch=draw(st.integers(1, 90)), shard_rows=1)
+        order, tables = draw(st.sampled_from([*MIXED, drawn] if draws else MIXED)).bind(sample(rows))
+        part = Component(name=f"part {index}", order=order, seed=index, rows=rows, quota=quota, tables=tables)
+        components.append(part)
     stop = draw(st.sampled_from(["first_exhausted", "all_exhausted", 150]))
     order = MixOrder(components=tuple(components), stop=stop, chunk_positions=draw(st.integers(1, 100)))
     return order.settle(Facts(rows=sum(part.rows for part in components), seed=3))
@@ -92,7 +103,15 @@ def test_completed_shards_are_those_whose_rows_are_all_consumed(case: Settled, d
     if case.settings.shard_rows == "fragment":
         ends = sample(n).fragment_ends().tolist()
     wanted = [consumed.issuperset(range(low, end)) for low, end in zip([0, *ends[:-1]], ends, strict=True)]
-    assert case.epoch(1).completed_shards(position).tolist() == wanted
+    epoch = case.epoch(1)
+    assert epoch.completed_shards(position).tolist() == wanted
+    places = epoch.completed_places(position)
+    if places is not None:
+        listed = np.zeros(case.shard_count, dtype=np.bool_)
+        for first, end in places.tolist():
+            assert first < end
+            listed[epoch.shard_ids(np.arange(first, end))] = True
+        assert listed.tolist() == wanted, "so few places are always searched"
 
 
 @pytest.mark.parametrize("position", [2, 999, 3000, 7997])
@@ -187,7 +206,7 @@ def test_golden_sizes(
     given: tuple[int, float, int, int], window: tuple[int, ...], row: int, mixed: tuple[int, ...]
 ) -> None:
     rows, row_bytes, batch, mebibytes = given
-    facts = Facts(rows=rows, seed=0, row_bytes=row_bytes, global_batch_size=batch, max_window_bytes=mebibytes << 20)
+    facts = Facts(rows=rows, seed=0, row_bytes=row_bytes, global_batch_size=batch, window_bytes=mebibytes << 20)
     order = WindowShuffle().settle(facts)
     assert order.settings == WindowShuffle(shard_rows=window[0], window_shards=window[1], lanes=window[2])
     assert (order.shard_rows, order.lane_count) == (window[0], window[2])
@@ -205,7 +224,7 @@ def test_golden_sizes(
 
 
 def test_windows_of_fragments_are_sized_by_their_mean() -> None:
-    order = settle(WindowShuffle(shard_rows="fragment"), 360, row_bytes=100, max_window_bytes=20_000)
+    order = settle(WindowShuffle(shard_rows="fragment"), 360, row_bytes=100, window_bytes=20_000)
     fragments = len(sample(360).fragment_ends())
     assert order.shard_rows == -(-360 // fragments)
     assert order.params()["shard_rows"] == "fragment"
@@ -219,7 +238,7 @@ def test_windows_of_fragments_are_sized_by_their_mean() -> None:
     limit=st.integers(1 << 20, 1 << 30),
 )
 def test_auto_keeps_the_memory_limit(rows: int, row_bytes: float, batch: int, limit: int) -> None:
-    facts = Facts(rows=rows, seed=0, row_bytes=row_bytes, global_batch_size=batch, max_window_bytes=limit)
+    facts = Facts(rows=rows, seed=0, row_bytes=row_bytes, global_batch_size=batch, window_bytes=limit)
     order = WindowShuffle().settle(facts)
     assert batch % order.lane_count == 0
     assert order.read_positions is not None
@@ -231,7 +250,7 @@ def test_auto_keeps_the_memory_limit(rows: int, row_bytes: float, batch: int, li
 
 def test_explicit_values_are_kept() -> None:
     order = WindowShuffle(shard_rows=77, window_shards=3, lanes=5)
-    settled = order.settle(Facts(rows=10**6, seed=0, row_bytes=100, global_batch_size=64, max_window_bytes=1 << 20))
+    settled = order.settle(Facts(rows=10**6, seed=0, row_bytes=100, global_batch_size=64, window_bytes=1 << 20))
     assert settled.settings == order
     assert (settled.shard_rows, settled.lane_count, settled.read_positions) == (77, 5, 5 * 3 * 77)
 

@@ -34,6 +34,13 @@ def test_the_package_asks_for_no_exact_version():
     assert not exact
 
 
+def test_torchtitan_has_its_loader_where_the_example_takes_it_from():
+    """Only 0.3.0 was tried; its repository has moved the loader since."""
+    [torchtitan] = [each for each in REQUIREMENTS if each.name == "torchtitan"]
+    assert torchtitan.specifier.contains("0.3.0")
+    assert not any(torchtitan.specifier.contains(later) for later in ("0.3.1", "0.4.0", "1.0"))
+
+
 def test_every_package_that_runs_has_a_lower_bound_that_a_run_can_show():
     for requirement in map(Requirement, PROJECT["dependencies"]):
         bounds = [one.version for one in requirement.specifier if one.operator == ">="]

@@ -117,6 +117,10 @@ def test_every_token_once_through_the_loader_with_resume(uri: str) -> None:
         (pa.array([[0.5]]), "is list.*double.*, not lists of integers"),
         (pa.array([[1], None]), "has nulls"),
         (pa.array([[1, None]]), "holds a null, which is no token"),
+        (
+            pa.array([[1, 2**63 + 5]], pa.list_(pa.uint64())),
+            "data.lance', version 1, holds the token 9223372036854775813",
+        ),
         (pa.array([[], []], pa.list_(pa.int32())), "holds no token"),
     ],
 )
@@ -142,6 +146,41 @@ def test_what_does_not_go_with_packing(uri: str, arguments: dict[str, Any], mess
         raylance.dataset(uri, **arguments)
 
 
-def test_bad_lengths() -> None:
-    with pytest.raises(raylance.ConfigError, match="length=0"):
-        PackTokens("tokens", 0)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"length": 0}, "length=0: must be an integer of at least 1"),
+        ({"length": True}, "length=True: must be an integer"),
+        ({"length": 8.0}, "length=8.0: must be an integer"),
+        ({"length": "8"}, "length='8': must be an integer"),
+        ({"eos_id": 1.5}, "eos_id=1.5: must be an integer"),
+        ({"eos_id": True}, "eos_id=True: must be an integer"),
+        ({"eos_id": "</s>"}, "eos_id='</s>': must be an integer"),
+        ({"eos_id": 2**63}, "eos_id=9223372036854775808: sequences are of int64"),
+        ({"pad_id": None}, "pad_id=None: must be an integer"),
+        ({"pad_id": 0.5}, "pad_id=0.5: must be an integer"),
+        ({"pad_id": -(2**70)}, "sequences are of int64, which cannot hold it"),
+        ({"column": 5}, r"column=5\): give the name"),
+        ({"column": ["tokens"]}, "give the name of the column"),
+    ],
+)
+def test_settings_that_are_none(arguments: dict[str, Any], message: str) -> None:
+    """1.5 became token 1, True token 1; others were raw errors, in mid-epoch."""
+    with pytest.raises(raylance.ConfigError, match=message):
+        PackTokens(**({"column": "tokens", "length": 8} | arguments))
+
+
+def test_tokens_of_uint64_are_kept(write_dataset: Callable[..., str]) -> None:
+    tokens = [2**63 - 1, 0, 7]
+    uri = write_dataset(pa.table({"tokens": pa.array([tokens, []], pa.list_(pa.uint64()))}))
+    assert raylance.dataset(uri, pack=PackTokens("tokens", 3)).head(1)["input_ids"].tolist() == [tokens]
+
+
+def test_integers_of_numpy_are_integers(uri: str) -> None:
+    pack = PackTokens("tokens", np.int64(8), eos_id=np.int32(EOS), pad_id=np.uint8(0))
+    rows = raylance.dataset(uri, pack=pack).head(50)["input_ids"]
+    np.testing.assert_array_equal(
+        rows, raylance.dataset(uri, pack=PackTokens("tokens", 8, eos_id=EOS)).head(50)["input_ids"]
+    )
+    with pytest.raises(raylance.ConfigError, match=r"pack='tokens': give raylance.PackTokens\(column, length=…\)"):
+        raylance.dataset(uri, pack="tokens")

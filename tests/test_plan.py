@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
 from raylance.orders.order import Facts, Settled
-from raylance.orders.permutation import mix64
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
-from raylance.planning.coverage import Coverage
 from raylance.planning.plan import REMAINDERS, Plan, Remainder, portion_rows
 from raylance.planning.summary import summarise
 from tests.test_order import cases, every_row, settle
@@ -309,18 +307,6 @@ def test_summary_says_what_is_held_where_a_step_is_larger_than_the_limit() -> No
     assert "MiB held (1,048,576 bytes a row, the mean of a few rows)" in repr(told)
     roomy = summarise(plan, 1 << 20, "take", 1 << 30, "the mean of a few rows")
     assert (roomy.window_bytes, roomy.held_bytes) == (256 << 20, 512 << 20), "a step is read at once where it fits"
-
-
-@given(offsets=st.lists(st.integers(0, 2**62), min_size=1, max_size=50), cut=st.integers(0, 50))
-def test_coverage_adds_up_over_ranks_and_items(offsets: list[int], cut: int) -> None:
-    ranks = [Coverage(), Coverage()]
-    for rank, part in zip(ranks, (offsets[:cut], offsets[cut:]), strict=True):
-        for item in (part[:3], part[3:]):
-            rank.add(np.array(item, dtype=np.int64))
-    assert sum(rank.rows for rank in ranks) == len(offsets)
-    mixed = [int(word) for word in mix64(np.array(offsets, dtype=np.uint64))]
-    assert sum(rank.hash for rank in ranks) % 2**64 == sum(mixed) % 2**64
-    assert all(0 <= rank.hash < 2**64 for rank in ranks)
 
 
 @pytest.mark.parametrize("helpers", [1, 2, 4, 5, 16])

@@ -2,7 +2,6 @@
 
 import ast
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import lance
@@ -102,8 +101,8 @@ def test_damage_is_told_from_a_storage_that_fails(write_dataset: Callable[..., s
             columns=["id", "text"],
             row_bytes=508,
             mode=mode,
-            reopen=partial(lance.dataset, uri),
             retry_s=1000,
+            missing=True,
         )
         try:
             reader.read(np.arange(1000))

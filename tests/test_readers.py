@@ -257,7 +257,7 @@ class SlowRows(TableRows):
 
     wait_s: float
 
-    def open_reader(self, retry_s: float = 0.0) -> Any:
+    def open_reader(self, retry_s: float | None = None) -> Any:
         return SlowReader(TableRows.open_reader(self, retry_s), self.wait_s)
 
 

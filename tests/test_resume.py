@@ -18,6 +18,7 @@ import ray.train
 import raylance
 from raylance.audit import EpochAudit, reopen
 from raylance.planning.state import read_state
+from tests.conftest import as_of_format
 
 DATA = Path(__file__).parent / "data"
 
@@ -136,6 +137,9 @@ def test_orders_that_do_not_fit_or_are_damaged(images_uri: str, order: Any, mess
     handle = raylance.dataset(images_uri, columns=["id"])
     state = position_of(handle)
     state["order"] = order if order is None else state["order"] | order
+    with pytest.raises(raylance.StateError, match="changed after it was written|damaged"):
+        handle.loader().load_state_dict(state)
+    state = as_of_format(3, state)  # which has no checksum
     with pytest.raises(raylance.StateError, match=message):
         handle.loader().load_state_dict(state)
 
@@ -152,9 +156,9 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next(images_uri: str) -> None:
         for _ in range(2):
             wanted = [batch["id"].tolist() for batch in loader.iter_batches(global_batch_size=50)]
         state = loader.state_dict()
-    old = {name: value for name, value in state.items() if name not in NEW_FIELDS}
+    old = as_of_format(1, state)
     with handle.loader() as loader:
-        loader.load_state_dict(old | {"format": 1, "epoch": 0, "position": 950})
+        loader.load_state_dict(old | {"epoch": 0, "position": 950})
         assert (loader.epoch, loader.state_dict()["position"]) == (1, 0)
         assert [batch["id"].tolist() for batch in loader.iter_batches(global_batch_size=50)] == wanted
     with pytest.raises(raylance.StateError, match="position 960 of an epoch of 953"):
@@ -164,17 +168,14 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next(images_uri: str) -> None:
 def test_rows_that_an_old_state_leaves_out_are_told(images_uri: str, caplog: pytest.LogCaptureFixture) -> None:
     """0.1.0 could stand before a smaller last step, by drop_last=False, which its state does not say."""
     handle = raylance.dataset(images_uri, columns=["id"])
-    state = {name: value for name, value in handle.loader().state_dict().items() if name not in NEW_FIELDS}
+    state = as_of_format(1, handle.loader().state_dict())
     loader = handle.loader()
-    loader.load_state_dict(state | {"format": 1, "position": 900, "global_batch_size": 100})
+    loader.load_state_dict(state | {"position": 900, "global_batch_size": 100})
     assert loader.epoch == 1
     assert "53 rows before the end of epoch 0" in caplog.text
     for damage in ({"format": 0}, {"format": True}, {"global_batch_size": "8"}):
         with pytest.raises(raylance.StateError, match="no raylance state|damaged: global batch '8'"):
-            loader.load_state_dict(state | {"format": 1} | damage)
-
-
-NEW_FIELDS = ("branch", "identity", "columns", "decode", "transform")
+            loader.load_state_dict(state | damage)
 
 
 @pytest.fixture(scope="module")
@@ -200,6 +201,10 @@ def open_as_0_1_0(path: Path, kind: str) -> raylance.Dataset:
         )
     if kind == "weighted":
         return raylance.dataset(uri, seed=7, order=raylance.Weighted(weights="weight"))
+    if kind == "small_windows":
+        return raylance.dataset(uri, seed=7)
+    if kind == "row":
+        return raylance.dataset(uri, seed=7, order=raylance.RowShuffle(shard_rows=3), remainder="ragged")
     other = raylance.dataset(path / "b.lance", seed=8, order="row")
     return raylance.mix({"a": (raylance.dataset(uri, seed=7), 0.7), "b": (other, 0.3)})
 
@@ -214,7 +219,62 @@ def test_states_of_0_1_0_go_on_with_the_same_rows(old_data: Path, kind: str, cap
         assert "did not record branch, identity, columns, decode, transform" in caplog.text
         batches = iter(loader.batches(global_batch_size=24, with_row_offset=True))
         assert [next(batches)["_rowoffset"].tolist() for _ in range(2)] == saved["next"]
-        assert loader.state_dict()["format"] == 3
+        state = loader.state_dict()
+        assert (state["format"], state["step"], state["global_step"]) == (4, 6, 6)
+
+
+def saved_by_0_7_0(path: Path, kind: str) -> dict[str, Any]:
+    """A state of 0.7.0 of the datasets of `old_data`, and the rows of the two steps that followed there.
+
+    "small_windows" was saved by a loader whose own `max_window_bytes` made its windows small.
+    """
+    text = (DATA / "states-0.7.0.json").read_text().replace("TMP", str(path))
+    for name in ("a.lance", "b.lance"):
+        text = text.replace(f"IDENTITY {name}", raylance.dataset(path / name).loader().state_dict()["identity"])
+    saved: dict[str, Any] = json.loads(text)[kind]
+    return saved
+
+
+KINDS_OF_0_7_0 = {"window": 4, "balanced": 4, "weighted": 4, "small_windows": 17, "row": 17 + 2 * 21, "mix": 4}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_0_7_0)
+def test_states_of_0_7_0_continue_with_the_same_rows(
+    old_data: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = saved_by_0_7_0(old_data, kind)
+    handle = open_as_0_1_0(old_data, kind)
+    with handle.loader(runtime="threads") as loader, caplog.at_level(logging.WARNING, logger="raylance"):
+        loader.load_state_dict(saved["state"])
+        assert loader.global_step == KINDS_OF_0_7_0[kind]
+        batches = iter(loader.batches(global_batch_size=24, with_row_offset=True))
+        assert [next(batches)["_rowoffset"].tolist() for _ in range(2)] == saved["next"]
+        state = loader.state_dict()
+    assert not caplog.records
+    assert (state["format"], state["global_step"]) == (4, KINDS_OF_0_7_0[kind] + 2)
+    assert state["order"] == saved["state"]["order"]
+    handle.loader().load_state_dict(json.loads(json.dumps(state)))
+
+
+@pytest.mark.parametrize("kind", ["small_windows", "row", "window", "mix"])
+def test_complete_shards_are_found_whatever_wrote_their_list(old_data: Path, kind: str) -> None:
+    """0.7.0 listed IDs; now places are listed, or nothing where an order completes shards in no sequence."""
+    old = saved_by_0_7_0(old_data, kind)["state"]
+    ids = [shard for first, end in old["completed_shards"]["ranges"] for shard in range(first, end)]
+    handle = open_as_0_1_0(old_data, kind)
+    loader = handle.loader(runtime="threads")
+    loader.load_state_dict(old)
+    assert loader.completed_shards().tolist() == ids
+    new = json.loads(json.dumps(loader.state_dict()))
+    assert ("on_request" in new["completed_shards"]) == (kind == "row")
+    for state in (old, new):
+        assert EpochAudit(handle, state=state).completed_shards(state).tolist() == ids
+    if ids:
+        whole = {"shards": old["completed_shards"]["shards"]}
+        for lie in ({"ranges": [[0, whole["shards"]]]}, {"places": [[0, whole["shards"]]]}):
+            wrong = old | {"completed_shards": whole | {"complete": whole["shards"]} | lie}
+            with pytest.raises(raylance.StateError, match="have rows to come"):
+                EpochAudit(handle, state=wrong).completed_shards(wrong)
 
 
 @pytest.mark.parametrize("kind", ["window", "balanced", "weighted", "mix"])

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
 import PIL.Image
 import pyarrow as pa
@@ -21,7 +22,7 @@ import pytest
 
 import raylance
 from raylance import process, top
-from raylance.runs import reading, watching
+from raylance.runs import drawing, reading, watching
 from raylance.runs.page import _spent, render
 from raylance.runs.progress import news, progress, table, told_report
 from raylance.runs.reading import Run, RunFolder, read_look, read_run
@@ -54,7 +55,7 @@ def make_run(tmp_path: Path) -> Make:
                 figures = dict.fromkeys((*NUMBERS, "epoch", "position"), 0.0) | {"decoders": 1.0, "readers": 1.0}
                 record.add(figures | {name: second * each for name, each in loader.get("grows", {}).items()})
                 record._recent[-1][0] = record.facts["started"] + second
-            told = {name: loader.get(name) for name in ("events", "bad_rows", "ended")}
+            told = {name: loader.get(name) for name in ("events", "bad_rows", "ended", "shared_s")}
             Place(pa.fs.LocalFileSystem(), str(tmp_path / "r" / "raylance")).write(
                 f"{record.name}.arrow", record.content(**told)
             )
@@ -80,6 +81,26 @@ def test_figures_are_told_at_any_time(make_run: Make) -> None:
 def test_the_dataset_that_is_trained_on_is_found(make_run: Make) -> None:
     val = {"facts": {"dataset": "val"}, "grows": {"rows": 500, "user_s": 0.1}}
     assert make_run(val, {"grows": TRAINS}).main == "train"
+
+
+def test_of_datasets_that_are_iterated_side_by_side_the_one_that_is_waited_for_most_is_judged(make_run: Make) -> None:
+    """And others that are waited for are named; one that is now and then iterated at the same time is another one."""
+    decodes = {"user_s": 0.8, "other_s": 0.35, "wait_s": 0.2, "wait_decode_s": 0.2, "wait_read_s": 0.0}
+    reads = {"user_s": 0.7, "other_s": 0.25, "wait_s": 0.3, "wait_decode_s": 0.0, "wait_read_s": 0.3, "storage_s": 0.9}
+    a = {"facts": {"dataset": "a"}, "grows": TRAINS | decodes, "shared_s": {"b": 4.5, "val": 0.3}}
+    b = {"facts": {"dataset": "b"}, "grows": TRAINS | reads, "shared_s": {"a": 4.5}}
+    val = {"facts": {"dataset": "val"}, "grows": {"rows": 1, "user_s": 0.05}, "shared_s": {"a": 0.3}}
+    run = make_run(a, b, val)
+    assert run.trained_on == ["b", "a"]
+    verdict = run.verdict(run.main)
+    assert verdict.told.startswith("b, iterated side by side with a: reading is the limit")
+    assert any(line.startswith("a is waited for, too: decoding is the limit") for line in verdict.advice)
+    assert run.verdict("val").told == "too early to tell: batches so far 0, 0.0 s waited"
+    shares = timeline(run, bins=10).shares[0]
+    assert {part: share[5] for part, share in shares.items() if share[5]} == pytest.approx(
+        {"training": 0.45, "reading": 0.3, "other datasets": 0.25}
+    )
+    assert _spent(run, verdict)["other datasets"] == pytest.approx(2.5)
 
 
 def test_restarts_are_joined_and_ranks_that_went_do_not_count(make_run: Make) -> None:
@@ -135,6 +156,15 @@ def test_parts_of_one_dataset_are_told_apart_by_the_names_that_they_are_given(im
     assert {record.facts["dataset"] for record in run.records} == {"train", "val / all"}
     assert run.main == "train"
     assert sum(part.figures["rows"] for part in run.parts("val / all")) == 103
+
+
+def test_a_record_counts_the_rows_of_an_epoch_and_not_of_the_selection(images_uri: str, tmp_path: Path) -> None:
+    order = raylance.Weighted(weights="label", rows_per_epoch=100)
+    data = raylance.dataset(images_uri, columns=["id"], order=order, remainder="ragged")
+    with data.loader(runtime="threads", record=str(tmp_path)) as loader:
+        list(loader.iter_batches(batch_size=30))
+    (record,) = RunFolder(str(tmp_path)).read().records
+    assert record.facts["limits"]["epoch_rows"] == 100
 
 
 def test_what_is_no_run_is_refused_with_the_runs_beside_it(make_run: Make, tmp_path: Path) -> None:
@@ -316,8 +346,8 @@ def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make)
     run = make_run(*ranks, {"facts": {"dataset": "val"}, "ended": T0 + 9, "grows": {"rows": 5}})
     whole = table(run, time.time())
     assert len(whole.splitlines()) == 7
-    assert re.search(r"train +4 +h +1 +800/1,000 .* 44% +decoding +1/0 .* goes on", whole)
-    assert re.search(r"val +0 .* ended", whole)
+    assert re.search(r"train +4 +h +0 +800/1,000 .* 44% +decoding +1/0 .* goes on", whole)
+    assert re.search(r"val +0 +h +0 +0/1,000 +0 .* ended", whole), "no time, no rate"
     assert re.search(r"gone for (999|1,000) s", table(run, run.records[-1].written_s + 1000))
     through = make_run({"grows": TRAINS | {"rows": 200, "position": 100}})
     later = through.records[-1].written_s + 100
@@ -326,6 +356,31 @@ def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make)
     short = table(run, time.time(), most=2).splitlines()
     assert [line.split()[1] for line in short[1:3]] == ["4", "3"]
     assert short[-1] == "… and 4 more, which wait less"
+
+
+def test_where_shard_actors_decode_they_are_named_and_drawn(make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of no decoders none is at work, and none is drawn."""
+    run = make_run({"grows": TRAINS}, {"facts": {"dataset": "val"}, "grows": {"rows": 5}})
+    for record in run.records:
+        record.series["decoders"] = np.zeros(10)
+    (train, val) = table(run, time.time()).splitlines()[1:]
+    assert re.search(r"50% +decoding +in readers +- +0 ", train)
+    assert re.search(r"0% +- +- +- +0 ", val), "nothing was decoded"
+    labels: list[str] = []
+    monkeypatch.setattr(drawing, "picture", lambda figure, told, **_: labels.extend(
+        line.get_label() for axes in figure.axes for line in axes.lines) or "")  # fmt: skip
+    drawing.draw_helpers(timeline(run), run.of("train"))
+    assert labels[:2] == ["shard actors wanted", "there"]
+    run.records[0].series["decoders"] = np.ones(10)
+    labels.clear()
+    drawing.draw_helpers(timeline(run), run.of("train"))
+    assert labels[:3] == ["decoders wanted", "there", "at work"]
+
+
+def test_rows_that_were_decoded_ahead_and_masked_are_told_apart(make_run: Make) -> None:
+    bad = [(row, "image", "cut") for row in range(5)]
+    page = render(make_run({"grows": TRAINS | {"masked_rows": 0.3}, "bad_rows": bad}))
+    assert "3 times a row was handed out masked; 5 different ones are named, some of what was decoded" in page
 
 
 def test_of_a_first_batch_no_rate_is_told(make_run: Make) -> None:
@@ -387,12 +442,12 @@ def test_top_shows_it_and_the_verdict(make_run: Make, tmp_path: Path, capsys: py
     assert top.main([str(tmp_path / "r"), "--once"]) == 0
     shown = capsys.readouterr().out
     assert "run r, " in shown
-    assert "epoch 1, 800/1,000 rows" in shown
+    assert "epoch 0, 800/1,000 rows" in shown
     assert "decoding is the limit" in shown
     assert "ended" not in shown
     make_run({"grows": TRAINS, "ended": T0 + 10})
     assert top.main([str(tmp_path / "r"), "--once"]) == 0
-    assert re.search(r"run r, [\d:]+, ended: epoch 1, 800/1,000 rows", capsys.readouterr().out)
+    assert re.search(r"run r, [\d:]+, ended: epoch 0, 800/1,000 rows", capsys.readouterr().out)
     assert top.main([str(tmp_path), "--once"]) == 2
     assert "holds no record" in capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -426,9 +481,9 @@ def test_watching_tells_what_is_new_and_moves_one_line(
         time.sleep(1.2)  # a look at it
     told = out.getvalue()
     assert told.count("epoch 1: loss 0.5") == told.count("epoch 2: loss 0.5") == 1
-    assert re.search(r"epoch [12]/2.*rows/s, waiting \d+%", told)
+    assert re.search(r"epoch [01] of 2.*rows/s, waiting \d+%", told)
     assert ("\r" in told) == (kind is Terminal)
-    assert kind is not Terminal or re.search(r"100%\|[#█]+\| epoch 2/2: 928/928 rows", told)
+    assert kind is not Terminal or re.search(r"100%\|[#█]+\| epoch 1 of 2: 928/928 rows", told)
 
 
 def test_a_folder_that_no_record_came_to_is_told(tmp_path: Path) -> None:
@@ -489,7 +544,7 @@ def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(make_run: 
     resumes = (T0 - 3600, "resume", {"epoch": 0, "position": 30})
     make_run({"facts": {"started": T0 - 3600}, "grows": TRAINS | {"position": 50}, "events": [resumes]})
     watcher.look_safely()
-    assert out.getvalue().startswith("epoch 1: 500/1,000 rows"), "where it begins, its user knows"
+    assert out.getvalue().startswith("epoch 0: 500/1,000 rows"), "where it begins, its user knows"
     make_run(ahead | {"seconds": 11, "events": [*ahead["events"], (T0 + 3611, "fault", "of now")]})
     watcher.look_safely()
     assert "of before" not in out.getvalue()
@@ -497,7 +552,7 @@ def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(make_run: 
     again = (T0 + 7200, "resume", {"epoch": 0, "position": 90})
     make_run({"facts": {"started": T0 + 7200}, "grows": TRAINS, "events": [again]})
     watcher.look_safely()
-    assert "train goes on in epoch 1 behind 90 rows" in out.getvalue(), "behind a fault, not"
+    assert "train continues in epoch 0 after 90 rows" in out.getvalue(), "behind a fault, not"
 
 
 def test_a_run_that_goes_on_is_watched_whole_from_now_on(make_run: Make, tmp_path: Path) -> None:
@@ -510,7 +565,7 @@ def test_a_run_that_goes_on_is_watched_whole_from_now_on(make_run: Make, tmp_pat
     watcher.begin_safely()
     make_run(ranks[0] | {"seconds": 11})
     watcher.look_safely()
-    assert out.getvalue().startswith("epoch 1: 880/1,000 rows, 00:00 left, 160 rows/s"), "rows of before are known"
+    assert out.getvalue().startswith("epoch 0: 880/1,000 rows, 00:00 left, 160 rows/s"), "rows of before are known"
 
 
 def test_the_first_look_reads_no_start_but_the_last(
@@ -664,9 +719,8 @@ def test_a_page_tells_it_all_and_needs_nothing_from_elsewhere(limited: dict[str,
     assert where == str(tmp_path / "o.html")
     page = Path(where).read_text()
     assert "Decoding is the limit: 1 decoder delivers" in page
-    assert "every" in page
-    assert "all 1 rank" in page
-    assert "0 to 300" in page
+    assert "every selected row exactly once" in page
+    assert "<td>all ranks together</td><td>0</td>" in page
     assert "correlation with the next epoch" in page, "the dataset was opened again"
     assert page.count("<img ") >= 6
     assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
@@ -679,11 +733,19 @@ def test_bad_rows_are_shown_with_what_is_left_of_them(write_dataset: Callable[..
     cells[5], cells[6] = cells[5][: 3 * len(cells[5]) // 4], b"no image <at> all"
     uri = write_dataset(pa.table({"image": pa.array(cells, pa.binary())}))
     folder = str(tmp_path / "run")
-    data = raylance.dataset(uri, decode=raylance.Image("image", size=16), on_bad_row="mask", remainder="ragged")
+
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        if 9 in batch["_rowoffset"]:
+            raise EOFError
+        return batch
+
+    decode = raylance.Image("image", size=16)
+    data = raylance.dataset(uri, decode=decode, transform=transform, on_bad_row="mask", remainder="ragged")
     with data.loader(runtime="threads", record=folder) as loader:
         for batch in loader.iter_batches(global_batch_size=8):
             del batch
     page = Path(raylance.report_run(folder)).read_text()
+    assert re.search(r'<td class="n">9</td><td>transform\(\)</td>', page)
     rows = re.findall(
         r'<td class="n">(\d+)</td><td>image</td><td>[^<]*</td><td>(.*?)</td><td>(.*?)</td>', page, re.DOTALL
     )
@@ -691,9 +753,13 @@ def test_bad_rows_are_shown_with_what_is_left_of_them(write_dataset: Callable[..
     left = {row: made for row, made, _ in rows}
     assert left["5"].startswith("<img ")
     assert "no image &lt;at&gt; all" in left["6"]
-    assert "2 times a row was masked (2 different ones are named)" in page
+    assert "3 times a row was handed out masked; 3 different ones are named. " in page
     shutil.rmtree(uri)
     assert "The dataset could not be opened for it" in Path(raylance.report_run(folder)).read_text()
+    lance.write_dataset(pa.table({"image": pa.array(make_images(40, seed=1), pa.binary())}), uri)
+    page = Path(raylance.report_run(folder)).read_text()
+    assert "could not be opened for it (it was rewritten since: its files were " in page
+    assert "what decodes of it" not in page, "rows of another dataset are no rows of this run"
 
 
 def test_a_report_has_no_loader_of_its_process_take_damaged_rows(
@@ -749,7 +815,7 @@ def test_a_page_escapes_what_others_wrote(make_run: Make) -> None:
 def test_the_page_has_the_figures_of_each_dataset_and_rank(make_run: Make) -> None:
     """Ten seconds of two ranks, half of them in validation, most of which waits for its start."""
     trains = {"rows": 40, "batches": 4, "user_s": 0.9, "other_s": 0.5, "save_s": 0.1, "wait_s": 0.1, "wait_read_s": 0.1}
-    val = {"rows": 10, "user_s": 0.1, "wait_s": 0.4, "wait_start_s": 0.3, "wait_read_s": 0.1}
+    val = {"rows": 10, "batches": 1, "user_s": 0.1, "wait_s": 0.4, "wait_start_s": 0.3, "wait_read_s": 0.1}
     run = make_run(*(
         {"facts": {"dataset": name, "rank": rank, "world_size": 2}, "grows": grows}
         for name, grows in (("train", trains), ("val", val)) for rank in (0, 1)
@@ -758,6 +824,10 @@ def test_the_page_has_the_figures_of_each_dataset_and_rank(make_run: Make) -> No
     assert ["train", "2", "800", "200", "4.0", "25%", "0.0", "training"] in cells
     assert ["val", "2", "200", "100", "5.0", "80%", "3.0", "starting"] in cells
     assert ["1", "h", "400", "100", "3.0", "1.0", "1.0", "0.0", "1.0", "0.0", "0.0", "0", "0"] in cells
+    assert "A dataset whose time is mostly starting is helped by" in render(run)
+    for record in run.of("val"):
+        record.facts["prepared"] = True  # type: ignore[index]
+    assert "A dataset whose time is mostly starting is helped by" not in render(run), "it is prepared already"
     spent = _spent(run, run.verdict("train"))
     assert {part: seconds for part, seconds in spent.items() if seconds} == pytest.approx(
         {"training": 6.0, "saving": 2.0, "reading": 2.0, "other datasets": 10.0}
@@ -767,30 +837,28 @@ def test_the_page_has_the_figures_of_each_dataset_and_rank(make_run: Make) -> No
 def test_a_run_that_failed_says_so_and_its_starts_are_told_apart(make_run: Make) -> None:
     """Two starts: the first ended with an error in mid-epoch; so did the second."""
     error = "BadRowError: column 'image' of row offset 7"
-    certificate = {"epoch": 0, "positions": [0, 60], "world_size": 1, "rows": 60, "rank": 0}
     waits = TRAINS | {"user_s": 5.0, "wait_s": 1.0, "wait_start_s": 1.0, "wait_read_s": 0, "wait_decode_s": 0}
     starts = [
         {"facts": {"started": T0 + 100 * start, "world_size": 1 + start}, "grows": waits, "events": [
             (T0 + 100 * start + 5, "error", error)]}
         for start in range(2)
     ]  # fmt: skip
-    vals = [
-        {"facts": {"started": T0 + 100 * start, "dataset": "val"}, "grows": {"rows": 6}, "events": [
-            (T0 + 100 * start + 4, "epoch", certificate)]}
-        for start in range(2)
-    ]  # fmt: skip
-    run = make_run(*starts, *vals)
+    run = make_run(*starts)
     page = render(run)
     assert "The last start ended with an error." in page
     assert page.count("column &#39;image&#39; of row offset 7") == 3
     assert "<h2>Faults survived</h2>\n<p>None.</p>" in page
-    assert page.count("<td>val</td><td>0</td><td>0 to 60</td>") == 2, "validation begins anew at each start"
+    assert "train: not all is proven, its records do not say which rows were handed out" in page
     assert "1 and 2 ranks · 2 starts" in page
     advice = " ".join(run.verdict("train").advice)
     assert "each rank waited 20.0 s for the first batches of 2 starts: call loader.prepare(" in advice
-    prepared = [{**start, "facts": start["facts"] | {"prepared": True}} for start in starts]
-    advice = " ".join(make_run(*prepared).verdict("train").advice)
-    assert "although it was prepared" in advice
+    for after_s, told in ((0.1, "although it was prepared as soon as its loader was made: fewer restarts"),
+                          (60.0, "although it was prepared, 60.0 s after its loader was made")):  # fmt: skip
+        prepared = [{**start, "facts": start["facts"] | {"prepared": True, "prepared_after_s": after_s}}
+                    for start in starts]  # fmt: skip
+        advice = " ".join(make_run(*prepared).verdict("train").advice)
+        assert told in advice
+        assert ("call it earlier" in advice) == (after_s > 20), "only to who can"
     going_on = {"facts": {"started": T0 + 300, "world_size": 2}, "grows": TRAINS}
     assert "The last start ended" not in render(make_run(*prepared, going_on))
 
@@ -802,18 +870,6 @@ def test_many_ranks_are_shown_by_those_that_wait_most(make_run: Make) -> None:
     ))  # fmt: skip
     page = render(run)
     assert "The 16 ranks that waited most, of 40" in page
-
-
-def test_epochs_that_not_all_ranks_certify_are_told(make_run: Make) -> None:
-    certificate = {"epoch": 0, "positions": [0, 500], "world_size": 2, "rows": 250, "rank": 0}
-    second = certificate | {"epoch": 1}
-    run = make_run(
-        {"facts": {"world_size": 2}, "events": [(T0 + 1, "epoch", certificate), (T0 + 2, "epoch", second)]},
-        {"facts": {"world_size": 2, "rank": 1}, "events": [(T0 + 1, "epoch", certificate | {"rank": 1})]},
-    )
-    page = render(run)
-    assert re.search(r">0 to 500</td><td class=.n.>500</td><td class=.good.>all 2 ranks<", page)
-    assert re.search(r">0 to 500</td><td class=.n.>250</td><td class=.bad.>1 of 2 ranks alone<", page)
 
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium on this machine")

@@ -329,6 +329,17 @@ def test_missing_columns(write_dataset: Callable[..., str], order: Order) -> Non
         raylance.dataset(write_dataset(table()), order=order)
 
 
+@pytest.mark.parametrize(
+    "column", [pa.array([[1, 2], [3]]), pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)), pa.array([{"a": 1}] * 2)]
+)
+def test_columns_of_no_classes(write_dataset: Callable[..., str], column: pa.Array) -> None:
+    uri = write_dataset(pa.table({"label": column}))
+    with pytest.raises(raylance.ConfigError, match="column 'label' for classes, and (list|fixed_size_list|struct)<"):
+        raylance.dataset(uri, order=ClassBalanced(column="label"))
+    with pytest.raises(raylance.ConfigError, match="'label' is .*, not a number"):
+        raylance.dataset(uri, order=Weighted(weights="label"))
+
+
 def test_nulls_are_refused(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"weight": [1.0, None], "label": ["a", None]}))
     for order in (Weighted(weights="weight"), ClassBalanced(column="label")):

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from raylance.errors import DatasetError
 from raylance.source.lance_errors import suspect, tell
-from raylance.source.selection import Selection, pin, select
+from raylance.source.selection import Selection, select
+from raylance.source.version import pin
 
 ranges = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 40)), max_size=8)
 # Scattered offsets, which are kept as they are, and long runs, which are kept as runs.

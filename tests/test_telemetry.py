@@ -24,23 +24,50 @@ from raylance.telemetry.verdict import Verdict, judge
 
 CAUSES = ("start", "read", "decode", "finish")
 
+
+class Clock:
+    """Time that passes when it is told to, and a little whenever it is looked at."""
+
+    def __init__(self) -> None:
+        self.now, self.tick_s = 100.0, 1e-6
+
+    def __call__(self) -> float:
+        self.now += self.tick_s
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("raylance.telemetry.clock.now", made)
+    return made
+
+
 # ---- stats
 
 
 @given(waits=st.lists(st.tuples(st.sampled_from([*CAUSES, None]), st.floats(0, 100)), max_size=30))
 def test_each_second_of_waiting_has_one_cause(waits: list[tuple[Any, float]]) -> None:
-    stats, now, wanted = Stats(), 0.0, dict.fromkeys(CAUSES, 0.0)
-    for cause, seconds in waits:
-        stats.awaits(cause, now)
-        now += seconds
-        if cause:
-            wanted[cause] += seconds
-    stats.awaits(None, now)
+    stats, wanted, clock = Stats(), dict.fromkeys(CAUSES, 0.0), Clock()
+    clock.tick_s = 0.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("raylance.telemetry.clock.now", clock)
+        stats.begin("wait_s")
+        for cause, seconds in waits:
+            stats.awaits(cause, clock.now)
+            clock.now += seconds
+            wanted[cause or "start"] += seconds  # before the first batch, what has no other cause is the start
+        stats.end("wait_s")
+        stats.awaits("read", clock.now)
+        clock.now += 7
+        stats.awaits(None, clock.now)
+    assert stats.wait_s == pytest.approx(sum(wanted.values())), "nobody waits any more"
     assert [getattr(stats, f"wait_{cause}_s") for cause in CAUSES] == pytest.approx([*wanted.values()])
 
 
 def test_rows_read_and_decoded_in_one_place_share_the_wait_as_their_receipt_says() -> None:
     stats = Stats()
+    stats.begin("wait_s")
     stats.awaits("there", 10.0)
     stats.awaits(None, 18.0)
     assert stats.wait_read_s == stats.wait_decode_s == 0
@@ -59,6 +86,7 @@ def test_what_goes_on_counts_already() -> None:
     assert stats.user_s == 0
     assert stats.end("user_s") == stats.user_s > 0
     assert stats.end("user_s") == 0, "nothing was begun"
+    stats.begin("wait_s")
     stats.awaits("read", time.monotonic() - 5)
     assert stats.sample()["wait_read_s"] == pytest.approx(5, abs=1)
     assert stats.wait_read_s == 0
@@ -83,6 +111,7 @@ def test_a_pass_between_two_batches_is_no_training() -> None:
 
 def test_rows_of_one_place_are_shared_by_their_own_receipt() -> None:
     stats = Stats()
+    stats.begin("wait_s")
     stats.awaits("there", 10.0)
     stats.lap(14.0)
     stats.add(Receipt(read_s=3.0, decode_s=1.0))
@@ -277,24 +306,6 @@ def test_a_name_hides_no_record(tmp_path: Path) -> None:
     assert [name.partition("-")[0] for name in names.values()] == ["cache", "a_b_c", "é"]
 
 
-class Clock:
-    """Time that passes when it is told to, and a little whenever it is looked at."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        self.now += 1e-6
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr("raylance.telemetry.stats.time.perf_counter", made)
-    return made
-
-
 def trained(stats: Stats) -> float:
     figures = stats.sample()
     return figures["user_s"] - figures["other_s"]
@@ -320,7 +331,7 @@ def test_a_pass_in_the_midst_of_a_step_is_not_training_as_it_goes_on(clock: Cloc
 
 def test_loaders_that_are_iterated_side_by_side_both_train(clock: Clock) -> None:
     """As by zip(): a step of both ends with the next batch of the first."""
-    first, second = Stats(), Stats()
+    first, second = Stats(called="first"), Stats(called="second")
     for _ in range(3):
         for stats in (first, second):
             stats.end("user_s")
@@ -333,6 +344,21 @@ def test_loaders_that_are_iterated_side_by_side_both_train(clock: Clock) -> None
     assert (first.wait_s, second.wait_s) == pytest.approx((3, 3), abs=1e-4)
     assert (first.other_s, second.other_s) == pytest.approx((3, 2), abs=1e-4), "each other's waits"
     assert [stats.user_s - stats.other_s for stats in (first, second)] == pytest.approx([9, 9], abs=1e-4)
+    assert (first.shared_s, second.shared_s) == ({"second": pytest.approx(9)}, {"first": pytest.approx(9)})
+
+
+def test_a_pass_within_a_step_shares_no_time_with_it(clock: Clock) -> None:
+    """Nor does one that another thread iterates."""
+    train, val, other = Stats(called="train"), Stats(called="val"), Stats(called="other")
+    thread = threading.Thread(target=lambda: other.begin("user_s"))
+    with train.timed("user_s"):
+        thread.start()
+        thread.join()
+        for _ in range(3):
+            with val.timed("user_s"):
+                clock.now += 1
+        clock.now += 1
+    assert (train.shared_s, val.shared_s, other.shared_s) == ({}, {}, {})
 
 
 def test_an_iterator_that_is_left_alone_takes_no_step_from_the_other(clock: Clock) -> None:
@@ -582,7 +608,11 @@ def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -
         ({"user_s": 10.0, "wait_read_s": 1.0}, "reading", "although it does 1,000 rows/s when it has work", "prefetch"),
         ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5}, "finishing",
          "making batches is the limit: 50.0 ms of collating and 0.0 ms of transfer for each, of 200.0 ms a step",
-         "fewer columns, or one of fixed-size lists in place of many: each costs its part; a collate_fn's work"),
+         "fewer columns, or one of fixed-size lists in place of many: each costs its part"),
+        ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5, "collate_fn_s": 0.4}, "finishing",
+         "50.0 ms of collating",
+         "your collate_fn takes 40.0 ms a batch, in one thread of the trainer's process: move its work on single rows "
+         "into transform=, which the decoders do, and do the rest on whole arrays"),
         ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.1}, "finishing", "", "bringing rows to this process"),
         ({"user_s": 0.03, "wait_finish_s": 0.01, "collate_s": 0.1}, "finishing", "", "a larger global_batch_size="),
         ({"user_s": 9.0, "wait_finish_s": 9.0, "rows": 10.0}, "finishing", "", "a larger global_batch_size="),
@@ -592,6 +622,8 @@ def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -
         ({"user_s": 4.0, "save_s": 1.0, "wait_decode_s": 3.0, "decode_s": 7.0}, "decoding", "decoding is the limit:",
          "saving takes 14% of the time: save less often; or raylance.report(…, checkpoint_upload_mode="),
         ({"user_s": 10.0, "save_s": 2.0}, "training", "training is the limit", "saving takes 20% of the time"),
+        ({"user_s": 10.0, "other_s": 7.0}, "training", "training is the limit: it takes 333 rows/s",
+         "besides, 70% of the time since its first batch went to other loaders, iterated during its steps"),
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_limit_and_what_to_change(
@@ -651,13 +683,32 @@ def test_threads_of_the_trainers_process_are_named_where_no_ray_runs() -> None:
     slow = {"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.1}
     told = " ".join(judge([part(facts={"cluster_cpus": None, "cpus": 2}, **slow)]).advice)
     assert "transform= and decoders run in threads of this process" in told
-    assert "a collate_fn's work" not in told
+    assert "collate_fn" not in told
+    slow |= {"collate_s": 2.0, "collate_fn_s": 1.9}
+    (line, _) = judge([part(facts={"cluster_cpus": None, "cpus": 2}, **slow)]).advice
+    assert "into transform=, which the decoders do (with Ray, in processes of their own), and" in line
 
 
 def test_the_rank_that_trains_slowest_is_named_and_counts_for_all() -> None:
     verdict = judge([part(rank, user_s=9.0 if rank == 1 else 1.0, facts={"world_size": 3}) for rank in range(3)])
     assert verdict.told.endswith("; rank 1 trains slowest, 900 ms a step for 100")
     assert verdict.rates["training"] == pytest.approx(3 * 1000 / 9)
+
+
+def test_a_rank_that_waits_for_another_one_in_its_steps_is_no_slow_one() -> None:
+    """Rank 1 waits for rows, and rank 0 for rank 1, in each step's collective operation."""
+    ranks = [part(0, user_s=2.05), part(1, user_s=0.64, wait_read_s=1.41, storage_s=4.0)]
+    verdict = judge(ranks)
+    assert "trains slowest" not in verdict.told
+    assert "rank 1 waits most, 69%" in verdict.told
+    assert verdict.rates["training"] == pytest.approx(2 * 1000 / 0.64)
+    assert verdict.rates["delivered"] == pytest.approx(2 * 1000 / 2.05)
+
+
+def test_no_more_is_delivered_than_training_alone_would_take() -> None:
+    """Rank 1 waits for rank 0 where both report, which is saving."""
+    verdict = judge([part(0, user_s=10.0), part(1, user_s=10.0, save_s=6.0)])
+    assert verdict.rates["delivered"] == verdict.rates["training"] == pytest.approx(2 * 1000 / 10)
 
 
 def test_a_part_gave_what_was_delivered() -> None:
@@ -686,5 +737,6 @@ def test_any_figures_have_a_verdict(numbers: list[float], ranks: int) -> None:
     verdict = judge([Part(figures=found, facts={**known, "rank": rank}) for rank in range(ranks)])
     assert isinstance(verdict, Verdict)
     assert 0 <= verdict.waiting <= 1
+    assert verdict.rates["delivered"] <= verdict.rates["training"] * (1 + 1e-9)
     assert not math.isnan(sum(verdict.rates.values()))
     assert verdict.told

@@ -247,6 +247,51 @@ def test_a_plain_dataloader_is_counted_by_the_caller(uri: str) -> None:
     assert ids(plain) == planned(handle, 1, 64)
 
 
+@pytest.mark.parametrize(("style", "workers"), [("iterable", 0), ("map", 0), ("iterable", 2)])
+def test_a_plain_dataloader_that_repeats_an_epoch_is_warned_once(
+    uri: str, style: str, workers: int, tmp_path: Path
+) -> None:
+    """In a process of its own, because workers tell it on its stderr."""
+    script = tmp_path / "train.py"
+    script.write_text(f"""
+import raylance
+from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler
+from torch.utils.data import DataLoader
+
+def parts(order):
+    handle = raylance.dataset({uri!r}, columns=["id"], order=order)
+    if {style!r} == "iterable":
+        steps = IterableDataset(handle, global_batch_size=100)
+        return steps, {{"dataset": steps, "batch_size": None}}
+    steps = RowSampler(handle, global_batch_size=100)
+    return steps, {{"dataset": MapDataset(handle), "batch_sampler": steps}}
+
+def passes(loader, before=lambda epoch: None):
+    for epoch in range(3):
+        before(epoch)
+        assert len(list(loader)) == 10
+
+if __name__ == "__main__":
+    options = {{"num_workers": {workers}, "multiprocessing_context": "spawn"}} if {workers} else {{}}
+    keep = {{"persistent_workers": True}} if {workers} else {{}}
+    steps, arguments = parts("window")
+    passes(DataLoader(**arguments, **options, **keep), steps.set_epoch)
+    if not {workers}:
+        passes(DataLoader(**parts("sequential")[1]))
+        arguments = parts("window")[1]
+        passes(Loader(arguments["dataset"], arguments.get("batch_sampler")))
+    print("so far", flush=True)
+    passes(DataLoader(**parts("window")[1], **options))
+""")
+    run = subprocess.run(
+        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
+    )
+    before, after = run.stdout.split("so far")
+    assert "second time" not in before
+    assert after.count("was handed out whole a second time, as epoch 0 again") == 1, run.stdout
+    assert "set_epoch() before each epoch" in after
+
+
 @pytest.mark.parametrize("style", STYLES)
 def test_a_consumer_that_stops_by_count_gets_every_epoch(uri: str, style: str) -> None:
     handle = open_dataset(uri)

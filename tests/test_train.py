@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from raylance.checkpoints import _save
 from raylance.runs.progress import news
 from raylance.runs.reading import read_run
 from tests.conftest import CPUS, actors_of, wait_for_free_cpus
+from tests.test_checkpoints import report_slowly
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -174,13 +176,75 @@ def check_records(folder: Path) -> None:
     certificates = [what for _, record, kind, what in happened if kind == "epoch" and record in run.of("train")]
     assert {one["rank"] for one in certificates} == {0, 1}
     assert sum(one["rows"] for one in certificates) == 953 - at
+    proof = raylance.prove_run(folder)
+    assert proof.ok, proof
+    assert str(proof).splitlines() == [
+        "train, epoch 0: 953 rows were handed out: every selected row exactly once",
+        "val, each of 2 ranks, epoch 0: 953 rows were handed out: every selected row exactly once",
+    ]
     if importlib.util.find_spec("matplotlib") is None:  # an extra
         return
     page = Path(raylance.report_run(str(folder))).read_text()
-    assert f"{at} to 953" in page
     assert "2 starts" in page
-    assert "all 2 ranks" in page
+    assert '<td>all ranks together</td><td>0</td><td class="good">953 rows were handed out: every selected row' in page
     assert "<img src='data:image/png;base64" in page, "the first batch"
+
+
+def hand_fn(config: dict[str, Any]) -> None:
+    """Loaders that the training function makes by itself, of handles that it was given."""
+    context = ray.train.get_context()
+    rank, world = context.get_world_rank(), context.get_world_size()
+    train = config["train"].loader(rank=rank, world_size=world, num_decoders=0)
+    raylance.restore(train)
+    for _ in range(train.epoch, 2):
+        for step, batch in enumerate(train.iter_batches(global_batch_size=BATCH)):
+            del batch
+            if step % 8 == 7:
+                raylance.report({"step": step}, train, state={})
+        with config["train"].loader(rank=0, world_size=1, num_decoders=0) as whole:
+            list(whole.iter_batches(batch_size=200))
+        marker, done = Path(config["log"]) / "killed", Path(config["log"]) / "done"
+        if rank == 0:
+            done.touch()
+        if rank == 1 and not marker.exists():
+            while not done.exists():  # Ray Train ends rank 0, too, which shall have counted its own loader
+                time.sleep(0.01)
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    raylance.report({"step": -1})
+    assert str(train.explain())
+
+
+def test_loaders_made_by_hand_in_a_worker_are_recorded_and_proven(images_uri: str, tmp_path: Path) -> None:
+    train = open_train(images_uri, decode=None, columns=["id"])
+    TorchTrainer(
+        hand_fn,
+        train_loop_config={"train": train, "log": str(tmp_path)},
+        scaling_config=ray.train.ScalingConfig(num_workers=2),
+        run_config=ray.train.RunConfig(
+            name="hand", storage_path=str(tmp_path), failure_config=ray.train.FailureConfig(max_failures=1)
+        ),
+    ).fit()
+    run = read_run(tmp_path / "hand")
+    assert {record.facts["dataset"] for record in run.records} == {"images", "images-2"}
+    assert run.main == "images"
+    assert len({record.start for record in run.records}) == 2, "a start is what all its workers have in common"
+    starts = {(record.start, record.rank) for record in run.of("images")}
+    assert len(starts) == len(run.of("images")) == 4
+    assert {part.facts["rank"] for part in run.parts("images-2")} == {0, 1}
+    assert [part.starts for part in run.parts("images")] == [2, 2]
+    reports = [what["metrics"]["step"] for _, record, kind, what in news(run) if kind == "report" and not record.rank]
+    assert reports[-1] == -1, "one without a loader, too"
+    for rank in range(2):
+        handed = sum(int(record.at("rows", record.last)) for record in run.of("images-2") if record.rank == rank)
+        assert handed == 953 * sum(record.rank == rank for record in run.of("images-2")), "each counts once"
+    lines = str(raylance.prove_run(tmp_path / "hand")).splitlines()
+    assert lines[0] == "images, each of epochs 0 to 1: 953 rows were handed out: every selected row exactly once"
+    assert lines[1].startswith("images-2, each of 2 ranks, epoch 0: 953 rows are as planned, but were not all")
+    assert "953 rows were handed out besides: by set_epoch or another loader" in lines[1], "one for each epoch"
+    verdict = raylance.explain_run(tmp_path / "hand")
+    assert str(verdict).endswith(f"\n{verdict.rows}")
+    assert verdict.rows == lines[0]
 
 
 def refused_fn(config: dict[str, Any]) -> None:
@@ -208,9 +272,14 @@ def test_resume_on_other_world_sizes(images_uri: str, tmp_path: Path, undisturbe
     assert (state["epoch"], state["position"]) == (0, 18 * BATCH)
     assert 0 < shards["complete"] < shards["shards"] == 48
     consumed = {row for at, step in undisturbed.items() if at <= 18 * BATCH for row, _ in step}
-    for first_shard, end in shards["ranges"]:
-        for shard in range(first_shard, end):
-            assert consumed.issuperset(range(20 * shard, min(20 * shard + 20, 953)))
+    loader = open_train(images_uri).loader()
+    loader.load_state_dict(state)
+    assert len(loader.completed_shards()) == shards["complete"]
+    for shard in loader.completed_shards().tolist():
+        assert consumed.issuperset(range(20 * shard, min(20 * shard + 20, 953)))
+    assert str(raylance.prove_run(tmp_path / "resized", dataset="train")) == (
+        "train, epoch 0: 953 rows were handed out: every selected row exactly once"
+    ), "of three starts on 2, 1 and 3 ranks"
     other_seed = TorchTrainer(
         refused_fn,
         scaling_config=ray.train.ScalingConfig(num_workers=1),
@@ -350,14 +419,21 @@ def local_fn(config: dict[str, Any]) -> None:
         mine.mkdir(exist_ok=True)
         raylance.report({"rows": 0}, loader, checkpoint=mine)
         assert mine.exists()
+    ((saved_s, trained_s),) = report_slowly(loader, "slow")
+    assert saved_s >= 0.05
+    assert trained_s == pytest.approx(0, abs=1e-6)
     raylance.report({"rows": 0}, loader, state={"epoch": epoch})
     assert mine.exists(), "a directory of the user's is left alone"
     Path(config["out"]).write_text(json.dumps(seen))
 
 
-def test_local_mode_hands_over_a_working_loader(images_uri: str, tmp_path: Path) -> None:
+def test_local_mode_hands_over_a_working_loader(
+    images_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """num_workers=0 runs the function in this process, with the handle itself, which stands for the run's loader."""
-    before = len(list(Path(tempfile.gettempdir()).glob("raylance-*")))
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     out, plain = tmp_path / "seen.json", {"columns": ["id"], "decode": None}
     handle, other = open_train(images_uri, **plain), open_train(images_uri, seed=1, **plain)
     trainer = TorchTrainer(
@@ -369,8 +445,7 @@ def test_local_mode_hands_over_a_working_loader(images_uri: str, tmp_path: Path)
     )
     made = trainer.fit().checkpoint
     assert raylance.restore(None, made) == {"epoch": 1}
-    left = len(list(Path(made.path).parent.glob("raylance-*"))) - before
-    assert left == 3, "of each epoch's two, and the last"
+    assert len(list(temporary.glob("raylance-report-*"))) == 3, "of each epoch's two, and the last"
     looks = [next(iter(handle.iter_batches(batch_size=10)))["id"].tolist() for _ in range(2)]
     assert looks[0] == looks[1], "the run is over, and the handle a value again"
     first, second = json.loads(out.read_text())

@@ -205,6 +205,25 @@ def test_a_replayed_step_is_what_the_loader_delivered(
     assert "other rows" in text
 
 
+def test_the_complete_shards_of_a_checkpoint(
+    images_uri: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    state, report = tmp_path / "raylance_state.json", tmp_path / "shards.json"
+    data = raylance.dataset(images_uri, columns=["id"], order=raylance.ShardShuffle(shard_rows=7))
+    for steps in (0, 20):
+        with data.loader(runtime="threads") as loader:
+            assert len(list(itertools.islice(loader.iter_batches(global_batch_size=25), steps))) == steps
+            state.write_text(json.dumps(loader.state_dict()))
+        options = ["--state", tmp_path, "--shards", "--global-batch-size", 25, "--json", report]
+        status, text = run(capsys, images_uri, *options)
+        assert status == 0, text
+        names = [[int(end) for end in name.split("-")] for name in json.loads(report.read_text())["shards"]]
+        done = [shard for ends in names for shard in range(ends[0], ends[-1] + 1)]
+        assert done == loader.completed_shards().tolist()
+        assert f"{len(done)} of 137 shards are complete at position {25 * steps} of epoch 0" in text
+    assert 0 < len(names) < len(done), "some lie side by side"
+
+
 @pytest.fixture(scope="module")
 def texts(write_dataset: Callable[..., str]) -> list[str]:
     """Two datasets of documents, each with a split, weights and labels."""
@@ -282,6 +301,13 @@ def test_a_mixture_is_looked_at_by_its_checkpoint(
         state.write_text(text)
         assert job.main(["--state", str(state)]) == 2
         assert "this is no raylance state" in capsys.readouterr().err
+
+
+def test_bad_rows_are_counted_however_many_there_are(images_uri: str) -> None:
+    options = ["--stream", "--image-column", "image", "--on-bad-row", "mask", "--global-batch-size", "8"]
+    decoding = job.open_data(job.parse([images_uri, *options])).opened[0].decoding
+    assert decoding is not None
+    assert decoding.max_bad_rows is None
 
 
 def test_storage_options_reach_the_dataset(texts: list[str]) -> None:

@@ -30,8 +30,9 @@ the figures that raylance wants to reach, each beside its target.
 The parts behind the tables show what a rate does not: a trainer slower than the loader through epoch turns and
 validation passes (turns), the first batch of a run (starting) and after a resume (resuming), planning at 10¹⁰ rows
 (planning, with `python -m` in a checkout alone), where the CPU time of a row goes (spending), what records and metrics
-cost (recording), the memory of hundreds of short epochs and of heavy-tailed rows (memory), and cost against rows,
-pixels, decoders and ranks (sizes). Each stands in a file of its name.
+cost (recording), whether what a run shows agrees with a stopwatch (shown), the memory of hundreds of short epochs and
+of heavy-tailed rows (memory), and cost against rows, pixels, decoders and ranks (sizes). Each stands in a file of its
+name.
 
 Exit status: 1 when a reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
 """
@@ -60,6 +61,7 @@ from .readers import READERS, Entry
 from .recording import measure_recording, of_recording
 from .resuming import measure_resuming, of_resuming
 from .setting import Setting
+from .shown import measure_shown, of_shown
 from .sizes import measure_sizes, of_sizes
 from .spending import measure_spending, of_spending
 from .starting import measure_starting, of_starting
@@ -72,6 +74,7 @@ EXPERIMENTS: dict[str, Callable[[Setting], Any]] = {
     "planning": measure_planning,
     "spending": measure_spending,
     "recording": measure_recording,
+    "shown": measure_shown,
     "memory": measure_memory,
     "sizes": measure_sizes,
     "gpu": measure_gpu,
@@ -86,12 +89,13 @@ PARTS: dict[str, Callable[[Any], list[Figure]]] = {
     "planning": of_planning,
     "spending": of_spending,
     "recording": of_recording,
+    "shown": of_shown,
     "memory": of_memory,
     "sizes": of_sizes,
     "gpu": of_gpu,
 }
 BY_DEFAULT = [
-    part for part in PARTS if part not in ("spending", "recording", "memory", "sizes", "gpu")
+    part for part in PARTS if part not in ("spending", "recording", "shown", "memory", "sizes", "gpu")
 ]  # which take minutes each
 
 

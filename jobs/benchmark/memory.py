@@ -134,7 +134,8 @@ def _measure_tail(setting: Setting) -> dict[str, Any]:
     uri = cached_dataset(path, _TAIL_ROWS, _tail_batches(setting.seed))
     before, rows, step_bytes = store_bytes(), 0, 0
     limits = {"max_window_bytes": _WINDOW_BYTES, "max_inflight_bytes": _INFLIGHT_BYTES}
-    with raylance.dataset(uri, seed=setting.seed, remainder="ragged").loader(**limits) as loader, Peaks() as peaks:
+    data = raylance.dataset(uri, seed=setting.seed, window_bytes=_WINDOW_BYTES, remainder="ragged")
+    with data.loader(**limits) as loader, Peaks() as peaks:
         size: dict[str, Any] = {"global_batch_size": _TAIL_BATCH, "prefetch_batches": _TAIL_PREFETCH}
         for batch in loader.iter_batches(batch_format="pyarrow", **size):
             rows, step_bytes = rows + len(batch), max(step_bytes, batch.nbytes)

@@ -2,11 +2,13 @@
 
 Makes a Lance dataset that raylance can train on: from images and labels, from tables, from WebDataset tars, from what
 the `datasets` library saved, or from another Lance dataset. A table keeps its columns; images come as columns image
-(binary), label (int64) and split (string: train, val or test). Where the source names no split, a hash of the row
-draws one. Labels that are strings become integers, and the schema metadata key `classes` is a JSON list of their
-names; a label indexes it. Rows come in the order of the source: sorted paths, and in files their rows. Files have the
-columns of the first one, and types whose values its types can hold as they are: what would be lost or changed
-otherwise is refused.
+(binary), label (int64) and split (string: train, val or test), from folders also file (string: the path in there).
+Where the source names no split, a hash of the row draws one. Labels that are strings become integers, and the schema
+metadata key `classes` is a JSON list of their names; a label indexes it. Rows come in the order of the source: sorted
+paths, and in files their rows. Files have the columns of the first one, and types whose values its types can hold as
+they are: what would be lost or changed otherwise is refused. In text files, columns of numbers that would be changed,
+such as 007, stay text; --text-columns asks for it. Images are stored as they are, by default after a look at their
+headers alone.
 
 Classes are the sorted names of directories, the names that `datasets` left in its files, or the sorted strings of a
 label column; --classes gives them an order of your own. `classes` does the same for a Lance dataset that has its
@@ -83,7 +85,7 @@ def open_source(args: argparse.Namespace, options: dict[str, str]) -> Source:
         return Tars(args.input, args.columns, options)
     if args.source == "lance":
         return LanceTable(args.input, args.columns, args.filter, options)
-    return Tables(args.input, args.columns, args.image_column, options)
+    return Tables(args.input, args.columns, args.image_column, options, args.text_columns)
 
 
 def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace) -> Shape:
@@ -122,12 +124,20 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
         label=label,
         classes=classes,
         images=images,
-        looks_at=column if images is None and column in schema.names and is_binary(schema.field(column).type) else None,
+        looks_at=column
+        if (images is None or args.check == "full") and column in schema.names and is_binary(schema.field(column).type)
+        else None,
+        decodes=args.check == "full",
         split_by=split_by,
         val_fraction=args.val_fraction,
         seed=args.seed,
         ragged=lengths_of(first, schema),
     )
+    if shape.decodes and shape.looks_at is None:
+        raise RefusedError(
+            f"--check full finds no column {column} of encoded images among {', '.join(schema.names)}: none would be "
+            "decoded; name it by --image-column, where the source has one, or leave the option out"
+        )
     shape.apply(first, "the first rows")  # what these show is refused at once
     return shape
 
@@ -242,7 +252,8 @@ def run(args: argparse.Namespace) -> str:
             "it was; remove the cause and run it again: what is done already is kept" + notes_of(error)
         ) from error
     remove(target.notes, target.notes.forget, "this run is committed and needs nothing of it")
-    left_out = [*tell_left_out([*source.left_out, *unread], left_file), *tell_no_images(no_images)]
+    left_out = tell_left_out([*source.left_out, *unread], left_file)
+    left_out += [*tell_check(shape), *tell_no_images(no_images)]
     chosen = f"drawn with seed {args.seed}" if shape.split_by else "the source's own"
     return summary(dataset, uri, chosen, left_out, store_words(args.storage_options))
 
@@ -318,6 +329,7 @@ def told(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.N
         lines.append(
             f"  splits     {shape.val_fraction:.0%} val, the rest train, by a hash of {', '.join(shape.split_by)}"
         )
+    lines += [f"  note       {remark}" for remark in source.remarks]
     if shape.images is not None:
         size = "as they are" if shape.images.shorter_side is None else f"{shape.images.shorter_side} pixels at the most"
         lines.append(f"  images     shorter side {size}, JPEG quality {shape.images.quality or QUALITY}")
@@ -346,6 +358,16 @@ def tell_left_out(left_out: Sequence[Left], file: str | None) -> list[str]:
     rest = f"and {counts.total() - NAMED:,} more" if len(left_out) > NAMED else ""
     where = f"all of them are in {file}" if file is not None else "--left-out FILE lists all of them" if rest else ""
     return [*lines_of, f"             {'; '.join(filter(None, [rest, where]))}"] if rest or where else lines_of
+
+
+def tell_check(shape: Shape) -> list[str]:
+    """A line for the summary on what is known of images."""
+    if shape.images is None and shape.looks_at is None:
+        return []
+    if shape.decodes:
+        return ["  checked    every image was decoded whole"]
+    which = "was" if shape.images is None else "that stays as it is was"
+    return [f"  checked    headers of images; none {which} decoded: --check full also finds those that were cut short"]
 
 
 def tell_no_images(found: Sequence[Left]) -> list[str]:
@@ -436,6 +458,9 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         help="larger images get this size, smaller ones stay as they are (default: all stay)")
     add("--jpeg-quality", type=int, metavar="Q",
         help=f"encode every image as JPEG (default: only those of another size, with {QUALITY})")
+    add("--check", choices=("headers", "full"), default="headers",
+        help="of images that stay as they are, read the header, or decode them whole, which takes as long as an epoch "
+        "and also finds those that were cut short (default: %(default)s)")
     add("--no-progress", action="store_true", help="no progress bar; there is one on terminals only")
     hub.add_argument("--image-column", default="image", metavar="NAME", help="(default: %(default)s)")
     hub.add_argument("--label-column", default="label", metavar="NAME", help="(default: %(default)s)")
@@ -467,8 +492,13 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     ):
         source = sources.add_parser(name, help=text, description=text, parents=[*parents, store])
         if name == "imagefolder":
-            source.add_argument("--file-column", metavar="NAME",
-                help="add a column with the path of each image below --input, to find a row's file by (default: none)")
+            source.add_argument("--file-column", default="file", metavar="NAME",
+                help="the column for the path of each image below --input, by which a row's file is found; '' for none "
+                "(default: %(default)s)")
+        if name == "tables":
+            source.add_argument("--text-columns", type=names, default=[], metavar="A,B",
+                help="columns of CSV and TSV files that stay text as it is written (default: those that numbers would "
+                "change, such as 007)")
         if name == "lance":
             source.add_argument("--filter", metavar="SQL", help="rows to keep (default: all)")
         if name == "classes":

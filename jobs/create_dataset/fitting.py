@@ -51,7 +51,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, where: str) -> pa.ChunkedArr
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise ValueError(_unfit(column, field, where, str(error).splitlines()[0])) from None
     before, after = _leaves(column), _leaves(cast)
-    if pa.types.is_floating(before.type) and not np.array_equal(_numbers(before), _numbers(after), equal_nan=True):
+    if pa.types.is_floating(after.type) and not np.array_equal(_numbers(before), _numbers(after), equal_nan=True):
         raise ValueError(_unfit(column, field, where, "it holds values that differ there"))
     return cast
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -14,7 +15,6 @@ from jobs.create_dataset.labels import is_text, read_classes, to_labels
 from jobs.create_dataset.shaping import is_image, take_bytes
 from jobs.create_dataset.sources import (
     ALIGNED,
-    SPLITS,
     Left,
     Listing,
     Piece,
@@ -24,6 +24,7 @@ from jobs.create_dataset.sources import (
     in_blocks,
     list_files,
     name_splits,
+    split_of,
     with_split,
 )
 
@@ -50,7 +51,7 @@ class Hub(Source):
         self.listing = list_files(location, (".parquet",), options)
         self.left_out, self.facts = self.listing.left_out, self.listing.facts
         files = self.listing.files
-        splits = name_splits(location, files)
+        splits, self.remarks = name_splits(location, files)
         self.has_splits = not set(splits) <= {None, "train"}  # nothing but train: it was never split
         self.splits = dict(zip(files, splits, strict=True))
         self.found = {file: look_into(self.listing, file, location, image, label) for file in files}
@@ -176,7 +177,10 @@ class Saved(Source):
         self.images: set[str] | None = None
         folders = [state.rpartition("/")[0] for state in states]
         called = [folder.rpartition("/")[2] for folder in folders]
-        splits = [SPLITS.get(name, name) if len(folders) > 1 else None for name in called]
+        known = Counter(split_of(name) for name in called)  # where two stand for one split, each is one of its own
+        splits = [
+            None if len(folders) == 1 else (known[split_of(name)] == 1 and split_of(name)) or name for name in called
+        ]
         for state, folder, split in zip(states, folders, splits, strict=True):
             try:
                 files = [data["filename"] for data in self._load(state)["_data_files"]]

@@ -9,14 +9,16 @@ import pyarrow as pa
 from jobs.common import RefusedError
 from jobs.create_dataset.labels import read_classes
 from jobs.create_dataset.sources import (
-    SPLITS,
+    PLAIN_SPLITS,
     Left,
     Piece,
     Source,
     chunked,
     cut,
+    explain_splits,
     in_blocks,
     list_files,
+    split_of,
 )
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
@@ -55,10 +57,8 @@ class Digits(Source):
 class ImageFolder(Source):
     """<class>/**/<image> or <split>/<class>/**/<image>; a class is a directory that holds images."""
 
-    def __init__(
-        self, location: str, classes_file: str | None, options: dict[str, str], file_column: str | None = None
-    ) -> None:
-        """Lists the directory; `file_column` is to hold the path of each image."""
+    def __init__(self, location: str, classes_file: str | None, options: dict[str, str], file_column: str = "") -> None:
+        """Lists the directory; `file_column`, unless it is empty, is to hold the path of each image."""
         if file_column in ("image", "label", "split"):
             raise RefusedError(f"--file-column {file_column} is a column that there is already; give another name")
         self.file_column = file_column
@@ -66,7 +66,9 @@ class ImageFolder(Source):
         self.left_out, self.facts = self.listing.left_out, self.listing.facts
         files = self.listing.files
         parts = [file.split("/") for file in files]
-        self.has_splits = all(names[0] in SPLITS for names in parts)
+        self.has_splits = all(split_of(names[0]) for names in parts)
+        if self.has_splits:
+            self.remarks = explain_splits(location, {names[0] for names in parts})
         self.depth = 1 if self.has_splits else 0  # of the class among the parts
         if astray := [file for file, names in zip(files, parts, strict=True) if len(names) < self.depth + 2]:
             raise RefusedError(
@@ -74,7 +76,9 @@ class ImageFolder(Source):
                 f"would have no label; arrange --input {location} as <class>/<image> or <split>/<class>/<image>"
             )
         # A class may be called train (CIFAR-100 has it); with directories in it, it is a split beside classes.
-        if not self.has_splits and (mixed := {names[0] for names in parts if len(names) > 2} & SPLITS.keys()):
+        if not self.has_splits and (
+            mixed := {names[0] for names in parts if len(names) > 2 and names[0].lower() in PLAIN_SPLITS}
+        ):
             raise RefusedError(
                 f"--input {location} has {', '.join(sorted(mixed))} beside directories that are no splits: "
                 "splits would be taken for classes; make all of them splits, or none"
@@ -111,8 +115,8 @@ class ImageFolder(Source):
                     "image": pa.array(list(threads.map(load, files)), pa.binary()),
                     "label": pa.array([labels[parts[self.depth]] for parts in names], pa.int64()),
                 }
-                if self.file_column is not None:
+                if self.file_column:
                     columns[self.file_column] = pa.array(files, pa.string())
                 if self.has_splits:
-                    columns["split"] = pa.array([SPLITS[parts[0]] for parts in names], pa.string())
+                    columns["split"] = pa.array([split_of(parts[0]) for parts in names], pa.string())
                 yield from in_blocks(pa.table(columns))

@@ -29,6 +29,7 @@ class Shape:
         classes: Names of classes, or None.
         images: What becomes of images, or None.
         looks_at: Column of images that stay as they are, which are looked at; or None.
+        decodes: Whether these are decoded whole, and not their headers alone.
         split_by: Columns whose content decides the split; none where the source names its splits.
         val_fraction: Of the rows that are called val.
         seed: Of that choice.
@@ -41,6 +42,7 @@ class Shape:
     classes: list[str] | None
     images: Reencode | None
     looks_at: str | None
+    decodes: bool
     split_by: tuple[str, ...]
     val_fraction: float
     seed: int
@@ -85,18 +87,18 @@ class Shape:
                     f"{where(row)} has no image in {self.images.column} that can be decoded ({error}): it can't be "
                     "encoded anew; repair it, leave it out, or give neither --shorter-side nor --jpeg-quality, and all "
                     "images stay as they are"
-                ) from error
+                ) from None  # else the job's message would be the codec's, which names no row
         place = table.schema.get_field_index(self.images.column)
         field = table.schema.field(place)
         return table.set_column(place, field, pa.array(made, field.type))
 
     def no_images(self, table: pa.Table, where: Callable[[int], str]) -> list[Left]:
-        """Which rows of a shaped table hold no image, by their first bytes: they are kept, and training meets them."""
+        """Which rows of a shaped table hold no image, as far as this looks: they are kept, and training meets them."""
         if self.looks_at is None:
             return []
         found = []
         for row, value in enumerate(table[self.looks_at]):
-            if value.is_valid and (why := _why_no_image(value.as_py())):
+            if value.is_valid and (why := _why_no_image(value.as_py(), whole=self.decodes)):
                 found.append(Left(where(row), why))
         return found
 
@@ -202,12 +204,14 @@ def check_lengths(column: pa.ChunkedArray, length: int, name: str, where: str) -
         )
 
 
-def _why_no_image(encoded: bytes) -> str:
-    """What Pillow says of the head of an image; "" where it knows it."""
+def _why_no_image(encoded: bytes, *, whole: bool) -> str:
+    """What Pillow says of the header of an image, or of all of it; "" where it finds no fault."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of sizes, and of what is odd and can be decoded
-            PIL.Image.open(io.BytesIO(encoded)).close()
+            with PIL.Image.open(io.BytesIO(encoded)) as opened:
+                if whole:
+                    opened.load()
     except Exception as error:  # whatever a codec raises on damaged bytes
         return "empty" if not encoded else f"{type(error).__name__}: {error}".partition(" <")[0]
     return ""

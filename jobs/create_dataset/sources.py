@@ -4,7 +4,7 @@ import abc
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -14,7 +14,15 @@ from pyarrow import fs as pafs
 from jobs.common import RefusedError, open_filesystem, reason
 from jobs.create_dataset.labels import is_text
 
-SPLITS = {"train": "train", "val": "val", "validation": "val", "test": "test"}  # as found -> as stored
+# As found, in any case -> as stored; the names that the `datasets` library knows.
+SPLITS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev"), "val"),
+    **dict.fromkeys(("test", "testing", "eval", "evaluation"), "test"),
+}
+# Those that hardly mean anything else. In a column the others stay as they are: it may have val and dev, and a task
+# that sees some of the rows can't know.
+PLAIN_SPLITS = ("train", "training", "val", "validation", "test")
 SPLIT = "split"
 _FILE = b"file"  # in the metadata of a table on its way: where its rows are from
 BLOCK_BYTES = 64 << 20  # that a source reads at a time, about
@@ -53,6 +61,7 @@ class Source(abc.ABC):
         classes: Names of classes in the order of their labels, where it knows them; its labels are integers then.
         classes_of: The column of these labels, or None where it does not say.
         left_out: Files that give no row, sorted.
+        remarks: What it does that its user may not expect, such as which names stand for splits.
         facts: What tells it from what it was at another time: names, sizes and times of files, versions.
     """
 
@@ -60,6 +69,7 @@ class Source(abc.ABC):
     classes: list[str] | None = None
     classes_of: str | None = "label"
     left_out: Sequence[Left] = ()
+    remarks: Sequence[str] = ()
     facts: Any = None
 
     @abc.abstractmethod
@@ -190,28 +200,55 @@ def name_some(left_out: Sequence[Left]) -> str:
     return f" ({len(left_out):,} left out, such as {named})"
 
 
-def name_splits(location: str, files: list[str]) -> list[str | None]:
-    """Returns the split that each file is of; None for all, where no name says one.
+def split_of(name: str) -> str | None:
+    """The split that a name stands for, or None."""
+    return SPLITS.get(name.lower())
+
+
+def explain_splits(location: str, names: Iterable[str]) -> list[str]:
+    """What to say of names that stand for splits and are not written as these.
+
+    Raises:
+        RefusedError: If two names stand for one split that may well be two.
+    """
+    called: dict[str, list[str]] = {}
+    for name in sorted(set(names)):
+        called.setdefault(SPLITS[name.lower()], []).append(name)
+    for split, found in called.items():
+        if len(found) > 1 and not {name.lower() for name in found} <= set(PLAIN_SPLITS):
+            raise RefusedError(
+                f"--input {location} has {' and '.join(found)}, and each may be the split {split}: their rows could "
+                "not be distinguished; give all of them one name, or move the others away"
+            )
+    return [
+        f"split {split} is what is called {', '.join(found)}" for split, found in called.items() if found != [split]
+    ]
+
+
+def name_splits(location: str, files: list[str]) -> tuple[list[str | None], list[str]]:
+    """Returns the split that each file is of, None for all where no name says one; and what to say of these names.
 
     A directory is called as the split is, the name of a file begins so.
     """
     splits: list[str | None] = []
+    names: set[str] = set()
     for file in files:
         *folders, name = file.split("/")
-        match = re.match(rf"({'|'.join(SPLITS)})(?![a-z0-9])", name)
-        named = [SPLITS[part] for part in (*folders, match and match[1]) if part in SPLITS]
-        if len(set(named)) > 1:
+        match = re.match(rf"({'|'.join(SPLITS)})(?![a-z0-9])", name, re.IGNORECASE)
+        named = [part for part in (*folders, match and match[1]) if part and split_of(part)]
+        if len({split_of(part) for part in named}) > 1:
             raise RefusedError(
                 f"{file} in --input {location} names the splits {' and '.join(dict.fromkeys(named))}: its rows can't "
                 "be of both; name one"
             )
-        splits.append(named[0] if named else None)
+        splits.append(split_of(named[0]) if named else None)
+        names.update(named[:1])
     if any(splits) and not all(splits):
         raise RefusedError(
             f"{files[splits.index(None)]} in --input {location} names no split, other files do: its rows "
             "would belong to none; call it train-*, validation-* or test-*, or its directory, or move it away"
         )
-    return splits
+    return splits, explain_splits(location, names)
 
 
 def with_split(table: pa.Table, split: str | None) -> pa.Table:
@@ -246,9 +283,9 @@ def to_splits(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
             f"column {SPLIT} is {none[0]!r} in {count:,} rows of {where}: they would be in no split; name one, or "
             "leave the column out (of tables and Lance datasets by --columns): the split is drawn then"
         )
-    known = {"training": "train", **SPLITS}
     places = pc.index_in(column, value_set=pa.array(values, column.type))
-    return pa.chunked_array([pa.array([known.get(value, value) for value in values], pa.string())]).take(places)
+    known = [SPLITS[value.lower()] if value.lower() in PLAIN_SPLITS else value for value in values]
+    return pa.chunked_array([pa.array(known, pa.string())]).take(places)
 
 
 def from_file(table: pa.Table, file: str) -> pa.Table:

@@ -1,7 +1,6 @@
 """Owns sources that are tables already: Parquet, CSV, Arrow, Feather, Lance; never changes a value."""
 
 import csv
-import hashlib
 import io
 import json
 import re
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from jobs.common import RefusedError, is_blob, locate, reason
+from jobs.common import RefusedError, identity, is_blob, locate, reason
 from jobs.create_dataset.fitting import check_schema
 from jobs.create_dataset.shaping import is_image, plain, take_bytes
 from jobs.create_dataset.sources import (
@@ -30,6 +29,7 @@ from jobs.create_dataset.sources import (
     name_splits,
     with_split,
 )
+from jobs.create_dataset.texts import as_read, is_number, settle_kind, to_numbers
 
 PARQUET, TEXT, ARROW = (".parquet", ".pq"), (".csv", ".tsv", ".csv.gz", ".tsv.gz"), (".arrow", ".feather", ".ipc")
 _MAGIC = b"ARROW1"  # an Arrow file, which tells its batches; a stream does not begin so
@@ -42,13 +42,21 @@ class Tables(Source):
     the columns is left out, and what the `datasets` library stores beside the bytes of images.
     """
 
-    def __init__(self, location: str, columns: Sequence[str] | None, image: str, options: dict[str, str]) -> None:
-        """Asks each file for its rows, where it can tell them, and for its columns."""
+    def __init__(
+        self,
+        location: str,
+        columns: Sequence[str] | None,
+        image: str,
+        options: dict[str, str],
+        text_columns: Sequence[str] = (),
+    ) -> None:
+        """Asks each file for its rows, where it can tell them, and for its columns; some stay text in text files."""
         self.listing = list_files(location, (*PARQUET, *TEXT, *ARROW), options)
         self.facts, files = self.listing.facts, self.listing.files
-        splits = name_splits(location, files)
+        splits, self.remarks = name_splits(location, files)
         self.has_splits = not set(splits) <= {None, "train"}
         self.splits = dict(zip(files, splits, strict=True))
+        self.text_columns = frozenset(text_columns)
         self.columns, self.image = (None if columns is None else list(columns)), image
         self.kinds: dict[str, pa.DataType] = {}  # of the columns of text files: what the first rows of them show
         self.parts: list[tuple[tuple[str, int], int | None]] = []
@@ -65,6 +73,11 @@ class Tables(Source):
                 f"{file} in --input {location} can't be read ({reason(error)}): its rows would be missing; write it "
                 "again, or move it away"
             ) from error
+        if missing := sorted(self.text_columns - self.kinds.keys()):
+            raise RefusedError(
+                f"--text-columns {', '.join(missing)} is no column of text files, which have "
+                f"{', '.join(self.kinds) or 'none'}: nothing would be kept as text; name columns of CSV or TSV files"
+            )
         self.index = [name for name in index if self.columns is None or name not in self.columns]
         kept = {file: self._keep(schema.empty_table(), file).schema for file, schema in schemas.items()}
         for file, schema in kept.items():
@@ -98,14 +111,25 @@ class Tables(Source):
     def _look_into_text(self, file: str) -> tuple[pa.Schema, list[int | None]]:
         """Columns as the header says; their types come from the first rows of all text files, and hold for the rest."""
         names = self._header(file)
-        if not self.kinds:
+        if not self.kinds and len(set(names)) == len(names):  # `_note` refuses others
             first = next((table for table in self._read_text(file) if table.num_rows), None)
             if first is None:
                 return pa.schema([(name, pa.null()) for name in names]), [0]
             if binary := [field.name for field in first.schema if pa.types.is_binary(field.type)]:
                 raise RefusedError(_no_utf8(file, f"column {', '.join(binary)}"))
-            self.kinds = {field.name: field.type for field in first.schema}
+            self._settle_kinds(file, first.schema)
         return pa.schema([(name, self.kinds.get(name, pa.null())) for name in names]), [None]
+
+    def _settle_kinds(self, file: str, found: pa.Schema) -> None:
+        """Takes the types that the first rows show, but for those that would change a value."""
+        asked = {field.name: pa.string() if field.name in self.text_columns else field.type for field in found}
+        doubtful = {name: pa.string() for name, kind in asked.items() if is_number(kind) or pa.types.is_null(kind)}
+        texts = next(table for table in self._batches(file, asked | doubtful) if table.num_rows)
+        for name, kind in asked.items():
+            asked[name], why = settle_kind(texts[name], kind) if name in doubtful else (kind, "")
+            if why and (self.columns is None or name in self.columns):
+                self.remarks.append(f"{name} is {asked[name]}: as {kind}, {why}")
+        self.kinds = asked
 
     def _header(self, file: str) -> list[str]:
         separator = separator_of(file)
@@ -178,27 +202,39 @@ class Tables(Source):
             raise ValueError(f"{file} is damaged: {error}") from None
 
     def _read_text(self, file: str) -> Iterator[pa.Table]:
+        """The rows of a text file, of the types that are settled."""
+        for table in self._batches(file, as_read(self.kinds)):
+            for place, name in enumerate(table.column_names):
+                kind = self.kinds.get(name, pa.null())
+                if is_number(kind) and (self.columns is None or name in self.columns):
+                    try:
+                        table = table.set_column(place, name, to_numbers(table[name], kind))
+                    except ValueError as error:
+                        raise self._misfit(file, name, error) from None
+            yield table
+
+    def _batches(self, file: str, kinds: dict[str, pa.DataType]) -> Iterator[pa.Table]:
         with self.listing.filesystem.open_input_stream(self.listing.path(file), compression="detect") as opened:
             try:
                 reader = pyarrow.csv.open_csv(
                     opened,
                     read_options=pyarrow.csv.ReadOptions(block_size=BLOCK_BYTES // 8),
                     parse_options=pyarrow.csv.ParseOptions(delimiter=separator_of(file), newlines_in_values=True),
-                    convert_options=pyarrow.csv.ConvertOptions(column_types=self.kinds),
+                    convert_options=pyarrow.csv.ConvertOptions(column_types=kinds),
                 )
                 yield from (pa.Table.from_batches([batch]) for batch in reader)
             except pa.ArrowInvalid as error:
-                place = re.search(r"column #(\d+)", str(error))
-                if place is None:
-                    raise
-                name = self._header(file)[int(place[1])]
-                kind = (
-                    f"{self.kinds[name]} in the first rows of all" if name in self.kinds else "else in its first rows"
-                )
-                raise ValueError(
-                    f"column {name} is {kind}, and not in {file} ({reason(error)}): its values would be changed or "
-                    "lost; write all alike, or as Parquet, where columns have types"
-                ) from None
+                if place := re.search(r"column #(\d+)", str(error)):
+                    raise self._misfit(file, self._header(file)[int(place[1])], error) from None
+                raise
+
+    def _misfit(self, file: str, name: str, error: Exception) -> ValueError:
+        kind = f"{self.kinds[name]} in the first rows of all" if name in self.kinds else "else in its first rows"
+        return ValueError(
+            f"column {name} is {kind}, and not in {file} ({reason(error)}): its values would be changed or lost; give "
+            f"--text-columns {name} to keep them as they are written, write all alike, or as Parquet, where columns "
+            "have types"
+        )
 
 
 def separator_of(file: str) -> str:
@@ -284,16 +320,6 @@ class LanceTable(Source):
             )
             for batch in scanner.to_batches():
                 yield from in_blocks(pa.Table.from_batches([batch]).replace_schema_metadata(None))
-
-
-def identity(dataset: lance.LanceDataset) -> str:
-    """A hash of its data and deletion files: names are random, so one written anew at the same version has another."""
-    digest = hashlib.blake2b(digest_size=16)
-    for fragment in dataset.get_fragments():
-        meta = fragment.metadata
-        deleted = meta.deletion_file and (meta.deletion_file.read_version, meta.deletion_file.id)
-        digest.update(repr((meta.id, [file.path for file in meta.files], deleted)).encode())
-    return digest.hexdigest()
 
 
 def has_blob(field: pa.Field) -> bool:

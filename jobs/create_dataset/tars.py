@@ -59,7 +59,7 @@ class Tars(Source):
         """Lists them; the first row of the first tar says which columns there are, if they are not asked for."""
         self.listing = list_files(location, (".tar", ".tar.gz", ".tgz"), options)
         self.left_out, self.facts = self.listing.left_out, self.listing.facts
-        splits = name_splits(location, self.listing.files)
+        splits, self.remarks = name_splits(location, self.listing.files)
         self.has_splits = not set(splits) <= {None, "train"}
         self.splits = dict(zip(self.listing.files, splits, strict=True))
         found = itertools.chain.from_iterable(self._rows(file, []) for file in self.listing.files)
@@ -195,8 +195,8 @@ def column_of(ending: str) -> str:
 
 
 def is_integer(text: str) -> bool:
-    """Whether it is one in decimal digits."""
-    return re.fullmatch("-?[0-9]+", text) is not None
+    """Whether it is one in decimal digits that stays what it is: 007 may be a code, and 64 bits hold 18 digits."""
+    return re.fullmatch("-?(0|[1-9][0-9]{0,17})", text) is not None
 
 
 def value_of(ending: str, content: bytes) -> Any:

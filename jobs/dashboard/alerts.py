@@ -8,7 +8,7 @@ from jobs.dashboard.expressions import NAMES, Scope
 OF_A_RUN, OF_A_DATASET = "run", "run, dataset"
 FIXES = {
     "reading": 'num_readers="auto", fewer columns, smaller rows by jobs/materialize.py, or data nearer to the nodes',
-    "decoding": "num_decoders=(2, 16) and CPUs for them, or smaller images by jobs/materialize.py --image-size",
+    "decoding": "num_decoders=(2, 16) and CPUs for them, or smaller images by jobs/materialize.py --shorter-side",
     "finishing": "a cheaper collate_fn, or a larger prefetch_batches",
     "starting": "see `ray status`: helpers that find no place, or nodes that boot; loader.prepare(…) hides their start",
 }

@@ -9,6 +9,7 @@ from raylance.telemetry.metrics import METRICS
 NAMES = {metric.name: f"ray_{metric.name}" for metric in METRICS}  # Ray's prefix
 CAUSES = ("starting", "reading", "decoding", "finishing")
 WAITS = 0.05  # of the trainer's time: from here on, the loader is what limits, as `RankLoader.explain` says too
+IN_STEP = 0.9  # of the slowest rank's steps: so long are those of a rank that keeps step with it, as there
 STARTING, LATER = 'cause="starting"', 'cause!="starting"'
 SHOWN = 5  # times what is delivered: as much as is shown of what a stage could do
 
@@ -95,7 +96,7 @@ def rates_of_stages(scope: Scope) -> dict[str, str]:
     """
     ranks, slowly = scope.keeping("rank"), scope.during("10m").keeping("rank")
     stages = {
-        "training": f"sum({ranks.rate('rows_total')} / {_trained(ranks)})",
+        "training": _training_alone(ranks),
         "decoding": f"sum({ranks.ratio('decoded_rows_total', 'decode_seconds_total')} * {_many(ranks, 'decoders')})",
         "reading": (
             f"sum({slowly.ratio('read_bytes_total', 'storage_seconds_total')} * {_many(ranks, 'readers')})"
@@ -130,6 +131,15 @@ def limit(scope: Scope) -> str:
 
 def _steady_training(scope: Scope) -> str:
     return f"({scope.rate('train_seconds_total')} - {scope.rate_or_0('save_seconds_total')})"
+
+
+def _training_alone(ranks: Scope) -> str:
+    """As `raylance.telemetry.parts.training_rate` has it: a rank that waits for its loader is waited for by those that
+    keep step with it, which counts as their training, so that the one of them that trains shortest speaks for all.
+    """
+    alone, later = f"({ranks.rate('rows_total')} / {_trained(ranks)})", ranks.rate("wait_seconds_total", LATER)
+    step = f"((({_trained(ranks)} + {later}) or {_trained(ranks)}) / {ranks.rate('batches_total')})"
+    return f"count({alone} >= 0) * max({alone} and {step} >= {IN_STEP} * scalar(max({step})))"
 
 
 def _trained(scope: Scope) -> str:

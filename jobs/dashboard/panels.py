@@ -17,7 +17,7 @@ TO_DO = """\
 |---|---|---|
 | **training** | the loader keeps up | nothing. The data costs no time |
 | **reading** | storage is too slow | `num_readers="auto"`; fewer `columns=`; `jobs/materialize.py`; data nearer |
-| **decoding** | decoders are too slow | `num_decoders=(2, 16)`, with CPUs; `jobs/materialize.py --image-size` |
+| **decoding** | decoders are too slow | `num_decoders=(2, 16)`, with CPUs; `jobs/materialize.py --shorter-side` |
 | **finishing** | batches are made too slowly | look at `collate_fn`; larger `prefetch_batches=` |
 | **starting** | helpers are not there yet | wait; `loader.prepare(…)` before the model is built |
 

@@ -1,4 +1,4 @@
-"""torchtitan: a dataloader of its contract around `loader.batches(…)`, for runs that torchtitan's Trainer drives.
+"""torchtitan 0.3.0: a dataloader of its contract around `loader.batches(…)`, for runs that its Trainer drives.
 
 torchtitan builds its dataloader from a `Config`, iterates over (inputs, labels), and puts `state_dict()` into its
 distributed checkpoints. Its own dataloader keeps a state for each data-parallel rank and refuses another number of

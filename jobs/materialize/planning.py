@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 import raylance
-from jobs.common import is_blob
+from jobs.common import identity, is_blob
 
 from .images import Reencode
 from .layout import fragment_bounds, slot_bounds
@@ -93,6 +93,7 @@ def make_plan(wish: Wish, progress: Bar) -> Plan:
     facts = wish.facts()
     version = facts["version"] if facts["branch"] is None else (facts["branch"], facts["version"])
     source = open_version(facts["uri"], version, wish.storage_options)
+    _ = wish.data.schema  # opens what the handle has pinned, and refuses another dataset that lies there now
     check_columns(source, wish)
     stored = stored_row_bytes(source, wish.columns)
     bucket_bytes = wish.bucket_bytes or settle_bucket(facts["rows"] * stored)
@@ -116,6 +117,7 @@ def make_plan(wish: Wish, progress: Bar) -> Plan:
     work = Work(
         source=facts["uri"],
         version=version,
+        files=identity(source),
         filter=wish.filter,
         schema=describe(wish, facts).add_to(pa.schema(map(source.schema.field, wish.columns), source.schema.metadata)),
         group_by=wish.group_by,

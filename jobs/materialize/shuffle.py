@@ -25,6 +25,7 @@ from lance.file import LanceFileSession
 from lance.fragment import FragmentMetadata, write_fragments
 
 import raylance
+from jobs.common import identity
 
 from .images import Reencode
 from .layout import Bucket, Run, Stretch
@@ -42,6 +43,7 @@ class Work:
     Attributes:
         source: URI of the source.
         version: Its version, or (branch, version).
+        files: Hash of that version's files, as all tasks must find it.
         filter: SQL expression, or None.
         schema: Of the new dataset.
         group_by: Column of the groups, or None; need not be in the schema.
@@ -60,6 +62,7 @@ class Work:
 
     source: str
     version: Any
+    files: str
     filter: str | None
     schema: pa.Schema
     group_by: str | None
@@ -155,6 +158,11 @@ def scatter(batch: pa.Table, *, work: Work) -> pa.Table:
     pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps what Lance's threads free: twice the memory
     chunk: Chunk = pickle.loads(batch["task"][0].as_py())
     source = open_version(work.source, work.version, work.storage_options)
+    if (files := identity(source)) != work.files:
+        raise raylance.DatasetError(
+            f"{work.source!r} was rewritten in place while it was copied: the files of version {work.version} were "
+            f"{work.files}, and are {files} now. Nothing was committed. Run it again for a copy of the new rows."
+        )
     wanted = set(chunk.fragments)
     columns = [*work.schema.names, "_rowoffset"]
     extra = [] if work.group_by in (None, *columns) else [work.group_by]

@@ -34,6 +34,7 @@ import ray.train
 import raylance
 from jobs import common
 from jobs.train_images import telling
+from jobs.train_images.leaving import Leaving
 from jobs.train_images.running import run
 from jobs.train_images.telling import say
 from jobs.train_images.tracking import trackers
@@ -61,6 +62,13 @@ def decoders(text: str) -> Any:
 def readers(text: str) -> Any:
     """Parses a number of shard actors, or the least and the most of them."""
     return within(int, 1)(text) if text.isdigit() else decoders(text)
+
+
+def bad_rows(text: str) -> float | None:
+    """Parses how many bad rows there may be: a count, a fraction, or "none" for any number."""
+    if text == "none":
+        return None
+    return within(int, 0)(text) if text.isdigit() else within(float, 0, 1)(text)
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
@@ -103,6 +111,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--order", "of training rows", choices=("window", "shard", "row", "sequential"), default="window")
     add("--on-bad-row", "stop at an image that cannot be decoded, or leave it out",
         choices=("raise", "mask"), default="raise")
+    add("--max-bad-rows", "that are left out, of a worker, before training stops all the same: a number of different "
+        "ones, a fraction such as 0.02, or none for no limit", type=bad_rows, default=0.01, metavar="N")
     add = group("training")
     add("--model", "small_cnn, or a classifier of torchvision such as resnet18", default="small_cnn", metavar="NAME")
     add("--epochs", "passes over the training rows", type=count, default=10, metavar="N")
@@ -139,6 +149,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.stopped_by = signal.SIGINT  # if anything stops the run
     args.log = None  # until there is one
+    args.leaving = Leaving(args)
     args.command = [sys.argv[0], *(sys.argv[1:] if argv is None else argv)]
     return args
 
@@ -148,13 +159,21 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     logging.getLogger("ray.train").setLevel(logging.WARNING)  # it tells of runs that it finds; so does the job
     try:
+        return attempt(args)
+    except (KeyboardInterrupt, SystemExit) as stopped:  # the latter from Ray Train, once it has stopped the workers,
+        if getattr(stopped, "code", None) == signal.SIGTERM:  # or from Ray, while it starts
+            args.stopped_by = signal.SIGTERM
+        return telling.close(args)
+    finally:
+        args.leaving.end()
+
+
+def attempt(args: argparse.Namespace) -> int:
+    """Runs the job, and says why it failed; returns the exit status."""
+    try:
         return run(args)
     except raylance.RaylanceError as error:
         say(str(error))
         return 2
     except (ray.train.TrainingFailedError, ray.exceptions.RayError) as error:
         return telling.fail(args, error)
-    except (KeyboardInterrupt, SystemExit) as stopped:  # the latter from Ray Train, once it has stopped the workers,
-        if getattr(stopped, "code", None) == signal.SIGTERM:  # or from Ray, while it starts
-            args.stopped_by = signal.SIGTERM
-        return telling.close(args)

@@ -37,6 +37,7 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
                 ),
                 seed=args.seed,
                 on_bad_row=args.on_bad_row,
+                max_bad_rows=args.max_bad_rows,
                 storage_options=store or None,
                 **options,
             )

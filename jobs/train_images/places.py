@@ -35,6 +35,11 @@ class Place:
         return f"{self.storage.rstrip('/')}/{self.name}"
 
     @property
+    def uri(self) -> str:
+        """Of the run's folder, as other programs take it."""
+        return self.folder if self.filesystem is None else f"s3://{self.folder}"
+
+    @property
     def local(self) -> str | None:
         """The run's folder, where it lies in the file system of this machine."""
         return self.folder if self.filesystem is None and "://" not in self.storage else None

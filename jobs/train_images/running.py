@@ -4,10 +4,8 @@ step.
 
 import argparse
 import os
-import signal
 import textwrap
 from collections.abc import Callable, Mapping
-from types import FrameType
 from typing import Any
 
 import ray
@@ -38,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     standing = look_up(args, at, train, [args.model, classes])
     if standing is not None and standing.epoch >= args.epochs:
         return telling.summarise(args, at, standing.result)
-    heed_sigterm(args)
+    args.leaving.heed()
     args.log = quiet.log_file(at.local, at.name)
     with quiet.quietly(args.log, common.show_command(["python", *args.command]), f"{SELF}: ") as apart:
         trackers = tracking.settle(args, at)
@@ -67,16 +65,6 @@ def run(args: argparse.Namespace) -> int:
     return telling.summarise(args, at, result)
 
 
-def heed_sigterm(args: argparse.Namespace) -> None:
-    """Has SIGTERM stop the job as SIGINT does."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        args.stopped_by = number
-        signal.raise_signal(signal.SIGINT)  # for which Ray Train has a way that stops the workers too
-
-    signal.signal(signal.SIGTERM, stop)
-
-
 def workers(args: argparse.Namespace) -> str:
     """How many there are."""
     kind = "GPU" if args.use_gpu else "CPU"
@@ -86,7 +74,7 @@ def workers(args: argparse.Namespace) -> str:
 def where(args: argparse.Namespace, standing: Standing, steps: int) -> str:
     """Where a run goes on."""
     row = f"row {standing.position:,} of its order"
-    return f"epoch {standing.epoch + 1}/{args.epochs}, behind step {standing.step}/{steps} ({row})"
+    return f"epoch {standing.epoch} of {args.epochs}, after step {standing.step}/{steps} ({row})"
 
 
 def fit(
@@ -97,7 +85,7 @@ def fit(
     apart.show(f"{'joining' if was_there else 'starting'} Ray, then {workers(args)}")
     try:
         started_here = common.connect()
-        heed_sigterm(args)  # ray.init has set a handler of its own
+        args.leaving.heed()  # ray.init has set a handler of its own
         check_machines(args, started_here, apart)
         with raylance.watch(
             at.folder,
@@ -115,9 +103,9 @@ def fit(
 def told_of(metrics: Mapping[str, Any], epochs: int) -> str:
     """The line that says what was reported to Ray Train."""
     if "val_accuracy" not in metrics:
-        return "epoch {}/{}, step {step:,}: train loss {train_loss:.4f}".format(metrics["epoch"] + 1, epochs, **metrics)
+        return "epoch {epoch} of {}, step {step:,}: train loss {train_loss:.4f}".format(epochs, **metrics)
     line = "train loss {train_loss:.4f}, validation accuracy {val_accuracy:.2%}, {images_per_s:,.0f} images/s"
-    return f"epoch {metrics['epoch']}/{epochs}: {line.format(**metrics)}"
+    return f"epoch {metrics['epoch']} of {epochs}: {line.format(**metrics)}"
 
 
 def check_machines(args: argparse.Namespace, started_here: bool, apart: quiet.Quiet) -> None:

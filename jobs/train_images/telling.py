@@ -15,9 +15,8 @@ import ray.train
 
 import raylance
 from jobs import common
-from jobs.train_images.places import Place, newest, place
-
-SELF = "train_images.py"
+from jobs.train_images.leaving import SELF
+from jobs.train_images.places import Place, place
 
 
 class Lines(io.TextIOBase):
@@ -47,7 +46,9 @@ def summarise(args: argparse.Namespace, at: Place, result: ray.train.Result) -> 
     figures = result.return_value or {"epochs": 0}  # none where nothing ran
     if not figures["epochs"]:
         print(f"run {at.name} was finished already; nothing was done")
-    print("validation accuracy {val_accuracy:.2%} after {epoch} epochs, {images_per_s:,.0f} images/s".format(**metrics))
+    done = metrics.get("epochs", metrics.get("epoch"))  # runs of before 0.8 reported these as their epoch
+    accuracy, rate = metrics["val_accuracy"], metrics["images_per_s"]
+    print(f"validation accuracy {accuracy:.2%} after {done} epochs, {rate:,.0f} images/s")
     print(f"checkpoint {result.checkpoint.path}")
     tell_report(args, at)
     print("the same command goes on from it: more --epochs train on, another --run-name starts anew", flush=True)
@@ -60,10 +61,10 @@ def summarise(args: argparse.Namespace, at: Place, result: ray.train.Result) -> 
 def tell_report(args: argparse.Namespace, at: Place) -> None:
     """Says what limited the run, whichever way it ended, and writes its report; no run fails for want of one."""
     try:
+        store = common.store_options(args.storage_options) or None
         if args.log is not None:
-            print(as_options(str(raylance.explain_run(at.folder, at.filesystem))))
-        store = common.store_options(args.storage_options)
-        where = raylance.report_run(at.folder, storage_filesystem=at.filesystem, storage_options=store or None)
+            print(as_options(str(raylance.explain_run(at.folder, at.filesystem, storage_options=store))))
+        where = raylance.report_run(at.folder, storage_filesystem=at.filesystem, storage_options=store)
     except Exception as error:  # of records, a storage, or what draws
         if args.log is not None:  # it ran, so that there should be one
             say(f"there is no report ({type(error).__name__}: {error})")
@@ -81,20 +82,8 @@ def as_options(advice: str) -> str:
 def close(args: argparse.Namespace) -> int:
     """Says how a run that was stopped goes on; returns the exit status that shells give to the signal."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the next one ends at once
-    at = place(args)
-    say("stopped; the report is being written")
-    goes_on = "no checkpoint was made, and the same command starts it anew"
-    try:
-        if (last := newest(at)) is not None:
-            epoch = last.metrics["epoch"] + ("val_accuracy" not in last.metrics)  # in mid-epoch it counts those done
-            where = f"epoch {epoch}, behind step {last.metrics['step']}"
-            goes_on = f"its last checkpoint is {last.checkpoint.path} ({where}), and the same command goes on from it"
-    except (OSError, raylance.StateError) as error:
-        goes_on = f"its checkpoints cannot be read now ({error}), and the same command goes on from the last one"
-    by = signal.Signals(args.stopped_by)
-    tell_report(args, at)
-    say(f"run {at.name} was stopped by {by.name}; {goes_on}:\n{common.show_command(['python', *args.command])}")
-    return 128 + by
+    args.leaving.say()
+    return 128 + signal.Signals(args.stopped_by)
 
 
 def fail(args: argparse.Namespace, error: Exception) -> int:
@@ -122,4 +111,5 @@ def short(error: Exception) -> str:
     text = f"{type(error).__name__}: {error}"
     named = list(re.finditer(r"^[\w.]+(?:Error|Exception|Exit): ", text, re.MULTILINE))  # the last ends a traceback
     found = text[named[-1].start() :].strip() if named else text
-    return found.replace('set on_bad_row="mask"', "give --on-bad-row mask")
+    found = found.replace('set on_bad_row="mask"', "give --on-bad-row mask")
+    return found.replace("raise max_bad_rows (a count, or a fraction; None for", "raise --max-bad-rows (none for")

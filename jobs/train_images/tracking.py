@@ -20,7 +20,7 @@ from jobs.train_images.places import Place
 from jobs.train_images.trackers import TRACKERS, Mlflow, plain
 
 NOTES = "tracking.json"  # in the run's folder
-_LEFT_OUT = ("storage_options", "command", "stopped_by", "log", "track")  # of the arguments
+_LEFT_OUT = ("storage_options", "command", "leaving", "stopped_by", "log", "track")  # of the arguments
 _KEEP_S = 30.0  # that training waits for the trackers at a checkpoint, once where they do not catch up
 _CLOSE_S = 60.0  # that the last points may take
 

@@ -106,7 +106,7 @@ class Training:
         first = step = self.step
         loss_sum = torch.zeros((), device=ray.train.torch.get_device())
         self.network.train()
-        self.lap.begin(self.made + 1)  # laps end within a step, whose time has not been counted yet
+        self.lap.begin(self.made)
         for step, batch in enumerate(self.loader.iter_torch_batches(**self.batches), first + 1):
             loss = self.train_step(epoch, step, batch)
             loss_sum += loss
@@ -176,7 +176,8 @@ def train(training: Training, config: dict[str, Any]) -> dict[str, Any]:
         loss_of_ranks, right, rows = sums.tolist()
         # After a checkpoint behind the last step there are no steps left; where all rows are masked, no rows.
         metrics = {
-            "epoch": epoch + 1,
+            "epoch": epoch,
+            "epochs": epoch + 1,  # done
             "step": first + steps,
             "train_loss": loss_of_ranks / steps if steps else math.nan,
             "val_accuracy": right / rows if rows else math.nan,

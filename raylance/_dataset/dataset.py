@@ -1,7 +1,6 @@
 """Owns the handle of an opened dataset, a value: it tells, peeks and makes loaders; never holds a position."""
 
 import contextlib
-import dataclasses
 import operator
 import os
 import weakref
@@ -14,9 +13,9 @@ import pandas as pd
 import pyarrow as pa
 
 from raylance import process
-from raylance._dataset.looks import describe, how_read, look, look_at
+from raylance._dataset.looks import describe, how_read, look, look_at, rows_in_words
 from raylance._dataset.seats import TrainData
-from raylance.arguments import check_integer, refuse_unknown
+from raylance.arguments import check_integer
 from raylance.batches.batches import Batches
 from raylance.batches.lookup import Lookup
 from raylance.batches.showing import Shown
@@ -25,9 +24,10 @@ from raylance.decode.arrays import Lists, NumpyBatch, list_lengths, to_numpy
 from raylance.errors import ConfigError, DatasetError
 from raylance.loader import RankLoader
 from raylance.orders.permutation import Int64Array
+from raylance.passes import WholePasses
 from raylance.planning.summary import PlanSummary, summarise
 from raylance.runtime.helpers import Helpers
-from raylance.settings import Delivery, Feed, Options, make_plan, map_shared
+from raylance.settings import Delivery, Feed, make_options, make_plan, map_shared, takes_options
 from raylance.source.packing import PackedRows
 from raylance.source.rows import TableRows
 from raylance.store import Shared
@@ -46,18 +46,19 @@ class Dataset(TrainData):
         self._passes: set[RankLoader] = set()  # that go on
         self._loaders: list[weakref.ref[RankLoader]] = []  # that were made of it here
         self._lookup: Lookup | None = None
+        self._whole_passes = WholePasses()
         self._pid = os.getpid()
 
     def __len__(self) -> int:
-        """Selected rows."""
+        """Selected rows, those that `dataset[…]` counts; of a mixture or of draws, an epoch may have more or fewer."""
         return self._delivery.rows
 
     def __repr__(self) -> str:
         source = self._feed.source
-        return (
-            f"raylance.dataset({source.uri!r}, version={source.version}, filter={self._delivery.filter!r}): "
-            f"{len(self):,} rows of {', '.join(source.columns)}"
-        )
+        opened = f"dataset({source.uri!r}, version={source.version}, filter={self._delivery.filter!r})"
+        if isinstance(source.uri, dict):
+            opened = f"mix({source.uri})"
+        return f"raylance.{opened}: {rows_in_words(self._delivery)} of {', '.join(source.columns)}"
 
     def _repr_html_(self) -> str:
         return describe(self)._repr_html_()
@@ -188,7 +189,8 @@ class Dataset(TrainData):
             world_size: Ranks.
 
         Returns:
-            A summary whose repr tells rows, shards, lanes, steps, the rows dropped or repeated, and bytes of a window.
+            A summary whose repr tells rows, shards, lanes, steps, the rows dropped or repeated, and bytes of a window;
+            of a mixture, each dataset's share, and how many of its rows are used, left out and repeated.
 
         Raises:
             ConfigError: If there would be no step, or ranks without a row.
@@ -204,8 +206,10 @@ class Dataset(TrainData):
         loader = RankLoader(self._feed, self._delivery, self._options)
         return loader.steps_per_epoch(global_batch_size=global_batch_size, batch_size=batch_size)
 
+    @takes_options
     def loader(self, *, rank: int | None = None, world_size: int | None = None, **options: Any) -> RankLoader:
-        """Makes a loader outside of Ray Train, at the start of epoch 0. `close` of the handle closes it, too.
+        """Makes a loader by hand, at the start of epoch 0: outside of Ray Train, or in a training function for data
+        that the trainer was not given, where it is recorded as others are. `close` of the handle closes it, too.
 
         Args:
             rank: The rank it serves; None for 0 of a world of 1.
@@ -218,15 +222,15 @@ class Dataset(TrainData):
         """
         if rank is None:
             self._refuse_in_larger_world()
-            if world_size not in (None, 1):
+            if world_size is not None and check_integer("world_size", world_size, 1) != 1:
                 raise ConfigError(
                     f"loader(world_size={world_size!r}) without rank=: every process would be rank 0, and the rows of "
                     "the others would never come. Say which rank this is."
                 )
-        refuse = {name: value for name, value in options.items() if name not in _OPTIONS}
-        refuse_unknown("loader()", refuse, ("rank", "world_size", *_OPTIONS))
-        rank, world_size = check_integer("rank", rank or 0, 0), check_integer("world_size", world_size or 1, 1)
-        made = RankLoader(self._feed, self._delivery, Options(**options), rank, world_size)
+        made_of = make_options("loader()", options, ("rank", "world_size"))
+        rank = 0 if rank is None else check_integer("rank", rank, 0)
+        world_size = 1 if world_size is None else check_integer("world_size", world_size, 1)
+        made = RankLoader(self._feed, self._delivery, made_of, rank, world_size)
         self._loaders.append(weakref.ref(made, self._loaders.remove))
         return made
 
@@ -261,11 +265,17 @@ class Dataset(TrainData):
 
         def whole_epoch() -> Iterator[Any]:
             process.check_place(self._pid, None)
-            loader = RankLoader(self._feed, self._delivery, self._options, helpers=self._take_idle())
+            helpers = self._take_idle()
+            loader = RankLoader(self._feed, self._delivery, self._options, helpers=helpers, leaves_nothing=True)
             loader.set_epoch(epoch)
             self._passes.add(loader)
             try:
-                yield from getattr(loader, method)(**arguments)
+                with contextlib.closing(iter(getattr(loader, method)(**arguments))) as batches:
+                    for batch in batches:
+                        if loader.epoch != epoch:  # it moves on with the last batch
+                            what = f"a handle of {self._feed.source.uri!r}, which has no position,"
+                            self._whole_passes.add(epoch, self._delivery, what, _MOVES)
+                        yield batch
             finally:
                 if loader in self._passes:  # else close() ended it
                     self._passes.remove(loader)
@@ -340,4 +350,7 @@ def _to_numpy(table: pa.Table) -> NumpyBatch:
     return to_numpy(table, Lists(lengths=list_lengths(table)))
 
 
-_OPTIONS = tuple(field.name for field in dataclasses.fields(Options))
+_MOVES = (
+    "Give the batches of a loader, which moves from epoch to epoch: loader = handle.loader(), then "
+    "loader.batches(global_batch_size=…) in place of the handle's; or say which epoch: iter_torch_batches(epoch=…)."
+)

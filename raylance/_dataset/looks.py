@@ -10,8 +10,10 @@ import pyarrow as pa
 from raylance.batches.showing import Shown, joined, show_counts, show_facts, show_rows
 from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, RaylanceError
+from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Plan
+from raylance.settings import Delivery
 from raylance.source.rows import TableRows
 
 if TYPE_CHECKING:
@@ -25,16 +27,33 @@ _LABEL = "label"  # where the schema names no other column beside the classes
 def describe(data: "Dataset") -> Shown:
     """A dataset: what it is, with a few rows."""
     feed, delivery = data.opened
-    schema = data.schema
+    schema, order = data.schema, delivery.order
     facts = {
         "dataset": feed.source.uri,
         "version": data.version,
         "filter": delivery.filter or "none",
-        "rows": f"{len(data):,}",
-        "order": delivery.order.name,
+        "rows": rows_in_words(delivery),
+        "order": order.name,
+    }
+    if isinstance(order, MixOrder):
+        facts = {
+            part.name: f"{feed.source.uri[part.name]}, version {data.version[part.name]}, "
+            f"filter {delivery.filter[part.name] or 'none'}: {part.rows:,} rows, order {part.order.name}, "
+            f"{100 * part.quota / sum(order.quotas):.4g}% of an epoch"
+            for part in order.components
+        }
+        facts |= {"rows": rows_in_words(delivery)}
+    facts |= {
         **{name: told(kind) for name, kind in zip(schema.names, schema.types, strict=True)},
     }
     return joined(Shown(show_facts(facts), repr(data)), look(data, 4))
+
+
+def rows_in_words(delivery: Delivery) -> str:
+    """How many are selected, and how many come in an epoch where that is another number."""
+    order = delivery.order.settle(delivery.facts) if delivery.order.repeats else None
+    each = f" ({order.epoch_rows:,} an epoch)" if order is not None and order.epoch_rows != delivery.rows else ""
+    return f"{delivery.rows:,} rows{each}"
 
 
 def told(kind: pa.DataType) -> str:
@@ -78,7 +97,7 @@ def how_read(data: "Dataset", plan: Plan) -> str:
     """How the first chunk of rank 0 is read, and why."""
     source, chunk = data.opened[0].source, plan.chunk_at(0, 0)
     if not isinstance(source, TableRows) or chunk is None:
-        return "by its parts' own choice"
+        return "its parts' own choice"
     if chunk.steps * plan.global_batch_size > _LARGEST_TRIAL * plan.world_size:
         return f"{source.read}, decided a chunk at a time"
     offsets = source.load_selection().offsets(np.unique(plan.chunk_rows(chunk, 0)))

@@ -1,6 +1,7 @@
 """Owns `dataset()`, where every input is checked before anything starts; never starts an actor by itself."""
 
 import dataclasses
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -12,9 +13,10 @@ import pyarrow as pa
 from raylance._dataset.dataset import Dataset
 from raylance.arguments import check_integer, refuse_unknown
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
-from raylance.decode.arrays import is_dense, list_lengths
+from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
 from raylance.decode.decoder import Decoder
-from raylance.decode.rows import Decoding, Transform, settle
+from raylance.decode.rows import Decoding, settle
+from raylance.decode.transforms import Transform
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order
 from raylance.orders.registry import make_order
@@ -24,9 +26,12 @@ from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.provenance import STALE, Stale, check_fresh
 from raylance.source.reader import READ_MODES, Reader, ReadMode, is_blob, stored_row_bytes
 from raylance.source.rows import table_rows
-from raylance.source.selection import Selection, Version, pin, share_selection
+from raylance.source.selection import Selection, share_selection
 from raylance.source.splits import Split
 from raylance.source.tables import SelectionRows, share_tables
+from raylance.source.version import Source, Version, pin
+
+logger = logging.getLogger(__name__)
 
 _PROBE_ROWS = 16
 
@@ -43,8 +48,10 @@ def dataset(
     pack: PackTokens | None = None,
     order: str | Order = "window",
     seed: int = 0,
+    window_bytes: int | None = None,
     remainder: Remainder = "drop",
     on_bad_row: Literal["raise", "mask"] = "raise",
+    max_bad_rows: int | float | None = 0.01,
     read: ReadMode = "auto",
     stale: Stale = "warn",
     storage_options: Mapping[str, str] | None = None,
@@ -68,8 +75,15 @@ def dataset(
             (n, length), the row offset of each token's document, and `first_row`, `first_token` where it begins.
         order: "window", "shard", "sequential" or "row", or an order with its parameters.
         seed: The one seed of everything random: order, augmentation.
+        window_bytes: What the windows of a shuffle may take in memory, the one in use and the next one together, as if
+            one rank held them all: sizes that `order` leaves to "auto" follow from it, the same on every rank. None for
+            `max_window_bytes` of the run's `DataConfig`, else 512 MiB. Recorded in checkpoints, and kept on resume.
         remainder: What becomes of the rows behind the last whole step: "drop", "pad" or "ragged".
-        on_bad_row: "raise" stops at a row that cannot be decoded; "mask" delivers zeros with `_valid` False.
+        on_bad_row: "raise" stops at a row that cannot be decoded, or that the transform fails on by itself; "mask"
+            delivers zeros with `_valid` False.
+        max_bad_rows: With "mask", how many of these there may be before that is an error: a count of different rows, or
+            a fraction of those that a rank has been handed since its start, looked at from 1,000 on. None for any
+            number.
         read: "range" or "take" reads so; "auto" chooses for each chunk by the density of its rows and their size. The
             plan tells which.
         stale: What becomes of a dataset that jobs/materialize made from a source which has other files by now: "warn"
@@ -88,8 +102,12 @@ def dataset(
     refuse_unknown("raylance.dataset()", unknown, dataset.__kwdefaults__ or ())
     _check_words(remainder, on_bad_row, read, split, stale)
     seed, made_order = check_integer("seed", seed, None), make_order(order)
-    decoders = _check_decoders(decode)
+    window_bytes = None if window_bytes is None else check_integer("window_bytes", window_bytes, 1)
+    decoders, most = _check_decoders(decode), _check_bad_rows(max_bad_rows, on_bad_row)
+    _warn_of_unlike_crops(decoders)
     if pack is not None:
+        if not isinstance(pack, PackTokens):
+            raise ConfigError(f"pack={pack!r}: give raylance.PackTokens(column, length=…).")
         if columns is not None or decoders or transform is not None:
             raise ConfigError("pack= delivers the packed tokens alone: leave columns=, decode= and transform= out.")
         columns = [pack.column]
@@ -98,12 +116,13 @@ def dataset(
     check_fresh(opened, stale, storage_options)
     names = _check_columns(opened, columns, decoders)
     selection = share_selection(source, filter, split)
-    probe = _probe(opened, names, selection.get())
+    probe = _probe(source, opened, names, selection.get())
     decoding, made = _settle_decoding(
         Decoding(
             decoders=decoders,
             seed=seed,
             mask_bad_rows=on_bad_row == "mask",
+            max_bad_rows=most,
             transform=transform,
             datasets=dataset_names(source.uri),
         ),
@@ -120,7 +139,13 @@ def dataset(
         read=read,
         stored_bytes=stored_row_bytes(opened, names) if varies else 0.0,
     )
-    feed = Feed(source=table, delivers=made.column_names, decoding=decoding, list_lengths=list_lengths(made))
+    feed = Feed(
+        source=table,
+        delivers=made.column_names,
+        decoding=decoding,
+        list_lengths=list_lengths(made),
+        list_dtypes=list_dtypes(made.schema),
+    )
     del probe, made  # of large rows they are large, and what follows reads more
     if pack is not None:
         packed = pack_rows(table, pack)
@@ -137,6 +162,7 @@ def dataset(
         seed=seed,
         remainder=remainder,
         masks_bad_rows=on_bad_row == "mask",
+        window_bytes=window_bytes,
     )
     return Dataset(feed, delivery)
 
@@ -154,6 +180,26 @@ def _check_words(remainder: object, on_bad_row: object, read: object, split: obj
         raise ConfigError(f"split={split!r}: give a FractionSplit, a RangeSplit or a ValueSplit.")
 
 
+def _check_bad_rows(max_bad_rows: Any, on_bad_row: str) -> int | float | None:
+    if max_bad_rows is None:
+        return None
+    if on_bad_row != "mask" and max_bad_rows != 0.01:  # the default
+        logger.warning(
+            'max_bad_rows=%r limits masked rows, and on_bad_row="raise" masks none: the first bad row is an error. '
+            'Pass on_bad_row="mask", or leave max_bad_rows= out.',
+            max_bad_rows,
+        )
+    if isinstance(max_bad_rows, float | np.floating):
+        if 0 <= max_bad_rows <= 1:
+            return float(max_bad_rows)
+        raise ConfigError(f"max_bad_rows={max_bad_rows!r}: a fraction lies in [0, 1]; a count is an integer.")
+    if isinstance(max_bad_rows, bool) or not isinstance(max_bad_rows, int | np.integer) or max_bad_rows < 0:
+        raise ConfigError(
+            f"max_bad_rows={max_bad_rows!r}: must be a count, an integer of at least 0; a fraction in [0, 1]; or None."
+        )
+    return int(max_bad_rows)
+
+
 def _check_decoders(decode: Decoder | Sequence[Decoder] | None) -> tuple[Decoder, ...]:
     decoders = tuple(decode) if isinstance(decode, list | tuple) else () if decode is None else (decode,)
     if not all(isinstance(decoder, Decoder) for decoder in decoders):
@@ -161,17 +207,46 @@ def _check_decoders(decode: Decoder | Sequence[Decoder] | None) -> tuple[Decoder
             f"decode={decode!r}: give raylance.Image(column, size=…), an object of a subclass of raylance.Decoder, or "
             "a list of them."
         )
+    names = [each.column for each in decoders]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"decode= has {twice[0]!r} {names.count(twice[0])} times: decode each column once.")
+    leaders = [each.column for each in decoders if each.like is None]
+    for each in decoders:
+        if each.like is not None and each.like not in leaders:
+            raise ConfigError(
+                f"{type(each).__name__}({each.column!r}, like={each.like!r}): must name a column that is decoded here "
+                f"and is itself like no other; these are {', '.join(leaders) or 'none'}."
+            )
     return decoders
+
+
+def _warn_of_unlike_crops(decoders: Sequence[Decoder]) -> None:
+    names = [each.column for each in decoders if each.is_random]
+    if len(names) > 1:
+        logger.warning(
+            "%s are augmented at random, each by itself: those of a row get different crops and flips. If they belong "
+            "together, as an image and its mask do, let one follow the other: "
+            'Image(%r, like=%r, mode="L", interpolation="nearest"), without augment= and hflip=; or crop both in a '
+            "transform=, seeded with _seed.",
+            " and ".join(names),
+            names[1],
+            names[0],
+        )
 
 
 def _settle_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str]) -> tuple[Decoding | None, pa.Table]:
     """Settles what decoding leaves to the rows, by a few of them, and returns also what it makes of these."""
     if not decoding.decoders and decoding.transform is None:
         return None, probe.select(names)
-    decoding = dataclasses.replace(decoding, decoders=tuple(settle(decoder, probe) for decoder in decoding.decoders))
+    decoders = {each.column: settle(each, probe) for each in decoding.decoders if each.like is None}
+    for each in decoding.decoders:
+        if each.like is not None:
+            decoders[each.column] = settle(each.follow(decoders[each.like]), probe)
+    ordered = tuple(decoders[each.column] for each in decoding.decoders)
+    decoding = dataclasses.replace(decoding, decoders=ordered)
     made, _ = dataclasses.replace(decoding, mask_bad_rows=True).open().apply(probe, 0)
     made = made.drop_columns([VALID])
-    return (decoding if decoding.transform is None else dataclasses.replace(decoding, transformed=made.schema)), made
+    return (decoding if decoding.transform is None else dataclasses.replace(decoding, blank=blank_row(made))), made
 
 
 def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, decoders: Sequence[Decoder]) -> list[str]:
@@ -196,8 +271,8 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, de
         )
     for decoder in decoders:
         name = decoder.column
-        if name not in names or decoded.count(name) > 1:
-            raise ConfigError(f"decode names {name!r}: it must be one of columns={names}, and be decoded once.")
+        if name not in names:
+            raise ConfigError(f"decode names {name!r}: it must be one of columns={names}.")
         kind = schema.field(name).type
         if not (is_blob(schema.field(name)) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
             raise DatasetError(
@@ -207,7 +282,7 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, de
     return names
 
 
-def _probe(opened: lance.LanceDataset, columns: Sequence[str], selection: Selection) -> pa.Table:
+def _probe(source: Source, opened: lance.LanceDataset, columns: Sequence[str], selection: Selection) -> pa.Table:
     """Reads a few rows, spread over the selection: the measure of row sizes, and of what decodes."""
     rows = np.unique(np.linspace(0, selection.rows - 1, _PROBE_ROWS).astype(np.int64))
-    return Reader(dataset=opened, columns=columns, row_bytes=1).read(selection.offsets(rows))
+    return Reader(dataset=opened, columns=columns, row_bytes=1, pinned=source).read(selection.offsets(rows))

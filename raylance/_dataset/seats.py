@@ -1,5 +1,6 @@
 """Owns how a dataset becomes the loaders of a Ray Train run, by any DataConfig or in local mode; never reads."""
 
+import dataclasses
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, Self
@@ -8,6 +9,7 @@ from raylance import process
 from raylance.batches.batches import Batches
 from raylance.errors import ConfigError
 from raylance.loader import RankLoader
+from raylance.orders.permutation import Int64Array
 from raylance.settings import Delivery, Feed, Options, map_shared
 from raylance.store import Shared
 from raylance.telemetry.verdict import Verdict
@@ -53,6 +55,8 @@ class TrainData:
         """The loader of one rank of a run, at the start of epoch 0."""
         # The process that makes the loaders of a run outlives them.
         feed, delivery = map_shared(self._feed, self._delivery, Shared.of_run)
+        if delivery.window_bytes is None:  # the config's options are the same for all ranks
+            delivery = dataclasses.replace(delivery, window_bytes=options.max_window_bytes)
         return RankLoader(feed, delivery, options, rank, world_size, seat=seat)
 
     def run_loader(self) -> RankLoader:
@@ -82,6 +86,20 @@ class TrainData:
     def epoch(self) -> int:
         """In local mode as `RankLoader.epoch`."""
         return self.run_loader().epoch
+
+    @property
+    def step(self) -> int:
+        """In local mode as `RankLoader.step`."""
+        return self.run_loader().step
+
+    @property
+    def global_step(self) -> int:
+        """In local mode as `RankLoader.global_step`."""
+        return self.run_loader().global_step
+
+    def completed_shards(self) -> Int64Array:
+        """In local mode as `RankLoader.completed_shards`."""
+        return self.run_loader().completed_shards()
 
     def set_epoch(self, epoch: int) -> None:
         """In local mode as `RankLoader.set_epoch`."""

@@ -8,6 +8,8 @@ were behind a step; never repairs, never writes data.
 
     train = raylance.audit.reopen(state)              # of a run, by the content of its raylance_state.json
     raylance.audit.EpochAudit(train, state=state).count()
+
+An audit by the plan says what a run has to be handed; what its ranks were handed, `raylance.prove_run(folder)` proves.
 """
 
 from raylance.audit.epoch import AuditReport, EpochAudit

@@ -14,12 +14,13 @@ from raylance._dataset.dataset import Dataset
 from raylance.arguments import check_integer
 from raylance.audit.selected import Step, Tally, parts_of
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID
-from raylance.errors import ConfigError
+from raylance.errors import ConfigError, StateError
 from raylance.loader import RankLoader
 from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Plan
 from raylance.planning.resume import load_state, make_state
+from raylance.planning.shards import read_shards
 from raylance.planning.state import parse_state
 from raylance.settings import Options, make_plan
 
@@ -112,6 +113,29 @@ class EpochAudit:
             raise ConfigError(f"position={position}: the epoch has {self.plan.epoch_rows:,} rows, from 0 on.")
         self._delivery, self._parts, self._selection = delivery, parts_of(data), feed.source.load_selection()
         self._starts = range(self.position, self.position + self.plan.steps(self.position) * size, size)
+
+    def completed_shards(self, state: Mapping[str, Any]) -> Int64Array:
+        """IDs of the shards that are complete at the position of a state, and a check of those that it lists.
+
+        Args:
+            state: What a checkpoint of the run holds, of any version of raylance.
+
+        Returns:
+            int64, ascending, shape (k,), from order, seed and epoch; all that the state lists are among them.
+
+        Raises:
+            StateError: If the state is damaged, or lists a shard that has rows to come.
+        """
+        saved = parse_state(state)
+        epoch = self.plan.order.epoch(saved.epoch)
+        done = epoch.completed_shards(saved.position)
+        listed = read_shards(saved.completed_shards, epoch)
+        if listed is not None and (listed & ~done).any():
+            raise StateError(
+                f"the state lists shards {np.flatnonzero(listed & ~done)[:5]} as complete, and they have rows to come "
+                f"at position {saved.position} of epoch {saved.epoch}. Use an earlier checkpoint."
+            )
+        return np.flatnonzero(done)
 
     def by_plan(self) -> Iterator[Ranks]:
         """What each rank gets, step by step, from the work items that its helpers would be given; reads nothing."""
@@ -241,8 +265,14 @@ class EpochAudit:
 
     def _stream(self, loader: RankLoader) -> Iterator[Step]:
         plan, size = self.plan, self.plan.global_batch_size
-        place = {"epoch": self.epoch, "position": self.position, "order": plan.order.params()}
-        loader.load_state_dict(loader.state_dict() | place)
+        planned = dataclasses.replace(self._delivery, order=plan.order.settings)
+        where = {
+            "epoch": self.epoch,
+            "position": self.position,
+            "global_batch_size": size,
+            "world_size": plan.world_size,
+        }
+        loader.load_state_dict(make_state(self._data.opened[0].origin, planned, **where).to_dict())
         tables = loader.iter_batches(global_batch_size=size, batch_format="pyarrow", with_row_offset=True)
         for number, table in enumerate(tables):
             names = {ROW_OFFSET, COMPONENT, VALID} & set(table.column_names)

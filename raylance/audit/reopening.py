@@ -91,6 +91,7 @@ def reopen(
         raise ConfigError(f"uri={uris}: the run read {len(parts)} datasets; give a URI for each, or none.")
     if "pack" not in changes and saved.transform is None and saved.columns is not UNKNOWN:
         changes = {"columns": saved.columns, **changes}
+    window_bytes = None if saved.window_bytes is UNKNOWN else saved.window_bytes
     opened = {}
     for number, (name, part) in enumerate(parts.items()):
         one = {key: getattr(saved, key) for key in _KEPT}
@@ -103,16 +104,17 @@ def reopen(
             "seed": part["seed"],
             "order": changes["order"] if "order" in changes else _order(**part["order"]),
             "remainder": remainder,
+            "window_bytes": None if is_mixture else window_bytes,
         }
         opened[name] = dataset(uris[number] if uris else one["uri"], **(arguments | changes))
     if not is_mixture:
         return opened[""]
     weighed = {name: (opened[name], part["quota"]) for name, part in parts.items()}
-    feed, delivery = mix(weighed, stop=saved.order["stop"], remainder=remainder).opened
+    feed, delivery = mix(weighed, stop=saved.order["stop"], window_bytes=window_bytes, remainder=remainder).opened
     order = cast("MixOrder", delivery.order)
     # As they were: quotas that weights were rounded to may have a common divisor, and would be made smaller.
     components = [dataclasses.replace(part, quota=parts[part.name]["quota"]) for part in order.components]
-    order = dataclasses.replace(order, components=tuple(components))
+    order = dataclasses.replace(order, components=tuple(components)).adopt(saved.order)
     return Dataset(feed, dataclasses.replace(delivery, order=order))
 
 

@@ -7,87 +7,99 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID
+from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID, dataset_names, tell_rows
 from raylance.errors import CoverageError
-from raylance.planning.coverage import Coverage
+from raylance.orders.permutation import Int64Array
+from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan, WorkItem
 from raylance.settings import Feed
+
+_NONE = np.empty(0, dtype=np.int64)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What is told of a rank's step: the position behind it, and at the end of an epoch, what the pass has proved."""
+    """What is known of a rank's step.
 
+    Attributes:
+        before: Position before it.
+        after: Position after it.
+        is_last: Whether the epoch ends with it.
+        rows: Rows of this rank, padding included.
+        nbytes: Their bytes.
+        masked: Offsets of those that could not be decoded, with component bits.
+        digest: Its rows, as they came.
+    """
+
+    before: int
     after: int
+    is_last: bool
     rows: int
     nbytes: int
-    masked_rows: int
-    certificate: dict[str, Any] | None
+    masked: Int64Array
+    digest: Digest
 
 
 class Assembly:
     """Puts the items of one rank's pass together, step by step."""
 
     def __init__(self, feed: Feed, plan: Plan, rank: int, epoch: int, position: int) -> None:
-        self._feed, self._plan, self._rank, self._epoch, self._begin = feed, plan, rank, epoch, position
+        self._feed, self._plan, self._rank = feed, plan, rank
         self._selection = feed.source.load_selection()
         self._after = position
-        self._coverage = Coverage()
         self._parts: list[pa.Table] = []
-        self._masked = 0
-        self._steps: deque[tuple[pa.Table, int]] = deque()
+        self._masked: list[Int64Array] = []
+        self._digest = Digest()
+        self._steps: deque[tuple[pa.Table, Int64Array, Digest]] = deque()
 
     def add(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> None:
         """Takes the next item, whose rows must be those of the plan."""
-        table, valid = self._merge(item, plain, decoded)
+        table, valid, digests = self._merge(item, plain, decoded)
         rows = item.high - item.low
         low, high = self._plan.rank_slice(item.position, self._rank)
         for step in range(item.steps):
             self._parts.append(table if item.steps == 1 else table.slice(step * rows, rows))
-            self._masked += int(rows - np.count_nonzero(valid[step * rows : (step + 1) * rows]))
+            bad = ~valid[step * rows : (step + 1) * rows]
+            if bad.any():
+                self._masked.append(_offsets(self._parts[-1])[bad])
+            self._digest += digests[step]
             if item.high == high - low:
                 whole = self._parts[0] if len(self._parts) == 1 else pa.concat_tables(self._parts)
-                self._steps.append((whole, self._masked))
-                self._parts, self._masked = [], 0
+                self._steps.append((whole, np.concatenate([_NONE, *self._masked]), self._digest))
+                self._parts, self._masked, self._digest = [], [], Digest()
 
     def __bool__(self) -> bool:
         """Whether a step is whole."""
         return bool(self._steps)
 
     def next_step(self) -> tuple[pa.Table, Step]:
-        """Takes the oldest step that is whole: its rows, and what is told of them."""
-        table, masked_rows = self._steps.popleft()
-        self._after = self._plan.after(self._after)
-        certificate = None
-        if self._plan.steps(self._after) <= 0:
-            certificate = {
-                "verdict": "every planned row exactly once",
-                "epoch": self._epoch,
-                "rank": self._rank,
-                "world_size": self._plan.world_size,
-                "positions": [self._begin, self._after],
-                **dataclasses.asdict(self._coverage),
-            }
+        """Takes the oldest step that is whole: its rows, and what is known of them."""
+        table, masked, digest = self._steps.popleft()
+        before, self._after = self._after, self._plan.after(self._after)
         return table, Step(
+            before=before,
             after=self._after,
+            is_last=self._plan.steps(self._after) <= 0,
             rows=table.num_rows,
             nbytes=table.nbytes,
-            masked_rows=masked_rows,
-            certificate=certificate,
+            masked=masked,
+            digest=digest,
         )
 
-    def _merge(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> tuple[pa.Table, Any]:
-        """Joins the columns in the feed's order, and says which rows are real and which were decoded."""
+    def tell(self, table: pa.Table) -> str:
+        """Names the rows of a step, for an error."""
+        names = dataset_names(self._feed.source.uri)
+        return tell_rows(_offsets(table), names) if len(table) else f"no row of {', '.join(names)}"
+
+    def _merge(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> tuple[pa.Table, Any, list[Digest]]:
+        """Joins the columns in the feed's order; also says which rows were decoded, and the digest of each step."""
         positions = self._plan.item_positions(item)
         wanted = self._selection.offsets(self._plan.select(item.epoch, positions))
-        if not np.array_equal(plain[ROW_OFFSET].to_numpy(), wanted):
-            raise CoverageError(
-                f"the helpers delivered other rows than planned at position {item.position} of epoch {item.epoch}, "
-                f"rank {item.rank}. The epoch stops here: going on would lose or repeat rows. "
-                "This is raylance's fault: please report it."
-            )
+        came = plain[ROW_OFFSET].to_numpy()
+        if not np.array_equal(came, wanted):
+            raise self._other_rows(item)
         real = positions < self._plan.epoch_rows
-        self._coverage.add(wanted[real])
+        digests = Digest.of_steps(came, real, item.steps)
         parts = [plain] if decoded is None else [plain, decoded]
         columns = {name: part[name] for part in parts for name in part.column_names}
         done = columns[VALID].to_numpy() if VALID in columns else np.ones(item.rows, dtype=np.bool_)
@@ -95,4 +107,25 @@ class Assembly:
         columns[ROW_OFFSET] = pa.chunked_array([wanted & OFFSET_MASK])
         columns[VALID] = pa.chunked_array([done & real if self._plan.remainder == "pad" else done])
         names = (*self._feed.delivers, COMPONENT, ROW_OFFSET, VALID)
-        return pa.table({name: columns[name] for name in names}), done
+        return pa.table({name: columns[name] for name in names}), done, digests
+
+    def _other_rows(self, item: WorkItem) -> CoverageError:
+        """The error where helpers and this process disagree on the plan's rows."""
+        custom = sorted({type(part.settings).__name__ for part in self._plan.order.custom_parts()})
+        why = "This is raylance's fault: please report it."
+        if custom:
+            why = (
+                f"The order {', '.join(custom)} most likely depends on more than settings, selection, seed, epoch and "
+                "position, such as a generator or what was asked before: take what is random from epoch.key(…). "
+                "raylance.testing.check_order() finds it."
+            )
+        return CoverageError(
+            f"the helpers delivered other rows than planned at position {item.position} of epoch {item.epoch}, rank "
+            f"{item.rank}. The epoch stops here: going on would lose or repeat rows. {why}"
+        )
+
+
+def _offsets(table: pa.Table) -> Int64Array:
+    """Row offsets of a step's rows, with component bits."""
+    found: Int64Array = table[ROW_OFFSET].to_numpy() | table[COMPONENT].to_numpy() << COMPONENT_SHIFT
+    return found

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NoReturn, Protocol
 
@@ -11,10 +12,10 @@ import pyarrow as pa
 import torch
 import torch.utils.dlpack
 
-from raylance.arguments import check_integer
+from raylance.arguments import check_flag, check_integer
 from raylance.batches.joining import Joiner
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID
-from raylance.decode.arrays import AS_LISTS, Join, Lists, NumpyBatch, Paddings, to_numpy
+from raylance.decode.arrays import AS_LISTS, Join, Lists, NumpyBatch, Padding, Paddings, as_padding, is_kept, to_numpy
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.plan import Remainder
@@ -153,6 +154,9 @@ def bind(
     delivery: Delivery, global_batch_size: int, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool
 ) -> Bound:
     """Checks what all iterators take; `RankLoader.iter_torch_batches` tells the arguments."""
+    if drop_last is not None:
+        drop_last = check_flag("drop_last", drop_last)
+    with_row_offset = check_flag("with_row_offset", with_row_offset)
     remainder: Remainder = delivery.remainder if drop_last is None else "drop" if drop_last else "ragged"
     hidden = [] if with_row_offset else [ROW_OFFSET]
     if not (isinstance(delivery.order, MixOrder) and with_row_offset):
@@ -178,20 +182,35 @@ def torch_converter(
     """A function from a table to what `iter_torch_batches` yields, in pinned memory or about to be where that is meant;
     its arguments are checked now.
     """
-    lists, join = _lists(feed, pad_lists), Joiner(pins=pins)
+    lists, join = _lists(feed, pad_lists, tensors=collate_fn is None), Joiner(pins=pins)
     if collate_fn is not None:
+        if not callable(collate_fn):
+            raise ConfigError(f"collate_fn={collate_fn!r}: give a function that makes the batch of a dict of arrays.")
         if dtypes is not None:
             raise ConfigError("dtypes= and collate_fn= exclude each other: collate_fn makes the batch, so cast there.")
         return lambda table: collate_fn(to_numpy(table, lists, join))
     by_column = _dtypes(feed, dtypes)
+    for name, value in lists.paddings.items():
+        if name in by_column and value is not None and value.dtype.kind not in "mM":  # dates, which no tensor holds
+            made = torch.as_tensor(value).to(by_column[name])
+            if not is_kept(value.item(), made.item()) or _is_cut_off(value.item(), made):
+                raise _cannot_pad(name, value.item(), f"dtypes= makes {by_column[name]} of them")
     channels_last = feed.decoding.channels_last if feed.decoding else frozenset()
     return lambda table: to_torch(table, lists=lists, dtypes=by_column, channels_last=channels_last, join=join)
+
+
+def _is_cut_off(given: Any, held: torch.Tensor) -> bool:
+    """Whether a dtype's largest number stands for a larger one, as in those that have no infinity."""
+    if not held.is_floating_point() or math.isinf(given):
+        return False
+    limits = torch.finfo(held.dtype)
+    return bool(abs(given) > limits.max * (1 + limits.eps / 2))  # up to there, it is rounded
 
 
 def host_converter(feed: Feed, batch_format: str, pad_lists: Paddings | None) -> Convert:
     """A function from a table to what `iter_batches` yields; its arguments are checked now."""
     if batch_format == "numpy":
-        lists, join = _lists(feed, pad_lists), Joiner()
+        lists, join = _lists(feed, pad_lists, tensors=False), Joiner()
         return lambda table: to_numpy(table, lists, join)
     if batch_format not in ("pyarrow", "pandas"):
         raise ConfigError(f"batch_format={batch_format!r}: must be one of 'numpy', 'pyarrow', 'pandas'.")
@@ -213,23 +232,43 @@ def _dtypes(feed: Feed, dtypes: Any) -> Mapping[str, torch.dtype]:
     return dict(by_column)
 
 
-def _lists(feed: Feed, pad_lists: Any) -> Lists:
-    paddings = dict(pad_lists or {})
-    for name, value in paddings.items():
-        if name not in feed.delivers:
-            raise ConfigError(
-                f"pad_lists names {name!r}, which no batch has; its columns are {', '.join(feed.delivers)}."
-            )
-        if name not in feed.list_lengths:
-            raise ConfigError(f"pad_lists names {name!r}, which holds no lists of numbers: leave it out.")
-        if value is not None and (isinstance(value, bool | str) or not hasattr(value, "__float__")):
-            raise ConfigError(
-                f"pad_lists={paddings!r}: pad {name!r} with a number, or None to leave lists as they are."
-            )
-    ragged = [name for name, length in feed.list_lengths.items() if length is None and name not in paddings]
+def _lists(feed: Feed, pad_lists: Any, tensors: bool) -> Lists:
+    """How lists become batches, which are tensors or else what dates can be in, too."""
+    if not isinstance(pad_lists, Mapping | None):
+        raise ConfigError(f"pad_lists={pad_lists!r}: say which column to pad with what, as {{'tokens': 0}}.")
+    paddings = {name: _padding(feed, name, value) for name, value in (pad_lists or {}).items()}
+    fitting = [name for name, dtype in feed.list_dtypes.items() if not (tensors and dtype.kind in "mM")]
+    ragged = [name for name in fitting if feed.list_lengths[name] is None and name not in paddings]
     if ragged:
         _warn_of_ragged(str(feed.source.uri), tuple(ragged))
     return Lists(paddings=paddings, lengths=feed.list_lengths)
+
+
+def _padding(feed: Feed, name: str, value: Any) -> Padding | None:
+    """What to pad a column with, in the dtype of its lists; None for nothing."""
+    if name not in feed.delivers:
+        raise ConfigError(f"pad_lists names {name!r}, which no batch has; its columns are {', '.join(feed.delivers)}.")
+    dtype = feed.list_dtypes.get(name)
+    if name not in feed.list_lengths or (dtype is None and value is not None):
+        raise ConfigError(f"pad_lists names {name!r}, which holds no lists of numbers: leave it out.")
+    if value is None or dtype is None:
+        return None
+    if isinstance(value, str) or not hasattr(value, "__float__"):
+        raise ConfigError(
+            f"pad_lists={{{name!r}: {value!r}}}: pad {name!r} with a number, or None to leave lists as they are."
+        )
+    held = as_padding(value, dtype)
+    if held is None:
+        raise _cannot_pad(name, value, f"the lists hold {dtype}")
+    return held
+
+
+def _cannot_pad(name: str, value: Any, why: str) -> ConfigError:
+    return ConfigError(
+        f"pad_lists={{{name!r}: {value!r}}}: {why}, which cannot hold {value!r}, so batches would have another value "
+        f"there. Pad with a number that it holds, or take the lists as they are, pad_lists={{{name!r}: None}}, and pad "
+        "them yourself."
+    )
 
 
 @functools.cache

@@ -1,11 +1,15 @@
 """Owns where the tensors of a batch lie: pinned memory, a device; never makes a batch."""
 
+import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from raylance.errors import ConfigError
+
+logger = logging.getLogger(__name__)
 
 
 def torch_device(device: str | torch.device) -> torch.device:
@@ -17,6 +21,23 @@ def torch_device(device: str | torch.device) -> torch.device:
     if found.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}, but torch sees no CUDA here: use device='cpu', or check the driver.")
     return found
+
+
+def can_pin(pin_memory: bool) -> bool:
+    """Whether batches on the CPU are to lie in pinned memory, and there is a device that has use for it."""
+    if pin_memory and not torch.accelerator.is_available():
+        _warn_of_no_pinning()
+        return False
+    return pin_memory
+
+
+@functools.cache
+def _warn_of_no_pinning() -> None:
+    """Warns once a process, as torch's DataLoader does."""
+    logger.warning(
+        "pin_memory=True, but torch sees no accelerator here: batches lie in memory that is not pinned. Leave "
+        "pin_memory= out on machines without one."
+    )
 
 
 def move(batch: Any, transfer: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -10,6 +10,7 @@ from raylance.settings import Feed
 from raylance.source.lance_errors import tell
 from raylance.source.memory import take_rows
 from raylance.source.rows import RowReader
+from raylance.telemetry import Stats
 
 
 class Lookup:
@@ -19,6 +20,7 @@ class Lookup:
         self._feed = feed
         self._decoding = feed.decoding.open() if feed.decoding else None
         self._opened: RowReader | None = None
+        self.stats = Stats()  # of decoding
 
     def read(self, offsets: Int64Array, epoch: int = 0, draws: Int64Array | None = None) -> pa.Table:
         """Reads rows, each from storage once: the feed's columns, `_component`, `_rowoffset` and `_valid`, in memory of
@@ -40,7 +42,8 @@ class Lookup:
         valid = pa.array(np.ones(len(offsets), dtype=np.bool_))
         if self._decoding is not None:
             drawn = table if draws is None else table.append_column(DRAW, pa.array(draws))
-            table, _ = self._decoding.apply(drawn, epoch, own_memory=True)
+            table, receipt = self._decoding.apply(drawn, epoch, own_memory=True)
+            self.stats.add(receipt)
             valid = table[VALID]
         added = {COMPONENT: offsets >> COMPONENT_SHIFT, ROW_OFFSET: offsets & OFFSET_MASK, VALID: valid}
         return pa.table({name: table[name] for name in self._feed.delivers} | added)

@@ -18,6 +18,7 @@ from raylance.errors import DatasetError
 
 NumpyBatch = dict[str, npt.NDArray[Any]]
 Paddings = Mapping[str, int | float | None]
+Padding = npt.NDArray[Any]  # a value in the dtype of the lists, shape ()
 Join = Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]]  # arrays (n, …), one behind another
 
 
@@ -27,11 +28,12 @@ class Lists:
     None, and where they are not named, they stay lists.
     """
 
-    paddings: Paddings = dataclasses.field(default_factory=dict)
+    paddings: Mapping[str, Padding | None] = dataclasses.field(default_factory=dict)
     lengths: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
 
 
 AS_LISTS = Lists()
+_INSIDE = " inside its lists"
 
 
 def to_numpy(table: pa.Table, lists: Lists = AS_LISTS, join: Join = np.concatenate) -> NumpyBatch:
@@ -55,7 +57,7 @@ def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists, join: Join) 
         return _padded(name, column, padding, length)
     if _is_list(kind) and pa.types.is_primitive(kind.value_type):
         joined = column.combine_chunks().flatten()
-        _refuse_nulls(name, joined)
+        _refuse_nulls(name, joined, _INSIDE)
         values, lengths = _writable(joined), pc.list_value_length(column).fill_null(0).to_numpy()
         ends, valid = lengths.cumsum(), column.is_valid().to_pylist()
         rows = zip((ends - lengths).tolist(), ends.tolist(), valid, strict=True)
@@ -69,7 +71,7 @@ def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists, join: Join) 
         _refuse_nulls(name, flat)
         while not pa.types.is_primitive(flat.type):
             flat = flat.storage if isinstance(flat.type, pa.BaseExtensionType) else flat.flatten()
-            _refuse_nulls(name, flat)
+            _refuse_nulls(name, flat, _INSIDE)
         arrays.append(_writable(flat).reshape(len(chunk), *shape))  # (rows of the chunk, *shape)
     stored = arrays[0] if len(arrays) == 1 else join(arrays)
     return stored.transpose(0, *(axis + 1 for axis in axes))
@@ -107,20 +109,22 @@ def _writable(flat: pa.Array) -> npt.NDArray[Any]:
     return torch.utils.dlpack.from_dlpack(plain).numpy().view(array.dtype)
 
 
-def _refuse_nulls(name: str, array: pa.Array) -> None:
+def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
     if array.null_count:
+        way = f"Filter them out (filter={f'`{name}` IS NOT NULL'!r}), or fill them in the dataset."
+        if where:
+            way = "No filter on the column finds these: fill them in the dataset, or leave their rows out of it."
         raise DatasetError(
-            f"column {name!r} has {array.null_count} nulls in this batch, which an array of {array.type} cannot carry; "
-            f"the batch stops here rather than invent values. Filter them out (filter={f'`{name}` IS NOT NULL'!r}), or "
-            "fill them in the dataset."
+            f"column {name!r} has {array.null_count} nulls{where} in this batch, which an array of {array.type} cannot "
+            f"carry; the batch stops here rather than invent values. {way}"
         )
 
 
-def _padded(name: str, column: pa.ChunkedArray, value: int | float | None, length: int | None) -> npt.NDArray[Any]:
+def _padded(name: str, column: pa.ChunkedArray, value: Padding | None, length: int | None) -> npt.NDArray[Any]:
     lists = column.combine_chunks()
     _refuse_nulls(name, lists)
     flat = lists.flatten()
-    _refuse_nulls(name, flat)
+    _refuse_nulls(name, flat, _INSIDE)
     if not pa.types.is_primitive(flat.type):
         raise DatasetError(f"column {name!r} holds lists of {flat.type}, which cannot be padded: pad lists of numbers.")
     lengths = np.diff(lists.offsets.to_numpy())
@@ -133,7 +137,7 @@ def _padded(name: str, column: pa.ChunkedArray, value: int | float | None, lengt
                 f"lists, pad_lists={{{name!r}: None}}."
             )
         return _writable(flat).reshape(len(lists), length)
-    out = np.full((len(lists), lengths.max(initial=0)), value, dtype=flat.type.to_pandas_dtype())
+    out = np.full((len(lists), lengths.max(initial=0)), value, dtype=_writable(flat[:0]).dtype)
     out[np.arange(out.shape[1])[None, :] < lengths[:, None]] = flat.to_numpy(zero_copy_only=False)
     return out
 
@@ -149,9 +153,87 @@ def list_lengths(table: pa.Table) -> dict[str, int | None]:
     return found
 
 
+def list_dtypes(schema: pa.Schema) -> dict[str, np.dtype[Any]]:
+    """Columns of lists of what can be padded, and the dtype of these values."""
+    lists = [field for field in schema if _is_list(field.type) and pa.types.is_primitive(field.type.value_type)]
+    found = {field.name: _writable(pa.array([], field.type.value_type)).dtype for field in lists}
+    return {name: dtype for name, dtype in found.items() if not dtype.hasobject}  # as which times of a day come
+
+
+def as_padding(value: Any, dtype: np.dtype[Any]) -> Padding | None:
+    """A number as a value of a dtype, shape (); None where the dtype cannot hold it. Fractions are rounded as always;
+    a whole number that would become another one is not held, nor what would become a bool, an infinity or a zero.
+    """
+    if isinstance(value, bool | np.bool_) and dtype.kind != "b":
+        return None
+    try:
+        with np.errstate(all="ignore"):
+            given = np.asarray(value)
+            held = given.astype(dtype)
+            if dtype.kind in "mM":  # a time, or a number of the column's unit
+                whole = held if given.dtype.kind == dtype.kind else held.astype(np.int64)
+                return held if given.dtype.kind in ("i", "u", dtype.kind) and _is_one(whole, given) else None
+            kept = is_kept(given.item(), held.item())
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return held if given.ndim == 0 and kept else None
+
+
+def is_kept(given: Any, held: Any) -> bool:
+    """Whether a number is still itself as another dtype holds it: the same, or for fractions, as near as floats get."""
+    number = given if isinstance(given, int) else float(given)
+    # A float beyond 2**53 has no fraction, and is no whole number that somebody counted: -1e30, say.
+    is_whole = isinstance(number, int) or (abs(number) < 2**53 and number.is_integer())
+    if isinstance(held, float) and not is_whole:
+        return _size(number) == _size(held)
+    return bool(held == given)
+
+
+def _is_one(held: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
+    """Whether both are one value, and the same; of times, maybe none."""
+    return given.ndim == 0 and bool((held == given) | (given.dtype.kind in "mM" and np.isnat(given)))
+
+
+def _size(number: float) -> tuple[bool, bool, bool]:
+    return math.isnan(number), math.isinf(number), number == 0
+
+
 def is_dense(kind: pa.DataType) -> bool:
     """Whether all values are of one size."""
     return _layout(kind)[2] is not None
+
+
+def blank_row(table: pa.Table) -> pa.Table:
+    """One row of zeros, empty strings and None, of the schema of a table of one row at the least; lists of numbers are
+    as long as in its first row.
+    """
+    return pa.Table.from_arrays([_blank(column[:1]) for column in table.columns], schema=table.schema)
+
+
+def _blank(first: pa.ChunkedArray) -> pa.Array:
+    kind = first.type
+    if is_dense(kind):
+        return _zeros(kind, 1)
+    if _is_list(kind) and is_dense(kind.value_type):
+        length = pc.list_value_length(first)[0].as_py() or 0
+        ends = pa.array([0, length], pa.int64() if pa.types.is_large_list(kind) else pa.int32())
+        return pa.Array.from_buffers(kind, 1, [None, ends.buffers()[1]], children=[_zeros(kind.value_type, length)])
+    return pa.array([b""]).cast(kind) if is_bytes(kind) else pa.nulls(1, kind)
+
+
+def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
+    """Zeros of a dense type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _zeros(kind.storage_type, rows))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.FixedSizeListArray.from_arrays(_zeros(kind.value_type, rows * kind.list_size), type=kind)
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(bytes(-(-rows * kind.bit_width // 8)))])
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether values become bytes or strings of Python."""
+    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string, pa.types.is_large_string)
+    return any(test(kind) for test in tests)
 
 
 def to_arrow(array: npt.NDArray[Any]) -> pa.Array:

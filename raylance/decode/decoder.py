@@ -22,7 +22,8 @@ class RowDecoder(Protocol):
     """Decodes rows, one after another; belongs to one thread, so that it may keep scratch memory between rows.
 
     One that has a fast way and a slow one may count the rows that went the slow one, in an attribute `fallbacks`:
-    `stats()` adds them up.
+    `stats()` adds them up. That of a decoder with `like` may have a method `check_like(encoded, other)`, which is given
+    the bytes of both columns and raises for a row whose two do not fit together.
     """
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
@@ -38,6 +39,7 @@ class RowDecoder(Protocol):
         Raises:
             ConfigError: For a good row that the settings have no place for, with `on_bad_row="mask"` too. The message
                 goes on after "column … of row offset …".
+            ImportError, MemoryError: Of whatever row: the epoch ends.
             Exception: Any other for a bad row, which `on_bad_row` says what to do with.
         """
         ...
@@ -57,6 +59,7 @@ class Decoder(abc.ABC):
         draws: Uniform random numbers that decoding a row takes, keyed by seed, epoch and row; 0 by default.
         channels_last: Whether the last of three axes is the channels', which torch batches have first; not by default.
         content: What such a column holds, for errors.
+        like: Column of another decoder whose draws it takes, so that both are augmented alike; None for its own.
         codec: What makes the values, with versions: checkpoints record it, and a resume with another says so. "", which
             is the default, says nothing.
     """
@@ -71,8 +74,10 @@ class Decoder(abc.ABC):
         def dtype(self) -> npt.DTypeLike: ...  # noqa: D102
         @property
         def codec(self) -> str: ...  # noqa: D102
+        @property
+        def like(self) -> str | None: ...  # noqa: D102
     else:
-        codec = ""
+        codec, like = "", None
 
     @abc.abstractmethod
     def open(self) -> RowDecoder:
@@ -91,6 +96,15 @@ class Decoder(abc.ABC):
             Exception: Any, for a bad row: another one is asked then.
         """
         return self
+
+    def follow(self, other: "Decoder") -> Self:
+        """Takes from the decoder that `like` names what both are to have; called when a dataset is opened."""
+        return self
+
+    @property
+    def is_random(self) -> bool:
+        """Whether its draws change what comes out."""
+        return self.draws > 0
 
     @property
     def arrow_type(self) -> pa.DataType:

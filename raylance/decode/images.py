@@ -8,12 +8,22 @@ Every geometric augmentation is a box cut out of the source and resized to the o
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 
 from raylance.decode.decoder import Decoder, Draws
-from raylance.decode.pixels import CODEC, Box, PixelDecoder, Pixels, copy_pixels, resize_into
+from raylance.decode.pixels import (
+    CODEC,
+    Box,
+    PixelDecoder,
+    Pixels,
+    copy_pixels,
+    decode_grey,
+    pick_into,
+    resize_into,
+    shown_size,
+)
 from raylance.errors import ConfigError
 from raylance.planning.state import UNSAID_BY_DEFAULT
 
@@ -91,7 +101,7 @@ class RandomResizedCrop:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Image(Decoder):
-    """How an encoded column (JPEG, PNG, WebP, …) becomes uint8 (N, H, W, 3).
+    """How an encoded column (JPEG, PNG, WebP, …) becomes uint8 (N, H, W, 3), or (N, H, W, 1).
 
     Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and EXIF rotation is applied. Grey of 32 bits,
     integers or floats, says nowhere which value is white: it is the least of 1 (floats alone), 255 and 65,535 that no
@@ -109,6 +119,14 @@ class Image(Decoder):
             libjpeg can in about half of the time. Pixels of 512 x 384 photographs then differ by 1 of 255 in the mean,
             by 5 in the worst hundredth, by 40 at the most.
         keeps_size: Whether `size` was taken from the images, so that another size is an error and not resized.
+        like: Column of another `Image` whose crop and flip this one gets, as a mask does: leave `augment` and `hflip`
+            out here, and `size` too where it is the other's. Both pictures of a row have one size as they are shown,
+            and one EXIF orientation (none is 1), unless the size says that a picture that is turned by a quarter and
+            its upright mask fit; a row where they differ is a bad row.
+        mode: "RGB", or "L" for one channel: grey as it is, the indices of a palette, the brightness of colours. Grey of
+            more than 8 bits is no "L".
+        interpolation: How pixels are resized: "bilinear", or "nearest", which makes no value that was not there.
+        follows: The setting of the column that `like` names, once the dataset is opened.
     """
 
     size: tuple[int, int] | int | None = None
@@ -117,6 +135,10 @@ class Image(Decoder):
     decode_fn: Callable[[bytes], Pixels] | None = None
     keeps_size: bool = dataclasses.field(default=False, repr=False)
     draft: bool = dataclasses.field(default=False, metadata=UNSAID_BY_DEFAULT)
+    like: str | None = dataclasses.field(default=None, metadata=UNSAID_BY_DEFAULT)
+    mode: Literal["RGB", "L"] = dataclasses.field(default="RGB", metadata=UNSAID_BY_DEFAULT)
+    interpolation: Literal["bilinear", "nearest"] = dataclasses.field(default="bilinear", metadata=UNSAID_BY_DEFAULT)
+    follows: "Image | None" = dataclasses.field(default=None, repr=False)
 
     dtype = np.dtype(np.uint8)
     draws = _BOX_DRAWS + 1
@@ -128,23 +150,52 @@ class Image(Decoder):
             object.__setattr__(self, "size", _whole_size(self.column, self.size))
         if not 0 <= self.hflip <= 1:
             raise ConfigError(f"Image({self.column!r}, hflip={self.hflip}): a probability lies in [0, 1].")
+        for name, value, words in (
+            ("mode", self.mode, ("RGB", "L")),
+            ("interpolation", self.interpolation, ("bilinear", "nearest")),
+        ):
+            if value not in words:
+                raise ConfigError(f"Image({self.column!r}, {name}={value!r}): must be {' or '.join(map(repr, words))}.")
+        if self.like is not None and (self.augment is not None or self.hflip or self.decode_fn is not None):
+            raise ConfigError(
+                f"Image({self.column!r}, like={self.like!r}): its crop and flip are those of that column; leave "
+                "augment=, hflip= and decode_fn= out."
+            )
         if self.size is None and self.augment is not None:
             raise ConfigError(f"Image({self.column!r}, augment=…): needs size=(height, width), which all crops get.")
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Output shape (H, W, 3) of one image."""
+        """Output shape (H, W, 3) of one image, or (H, W, 1)."""
         if not isinstance(self.size, tuple):
             raise ConfigError(f"Image({self.column!r}): size is not known yet.")
-        return (self.size[0], self.size[1], 3)
+        return (self.size[0], self.size[1], 3 if self.mode == "RGB" else 1)
 
     @property
     def codec(self) -> str:
         """What makes the pixels, with versions; "" where `decode_fn` does."""
         return CODEC if self.decode_fn is None else ""
 
+    @property
+    def is_random(self) -> bool:
+        """Whether its draws change what comes out."""
+        crops = self.augment is not None and not isinstance(self.augment, CenterCrop)
+        return self.like is None and (crops or 0 < self.hflip < 1)
+
+    def follow(self, other: Decoder) -> Self:
+        """Takes crop, flip and, unless it has one, the size of the column that `like` names."""
+        if not isinstance(other, Image) or other.decode_fn is not None:
+            raise ConfigError(
+                f"Image({self.column!r}, like={self.like!r}): that column is decoded by {other!r}, whose crop nobody "
+                "else can take. Name a column that raylance.Image decodes, without decode_fn=."
+            )
+        size, keeps = (other.size, other.keeps_size) if self.size is None else (self.size, self.keeps_size)
+        return dataclasses.replace(self, size=size, keeps_size=keeps, follows=other)
+
     def open(self) -> "_ImageRows":
         """A row decoder with memory of its own."""
+        if self.like is not None and self.follows is None:
+            raise ConfigError(f"Image({self.column!r}, like={self.like!r}) knows its crop in raylance.dataset() only.")
         return _ImageRows(self)
 
     def settle(self, encoded: bytes | memoryview) -> Self:
@@ -170,19 +221,38 @@ class _ImageRows:
         """Images that the fast codec left to the slow one."""
         return self._pixels.fallbacks
 
+    def check_like(self, encoded: memoryview, other: memoryview) -> None:
+        """Refuses a picture of another size than that of the column whose crop it gets."""
+        (width, height, turn), (wide, high, other_turn) = shown_size(encoded), shown_size(other)
+        if (width, height) != (wide, high):
+            raise ValueError(
+                f"is {width}x{height} pixels where {self._image.like!r} is {wide}x{high}: one crop is not that of both"
+            )
+        # Where one alone is turned by a quarter, and no square, equal sizes as shown say that both are upright.
+        is_told = width != height and (turn > 4) != (other_turn > 4) and 1 in (turn, other_turn)
+        if turn != other_turn and not is_told:
+            raise ValueError(
+                f"has EXIF orientation {turn} where {self._image.like!r} has {other_turn}: one of them would be turned "
+                "or mirrored, and nothing says whether both show the same then. Store both upright, or with one "
+                "orientation"
+            )
+
     def decode_into(self, encoded: bytes | memoryview, draws: Draws, out: Pixels) -> None:
         """Decodes one image.
 
         Args:
             encoded: The encoded image.
             draws: Uniform numbers of this row and epoch, shape (41,).
-            out: Where the pixels go, uint8 (H, W, 3).
+            out: Where the pixels go, uint8 (H, W, 3 or 1).
 
         Raises:
             ConfigError: For an image of another size than `out` when the size is kept.
             ValueError, OSError, …: Whatever Pillow raises for data that is no image.
         """
         image, size = self._image, (out.shape[0], out.shape[1])
+        leader, crop_size = image, size  # whose crop and flip it gets
+        if image.follows is not None:
+            leader, crop_size = image.follows, image.follows.shape[:2]
         if image.decode_fn is not None:
             pixels = image.decode_fn(bytes(encoded))
             if pixels.dtype == np.uint8 and pixels.shape[2:] == out.shape[2:]:
@@ -192,16 +262,19 @@ class _ImageRows:
         else:
 
             def cut(height: int, width: int) -> Box:
-                if image.augment is None:
+                if leader.augment is None:
                     return _whole(height, width)
-                return image.augment.box(width, height, size, draws[:_BOX_DRAWS])
+                return leader.augment.box(width, height, crop_size, draws[:_BOX_DRAWS])
 
-            pixels = self._pixels.decode(encoded, cut, size if image.draft else None)
-        flips = image.hflip > draws[_BOX_DRAWS]
+            if image.mode == "L":
+                pixels = decode_grey(encoded, cut)
+            else:
+                pixels = self._pixels.decode(encoded, cut, size if image.draft else None)
+        flips = leader.hflip > draws[_BOX_DRAWS]
         if pixels.shape[:2] != size:
             self._check_kept_size(pixels, out)
             made = np.empty_like(out) if flips else out
-            resize_into(pixels, made)
+            (resize_into if image.interpolation == "bilinear" else pick_into)(pixels, made)
             pixels = made
         if pixels is not out:
             copy_pixels(pixels[:, ::-1] if flips else pixels, out)

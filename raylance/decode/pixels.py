@@ -99,7 +99,10 @@ def _orientation(data: memoryview) -> int:
     """EXIF orientation, 1 to 8."""
     if not _may_have_exif(data):
         return 1
-    image = PIL.Image.open(io.BytesIO(data))
+    return _orientation_of(PIL.Image.open(io.BytesIO(data)))
+
+
+def _orientation_of(image: PIL.Image.Image) -> int:
     found = image.getexif().get(_EXIF_ORIENTATION, 1) if "exif" in image.info else 1
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
@@ -126,9 +129,7 @@ def _turned(stored: Pixels, orientation: int) -> Pixels:
 
 def _by_pillow(encoded: memoryview) -> Pixels:
     """Decodes to uint8 (H, W, 4), EXIF rotation applied; the fourth channel is padding. May be read-only."""
-    image: PIL.Image.Image = PIL.Image.open(io.BytesIO(encoded))
-    if "exif" in image.info and image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
-        image = PIL.ImageOps.exif_transpose(image)
+    image = _shown(PIL.Image.open(io.BytesIO(encoded)))
     if image.mode in ("I", "F") and image.format != "PPM":  # PPM's 16 bits come as 32
         image = PIL.Image.fromarray(_grey_of_32_bits(np.asarray(image)))
     elif image.mode.startswith("I"):  # 16-bit grey: convert() would clip it to white
@@ -143,6 +144,37 @@ def _by_pillow(encoded: memoryview) -> Pixels:
     except ValueError:  # images of more than 16 MB lie in several blocks, which Arrow cannot take over
         return np.asarray(image.convert("RGBX"))
     return np.asarray(packed.values.to_numpy(zero_copy_only=True).reshape(image.height, image.width, 4))
+
+
+def decode_grey(encoded: bytes | memoryview, cut: Cut) -> Pixels:
+    """Decodes the box of an image to one channel, uint8 (h, w, 1), EXIF rotation applied: grey as it is, the indices of
+    a palette, the brightness of colours.
+
+    Raises:
+        ValueError: For grey of more than 8 bits: scaled, a mask would have other classes.
+        OSError, …: Whatever Pillow raises for data that is no image.
+    """
+    image = _shown(PIL.Image.open(io.BytesIO(encoded)))
+    if image.mode[0] in "IF":
+        raise ValueError(f"has more than 8 bits a pixel (mode {image.mode}), which uint8 cannot hold")
+    if image.mode in ("LA", "PA"):
+        image = image.getchannel(0)
+    grey = np.asarray(image if image.mode in ("L", "P") else image.convert("L"))
+    left, top, width, height = cut(grey.shape[0], grey.shape[1])
+    return grey[top : top + height, left : left + width, None]
+
+
+def shown_size(encoded: bytes | memoryview) -> tuple[int, int, int]:
+    """Width and height of an image as it is shown, and its EXIF orientation; its pixels are not decoded."""
+    image = PIL.Image.open(io.BytesIO(encoded))
+    orientation = _orientation_of(image)
+    return (*((image.height, image.width) if orientation > 4 else image.size), orientation)
+
+
+def _shown(image: PIL.Image.Image) -> PIL.Image.Image:
+    """EXIF rotation applied."""
+    is_turned = "exif" in image.info and image.getexif().get(_EXIF_ORIENTATION, 1) != 1
+    return PIL.ImageOps.exif_transpose(image) if is_turned else image
 
 
 def _grey_of_32_bits(grey: npt.NDArray[Any]) -> Pixels:
@@ -160,7 +192,7 @@ def _grey_of_32_bits(grey: npt.NDArray[Any]) -> Pixels:
 
 
 def resize_into(pixels: Pixels, out: Pixels) -> None:
-    """Bilinear antialiased resize of uint8 (h, w, 3 or 4) into (height, width, 3)."""
+    """Bilinear antialiased resize of uint8 (h, w, 3 or 4) into (height, width, 3), or of one channel into one."""
     import torch.utils.dlpack  # here, because a shard actor that only reads starts a second sooner without it
 
     # DLPack lends read-only memory without a copy; from_numpy would warn of it. Nothing here writes to it.
@@ -169,10 +201,16 @@ def resize_into(pixels: Pixels, out: Pixels) -> None:
     copy_pixels(made[0].permute(1, 2, 0).numpy(), out)
 
 
+def pick_into(pixels: Pixels, out: Pixels) -> None:
+    """Resizes without mixing pixels: each is that of the source whose middle is nearest."""
+    rows, columns = ((2 * np.arange(o) + 1) * i // (2 * o) for o, i in zip(out.shape[:2], pixels.shape, strict=False))
+    out[:] = pixels[rows[:, None], columns[None, :], : out.shape[2]]
+
+
 def copy_pixels(pixels: Pixels, out: Pixels) -> None:
-    """Copies uint8 (h, w, 3 or 4) to (h, w, 3)."""
+    """Copies uint8 (h, w, 3 or 4) to (h, w, 3), or one channel to one."""
     if pixels.strides[1:] == out.strides[1:]:
         out[:] = pixels
     else:  # plane by plane: three strided copies are several times faster than one of ragged triples
-        for channel in range(3):
+        for channel in range(out.shape[2]):
             out[:, :, channel] = pixels[:, :, channel]

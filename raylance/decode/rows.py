@@ -2,12 +2,10 @@
 nothing, and draws nothing from a global generator.
 """
 
+import contextlib
 import dataclasses
 import math
-import re
-import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import Any
@@ -16,18 +14,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, SEED, VALID, tell_rows
-from raylance.decode.arrays import NumpyBatch, to_arrow, to_numpy
+from raylance.columns import (
+    COMPONENT_SHIFT,
+    DRAW,
+    OFFSET_MASK,
+    ROW_OFFSET,
+    TRANSFORM,
+    VALID,
+    tell_rows,
+)
+from raylance.decode.arrays import blank_row, is_bytes, to_arrow
 from raylance.decode.decoder import Decoder, RowDecoder, check_decoder_output
-from raylance.errors import BadRowError, ConfigError, DatasetError
+from raylance.decode.transforms import Transform, Transformer, TransformError, no_fault_of_rows, say
+from raylance.errors import BadRowError, ConfigError, DatasetError, HelperError
 from raylance.orders.permutation import BoolArray, UInt64Array, derive_key, mix64, subkeys, uniform
-from raylance.telemetry import Receipt
+from raylance.source.memory import own_memory, take_rows
+from raylance.telemetry import Receipt, clock
 
-_OBJECT = re.compile(r"<[\w.]+ object at 0x[0-9a-f]+>")  # which Pillow names, and nobody knows
 _BAD_ROWS = 8  # of one piece of work that are named,
 _REASON = 200  # in so many characters
-
-Transform = Callable[[NumpyBatch], dict[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +41,24 @@ class Decoding:
 
     Attributes:
         mask_bad_rows: Whether a row that cannot be decoded becomes zeros with `_valid` False, instead of an error.
+        max_bad_rows: How many rows may, of those that a rank is handed: a count of different ones, or a fraction. None
+            for any number.
         transform: The user's function, or None. It gets a dict of arrays by column, as `iter_batches` gives them, with
             `_rowoffset` (int64) and `_seed` (uint64, of the row, the epoch and the seed: for `numpy.random.default_rng`
             or `torch.Generator`), which it may change in place, and returns such a dict with as many rows; a pyarrow
             array says what type a column is. It sees pieces of batches, so what it does to a row must not depend on
-            the others.
-        transformed: Schema of what the transform returned at the opening, which every piece is cast to; it is never
-            called for a step in which a rank has no row.
+            the others; a row on which it fails by itself is a bad row.
+        blank: One row of zeros of what the transform returned at the opening. Every piece is cast to its schema, and it
+            stands for a row that the transform fails on. Where a rank has no row, the transform is not called.
         datasets: What errors call the dataset; in a mixture, the datasets by component.
     """
 
     decoders: tuple[Decoder, ...]
     seed: int
     mask_bad_rows: bool
+    max_bad_rows: int | float | None = None
     transform: Transform | None = None
-    transformed: pa.Schema | None = None
+    blank: pa.Table | None = None
     datasets: tuple[str, ...] = ()
 
     @property
@@ -78,7 +86,10 @@ class OpenDecoding:
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
-        self._columns = [_Column(decoder) for decoder in decoding.decoders]
+        # Those that others are like come first: a damaged image is no fault of its mask.
+        ordered = sorted(decoding.decoders, key=lambda decoder: decoder.like is not None)
+        self._columns = [_Column(decoder) for decoder in ordered]
+        self._transformer = Transformer(decoding.transform, decoding.blank, decoding.datasets)
         self._bad_rows: list[tuple[int, str, str]] = []  # masked since the last call: offset, column, why
 
     def apply(
@@ -90,29 +101,106 @@ class OpenDecoding:
         Unless it shall have memory of its own, the next call overwrites the result: copy it (as sending it through Ray
         does) before then.
         """
-        begin = time.perf_counter()
-        transform, transformed = self._decoding.transform, self._decoding.transformed
-        valid, fallbacks = np.ones(table.num_rows, dtype=np.bool_), -self.fallbacks
-        for column in self._columns:
-            out, name = column.buffer(table.num_rows, own_memory), column.decoder.column
-            decode_row = self._row_decoder(column, table, epoch, out, valid)
-            for _ in (map if executor is None else executor.map)(decode_row, range(table.num_rows)):
-                pass
-            table = table.set_column(table.column_names.index(name), name, to_arrow(out))
-        if transformed is not None and table.num_rows == 0:
-            table = pa.Table.from_batches([], schema=transformed)
-        elif transform is not None:
-            arrays = to_numpy(table)
-            arrays.pop(DRAW, None)
-            arrays[ROW_OFFSET] = table[ROW_OFFSET].to_numpy() & OFFSET_MASK  # the row's own, and memory of its own
-            arrays[SEED] = self._keys(table, epoch, "transform")
-            table = self._to_table(transform(arrays), table)
-        hidden = [name for name in (ROW_OFFSET, DRAW) if name in table.column_names]
-        done = table.drop_columns(hidden).append_column(VALID, pa.array(valid))
-        seconds = time.perf_counter() - begin
+        if executor is None and table.num_rows:
+            for column in self._columns:
+                column.open_here()  # which is no decoding: a model is loaded once, and rows come at their own rate
+        begin, fallbacks = clock.now(), -self.fallbacks
+        made, valid = self._decode(table, epoch, executor, own_memory)
+        blank = self._decoding.blank
+        if blank is not None and table.num_rows == 0:
+            made = blank.slice(0, 0)
+        elif self._decoding.transform is not None:
+            made = self._transform(made, table, epoch, valid)
+        hidden = [name for name in (ROW_OFFSET, DRAW) if name in made.column_names]
+        done = made.drop_columns(hidden).append_column(VALID, pa.array(valid))
+        seconds = clock.now() - begin
         bad, self._bad_rows = tuple(self._bad_rows[:_BAD_ROWS]), []
         fallbacks += self.fallbacks
         return done, Receipt(nbytes=done.nbytes, decode_s=seconds, fallback_rows=fallbacks, bad_rows=bad)
+
+    def _decode(
+        self, table: pa.Table, epoch: int, executor: Executor | None, own_memory: bool
+    ) -> tuple[pa.Table, BoolArray]:
+        """Decodes columns, and says which rows are good. What a transform may change in place is no memory of `table`,
+        of which rows may have to be made again.
+        """
+        given, valid = table, np.ones(table.num_rows, dtype=np.bool_)
+        for column in self._columns:
+            out, name = column.buffer(table.num_rows, own_memory), column.decoder.column
+            decode_row = self._row_decoder(column, given, epoch, out, valid)
+            for _ in (map if executor is None else executor.map)(decode_row, range(table.num_rows)):
+                pass
+            table = table.set_column(table.column_names.index(name), name, to_arrow(out))
+        return (table if self._decoding.transform is None else self._lend(table)), valid
+
+    def _lend(self, table: pa.Table) -> pa.Table:
+        """The same with columns of its own, where a transform could change those of `table` in place."""
+        kept = {*self._decoding.columns, ROW_OFFSET, DRAW}
+        names = [field.name for field in table.schema if field.name not in kept and not is_bytes(field.type)]
+        copied = own_memory(table.select(names))
+        for name in names:
+            table = table.set_column(table.column_names.index(name), name, copied[name])
+        return table
+
+    def _transform(self, decoded: pa.Table, encoded: pa.Table, epoch: int, valid: BoolArray) -> pa.Table:
+        """What the transform makes of decoded rows. Where it fails, each row is tried by itself: `valid` is cleared of
+        those on which it fails again, which are bad rows.
+
+        Raises:
+            HelperError: If it fails on rows together, and on none of them by itself.
+        """
+        try:
+            return self._call(decoded, epoch)
+        except TransformError as error:
+            failed = error
+        bad = self._failing_rows(encoded, epoch, failed)
+        for row, why in bad.items():
+            if valid[row]:  # else it was bad before
+                self._note_bad(TRANSFORM, int(encoded[ROW_OFFSET][row].as_py()), why)
+        noted, valid[list(bad)] = list(self._bad_rows), False
+        good, blank = np.setdiff1d(np.arange(len(encoded)), list(bad)), self._decoding.blank
+        if not len(good):
+            if blank is None:
+                rows = self._transformer.tell(encoded)
+                raise ConfigError(
+                    f"transform fails on each of the {len(encoded)} rows tried at the opening, {rows} "
+                    f"({say(failed.error)}); nothing was started. Mend it."
+                ) from failed.error
+            return blank.take(np.zeros(len(encoded), dtype=np.int64))
+        rest = take_rows(encoded, good)
+        try:
+            if not bad:
+                raise failed
+            made = self._call(self._decode(rest, epoch, None, True)[0], epoch)
+        except TransformError as together:
+            rows = self._transformer.tell(rest)
+            raise HelperError(
+                f"transform fails on {rows} together ({say(together.error)}), and on none of these {len(rest)} rows by "
+                "itself; the epoch stops here. It gets pieces of batches, of any number of rows: what it does to a row "
+                "must not depend on the others."
+            ) from together.error
+        self._bad_rows = noted  # those that cannot be decoded were noted once more
+        places = np.full(len(encoded), len(made))
+        places[good] = np.arange(len(made))
+        return take_rows(pa.concat_tables([made, blank_row(made) if blank is None else blank]), places)
+
+    def _failing_rows(self, encoded: pa.Table, epoch: int, failed: TransformError) -> dict[int, Exception]:
+        """The rows on which the transform fails by itself, with its errors, after it failed on all together."""
+        if len(encoded) == 1:
+            return {0: failed.error}
+        noted, found = list(self._bad_rows), {}
+        for row in range(len(encoded)):
+            try:
+                self._call(self._decode(encoded.slice(row, 1), epoch, None, True)[0], epoch)
+            except TransformError as alone:
+                found[row] = alone.error
+                if not self._decoding.mask_bad_rows:
+                    break
+        self._bad_rows = noted  # those that cannot be decoded were noted once more
+        return found
+
+    def _call(self, table: pa.Table, epoch: int) -> pa.Table:
+        return self._transformer(table, self._keys(table, epoch, "transform"))
 
     @property
     def fallbacks(self) -> int:
@@ -129,95 +217,46 @@ class OpenDecoding:
     ) -> Callable[[int], None]:
         """A function that decodes row i of a column to `out[i]`, and clears `valid[i]` where a bad row is masked."""
         name, datasets, offsets = column.decoder.column, self._decoding.datasets, table[ROW_OFFSET].to_numpy()
-        draws = uniform(self._keys(table, epoch, "augment", name), column.decoder.draws)  # (rows, draws)
-        # Read-only: Arrow's memory is not always, and these rows may be decoded again.
-        encoded = [
-            memoryview(value.as_buffer()).cast("B").toreadonly() if value.is_valid else None for value in table[name]
-        ]
+        like = column.decoder.like
+        draws = uniform(self._keys(table, epoch, "augment", like or name), column.decoder.draws)  # (rows, draws)
+        encoded, others = _lent(table[name]), None if like is None else _lent(table[like])
 
         def decode_row(row: int) -> None:
-            decode_into = column.local.decode_into
+            if like is not None and not valid[row]:  # what it is to be like may be what is bad
+                out[row] = 0
+                return
+            decode_into, check_like = column.local.decode_into, column.local.check_like
             try:
                 value = encoded[row]
                 if value is None:
                     raise ValueError("is null")
+                if others is not None and check_like is not None:
+                    if (other := others[row]) is None:
+                        raise ValueError(f"has nothing to be like: {like!r} is null")
+                    check_like(value, other)
                 made = decode_into(value, draws[row], out[row, ...])  # an array also where a row is a number
                 if made is not None:
                     raise ConfigError(f"was returned as {type(made).__name__}: decode_into must write it into `out`.")
             except ConfigError as error:  # a good row, which the settings have no place for
                 rows = tell_rows(offsets[row : row + 1], datasets)
                 raise ConfigError(f"column {name!r} of {rows} {error}") from error
-            except ImportError as error:  # here no row can be decoded, good or bad
-                raise ConfigError(
-                    f"{type(column.decoder).__name__}({name!r}) cannot decode on {socket.gethostname()} "
-                    f"({type(error).__name__}: {error}): no row is bad for that. Install it wherever helpers run."
-                ) from error
+            except (ImportError, MemoryError) as error:
+                raise no_fault_of_rows(f"{type(column.decoder).__name__}({name!r}) cannot decode", error) from error
             except Exception as error:  # whatever a codec raises on damaged bytes, it is this row that is bad
-                offset = int(offsets[row])
-                reason = _OBJECT.sub("", f"{type(error).__name__}: {error}").strip()
-                if not self._decoding.mask_bad_rows:
-                    dataset = next(iter(datasets[offset >> COMPONENT_SHIFT :]), None)
-                    raise BadRowError(name, offset & OFFSET_MASK, reason, dataset) from error
+                self._note_bad(name, int(offsets[row]), error)
                 out[row] = 0
                 valid[row] = False
-                self._bad_rows.append((offset, name, reason[:_REASON]))
 
         return decode_row
 
-    def _to_table(self, made: Any, given: pa.Table) -> pa.Table:
-        """What the transform made of a table; its columns are those of the opening, and of their types, but there."""
-        schema = self._decoding.transformed
-        if not isinstance(made, dict) or not made:
-            raise ConfigError(f"transform returned {type(made).__name__}: it must return a dict of arrays by column.")
-        made = {name: values for name, values in made.items() if name not in (ROW_OFFSET, SEED)}
-        added = sorted({COMPONENT, DRAW, VALID} & set(made))
-        if added or not made:
-            raise ConfigError(
-                f"transform returned {', '.join(added) or 'no column of its own'}: {VALID}, {COMPONENT} and {DRAW} are "
-                f"columns that raylance adds, {ROW_OFFSET} and {SEED} are left out of what it returns. Return columns "
-                "under names of their own."
-            )
-        names = list(made) if schema is None else schema.names
-        if set(names) != set(made):
-            raise ConfigError(
-                f"transform returned the columns {', '.join(made)} for {self._tell(given)}, at the opening it returned "
-                f"{', '.join(names)}; the epoch stops here, because pieces of a step would not fit together. Return "
-                "the same columns always."
-            )
-        return pa.table({name: self._to_column(name, made[name], given) for name in names})
-
-    def _to_column(self, name: str, values: Any, given: pa.Table) -> pa.Array:
-        rows, schema = _length(values), self._decoding.transformed
-        if rows != len(given):
-            what = type(values).__name__ if rows is None else f"{rows} rows"
-            raise ConfigError(
-                f"transform returned {what} in {name!r} for {len(given)} rows: rows lost or added here would make "
-                "ranks uneven. Return one for each; filter rows with filter= instead."
-            )
-        kind = None if schema is None else schema.field(name).type
-        found = type(values).__name__
-        try:
-            array = _arrow(values)
-            found = str(array.type)
-            if kind is None and _is_untold(array.type):
-                kind = given[name].type if name in given.column_names else None
-                if kind is None or _is_untold(kind):
-                    raise ConfigError(
-                        f"transform returned only None or empty lists in {name!r} for the {rows} rows tried at the "
-                        f"opening, which does not tell its type ({found}), and later pieces could be of any; nothing "
-                        "was started. Return a pyarrow array, which says it: pa.array(values, pa.string()), say."
-                    )
-            return array if kind is None else _cast(array, kind)
-        except (pa.ArrowException, TypeError) as error:
-            raise ConfigError(
-                f"transform returned {found} in column {name!r} for {self._tell(given)}, which cannot become "
-                f"{'one Arrow type' if kind is None else f'{kind}, as at the opening'} ({error}); it stops here, "
-                "because pieces of a step must be of one type. Return the same type always: values.astype(…), or a "
-                "pyarrow array such as pa.array(values, pa.string())."
-            ) from error
-
-    def _tell(self, table: pa.Table) -> str:
-        return tell_rows(table[ROW_OFFSET].to_numpy(), self._decoding.datasets)
+    def _note_bad(self, column: str, offset: int, error: Exception) -> None:
+        """Notes a bad row, or raises that it is one."""
+        reason = say(error)
+        if not self._decoding.mask_bad_rows:
+            dataset = next(iter(self._decoding.datasets[offset >> COMPONENT_SHIFT :]), None)
+            name = None if column == TRANSFORM else column
+            raise BadRowError(name, offset & OFFSET_MASK, reason, dataset) from error
+        self._bad_rows.append((offset, column, reason[:_REASON]))
 
 
 class _Column:
@@ -229,6 +268,11 @@ class _Column:
         self.opened: list[RowDecoder] = []  # of all threads
         self.local = _Local(decoder, self.opened)
         self._buffer: npt.NDArray[Any] = np.empty((0, *decoder.shape), decoder.dtype)
+
+    def open_here(self) -> None:
+        """Opens the decoder of this thread."""
+        with contextlib.suppress(ConfigError):  # it is opened again for the first row, and an error names that
+            _ = self.local.decode_into
 
     def buffer(self, rows: int, own_memory: bool) -> npt.NDArray[Any]:
         """Memory for so many rows, (rows, *shape)."""
@@ -245,13 +289,18 @@ class _Local(threading.local):
     def __init__(self, decoder: Decoder, all_opened: list[RowDecoder]) -> None:
         try:
             opened = decoder.open()
-            self.decode_into = opened.decode_into
+            self.decode_into, self.check_like = opened.decode_into, getattr(opened, "check_like", None)
             all_opened.append(opened)
         except Exception as error:
             raise ConfigError(
-                f"{type(decoder).__name__}({decoder.column!r}) cannot be opened ({type(error).__name__}: {error}): "
+                f"{type(decoder).__name__}({decoder.column!r}) cannot be opened ({say(error)}): "
                 "open() must return an object with decode_into(encoded, draws, out)."
             ) from error
+
+
+def _lent(column: pa.ChunkedArray) -> list[memoryview | None]:
+    """The bytes of rows. Read-only: Arrow's memory is not always, and these rows may be decoded again."""
+    return [memoryview(value.as_buffer()).cast("B").toreadonly() if value.is_valid else None for value in column]
 
 
 def settle(decoder: Decoder, probe: pa.Table) -> Decoder:
@@ -276,37 +325,5 @@ def settle(decoder: Decoder, probe: pa.Table) -> Decoder:
             failures.append(error)
     raise DatasetError(
         f"column {decoder.column!r} holds no {decoder.content}: of {len(failures)} rows sampled none decodes (the "
-        f"first says: {failures[0]}); nothing was started. Name a column of {decoder.content} in decode=."
+        f"first says: {say(failures[0])}); nothing was started. Name a column of {decoder.content} in decode=."
     ) from failures[0]
-
-
-def _length(values: Any) -> int | None:
-    """Rows of a column, or None for what is no column."""
-    try:
-        return None if isinstance(values, str | bytes) else len(values)
-    except TypeError:
-        return None
-
-
-def _is_untold(kind: pa.DataType) -> bool:
-    """Whether a type was inferred from nothing but None or empty lists, in it or somewhere inside."""
-    return pa.types.is_null(kind) or any(_is_untold(kind.field(index).type) for index in range(kind.num_fields))
-
-
-def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """An array as another type, where no value is lost; tensors of one shape by their numbers."""
-    if array.type == kind:
-        return array
-    tensors = isinstance(kind, pa.FixedShapeTensorType) and isinstance(array.type, pa.FixedShapeTensorType)
-    if tensors and (array.type.shape, array.type.permutation) == (kind.shape, kind.permutation):
-        return pa.ExtensionArray.from_storage(kind, array.storage.cast(kind.storage_type))
-    return array.cast(kind)
-
-
-def _arrow(values: Any) -> pa.Array:
-    if isinstance(values, pa.Array | pa.ChunkedArray):
-        return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-    array: npt.NDArray[Any] = np.asarray(values) if not isinstance(values, list) else np.array(values, dtype=object)
-    if array.dtype == object or array.dtype.kind in "US":
-        return pa.array(array.tolist())
-    return to_arrow(array)

@@ -7,31 +7,75 @@ keeps the quotas in every stretch of B positions, and the position within the co
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from raylance.errors import ConfigError
+from raylance.orders.checking import select_rows
 from raylance.orders.order import Auto, Epoch, Facts, Order, Settled, Tables
-from raylance.orders.permutation import Int64Array
+from raylance.orders.permutation import Int64Array, UInt64Array
+from raylance.orders.together import Formula, formula_of
+
+logger = logging.getLogger(__name__)
 
 _SHORT_PATTERN = 1000
 _LONGEST_PATTERN = 1_000_000  # eight megabytes, and a fraction of a second once a process
 _NEAR = 0.01
+_MOST_TOGETHER, _MOST_ALONE = 4096, 512  # epochs of components that an epoch of the mixture remembers
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One dataset of a mixture, with its own order and seed; its quota is of positions in a stretch of the pattern."""
+    """One dataset of a mixture, with its own order and seed; its quota is of positions in a stretch of the pattern.
+
+    Attributes:
+        rows: Rows of its selection.
+        epoch_rows: Positions of its own epoch, after which its next one begins. "auto" is what its order says; runs
+            that began before 0.8.0 keep `rows`, whatever the order says.
+    """
 
     name: str
     order: Order
     seed: int
     rows: int
     quota: int
+    epoch_rows: int | Auto = "auto"
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    def params(self) -> dict[str, Any]:
+        """As checkpoints record it: its own epoch only where that is, or may be, another number than its rows."""
+        params = {"quota": self.quota, "rows": self.rows, "seed": self.seed, "order": self.order.params()}
+        if self.epoch_rows == self.rows or (self.epoch_rows == "auto" and not self.order.repeats):
+            return params
+        return params | {"epoch_rows": self.epoch_rows}
+
+    def adopt(self, params: Mapping[str, Any]) -> "Component":
+        """Takes over what `params` recorded; states before 0.8.0 record no epoch, and took the rows for it."""
+        adopted = dataclasses.replace(self, order=self.order.adopt(params["order"]))
+        if self.epoch_rows != "auto":
+            return adopted
+        recorded = params.get("epoch_rows")
+        if recorded is None and (own := adopted.settle(Facts(rows=0, seed=0)).epoch_rows) != self.rows:
+            logger.warning(
+                "the run began before raylance 0.8.0, in which a mixture took no notice that the order of %r asks for "
+                "epochs of %d rows: they keep the %d rows of its selection. For epochs as the order says, start under "
+                "a new run name.",
+                self.name,
+                own,
+                self.rows,
+            )
+        return dataclasses.replace(adopted, epoch_rows=recorded or self.rows)
+
+    def settle(self, facts: Facts) -> Settled:
+        """Its order, settled from the facts of the mixture but for what is its own."""
+        settled = self.order.settle(dataclasses.replace(facts, rows=self.rows, seed=self.seed, tables=self.tables))
+        if isinstance(self.epoch_rows, str):
+            return settled
+        return dataclasses.replace(settled, epoch_rows=self.epoch_rows)
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
@@ -88,13 +132,12 @@ def _deal(quotas: tuple[int, ...]) -> tuple[Int64Array, Int64Array]:
 
 @functools.lru_cache(maxsize=64)
 def _epoch_rows(quotas: tuple[int, ...], rows: tuple[int, ...], stop: str) -> int:
-    pattern, ends = _deal(quotas)[0], []
-    for index, (quota, count) in enumerate(zip(quotas, rows, strict=True)):
-        places = np.flatnonzero(pattern == index)  # of this component, in a stretch
-        # The position that would take row `count` again, or the one behind the last row.
-        stretch, place = divmod(count if stop == "first_exhausted" else count - 1, quota)
-        ends.append(stretch * len(pattern) + int(places[place]) + (stop == "all_exhausted"))
-    return min(ends) if stop == "first_exhausted" else max(ends)
+    pattern, each, count = _deal(quotas)[0], np.array(quotas, dtype=np.int64), np.array(rows, dtype=np.int64)
+    places = np.argsort(pattern, kind="stable")  # in a stretch, of the first component, of the second one, …
+    # The position that would take row `count` again, or the one after the last row.
+    stretch, place = np.divmod(count if stop == "first_exhausted" else count - 1, each)
+    ends = stretch * len(pattern) + places[np.cumsum(each) - each + place]
+    return int(ends.min()) if stop == "first_exhausted" else int(ends.max()) + 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,8 +158,11 @@ class MixOrder(Order):
 
     def __post_init__(self) -> None:
         words = ("first_exhausted", "all_exhausted")
-        if self.stop not in words and (not isinstance(self.stop, int) or isinstance(self.stop, bool) or self.stop < 1):
-            raise ConfigError(f'stop={self.stop!r}: must be "first_exhausted", "all_exhausted" or a number of rows.')
+        is_count = isinstance(self.stop, int) and not isinstance(self.stop, bool) and 1 <= self.stop < 2**63
+        if self.stop not in words and not is_count:
+            raise ConfigError(
+                f'stop={self.stop!r}: must be "first_exhausted", "all_exhausted", or a number of rows, less than 2**63.'
+            )
 
     @property
     def quotas(self) -> tuple[int, ...]:
@@ -125,18 +171,12 @@ class MixOrder(Order):
 
     def params(self) -> dict[str, Any]:
         """See `Order.params`; components by name, with their quotas and their own orders."""
-        components = {
-            part.name: {"quota": part.quota, "rows": part.rows, "seed": part.seed, "order": part.order.params()}
-            for part in self.components
-        }
+        components = {part.name: part.params() for part in self.components}
         return {"name": self.name, "stop": self.stop, "chunk_positions": self.chunk_positions, "components": components}
 
     def adopt(self, params: Any) -> Self:
         """See `Order.adopt`."""
-        parts = tuple(
-            dataclasses.replace(part, order=part.order.adopt(params["components"][part.name]["order"]))
-            for part in self.components
-        )
+        parts = tuple(part.adopt(params["components"][part.name]) for part in self.components)
         chunk = params["chunk_positions"] if self.chunk_positions == "auto" else self.chunk_positions
         return dataclasses.replace(self, components=parts, chunk_positions=chunk)
 
@@ -145,18 +185,17 @@ class MixOrder(Order):
         size = sum(self.quotas)
         parts = []
         for part in self.components:
-            share = max(1, facts.max_window_bytes * part.quota // size)
-            own = dataclasses.replace(facts, rows=part.rows, seed=part.seed, tables=part.tables, max_window_bytes=share)
-            parts.append(part.order.settle(own))
+            share = max(1, facts.window_bytes * part.quota // size)
+            parts.append(part.settle(dataclasses.replace(facts, window_bytes=share)))
         windows = [(part.read_positions or 1) * size // of for part, of in zip(parts, self.quotas, strict=True)]
-        limit = int(facts.max_window_bytes / 2 / max(facts.row_bytes, 1))
+        limit = int(facts.window_bytes / 2 / max(facts.row_bytes, 1))
         auto = max(1, min(max(windows), limit))
         chunk = auto if isinstance(self.chunk_positions, str) else self.chunk_positions
         components = tuple(
-            dataclasses.replace(part, order=settled.settings)
+            dataclasses.replace(part, order=settled.settings, epoch_rows=settled.epoch_rows)
             for part, settled in zip(self.components, parts, strict=True)
         )
-        rows, stop = tuple(part.rows for part in parts), self.stop
+        rows, stop = tuple(part.epoch_rows for part in parts), self.stop
         return _MixSettled(
             settings=dataclasses.replace(self, components=components, chunk_positions=chunk),
             rows=facts.rows,
@@ -175,7 +214,9 @@ class MixOrder(Order):
         standings = {}
         for part, count in zip(self.components, counts, strict=True):
             rows = stretch * part.quota + count
-            standings[part.name] = {"rows": rows, "passes": rows // part.rows, "position": rows % part.rows}
+            # Until the first iteration, which settles "auto", nothing is consumed.
+            passes, own = divmod(rows, part.rows if isinstance(part.epoch_rows, str) else part.epoch_rows)
+            standings[part.name] = {"rows": rows, "passes": passes, "position": own}
         return standings
 
 
@@ -187,28 +228,92 @@ class _MixSettled(Settled):
     parts: tuple[Settled, ...]
 
     def epoch(self, number: int) -> "_MixEpoch":
-        return _MixEpoch(self, number)
+        return self._epoch(number)
+
+    @functools.cached_property
+    def _epoch(self) -> "Callable[[int], _MixEpoch]":
+        """The last epochs that were asked for, with what they know: a step, or a chunk, asks for one again."""
+        return functools.lru_cache(maxsize=2)(functools.partial(_MixEpoch, self))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def custom_parts(self) -> list[Settled]:
+        return [own for part in self.parts for own in part.custom_parts()]
+
+    @functools.cached_property
+    def numbers(self) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """By component: its quota, the positions of its own epoch, and the rows of those before it."""
+        rows = np.array([part.rows for part in self.parts], dtype=np.int64)
+        own = np.array([part.epoch_rows for part in self.parts], dtype=np.int64)
+        return np.array(self.settings.quotas, dtype=np.int64), own, np.cumsum(rows) - rows
+
+    @functools.cached_property
+    def formulas(self) -> tuple[list[Formula | None], Int64Array]:
+        """What gives rows of components together, None for those that are asked alone; and which it is of each."""
+        by_part = [formula_of(part) for part in self.parts]
+        found = list(dict.fromkeys(by_part))
+        return found, np.array([found.index(formula) for formula in by_part], dtype=np.int64)
 
 
 class _MixEpoch(Epoch):
-    """One epoch of a mixture. Its rows count through the components, one behind the other."""
+    """One epoch of a mixture. Its rows count through the components, one after the other.
+
+    What is asked together is asked at once, because a step has few rows of each of many components. An epoch of a
+    component is known by its turn, from 0 in this epoch of the mixture, times the components, plus its component.
+    """
 
     order: _MixSettled
 
     def rows(self, positions: Int64Array) -> Int64Array:
-        quotas = self.order.settings.quotas
-        pattern, rank = _deal(quotas)
+        (quotas, own_rows, starts), (formulas, formula_of_part) = self.order.numbers, self.order.formulas
+        pattern, rank = _deal(self.order.settings.quotas)
         stretch, place = np.divmod(positions, len(pattern))
         which = pattern[place]
-        within = stretch * np.array(quotas, dtype=np.int64)[which] + rank[place]  # counts on over a component's epochs
-        out = np.empty(len(positions), dtype=np.int64)
-        base = 0
-        for index, part in enumerate(self.order.parts):
-            mine = np.flatnonzero(which == index)
-            wraps = -(-(self.order.epoch_rows + 1) // part.rows)
-            turn, place = np.divmod(within[mine], part.rows)
-            for number in np.unique(turn):
-                now = turn == number
-                out[mine[now]] = base + part.epoch(self.number * wraps + int(number)).rows(place[now])
-            base += part.rows
+        turn, within = np.divmod(stretch * quotas[which] + rank[place], own_rows[which])
+        turns, out = turn * len(quotas) + which, starts[which]
+        for index, formula in enumerate(formulas):
+            mine = np.flatnonzero(formula_of_part[which] == index)
+            if not len(mine):
+                continue
+            asked, of = np.unique(turns[mine], return_inverse=True)
+            if formula is not None:
+                out[mine] += formula.rows(self._numbers(formula, asked)[:, of], within[mine])
+                continue
+            by_turn = np.split(mine[np.argsort(of, kind="stable")], np.cumsum(np.bincount(of))[:-1])
+            for number, those in zip(asked.tolist(), by_turn, strict=True):
+                out[those] += select_rows(self._alone(number), within[those])
         return out
+
+    def _own_epoch(self, turn: int) -> Epoch:
+        turn, index = divmod(turn, len(self.order.parts))
+        part = self.order.parts[index]
+        wraps = -(-(self.order.epoch_rows + 1) // part.epoch_rows)
+        return part.epoch(self.number * wraps + turn)
+
+    @functools.cached_property
+    def _alone(self) -> "Callable[[int], Epoch]":
+        return functools.lru_cache(maxsize=_MOST_ALONE)(self._own_epoch)
+
+    @functools.cached_property
+    def _known(self) -> dict[Formula, tuple[Int64Array, UInt64Array]]:
+        """By formula: turns, ascending, and a column of numbers of each. Several threads may ask: an entry is replaced
+        as a whole.
+        """
+        return {}
+
+    def _numbers(self, formula: Formula, asked: Int64Array) -> UInt64Array:
+        """A column for each of some turns, ascending."""
+        turns, numbers = self._known.get(formula) or (asked, self._stack(formula, asked))
+        new = asked[~np.isin(asked, turns)]
+        if len(new):
+            kept = np.isin(turns, asked) | (len(turns) + len(new) <= _MOST_TOGETHER)
+            turns = np.concatenate([turns[kept], new])
+            numbers = np.concatenate([numbers[:, kept], self._stack(formula, new)], axis=1)
+            ascending = np.argsort(turns)
+            turns, numbers = turns[ascending], numbers[:, ascending]
+        self._known[formula] = turns, numbers
+        return numbers[:, np.searchsorted(turns, asked)]
+
+    def _stack(self, formula: Formula, turns: Int64Array) -> UInt64Array:
+        return formula.stack([self._own_epoch(turn) for turn in turns.tolist()])

@@ -21,6 +21,8 @@ Tables = Mapping[str, npt.NDArray[Any]]
 """What an order looked up in a selection, by name: all that is large in it, in one value of its own."""
 
 SHARD_BYTES = 4 << 20
+WINDOW_BYTES = 512 << 20
+"""What windows may take where neither the dataset nor the run sets `window_bytes`."""
 
 
 class Column(Protocol):
@@ -65,7 +67,8 @@ class Facts:
         tables: What `Order.bind` looked up in the selection.
         row_bytes: Bytes of one row as it is read.
         global_batch_size: Rows of one step over all ranks.
-        max_window_bytes: Bytes that one rank may hold in windows, the draining and the arriving one together.
+        window_bytes: Bytes that windows may take, the draining and the arriving one together, as if one rank held them
+            all. It belongs to the dataset or the run, never to a rank: an order must not differ between ranks.
     """
 
     rows: int
@@ -73,7 +76,12 @@ class Facts:
     tables: Tables = dataclasses.field(default_factory=dict)
     row_bytes: float = 1.0
     global_batch_size: int = 1
-    max_window_bytes: int = 512 << 20
+    window_bytes: int = WINDOW_BYTES
+
+    @property
+    def max_window_bytes(self) -> int:
+        """`window_bytes`, as orders written for 0.7.0 name it."""
+        return self.window_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -198,6 +206,15 @@ class Settled:
         return self.settings.repeats
 
     @property
+    def is_custom(self) -> bool:
+        """Whether the order is not one of raylance's own, so that what it gives is checked."""
+        return type(self.settings).__module__.partition(".")[0] != __name__.partition(".")[0]
+
+    def custom_parts(self) -> "list[Settled]":
+        """The orders of one's own that rows are chosen by: this one, or those of its components."""
+        return [self] if self.is_custom else []
+
+    @property
     def shard_count(self) -> int:
         """Shards; none where rows repeat."""
         return 0 if self.repeats else -(-self.rows // self.shard_rows)
@@ -230,6 +247,20 @@ class Epoch:
         """Maps positions to selected rows; see `Order.rows_of`."""
         return self.order.settings.rows_of(self, positions)
 
+    def completed_places(self, position: int) -> Int64Array | None:
+        """Lists complete shards as a checkpoint does, by their places in the epoch's sequence of shards.
+
+        Returns:
+            Half-open ranges [first, end) of places, ascending, int64, shape (k, 2), at a cost that does not grow with
+            the rows. What it lists is complete; of windows of very many shards that are partly consumed, complete
+            shards may be missing. None where shards complete in no such sequence.
+        """
+        return None
+
+    def shard_ids(self, places: Int64Array) -> Int64Array:
+        """Maps places in the epoch's sequence of shards to shard IDs."""
+        return places
+
     def completed_shards(self, position: int) -> BoolArray:
         """Tells which shards, by ID, lie wholly in the consumed prefix [0, position); bool, shape (shard_count,).
 
@@ -243,11 +274,11 @@ class Epoch:
         return done
 
 
-def check_count(order: Order, field: str, *words: str) -> None:
-    """Refuses a field that is neither one of the words nor an integer of at least 1."""
+def check_count(order: Order, field: str, *words: str, most: int = 1 << 40) -> None:
+    """Refuses a field that is neither one of the words nor an integer from 1 to `most`: products fit 128 bits."""
     value = getattr(order, field)
-    if value not in words and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-        allowed = " or ".join([*(f'"{word}"' for word in words), "an integer of at least 1"])
+    if value not in words and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
+        allowed = " or ".join([*(f'"{word}"' for word in words), f"an integer of at least 1 and at most {most}"])
         raise ConfigError(f"{type(order).__name__}({field}={value!r}): must be {allowed}.")
 
 

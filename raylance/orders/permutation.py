@@ -44,10 +44,15 @@ def mix64(x: UInt64Array) -> UInt64Array:
     return x
 
 
-def subkeys(key: int, index: npt.ArrayLike) -> UInt64Array:
-    """Derives one 64-bit key, uint64, for each integer of `index`, of any shape, read as a 64-bit word."""
+def subkeys(key: int | UInt64Array, index: npt.ArrayLike) -> UInt64Array:
+    """Derives one 64-bit key, uint64, for each integer of `index`, of any shape, read as a 64-bit word.
+
+    Args:
+        key: The key that they are derived from, or one for each integer.
+        index: The integers.
+    """
     words = np.asarray(index).astype(np.int64).view(np.uint64)
-    return mix64(mix64((words + _U1) * _GOLDEN_GAMMA) ^ np.uint64(key))
+    return mix64(mix64((words + _U1) * _GOLDEN_GAMMA) ^ np.asarray(key, dtype=np.uint64))
 
 
 def uniform(keys: UInt64Array, draws: int) -> npt.NDArray[np.float64]:

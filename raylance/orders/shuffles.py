@@ -5,16 +5,19 @@ permutation of all rows; never reads, knows no ranks.
 import dataclasses
 import functools
 import math
+import sys
 from typing import ClassVar
 
 import numpy as np
 
 from raylance.orders.order import SHARD_BYTES, Auto, Epoch, Facts, Order, Rows, Settled, Tables, blocks, check_count
-from raylance.orders.permutation import BoolArray, Int64Array, permute, subkeys, unpermute
+from raylance.orders.permutation import BoolArray, Int64Array, UInt64Array, permute, subkeys, unpermute
 
 _MAX_AUTO_LANES = 32
+_MAX_LANES = 1 << 20  # a step looks at each
 _MAX_AUTO_WINDOW_SHARDS = 16
-_MAX_TABLE = 1 << 16
+_MAX_TABLE = 1 << 18  # two mebibytes, of which four are kept
+_MOST_SEARCHED = 1 << 13  # positions, and places, for the list of a checkpoint: a few milliseconds
 _ENDS = "shard_ends"
 
 
@@ -45,7 +48,7 @@ class _Laned(Order):
     def __post_init__(self) -> None:
         check_count(self, "shard_rows", "auto", "fragment")
         check_count(self, "window_shards", "auto")
-        check_count(self, "lanes", "auto")
+        check_count(self, "lanes", "auto", most=_MAX_LANES)
 
     def look_up(self, rows: Rows) -> Tables:
         """Looks up where the fragments end, when shards follow them."""
@@ -56,7 +59,7 @@ class _Laned(Order):
         lanes = auto_lanes(facts.global_batch_size) if isinstance(self.lanes, str) else self.lanes
         # Bytes of one lane's window; half of the limit, because the next window arrives while this one drains. As if
         # one rank held them all: an order that depended on the world size would give other batches for each.
-        lane_bytes = facts.max_window_bytes / 2 / lanes
+        lane_bytes = facts.window_bytes / 2 / lanes
         lane_rows, lane_step = max(1, facts.rows // lanes), max(1, facts.global_batch_size // lanes)
         shard_rows = self.shard_rows
         if shard_rows == "auto":
@@ -79,7 +82,7 @@ class _Laned(Order):
             lane_count=lanes,
             read_positions=window_shards * rows_each * lanes,
             needs_whole_windows=self.shuffles_windows,
-            window_rows=window_shards * rows_each,
+            window_rows=min(window_shards * rows_each, max(1, facts.rows)),
         )
 
 
@@ -124,58 +127,80 @@ class _LanedEpoch(Epoch):
     order: _LanedSettled
 
     def rows(self, positions: Int64Array) -> Int64Array:
-        lanes, window_rows = self.order.lane_count, self.order.window_rows
-        within, lane = np.divmod(np.asarray(positions, dtype=np.int64), lanes)  # (k,), (k,)
-        base, extra = divmod(self.order.rows, lanes)
-        lane_start = lane * base + np.minimum(lane, extra)
-        if self.order.needs_whole_windows:
-            window = within // window_rows
-            start = window * window_rows
-            size = np.minimum(window_rows, base + (lane < extra) - start)
-            keys = subkeys(self.key("window"), window * lanes + lane)
-            within = start + permute(within - start, size, keys)
-        return self._unlay(lane_start + within)
+        return self._unlay(self._sequence(positions))
+
+    def _sequence(self, positions: Int64Array) -> Int64Array:
+        """Positions to indices in the sequence."""
+        key = self.key("window") if self.order.needs_whole_windows else None
+        positions = np.asarray(positions, dtype=np.int64)
+        return to_sequence(positions, self.order.rows, self.order.lane_count, self.order.window_rows, key)
+
+    def completed_places(self, position: int) -> Int64Array | None:
+        """See `Epoch.completed_places`; None where there are so many lanes that looking at each takes long."""
+        if self.order.lane_count > _MOST_SEARCHED:
+            return None
+        pending = self._pending_places(position, _MOST_SEARCHED)
+        pending = pending[np.argsort(pending[:, 0])]
+        firsts = np.append(pending[:, 0], self.order.shard_count)
+        ends = np.maximum.accumulate(np.append(0, pending[:, 1]))
+        ranges = np.stack([ends, firsts], axis=1)  # between what is pending
+        return ranges[firsts > ends]
 
     def completed_shards(self, position: int) -> BoolArray:
-        """See `Epoch.completed_shards`: interval arithmetic over the lanes, into half consumed windows alone."""
-        lanes, window_rows, n = self.order.lane_count, self.order.window_rows, self.order.rows
-        slot_done = np.ones(self.order.shard_count, dtype=np.bool_)  # by place in the sequence
-        done = np.ones(self.order.shard_count, dtype=np.bool_)  # by shard ID
-        base, extra = divmod(n, lanes)
-        for lane in range(min(lanes, n)):
-            lane_start, lane_rows = lane * base + min(lane, extra), base + (lane < extra)
-            consumed = max(0, -(-(position - lane) // lanes))
-            if consumed >= lane_rows:
-                continue
-            untouched = consumed
-            if self.order.needs_whole_windows:
-                untouched = min(-(-consumed // window_rows) * window_rows, lane_rows)
-                touched = np.arange(untouched - min(window_rows, untouched), untouched, dtype=np.int64)
-                done[self._still_to_come(lane, consumed, untouched, self._slots(lane_start + touched))] = False
-            if untouched < lane_rows:
-                ends = np.array([lane_start + untouched, lane_start + lane_rows - 1], dtype=np.int64)
-                first, last = self._slots(ends)
-                slot_done[first : last + 1] = False
-        done[self._shard_ids(np.flatnonzero(~slot_done))] = False
+        """See `Epoch.completed_shards`: interval arithmetic over the lanes, a search in half consumed windows alone."""
+        shards, pending = self.order.shard_count, self._pending_places(position, sys.maxsize)
+        edges = np.bincount(pending[:, 0], minlength=shards + 1) - np.bincount(pending[:, 1], minlength=shards + 1)
+        done = np.ones(shards, dtype=np.bool_)
+        done[self.shard_ids(np.flatnonzero(np.cumsum(edges)[:shards]))] = False
         return done
 
-    def _still_to_come(self, lane: int, consumed: int, untouched: int, slots: Int64Array) -> list[int]:
-        """IDs of the shards of which a lane's rows [consumed, untouched) are; at most those at the slots."""
-        expected, seen = len(np.unique(slots)), set[int]()
-        for block in blocks(consumed, untouched):
-            rows = self.rows(lane + block * self.order.lane_count)
-            seen.update(np.unique(self.order.shards_of(rows)).tolist())
-            if len(seen) == expected:
-                break
-        return list(seen)
+    def _pending_places(self, position: int, most: int) -> Int64Array:
+        """Places of shards that have rows at `position` or after it, as half-open ranges, int64, shape (k, 2); they may
+        overlap. Where a search in half consumed windows would take more than `most` steps, all their places.
+        """
+        lanes, window_rows = self.order.lane_count, self.order.window_rows
+        base, extra = divmod(self.order.rows, lanes)
+        lane = np.arange(min(lanes, self.order.rows), dtype=np.int64)
+        start, size = lane * base + np.minimum(lane, extra), base + (lane < extra)
+        consumed = np.clip(-(-(position - lane) // lanes), 0, size)
+        untouched = consumed
+        if self.order.needs_whole_windows:
+            untouched = np.minimum(-(-consumed // window_rows) * window_rows, size)
+        has_more, is_half = untouched < size, consumed < untouched
+        pending = self._place_ranges((start + untouched)[has_more], (start + size)[has_more])
+        if not is_half.any():
+            return pending
+        window_start = start + (consumed - 1) // window_rows * window_rows
+        halves = self._place_ranges(window_start[is_half], (start + untouched)[is_half])
+        stop = int(((untouched - 1) * lanes + lane)[is_half].max()) + 1
+        found = self._places_from(position, stop, halves, most)
+        return np.concatenate([pending, halves if found is None else np.stack([found, found + 1], axis=1)])
 
-    def _shard_ids(self, slots: Int64Array) -> Int64Array:
-        """Place in the sequence to shard ID."""
+    def _places_from(self, position: int, stop: int, ranges: Int64Array, most: int) -> Int64Array | None:
+        """Those places in some ranges that have rows at positions [position, stop); None after `most` steps."""
+        if int((ranges[:, 1] - ranges[:, 0]).sum()) > most:
+            return None
+        wanted = np.unique(np.concatenate([np.arange(first, end) for first, end in ranges.tolist()]))
+        is_found = np.zeros(len(wanted), dtype=np.bool_)
+        for block in blocks(position, stop):
+            if is_found.all():
+                break
+            if block[0] - position > most:
+                return None
+            is_found |= np.isin(wanted, self._slots(self._sequence(block)))
+        return wanted[is_found]
+
+    def _place_ranges(self, firsts: Int64Array, ends: Int64Array) -> Int64Array:
+        """The places that half-open ranges of the sequence touch, none of which is empty; shape (k, 2)."""
+        return np.stack([self._slots(firsts), self._slots(ends - 1) + 1], axis=1)
+
+    def shard_ids(self, places: Int64Array) -> Int64Array:
+        """See `Epoch.shard_ids`."""
         if not self.order.settings.shuffles_shards:
-            return slots
+            return places
         shards, key = self.order.shard_count, self.key("shards")
         # Rows outnumber shards by far: a table of all of them, where it is small, saves a permutation for each row.
-        return _permutation_table(shards, key)[slots] if shards <= _MAX_TABLE else permute(slots, shards, key)
+        return _permutation_table(shards, key)[places] if shards <= _MAX_TABLE else permute(places, shards, key)
 
     @functools.cached_property
     def _short_shard(self) -> tuple[int, int]:
@@ -189,29 +214,61 @@ class _LanedEpoch(Epoch):
         """Index in the sequence to place of its shard there."""
         if self.order.ends is not None:
             return np.searchsorted(self._laid_ends, sequence, side="right")
-        shard_rows = self.order.shard_rows
-        short_slot, short_rows = self._short_shard
-        behind = sequence >= short_slot * shard_rows + short_rows
-        return np.where(behind, (sequence - short_rows) // shard_rows + 1, sequence // shard_rows)
+        return to_places(sequence, self.order.shard_rows, *self._short_shard)
 
     @functools.cached_property
     def _laid_ends(self) -> Int64Array:
         """Where the shard at each place of the sequence ends, when shards follow fragments; O(fragments)."""
         lengths = np.diff(self.order.tables[_ENDS], prepend=0)
-        return np.cumsum(lengths[self._shard_ids(np.arange(len(lengths)))], dtype=np.int64)
+        return np.cumsum(lengths[self.shard_ids(np.arange(len(lengths)))], dtype=np.int64)
 
     def _unlay(self, sequence: Int64Array) -> Int64Array:
         """Index in the sequence to selected row."""
         if not self.order.settings.shuffles_shards:
             return sequence
         slots, ends = self._slots(sequence), self.order.ends
-        ids = self._shard_ids(slots)
+        ids = self.shard_ids(slots)
         if ends is not None:
             return np.asarray(ends[ids] - (self._laid_ends[slots] - sequence))
-        shard_rows = self.order.shard_rows
-        short_slot, short_rows = self._short_shard
-        starts = slots * shard_rows - np.where(slots > short_slot, shard_rows - short_rows, 0)
-        return ids * shard_rows + (sequence - starts)
+        return to_rows(sequence, slots, ids, self.order.shard_rows, *self._short_shard)
+
+
+Number = int | Int64Array
+"""Of one epoch, or of each position's."""
+
+
+def to_sequence(
+    positions: Int64Array, rows: Number, lanes: Number, window_rows: Number, key: int | UInt64Array | None
+) -> Int64Array:
+    """Positions to indices in the sequence that lanes are cut from; windows are shuffled where there is a key."""
+    within, lane = np.divmod(positions, lanes)  # (k,), (k,)
+    base, extra = np.divmod(rows, lanes)
+    lane_start = lane * base + np.minimum(lane, extra)
+    if key is not None:
+        window = within // window_rows
+        start = window * window_rows
+        size = np.minimum(window_rows, base + (lane < extra) - start)
+        within = start + permute(within - start, size, subkeys(key, window * lanes + lane))
+    return np.asarray(lane_start + within, dtype=np.int64)
+
+
+def to_places(sequence: Int64Array, shard_rows: Number, short_place: Number, short_rows: Number) -> Int64Array:
+    """Indices in the sequence to the places of their shards there, of which only one may be short."""
+    behind = sequence >= short_place * shard_rows + short_rows
+    return np.where(behind, (sequence - short_rows) // shard_rows + 1, sequence // shard_rows)
+
+
+def to_rows(
+    sequence: Int64Array,
+    places: Int64Array,
+    ids: Int64Array,
+    shard_rows: Number,
+    short_place: Number,
+    short_rows: Number,
+) -> Int64Array:
+    """Indices in the sequence to selected rows, by the places and IDs of their shards."""
+    starts = places * shard_rows - np.where(places > short_place, shard_rows - short_rows, 0)
+    return np.asarray(ids * shard_rows + (sequence - starts), dtype=np.int64)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,7 +279,7 @@ class WindowShuffle(_Laned):
 
     Attributes:
         shard_rows: Rows of one shard. "auto": several MiB; "fragment": shards are the dataset's fragments.
-        window_shards: Shards of one window. "auto": as many as `max_window_bytes` allows.
+        window_shards: Shards of one window. "auto": as many as `window_bytes` allows.
         lanes: Parallel streams. "auto": the largest divisor of the global batch size up to 32.
     """
 

@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from raylance.errors import ConfigError
+from raylance.orders.checking import check_sample, select_rows
 from raylance.orders.order import Settled
 from raylance.orders.permutation import Int64Array
 
@@ -84,7 +85,7 @@ class Plan:
             raise ConfigError(f"remainder={self.remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
         if self.remainder == "drop" and self.epoch_rows < self.global_batch_size:
             raise ConfigError(
-                f"the selection has {self.epoch_rows} rows and the global batch {self.global_batch_size}: with "
+                f"an epoch has {self.epoch_rows} rows and the global batch {self.global_batch_size}: with "
                 'remainder="drop" an epoch would have no step at all. Use a smaller batch, or remainder="pad" or '
                 '"ragged".'
             )
@@ -146,8 +147,20 @@ class Plan:
         return np.concatenate([self.positions(start, low + item.low, low + item.high) for start in starts])
 
     def select(self, epoch: int, positions: Int64Array) -> Int64Array:
-        """Selected rows at epoch positions; padding wraps round to the epoch's first rows."""
-        return self.order.epoch(epoch).rows(positions % self.epoch_rows)
+        """Selected rows at epoch positions; padding wraps round to the epoch's first rows.
+
+        Raises:
+            ConfigError: If an order of one's own gives what is no row of the selection.
+        """
+        return select_rows(self.order.epoch(epoch), positions % self.epoch_rows)
+
+    def check_order(self, epoch: int) -> None:
+        """Tries an order of one's own on a sample of an epoch's positions, before anything is started.
+
+        Raises:
+            ConfigError: If it gives a row twice and does not say that it repeats, or what is no row.
+        """
+        check_sample(self.order, epoch)
 
     def chunk_rows(self, chunk: Chunk, rank: int) -> Int64Array:
         """Selected rows of a rank's slices of all steps of a chunk, int64, in the order they are delivered."""

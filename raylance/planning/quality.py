@@ -6,14 +6,14 @@ the same rows compare.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from raylance.errors import ConfigError
-from raylance.orders.order import Facts
+from raylance.orders.order import Facts, Settled
 from raylance.orders.permutation import Int64Array, derive_key, permute, subkeys, uniform
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
 from raylance.planning.plan import Plan
@@ -96,20 +96,25 @@ class ShuffleQuality:
         return max(measure.ratio for measure in self.divergences.values())
 
     def __repr__(self) -> str:
-        plan, order = self.plan, self.plan.order
-        fields = ", ".join(f"{key}={value}" for key, value in order.params().items() if key != "name")
+        plan = self.plan
         measures = {title: getattr(self, name) for name, title in _TITLES.items()}
         measures |= {f"class divergence, {kind}, bits": measure for kind, measure in self.divergences.items()}
         rows = [f"{name:38}{of.value:14,.5g}{of.ideal:14,.5g}{of.ratio:9.3g}" for name, of in measures.items()]
         return "\n".join(
             [
-                f"order {order.name} ({fields}), {plan.rows:,} rows, global batch {plan.global_batch_size:,}; "
-                f"{self.steps:,} of {_steps(plan):,} steps sampled in {self.epochs} epoch(s)",
+                f"order {order_in_words(plan.order)}, {plan.rows:,} rows, global batch {plan.global_batch_size:,}; "
+                f"{self.steps:,} of {_steps(plan):,} steps sampled in {self.epochs} epoch{'s' * (self.epochs != 1)}",
                 f"{'':38}{'this order':>14}{'row shuffle':>14}{'ratio':>9}",
                 *rows,
                 f"{'correlation with the next epoch':38}{self.epoch_correlation:14.3f}{0:14}",
             ]
         )
+
+
+def order_in_words(order: Settled) -> str:
+    """Its name and its settings; the components of a mixture are left out."""
+    settings = {key: value for key, value in order.params().items() if not isinstance(value, Mapping) and key != "name"}
+    return f"{order.name} ({', '.join(f'{key}={value}' for key, value in settings.items())})"
 
 
 def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_steps: int = 256) -> ShuffleQuality:

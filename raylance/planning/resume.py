@@ -5,10 +5,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from raylance.errors import StateError
-from raylance.orders.order import Facts, Order, Tables
+from raylance.errors import ConfigError, StateError
+from raylance.orders.order import WINDOW_BYTES, Facts, Order, Tables
 from raylance.planning.plan import Remainder
-from raylance.planning.state import State, check_state, pack_shards, parse_state
+from raylance.planning.shards import NO_SHARDS, list_shards
+from raylance.planning.state import UNKNOWN, State, check_state, parse_state
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +25,7 @@ class Delivery:
         fingerprint: Hash of the selection's row offsets.
         order: The order, "auto" fields allowed; `tables` is what it looked up in the selection.
         masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
+        window_bytes: What sizes that the order leaves to "auto" follow from; None for the run's, or the default.
     """
 
     filter: Any
@@ -35,6 +37,7 @@ class Delivery:
     seed: int
     remainder: Remainder
     masks_bad_rows: bool
+    window_bytes: int | None = None
 
     @property
     def facts(self) -> Facts:
@@ -48,13 +51,20 @@ def make_state(
     *,
     epoch: int,
     position: int,
+    step: int = 0,
+    global_step: int = 0,
     global_batch_size: int | None,
     world_size: int,
 ) -> State:
-    """What a checkpoint says of a loader at a position; `origin` are the fields of the state that its feed knows."""
+    """What a checkpoint says of a loader at a position; `origin` are the fields of the state that its feed knows.
+
+    It costs the same at any number of rows.
+    """
     shards = {}
-    if delivery.order.is_settled:
-        shards = pack_shards(delivery.order.settle(delivery.facts).epoch(epoch).completed_shards(position))
+    if delivery.order.repeats:
+        shards = NO_SHARDS
+    elif delivery.order.is_settled:
+        shards = list_shards(delivery.order.settle(delivery.facts).epoch(epoch), position)
     return State(
         **origin,
         filter=delivery.filter,
@@ -63,8 +73,11 @@ def make_state(
         fingerprint=delivery.fingerprint,
         seed=delivery.seed,
         order=delivery.order.params(),
+        window_bytes=delivery.window_bytes or WINDOW_BYTES,
         epoch=epoch,
         position=position,
+        step=step,
+        global_step=global_step,
         completed_shards=shards,
         components=delivery.order.standings(position),
         global_batch_size=global_batch_size,
@@ -77,19 +90,33 @@ def load_state(state: Mapping[str, Any], current: State, delivery: Delivery) -> 
 
     Returns:
         What to deliver from now on (what was left to "auto" is taken from the state: another batch size must not change
-        the order), and the state to go on at. The end of an epoch is the start of the next one.
+        the order), and the state to continue at. The end of an epoch is the start of the next one.
 
     Raises:
         StateError: If the state is damaged, newer, or belongs to other rows or another order.
     """
     saved = parse_state(state)
     check_state(saved, current)
-    delivery = dataclasses.replace(delivery, order=delivery.order.adopt(saved.order))
+    try:
+        delivery = dataclasses.replace(delivery, order=delivery.order.adopt(saved.order))
+    except ConfigError as error:
+        raise StateError(f"the state is damaged: {error} Use an earlier checkpoint.") from error
+    if saved.window_bytes is not UNKNOWN:
+        if delivery.window_bytes not in (None, saved.window_bytes):
+            logger.warning(
+                "the checkpoint has window_bytes=%d, now it is %d: the order keeps the sizes that it was saved with. "
+                "Start under a new run name to have others.",
+                saved.window_bytes,
+                delivery.window_bytes,
+            )
+        delivery = dataclasses.replace(delivery, window_bytes=saved.window_bytes)
     rows = delivery.order.settle(delivery.facts).epoch_rows
     if saved.position > rows:
         raise StateError(
             f"the state is damaged: position {saved.position} of an epoch of {rows}. Use an earlier checkpoint."
         )
+    if saved.step is UNKNOWN:
+        saved = _count_steps(saved, rows, delivery.remainder)
     left, size = rows - saved.position, saved.global_batch_size or 0
     # Format 1 moved on to the next epoch only when it was asked for a batch behind the last one.
     had_last = state["format"] == 1 and delivery.remainder == "drop" and saved.position > 0 and left < size
@@ -104,5 +131,15 @@ def load_state(state: Mapping[str, Any], current: State, delivery: Delivery) -> 
             saved.epoch + 1,
         )
     if had_last or not left:
-        saved = dataclasses.replace(saved, epoch=saved.epoch + 1, position=0)
+        saved = dataclasses.replace(saved, epoch=saved.epoch + 1, position=0, step=0)
     return delivery, saved
+
+
+def _count_steps(saved: State, rows: int, remainder: Remainder) -> State:
+    """Counts the steps of a state that an older raylance wrote, as if all had its global batch."""
+    size = saved.global_batch_size
+    if size is None:
+        return dataclasses.replace(saved, step=0, global_step=0)
+    step = -(-saved.position // size)
+    before = saved.epoch * (rows // size if remainder == "drop" else -(-rows // size))
+    return dataclasses.replace(saved, step=step, global_step=before + step)

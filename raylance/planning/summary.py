@@ -3,13 +3,15 @@
 import dataclasses
 import html
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from raylance.errors import ConfigError
+from raylance.orders.mixture import MixOrder
 from raylance.planning.plan import Plan, portion_rows
-from raylance.planning.quality import Labels, ShuffleQuality, compare_windows, shuffle_quality
+from raylance.planning.quality import Labels, ShuffleQuality, compare_windows, order_in_words, shuffle_quality
 
 _RANKS = 16  # that a legend names
 
@@ -25,6 +27,7 @@ def summarise(
     return PlanSummary(
         plan=plan,
         steps=plan.steps(),
+        sources=_sources(plan, plan.epoch_rows - (tail if plan.remainder == "drop" else 0)),
         rows_dropped=tail if plan.remainder == "drop" else 0,
         rows_repeated=plan.global_batch_size - tail if plan.remainder == "pad" and tail else 0,
         shards=plan.order.shard_count,
@@ -36,6 +39,48 @@ def summarise(
     )
 
 
+def _sources(plan: Plan, end: int) -> "dict[str, SourceRows]":
+    """What an epoch up to a position has of each dataset of a mixture."""
+    order = plan.order.settings
+    if not isinstance(order, MixOrder):
+        return {}
+    found, standings = {}, order.standings(end)
+    for part in order.components:
+        delivered = standings[part.name]["rows"]
+        used = min(delivered, part.rows)  # a component comes whole before a row of it comes again
+        is_drawn = part.order.repeats
+        found[part.name] = SourceRows(
+            share=part.quota / sum(order.quotas),
+            rows=part.rows,
+            delivered=delivered,
+            used=None if is_drawn else used,
+            left_out=None if is_drawn else part.rows - used,
+            repeated=None if is_drawn else delivered - used,
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRows:
+    """What an epoch of a mixture has of one dataset.
+
+    Attributes:
+        share: Its share of the positions: what its weight came to.
+        rows: Rows of its selection.
+        delivered: Rows of it in an epoch, those that come again included.
+        used: Different rows of it; None where its order draws, which may repeat any. The next ones, too.
+        left_out: Rows of it that do not come.
+        repeated: Rows that come again.
+    """
+
+    share: float
+    rows: int
+    delivered: int
+    used: int | None
+    left_out: int | None
+    repeated: int | None
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSummary:
     """An epoch in numbers.
@@ -43,6 +88,7 @@ class PlanSummary:
     Attributes:
         plan: The plan itself.
         steps: Steps of every rank.
+        sources: Of a mixture, what an epoch has of each dataset, by name.
         rows_dropped: Rows that no rank gets in an epoch.
         rows_repeated: Rows of padding, which come twice.
         shards: Shards of the selection.
@@ -56,6 +102,7 @@ class PlanSummary:
 
     plan: Plan
     steps: int
+    sources: Mapping[str, SourceRows]
     rows_dropped: int
     rows_repeated: int
     shards: int
@@ -112,15 +159,47 @@ class PlanSummary:
         return f"<pre>{html.escape(repr(self))}</pre>"
 
     def __repr__(self) -> str:
-        plan, order, settings = self.plan, self.plan.order, self.plan.order.settings
-        fields = ", ".join(f"{key}={value}" for key, value in settings.params().items() if key != "name")
+        plan, lanes = self.plan, self.plan.order.lane_count
+        dealt = f"{lanes:,} lanes, " if lanes > 1 else ""
         return "\n".join(
             [
-                f"{plan.rows:,} rows in {self.shards:,} shards of {settings.shard_rows}, order {order.name} ({fields})",
-                f"{order.lane_count} lanes, {plan.world_size} ranks, global batch {plan.global_batch_size:,}",
-                f"{self.steps:,} steps an epoch on every rank; {self.rows_dropped:,} rows dropped, "
+                f"{self._rows_in_words()}, order {order_in_words(plan.order)}",
+                *self._table(),
+                f"{dealt}{_counted(plan.world_size, 'rank')}, global batch {plan.global_batch_size:,}",
+                f"{_counted(self.steps, 'step')} an epoch on every rank; {self.rows_dropped:,} rows dropped, "
                 f"{self.rows_repeated:,} repeated (remainder={plan.remainder!r})",
                 f"{self.window_bytes / 2**20:,.1f} MiB a window and rank, {self.held_bytes / 2**20:,.1f} MiB held "
                 f"({self.row_bytes:,.0f} bytes a row, {self.measure}); read by {self.reads}",
             ]
         )
+
+    def _rows_in_words(self) -> str:
+        plan, settings = self.plan, self.plan.order.settings
+        if self.sources:
+            return f"{plan.epoch_rows:,} rows an epoch, of {plan.rows:,} in {_counted(len(self.sources), 'dataset')}"
+        if settings.repeats:  # it has no shards
+            return f"{plan.epoch_rows:,} rows an epoch, drawn from {plan.rows:,}"
+        return f"{plan.rows:,} rows in {_counted(self.shards, 'shard')} of {settings.shard_rows}"
+
+    def _table(self) -> list[str]:
+        """A line for each dataset of a mixture, below one of headings."""
+        if not self.sources:
+            return []
+        lines = [("dataset", "share", "rows", "used", "left out", "repeated")]
+        for name, source in self.sources.items():
+            drawn = (f"drawn {source.delivered:,} times", "", "")
+            numbers = [
+                f"{number:,}" for number in (source.used, source.left_out, source.repeated) if number is not None
+            ]
+            lines.append((name, f"{100 * source.share:.4g}%", f"{source.rows:,}", *(numbers or drawn)))
+        name_width, *widths = (max(map(len, column)) for column in zip(*lines, strict=True))
+        return [
+            "".join(
+                [f"  {name:{name_width}}", *(f"  {cell:>{width}}" for cell, width in zip(cells, widths, strict=True))]
+            ).rstrip()
+            for name, *cells in lines
+        ]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"

@@ -120,7 +120,7 @@ def draw_rates(rates: Mapping[str, float], limit: str) -> str:
 
 
 def draw_helpers(found: Timeline, records: Sequence[LoaderRecord]) -> str:
-    """Decoders and memory of all ranks over time, beside their limits."""
+    """Decoders, or shard actors where these decode, and memory of all ranks over time, beside their limits."""
     figure, all_axes = _figure(2.2, columns=2)
     helpers, memory = all_axes
     middles, times = (found.edges[:-1] + found.edges[1:]) / 2, (found.times[:-1] + found.times[1:]) / 2
@@ -129,8 +129,11 @@ def draw_helpers(found: Timeline, records: Sequence[LoaderRecord]) -> str:
         values = [np.where((times >= r.started) & (times <= r.last), r.at(name, times), 0.0) for r in records]
         return np.asarray(sum(values, np.zeros(len(times))))
 
-    lines = (("decoders_wanted", "decoders wanted", "#bbbbbb"), ("decoders", "there", "#555b66"))
-    for name, label, color in (*lines, ("decoders_busy", "at work", "#e8792b")):
+    lines = [("readers_wanted", "shard actors wanted", "#bbbbbb"), ("readers", "there", "#555b66")]
+    if any(record.has_decoders for record in records):
+        lines = [("decoders_wanted", "decoders wanted", "#bbbbbb"), ("decoders", "there", "#555b66")]
+        lines.append(("decoders_busy", "at work", "#e8792b"))
+    for name, label, color in lines:
         helpers.step(middles, total(name), where="mid", color=color, linewidth=1.4, label=label)
     helpers.set(ylim=(0, None), xlabel="s", ylabel="of all ranks")
     most = max(1, *(record.facts["world_size"] for record in records))
@@ -146,12 +149,12 @@ def draw_helpers(found: Timeline, records: Sequence[LoaderRecord]) -> str:
         axes.set_xlim(0, found.edges[-1])
         _bare(axes)
         axes.legend(loc="upper left", bbox_to_anchor=(0, 1.22), ncols=4, frameon=False, fontsize=8, handlelength=1.2)
-    return picture(figure, "decoders and bytes over time")
+    return picture(figure, "helpers and bytes over time")
 
 
 def draw_metrics(reports: Sequence[tuple[float, Mapping[str, float]]]) -> str:
     """A small plot of each number that was reported more than once; "" where there is none."""
-    names = dict.fromkeys(name for _, metrics in reports for name in metrics if name not in ("epoch", "step"))
+    names = dict.fromkeys(name for _, metrics in reports for name in metrics if name not in ("epoch", "epochs", "step"))
     series = {name: [(at, metrics[name]) for at, metrics in reports if name in metrics] for name in names}
     series = {name: points for name, points in series.items() if len(points) > 1}
     if not series:

@@ -6,7 +6,6 @@ import html
 import io
 import os
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,10 +15,12 @@ import PIL.Image
 import pyarrow as pa
 
 from raylance.audit.reopening import reopen
-from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
+from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, TRANSFORM
+from raylance.errors import DatasetError
 from raylance.planning.state import identity_of
 from raylance.runs import drawing
 from raylance.runs.progress import news
+from raylance.runs.proving import FEW_ROWS, RunProof, of_epochs, prove_records
 from raylance.runs.reading import LoaderRecord, Run, read_look, read_run
 from raylance.runs.timeline import Timeline, timeline
 from raylance.source.rows import TableRows
@@ -43,8 +44,8 @@ def report_run(
     storage_options: Mapping[str, str] | None = None,
 ) -> str:
     """Writes the report of a run, while it goes on or after it: what limits it and what to change, where the time of
-    each rank went, throughput, faults that were survived, rows that could not be decoded, what each epoch's certificate
-    says, what the data looked like and how well they were shuffled.
+    each rank went, throughput, faults that were survived, rows that could not be decoded, which rows it was trained on
+    (see `prove_run`), what the data looked like and how well they were shuffled.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI.
@@ -94,7 +95,10 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
     marks = [(when, record.rank, kind) for when, record, kind, _ in happened if record.facts["dataset"] == run.main]
     told = {name: [(when, r, what) for when, r, kind, what in happened if kind == name] for name in ("fault", "error")}
     reports = [(found.place(at), what["metrics"]) for at, r, kind, what in happened if kind == "report" and not r.rank]
-    epochs = _epochs(run)
+    options = {"storage_options": dict(storage_options)} if storage_options else {}
+    names = sorted({str(record.facts["dataset"]) for record in run.records})
+    proof = prove_records(run, names, most_rows=FEW_ROWS, **options)
+    epochs = _epochs(proof)
     pictures = {
         "shares": drawing.draw_shares(_spent(run, verdict)),
         "rates": drawing.draw_rates(verdict.rates, verdict.limit),
@@ -117,16 +121,18 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
         dataset_heads=_DATASET_HEADS,
         rank_rows=[_rank_row(run, part) for part in run.parts(run.main) if part.facts["rank"] in ranks],
         smoothed_s=f"{found.smoothed_s:,.1f}",
+        starts_late=any(_starts_late(run, name) for name in {record.facts["dataset"] for record in run.records}),
         datasets=[_dataset_row(run, name) for name in sorted({record.facts["dataset"] for record in run.records})],
         epochs=epochs[-_LINES:],
         more_epochs=max(0, len(epochs) - _LINES),
+        proof=proof,
         faults=_told_events(told["fault"]),
         more_faults=max(0, len(told["fault"]) - _LINES),
         errors=_told_events(told["error"]),
         failed=_failed(run, told["error"]),
         masked=_told_masked(run),
         identity=_identity(main[-1]),
-        has_decoders=any(record.series["decoders"].max(initial=0) for record in main),
+        has_decoders=any(record.has_decoders for record in main),
         look_columns=", ".join([*main[-1].facts["state"]["columns"], ROW_OFFSET]),
         **{name: markupsafe.Markup(markup) for name, markup in pictures.items()},
         **_reopened(run, storage_options),
@@ -150,20 +156,23 @@ def _failed(run: Run, errors: Sequence[tuple[float, LoaderRecord, Any]]) -> str:
 def _spent(run: Run, verdict: Verdict) -> dict[str, float]:
     """Seconds of all ranks by what they went to, with those of the datasets that are not trained on."""
     others = [record for record in run.records if record.facts["dataset"] != run.main]
-    spent = sum(float(record.at(name, record.last)) for record in others for name in ("user_s", "wait_s"))
+    spent = sum(float(record.at("wait_s", record.last)) for record in others)
+    within = [record for record in others if record.facts["dataset"] not in run.trained_on]  # a step of the main one
+    spent += sum(float(record.at("user_s", record.last)) - float(record.at("save_s", record.last)) for record in within)
     return {**verdict.seconds, "other datasets": spent}
 
 
 def _told_masked(run: Run) -> str:
-    """How often rows were masked, and how many different ones are known."""
+    """How often rows were masked, and how many different ones are known: rows are decoded ahead of training."""
     times = int(sum(record.at("masked_rows", record.last) for record in run.records))
     rows = {(record.facts["dataset"], *row[:2]) for record in run.records for row in record.bad_rows}
-    return f"{times:,} times a row was masked ({len(rows):,} different ones are named)"
+    ahead = ", some of what was decoded and not handed out yet" * (len(rows) > times)
+    return f"{times:,} times a row was handed out masked; {len(rows):,} different ones are named{ahead}"
 
 
 def _subtitle(run: Run, main: Sequence[LoaderRecord], found: Timeline) -> str:
     begin, end = min(r.started for r in run.records), max(r.last for r in run.records)
-    last, starts = main[-1], sum(record.rank == 0 for record in main)
+    last, starts = main[-1], len({record.start or record.name for record in main if record.rank == 0})
     sizes = sorted({record.facts["world_size"] for record in main})
     parts = [
         f"{_clock(begin)} to {_clock(end)}",
@@ -201,6 +210,15 @@ def _dataset_row(run: Run, name: str) -> tuple[str, ...]:
     )
 
 
+def _starts_late(run: Run, name: str) -> bool:
+    """Whether most of a dataset's time goes to its start, and nothing was prepared."""
+    parts = run.parts(name)
+    seconds = judge(parts).seconds
+    return max(seconds, key=lambda part: seconds[part]) == "starting" and not all(
+        part.facts.get("prepared") for part in parts
+    )
+
+
 def _rank_row(run: Run, part: Part) -> tuple[str, ...]:
     rank = part.facts["rank"]
     records = [record for record in run.of(run.main) if record.rank == rank]
@@ -221,34 +239,19 @@ def _rank_row(run: Run, part: Part) -> tuple[str, ...]:
     )
 
 
-def _epochs(run: Run) -> list[dict[str, Any]]:
-    """What was certified: a line for each pass to an epoch's end, by dataset."""
-    passes: dict[tuple[str, int, int, int, int, int], list[Mapping[str, Any]]] = {}
-    # Validation begins anew at each start, with epochs of the same number.
-    begun: Counter[tuple[str, int]] = Counter()
-    starts: dict[LoaderRecord, int] = {}
-    for record in run.records:
-        starts[record] = begun[record.facts["dataset"], record.rank]
-        begun[record.facts["dataset"], record.rank] += 1
-    for _, record, kind, what in news(run):
-        if kind == "epoch":
-            key = (str(record.facts["dataset"]), what["epoch"], *what["positions"], what["world_size"], starts[record])
-            passes.setdefault(key, []).append(what)
-    lines = []
-    for (dataset, epoch, begin, end, ranks, _), told in passes.items():
-        by_rank = {certificate["rank"]: certificate for certificate in told}
-        whole = len(by_rank) == ranks
-        lines.append(
-            {
-                "dataset": dataset,
-                "epoch": epoch,
-                "positions": f"{begin:,} to {end:,}",
-                "rows": sum(certificate["rows"] for certificate in by_rank.values()),
-                "whole": whole,
-                "told": f"all {ranks} rank{'s' * (ranks != 1)}" if whole else f"{len(by_rank)} of {ranks} ranks alone",
-            }
-        )
-    return lines
+def _epochs(proof: RunProof) -> list[dict[str, Any]]:
+    """What is proven, epoch by epoch."""
+    return [
+        {
+            "dataset": each.dataset,
+            "who": each.who or "all ranks together",
+            "epochs": of_epochs(one).removeprefix("each of ").removeprefix("epoch").removeprefix("s").strip(),
+            "text": one.text,
+            "color": {"proven": "good", "fault": "bad"}.get(one.status, ""),
+        }
+        for each in proof.datasets
+        for one in each.epochs
+    ]
 
 
 def _identity(record: LoaderRecord) -> list[tuple[str, Any]]:
@@ -273,7 +276,7 @@ def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, 
     opened, pictures = None, ["" for _ in bad]
     try:
         options: dict[str, Any] = {"storage_options": dict(storage_options)} if storage_options else {}
-        opened = reopen(record.facts["state"], remainder=record.facts["remainder"], **options)
+        opened = _open_again(record.facts, options)
         summary = opened.plan(
             record.facts["global_batch_size"], record.facts["world_size"] if record.facts["split"] else 1
         )
@@ -285,8 +288,7 @@ def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, 
         }
         data = {run.main: opened}
         for of in {of for of, *_ in bad} - data.keys():
-            facts = run.of(of)[-1].facts
-            data[of] = reopen(facts["state"], remainder=facts["remainder"], **options)
+            data[of] = _open_again(run.of(of)[-1].facts, options)
         pictures = [_left_of(data[of], row, column) for of, row, column, _, _ in bad]
     except Exception as error:  # of a storage, of a dataset that was moved: the rest is to be told
         why = (
@@ -308,6 +310,14 @@ def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, 
     return told
 
 
+def _open_again(facts: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """The dataset of a record; another one that lies in its place by now would show its own rows."""
+    opened, saved = reopen(facts["state"], remainder=facts["remainder"], **options), facts["state"].get("identity")
+    if saved is not None and (found := opened.opened[0].source.identity) != saved:
+        raise DatasetError(f"it was rewritten since: its files were {saved}, and are {found} now")
+    return opened
+
+
 def _told_quality(ratio: float) -> str:
     if ratio < 1.25:
         return "A batch is as good a mix of the rows as one of a full shuffle."
@@ -321,7 +331,7 @@ def _told_quality(ratio: float) -> str:
 def _left_of(data: Any, offset: int, column: str) -> str:
     """HTML of a damaged row: as much of the picture as decodes, else its first bytes."""
     source = data.opened[0].source
-    if not isinstance(source, TableRows) or offset >> COMPONENT_SHIFT:
+    if not isinstance(source, TableRows) or offset >> COMPONENT_SHIFT or column == TRANSFORM:
         return ""
     value = source.pinned.open().take(pa.array([offset]), columns=[column])[column][0].as_py()
     if not value:

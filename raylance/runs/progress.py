@@ -1,11 +1,11 @@
 """Owns how a run stands, in a line and in a table, from its records; never reads them, and never prints."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raylance.runs.reading import LoaderRecord, Run
-from raylance.telemetry.parts import Part, saving_share
+from raylance.telemetry.parts import Part, delivered_rate, saving_share
 from raylance.telemetry.stats import WAITS
 
 _RECENT_S = 15.0  # that rates and shares of a run that goes on are taken over,
@@ -25,7 +25,7 @@ class Progress:
         epoch: The epoch, from 0.
         rows: Rows of the epoch that were handed out, over all ranks.
         epoch_rows: Rows of an epoch.
-        rate: Rows a second over all ranks, lately, as `Part.rate` counts them.
+        rate: Rows a second over all ranks, lately, as `Verdict.rates` has them delivered.
         pace: Rows a second of all the time, passes over other datasets and saving included; 0 where none is known.
         waiting: Share of the trainers' time that they waited, lately, in [0, 1].
         cause: What they waited for most.
@@ -69,7 +69,7 @@ def progress(run: Run) -> Progress | None:
         epoch=epoch,
         rows=rows,
         epoch_rows=int(records[0].facts["limits"]["epoch_rows"]),
-        rate=sum(part.rate for part in recent if part.figures["batches"] > 1),
+        rate=delivered_rate([part for part in recent if part.figures["batches"] > 1]),
         pace=sum(_pace(record) for record in records),
         waiting=waited / max(1e-9, waited + sum(part.trained_s for part in recent)),
         cause=max(spent, key=lambda cause: spent[cause]),
@@ -158,13 +158,12 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
         str(record.facts["dataset"]),
         str(record.rank),
         str(record.facts["host"])[:20],
-        f"{epoch + 1}",
+        f"{epoch}",
         f"{rows:,}/{limits['epoch_rows']:,.0f}",
         f"{part.rate:,.0f}",
         f"{waiting:.0%}",
         cause if waiting >= 0.01 else "-",
-        f"{recent['decoders']:.0f}/{recent['decoders_wanted']:.0f}",
-        f"{recent['decoders_busy']:.0f}",
+        *_decoders(record, recent),
         f"{recent['ready_batches']:.0f}",
         _share(recent["inflight_bytes"], limits["inflight_limit_bytes"]),
         _share(recent["window_bytes"], limits["window_limit_bytes"]),
@@ -172,6 +171,13 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
         f"{record.at('masked_rows', last):.0f}",
         "ended" if has_ended(record, now) else "goes on" if silent_s < _SILENT_S else f"gone for {silent_s:,.0f} s",
     )
+
+
+def _decoders(record: LoaderRecord, now: Mapping[str, float]) -> tuple[str, str]:
+    """How many decoders there are, of those that are wanted, and how many are at work; who decodes where none are."""
+    if not record.has_decoders:
+        return "in readers" if record.at("decoded_rows", record.last) else "-", "-"
+    return f"{now['decoders']:.0f}/{now['decoders_wanted']:.0f}", f"{now['decoders_busy']:.0f}"
 
 
 def has_ended(record: LoaderRecord, now: float) -> bool:

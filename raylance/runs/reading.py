@@ -19,11 +19,13 @@ from raylance.telemetry.advice import starts_late
 from raylance.telemetry.parts import Part
 from raylance.telemetry.record import COLUMNS, FOLDER, FORMAT, STANDING, open_folder
 from raylance.telemetry.stats import GAUGES, NUMBERS
-from raylance.telemetry.verdict import Verdict, judge
+from raylance.telemetry.verdict import Verdict, judge_beside
 
 logger = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float64]
+
+_SIDE_BY_SIDE = 0.25  # of the time between batches: shared for less, a dataset is not trained on beside another
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class LoaderRecord:
         ended: When it was closed, in seconds since 1970; None where it is not, or its process was killed.
         series: By name, float64 (samples,): counters since the loader was made, and `time_s`, seconds since 1970.
         written_s: When its file was written last, by the clock of the storage.
+        digest: Which rows it handed out, as its `Ledger` says it; None of an older raylance.
+        shared_s: By dataset, seconds in which it was iterated side by side with that; none of an older raylance.
     """
 
     name: str
@@ -55,11 +59,18 @@ class LoaderRecord:
     ended: float | None
     series: Mapping[str, FloatArray]
     written_s: float = 0.0
+    digest: Mapping[str, Any] | None = None
+    shared_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
     def rank(self) -> int:
         """Its rank."""
         return int(self.facts["rank"])
+
+    @property
+    def start(self) -> str:
+        """What all loaders of one start of the run have in common; "" where nothing says it."""
+        return str(self.facts.get("start") or "")
 
     @property
     def started(self) -> float:
@@ -80,6 +91,11 @@ class LoaderRecord:
         """
         epoch, position = int(self.at("epoch", self.last)), int(self.at("position", self.last))
         return (epoch - 1, int(self.facts["limits"]["epoch_rows"])) if epoch and not position else (epoch, position)
+
+    @property
+    def has_decoders(self) -> bool:
+        """Whether decoders ran, or were to; otherwise shard actors decode by themselves, where rows are decoded."""
+        return bool(max(self.series[name].max(initial=0.0) for name in ("decoders", "decoders_wanted")))
 
     @property
     def last(self) -> float:
@@ -124,15 +140,29 @@ class Run:
         """Its name."""
         return str(self.records[-1].facts["run"] or os.path.basename(self.uri.rstrip("/")))
 
-    @cached_property
+    @property
     def main(self) -> str:
-        """The dataset that is trained on: the one between whose batches most time passes."""
+        """The dataset that is trained on; where several are iterated side by side, the one that is waited for most."""
+        return self.trained_on[0]
+
+    @cached_property
+    def trained_on(self) -> list[str]:
+        """The dataset between whose batches most time passes, and those that are iterated side by side with it, as by
+        zip(): the one that is waited for most comes first.
+        """
         spent: dict[str, float] = {}
         for record in self.records:
             dataset = str(record.facts["dataset"])
             seconds = float(record.at("user_s", record.last)) - float(record.at("other_s", record.last))
             spent[dataset] = spent.get(dataset, 0.0) + seconds + 1e-9 * record.facts["split"]
-        return max(spent, key=lambda name: spent[name])
+        longest = max(spent, key=lambda name: spent[name])
+        shared = {
+            name: sum(record.shared_s.get(name, 0.0) for record in self.of(longest))
+            for name in spent.keys() - {longest}
+        }
+        beside = sorted(name for name in shared if shared[name] > _SIDE_BY_SIDE * spent[longest])
+        waited = {name: sum(part.waited_s for part in self.parts(name)) for name in (longest, *beside)}
+        return sorted(waited, key=lambda name: -waited[name])
 
     def of(self, dataset: str) -> list[LoaderRecord]:
         """The records of a dataset's loaders, later starts behind earlier ones."""
@@ -156,11 +186,20 @@ class Run:
             dataset: Its name in the run.
             last_s: The last seconds of each rank, by its own clock; None judges all of the run.
         """
+        trained_on = self.trained_on if dataset in self.trained_on else [dataset]
+        beside = [name for name in trained_on if name != dataset]
         if last_s is not None:
-            return judge([record.part(record.last - last_s) for record in self.newest(dataset)])
-        found = judge(self.parts(dataset))
+            recent = {
+                name: [record.part(record.last - last_s) for record in self.newest(name)] for name in (dataset, *beside)
+            }
+            return judge_beside(dataset, recent)
+        found = judge_beside(dataset, {name: self.parts(name) for name in (dataset, *beside)})
         others = sorted({str(record.facts["dataset"]) for record in self.records} - {dataset})
-        lines = [line for other in others if (line := starts_late(other, self.parts(other), found.seconds))]
+        lines = [
+            line
+            for other in others
+            if (line := starts_late(other, self.parts(other), found.seconds, is_trained_on=other in trained_on))
+        ]
         return dataclasses.replace(found, advice=(*found.advice, *lines))
 
     def parts(self, dataset: str) -> list[Part]:
@@ -170,7 +209,8 @@ class Run:
             part = record.part()
             if (before := parts.get(record.rank)) is not None:
                 summed = {k: v if k in GAUGES else v + before.figures[k] for k, v in part.figures.items()}
-                part = dataclasses.replace(part, figures=summed, starts=before.starts + 1)
+                starts = before.starts + (record.start != before.facts.get("start") or not record.start)
+                part = dataclasses.replace(part, figures=summed, starts=starts)
             parts[record.rank] = part
         ranks = [parts[rank] for rank in sorted(parts)]
         if len({record.facts["world_size"] for record in self.of(dataset)}) > 1:
@@ -258,20 +298,6 @@ def read_run(path: str | os.PathLike[str], storage_filesystem: Any = None) -> Ru
     return RunFolder(path, storage_filesystem).read()
 
 
-def explain_run(path: str | os.PathLike[str], storage_filesystem: Any = None) -> Verdict:
-    """Says in words what limits a run, over all ranks and starts, and what to change; see `Verdict`.
-
-    Args:
-        path: The run's folder, <storage path>/<run name>, as a path or URI.
-        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
-
-    Raises:
-        ConfigError: If there is no record of the run.
-    """
-    run = read_run(path, storage_filesystem)
-    return run.verdict(run.main)
-
-
 def _read_whole(filesystem: Any, path: str) -> LoaderRecord | None:
     """A record; None for one that is damaged, as by a machine that lost its power: others are still shown."""
     try:
@@ -291,7 +317,7 @@ def _read(filesystem: Any, path: str) -> LoaderRecord | None:
     facts = json.loads((table.schema.metadata or {}).get(b"raylance", b"{}"))
     if facts.get("format") != FORMAT:
         return None
-    told = {name: facts.pop(name, None) for name in ("events", "bad_rows", "ended")}
+    told = {name: facts.pop(name, None) for name in ("events", "bad_rows", "ended", "digest", "shared_s")}
     columns = {name: table[name].to_numpy() for name in COLUMNS if name in table.column_names}
     return LoaderRecord(
         name=os.path.basename(path).removesuffix(".arrow"),
@@ -299,6 +325,8 @@ def _read(filesystem: Any, path: str) -> LoaderRecord | None:
         events=[tuple(event) for event in told["events"] or ()],
         bad_rows=[tuple(row) for row in told["bad_rows"] or ()],
         ended=told["ended"],
+        digest=told["digest"],
+        shared_s=told["shared_s"] or {},
         series={name: columns.get(name, np.zeros(table.num_rows)) for name in COLUMNS},
     )
 

@@ -66,7 +66,11 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
         others = [record for record in run.records if record.rank == rank and record.facts["dataset"] != run.main]
         spent = {part: _grown(ours, name, times) for part, name in _FIELDS.items()}
         spent["training"] = _grown(ours, "user_s", times) - _grown(ours, "other_s", times) - spent["saving"]
-        spent["other datasets"] = _grown(others, "user_s", times) + _grown(others, "wait_s", times)
+        # What is saved while another dataset has a batch out is counted of both; and steps of one that is iterated side
+        # by side are this one's steps.
+        within = [record for record in others if record.facts["dataset"] not in run.trained_on]
+        spent["other datasets"] = _grown(within, "user_s", times) - _grown(within, "save_s", times)
+        spent["other datasets"] = np.maximum(0.0, spent["other datasets"]) + _grown(others, "wait_s", times)
         spent["training"] = np.maximum(0.0, spent["training"])
         total = np.maximum(1.0, sum(spent.values(), np.zeros(bins)) / width)  # samples are a second apart: no more
         shares[rank] = {part: np.clip(spent[part] / width / total, 0.0, 1.0) for part in PARTS}

@@ -49,7 +49,7 @@ def watch(
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI; it need not exist yet.
-        epochs: Epochs of the run, for the time left; None tells it for the epoch.
+        epochs: Epochs of the run, which are numbered from 0, for the time left; None tells it for the epoch.
         storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
         tell: Makes a line of the metrics of a report, "" for none; None lists the numbers.
         file: Where to; None for stderr.
@@ -167,7 +167,7 @@ class _Watcher:
             return f"{record.facts['dataset']}, rank {record.rank}: {what}"
         # Where a run begins, its user knows; where it goes on behind a fault, not.
         if kind == "resume" and any(each.rank == record.rank == 0 for each in run.before(record)):
-            return f"{record.facts['dataset']} goes on in epoch {what['epoch'] + 1} behind {what['position']:,} rows"
+            return f"{record.facts['dataset']} continues in epoch {what['epoch']} after {what['position']:,} rows"
         return ""
 
     def _tell_bad_rows(self, run: Run) -> None:
@@ -199,9 +199,9 @@ class _Watcher:
 
     def _show(self, found: Progress) -> None:
         left_s = found.left_s(self._epochs)
-        of = f"/{self._epochs}" if self._epochs else ""
-        epoch, rows = found.epoch + 1, found.rows
-        is_done = rows == found.epoch_rows and epoch == (self._epochs or epoch)
+        of = f" of {self._epochs}" if self._epochs else ""
+        epoch, rows = found.epoch, found.rows
+        is_done = rows == found.epoch_rows and epoch + 1 == (self._epochs or epoch + 1)
         left = "" if left_s is None or is_done else f"{text_bar.format_interval(left_s)} left, "
         # A narrow terminal cuts the end off.
         told = f"epoch {epoch}{of}: {rows:,}/{found.epoch_rows:,} rows, {left}{found.told()}"
@@ -213,7 +213,7 @@ class _Watcher:
         if self._bar is None:
             self._bar = _make_bar(self._file)
         whole = self._epochs or 1  # else the bar is that of the epoch
-        before = epoch - 1 if self._epochs else 0
+        before = epoch if self._epochs else 0
         self._bar.n = min(100, 100 * (before + rows / found.epoch_rows) / whole)
         self._bar.unit = told
         self._bar.refresh()

@@ -69,7 +69,7 @@ class Crew:
                 that find no place are done without, and where none runs, the readers decode.
             placement_timeout_s: Seconds that a helper may take to run.
             work_timeout_s: Seconds that a helper may owe an answer before it is taken for hung.
-            explain: Says why helpers of a kind found no place: how many of how many.
+            explain: Says why helpers of a kind have not started: how many of how many.
         """
         self.wanted: dict[Kind, int] = {"reader": readers, "decoder": decoders}
         self._asked = dict(self.wanted)  # before any was done without
@@ -312,7 +312,7 @@ class Crew:
         return commands
 
     def late(self, now: float) -> list[Command]:
-        """Gives helpers up that have found no place in time."""
+        """Gives helpers up that have not started in time."""
         commands: list[Command] = []
         for number, helper in list(self._helpers.items()):
             if not helper.running and now >= helper.late:
@@ -320,14 +320,14 @@ class Crew:
         return commands
 
     def _give_up(self, number: int, helper: Helper) -> list[Command]:
-        """Goes on without a helper that found no place in time, where that is possible."""
+        """Works without a helper that has not started in time, where that is possible."""
         del self._helpers[number]
         if self._is_missed(helper.kind):
             asked = self._asked[helper.kind]
             pending = asked - len(self._running(helper.kind))
             self.failure = PlacementError(self._explain(pending, asked, helper.kind))
         else:
-            logger.warning("a %s found no place in time; going on without", helper.kind)
+            logger.warning("a %s did not start within placement_timeout_s; the loader works without it", helper.kind)
             self._go_without(helper.kind)
         return [Dismiss(number)]
 

@@ -14,7 +14,8 @@ import numpy as np
 from raylance.batches.assembly import Assembly, Step
 from raylance.batches.batches import Bound
 from raylance.batches.device import Sender
-from raylance.errors import RaylanceError
+from raylance.batches.masking import MaskedRows
+from raylance.errors import HelperError, RaylanceError
 from raylance.runtime.dispatcher import Dispatcher
 from raylance.runtime.messages import Command, Deliver, Event, GiveUp, Taken, Wake
 from raylance.runtime.runtime import Runtime
@@ -31,9 +32,12 @@ _alive: "weakref.WeakSet[Feeder]" = weakref.WeakSet()
 class Feeder:
     """The batches of one pass, made by a thread of its own, a few ahead of the consumer."""
 
-    def __init__(self, dispatcher: Dispatcher, runtime: Runtime, assembly: Assembly, stats: Stats) -> None:
+    def __init__(
+        self, dispatcher: Dispatcher, runtime: Runtime, assembly: Assembly, stats: Stats, masked: MaskedRows
+    ) -> None:
         """Starts the thread; until it has ended, nobody else may take the events of the runtime."""
         self._dispatcher, self._runtime, self._assembly, self._stats = dispatcher, runtime, assembly, stats
+        self._masked = masked
         self._bound: Bound | None = None
         self._sender: Sender | None = None
         dispatcher.is_wanted = False
@@ -61,37 +65,25 @@ class Feeder:
         """Whether the runtime is free for another pass: what is left are batches to hand out."""
         return self._has_ended and not self._thread.is_alive()  # in a fork no thread lives, and this one has not ended
 
-    def __iter__(self) -> Iterator[tuple[list[Any], int]]:
-        """Hands out batches with the position behind each, counting how long each is awaited and kept.
+    def __iter__(self) -> Iterator[tuple[list[Any], Step]]:
+        """Hands out batches with what is known of each; who takes them says how long they are awaited and kept.
 
         Each lies in a list, to be taken out of it: so that nobody but the consumer holds on to what it has let go.
 
         Raises:
             Exception: What ended the pass, behind the last good batch.
         """
-        stats, is_first = self._stats, True
-        while True:
-            stats.begin("wait_s")
-            try:
-                found = self._take()
-            finally:
-                waited_s = stats.end("wait_s")
-            stats.first_batch_s += waited_s if is_first else 0
-            is_first = False
-            if found is None:
-                return
+        stats = self._stats
+        while (found := self._take()) is not None:
             batch, step = found
+            self._masked.add(step.rows, step.masked, stats)
             stats.batches += 1
             stats.rows += step.rows
             stats.nbytes += step.nbytes
-            stats.masked_rows += step.masked_rows
-            if step.certificate is not None:
-                stats.epoch_certificate = step.certificate
-                stats.tell("epoch", step.certificate)
+            stats.masked_rows += len(step.masked)
             handed = [batch if self._sender is None else self._sender.receive(batch)]
             del found, batch
-            with stats.timed("user_s"):
-                yield handed, step.after
+            yield handed, step
 
     def _take(self) -> tuple[Any, Step] | None:
         with self._changed:
@@ -117,6 +109,12 @@ class Feeder:
                 self._runtime.post(Wake())
                 return found
             error, self._error = self._error, None
+        if isinstance(error, StopIteration):  # in a generator, Python makes another error of it
+            where = "".join(f" {note}" for note in getattr(error, "__notes__", []))
+            raise HelperError(
+                f"StopIteration was raised{where}: a loop over batches would take it for the end of the epoch, which "
+                "stops here. Mend what raised it: a next() without a default, say."
+            ) from error
         if error is not None:
             raise error
         return None
@@ -219,8 +217,12 @@ class Feeder:
             row_bytes = max(1, table.nbytes // max(1, table.num_rows))
             rows = min(FIRST_ROWS, table.num_rows, _FIRST_BYTES // row_bytes)
             self._stats.first_rows = table.take(np.arange(rows))  # a copy
-        with self._stats.timed("collate_s"):
-            batch = bound.convert(table.drop_columns(bound.hidden))
+        try:
+            with self._stats.timed("collate_s"):
+                batch = bound.convert(table.drop_columns(bound.hidden))
+        except Exception as error:
+            error.add_note(f"as a batch was made of {self._assembly.tell(table)}")
+            raise
         if self._sender is not None:
             with self._stats.timed("transfer_s"):
                 batch = self._sender.send(batch)

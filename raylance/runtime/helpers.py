@@ -7,7 +7,9 @@ import weakref
 
 from raylance.batches.assembly import Assembly
 from raylance.batches.batches import Bound
+from raylance.batches.masking import MaskedRows
 from raylance.columns import dataset_names, tell_rows
+from raylance.connection import ray_session
 from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime.dispatcher import Dispatcher
 from raylance.runtime.feeder import Feeder
@@ -15,7 +17,6 @@ from raylance.runtime.runtime import Runtime
 from raylance.runtime.sizes import Sizes
 from raylance.runtime.threads import ThreadRuntime
 from raylance.settings import Feed, Options
-from raylance.store import ray_session
 from raylance.telemetry import Stats
 
 
@@ -28,6 +29,7 @@ class Helpers:
         self._named: tuple[Plan, str] | None = None
         self._feeder: Feeder | None = None
         self._prepared: _Prepared | None = None
+        self._masked = MaskedRows(feed)
         self.runtime: Runtime | None = None
 
     def start(self, plan: Plan, rank: int, *, epoch: int, position: int, bound: Bound, stats: Stats) -> Feeder:
@@ -71,7 +73,7 @@ class Helpers:
             self._named = (plan, uuid.uuid4().hex)
         runtime.begin(*self._named)
         assembly = Assembly(self._feed, plan, wanted.rank, wanted.epoch, wanted.position)
-        return Feeder(self._dispatcher(runtime, wanted, stats), runtime, assembly, stats)
+        return Feeder(self._dispatcher(runtime, wanted, stats), runtime, assembly, stats, self._masked)
 
     def _make_runtime(self) -> Runtime:
         wanted = self._options.runtime

@@ -3,7 +3,6 @@
 import abc
 import functools
 import queue
-import time
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +12,7 @@ from raylance.runtime.crew import Crew
 from raylance.runtime.messages import Ask, Command, Decode, Dismiss, Event, Fetch, Forget, Kind, Place, Prefetch, Read
 from raylance.runtime.scaling import Scaler
 from raylance.settings import Feed, Options
+from raylance.telemetry import clock
 
 
 class Runtime(abc.ABC):
@@ -26,12 +26,8 @@ class Runtime(abc.ABC):
         self._feed, self._options, self._insists = feed, options, insists
         self._helpers: dict[int, Any] = {}
         self._plan: tuple[str, Any] = ("", None)  # its key, and how helpers are given it
-        self._begin_anew()
         end = weakref.finalize(self, _end_all, self._helpers)
         end.atexit = False  # feeders that still go on are closed first; Ray ends the actors of an ending process itself
-
-    def _begin_anew(self) -> None:
-        # What helpers of before still say is about numbers that others will have.
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._results: dict[int, Any] = {}  # by call: what a read or a decode has made
         least, begin, most = (0, 0, 0) if self._feed.decoding is None else self._count_decoders()
@@ -59,7 +55,7 @@ class Runtime(abc.ABC):
 
     def now(self) -> float:
         """Seconds of a clock that never goes back."""
-        return time.monotonic()
+        return clock.now()
 
     def post(self, event: Event) -> None:
         """Adds an event."""
@@ -93,10 +89,9 @@ class Runtime(abc.ABC):
                 self._helpers.pop(helper).end(is_dead=is_lost)
 
     def close(self) -> None:
-        """Ends all helpers."""
+        """Ends all helpers, for good."""
         self._forget(tuple(self._results))
         _end_all(self._helpers)
-        self._begin_anew()
 
     def _keep(self, plan: Plan) -> Any:
         return plan

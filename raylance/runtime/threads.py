@@ -20,7 +20,6 @@ from raylance.runtime.messages import Alive, Decode, Done, Failed, Fetch, Fetche
 from raylance.runtime.runtime import Runtime
 from raylance.runtime.work import RankReader
 from raylance.settings import Feed, Options
-from raylance.source.memory import own_memory
 from raylance.telemetry import Receipt
 
 _MAX_AUTO_DECODERS = 32
@@ -86,17 +85,15 @@ class ThreadRuntime(Runtime):
 
     def _decode(self, command: Decode) -> None:
         opened, (_, encoded) = self._helpers[command.helper].works_with, self._results[command.source]
-        changes = self._feed.decoding is not None and self._feed.decoding.transform is not None
 
         def decode() -> tuple[tuple[pa.Table, ...], Receipt]:
-            # A transform may change in place what it is given, which may have to be decoded again.
-            table, receipt = opened.apply(own_memory(encoded) if changes else encoded, command.epoch, own_memory=True)
+            table, receipt = opened.apply(encoded, command.epoch, own_memory=True)
             return (table,), receipt
 
         self._submit(command, decode)
 
     def _submit(self, command: Read | Decode, work: Callable[[], tuple[tuple[pa.Table, ...], Receipt]]) -> None:
-        call, inbox, results, lock = command.call, self._inbox, self._results, self._lock  # `close` makes others
+        call, inbox, results, lock = command.call, self._inbox, self._results, self._lock  # or work keeps the runtime
         results[call] = None
 
         def run() -> None:

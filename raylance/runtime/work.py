@@ -3,7 +3,6 @@
 All of it is idempotent: the plan and the item say everything, so work can be done again elsewhere when a helper dies.
 """
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -11,9 +10,8 @@ import pyarrow as pa
 from raylance.columns import DRAW, ROW_OFFSET
 from raylance.planning.plan import Chunk, Plan, WorkItem
 from raylance.settings import Feed, Options
-from raylance.source.memory import own_memory
 from raylance.source.readahead import ReadAhead, TooLargeError
-from raylance.telemetry import Receipt
+from raylance.telemetry import Receipt, clock
 
 
 class RankReader:
@@ -32,7 +30,8 @@ class RankReader:
         self._opened = feed.decoding.open() if feed.decoding else None
         self._ahead = ReadAhead(feed.source, options.max_window_bytes, options.read_timeout_s, own_memory=own_memory)
         self._plans: dict[str, Plan] = {}
-        self._threads = ThreadPoolExecutor(options.decode_threads) if feed.decoding else None
+        threads = 1 if options.decode_threads == "auto" else options.decode_threads
+        self._threads = ThreadPoolExecutor(threads) if feed.decoding else None
 
     def install(self, key: str, plan: Plan) -> None:
         """Learns a plan, so that later calls only name it; forgets the one before the last."""
@@ -61,14 +60,14 @@ class RankReader:
             The columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
             `_valid`, or the encoded ones and `_rowoffset` where a decoder follows; and what it took.
         """
-        begin, plan, decoding = time.perf_counter(), self._plans[key], self._decoding
+        begin, plan, decoding = clock.now(), self._plans[key], self._decoding
         receipt = Receipt()
         try:
             table = self._ahead.gather(key, plan, item, allowed_bytes, following)
         except TooLargeError as large:
             table, receipt.too_large_bytes = self._ahead.nothing(), large.nbytes
         receipt.nbytes = receipt.raw_bytes = table.nbytes
-        receipt.read_s, receipt.held_bytes = time.perf_counter() - begin, self._ahead.peak_bytes
+        receipt.read_s, receipt.held_bytes = clock.now() - begin, self._ahead.peak_bytes
         receipt.read_bytes, receipt.storage_s = self._ahead.read_since()
         receipt.window_bytes = self._ahead.held_bytes
         if decoding is None or self._opened is None:
@@ -83,8 +82,6 @@ class RankReader:
             encoded = encoded.append_column(DRAW, pa.array(plan.item_positions(item)))
         if not decodes:
             return plain, encoded, receipt
-        if decoding.transform is not None and not self._own_memory:
-            encoded = own_memory(encoded)  # a transform may change in place what it is given, and this may be held here
         decoded, done = self._opened.apply(encoded, item.epoch, self._threads, own_memory=self._own_memory)
         receipt.decode_s, receipt.fallback_rows, receipt.bad_rows = done.decode_s, done.fallback_rows, done.bad_rows
         receipt.nbytes = plain.nbytes + done.nbytes

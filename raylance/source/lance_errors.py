@@ -1,14 +1,65 @@
-"""Owns what Lance's errors say: whether they may pass, and what of their text concerns a user; never tries again."""
+"""Owns what Lance's errors mean: whether it may pass, and what of their text concerns a user; never tries again.
+
+One classification serves opening and reading. Lance wraps what storage says into exceptions of several classes, and its
+words for the same failure differ with the size of a file and with the call, so that the text is all there is to go by.
+"""
 
 import difflib
+import errno
 import os
 import re
 from collections.abc import Mapping
+from enum import Enum, auto
+
+import pyarrow as pa
 
 from raylance.errors import DatasetError
 
-# Of a file that came whole and makes no sense: in a page that was read already, or in its footer.
-_DAMAGE = ("Generic memory error", "failed to decode Protobuf")
+LANCE_ERRORS = (OSError, ValueError, pa.ArrowException)
+"""What calls of Lance raise when storage fails or a question is wrong."""
+
+
+class Failure(Enum):
+    """How a storage failed."""
+
+    PASSING = auto()  # it was reset, throttled or slow, or its answer was cut short: the same may succeed in a moment
+    MISSING = auto()  # something is not there: a wrong path, or what was there a moment ago and may come back
+    LASTING = auto()  # it refuses, it cannot be asked so, or what it holds is damaged: the answer will be the same
+
+
+# A file that came whole and makes no sense, or is shorter than it was written. A body that an object store cut short
+# reads otherwise ("request or response body error"), and passes.
+_DAMAGE = (
+    "Generic memory error",
+    "failed to decode Protobuf",
+    "file size is too small",
+    "failed to fill whole buffer",
+)
+_REFUSED = (
+    "lacked the necessary privileges",
+    "<Code>NoSuchBucket</Code>",
+    "HTTP error: builder error",  # of a URL that the options do not allow
+)
+_NOT_THERE = (
+    "Not found: ",
+    " was not found",
+    "Ref not found error",
+    "Failed to get AWS credentials",  # what hands them out may come back; where there are none, waiting helps nobody
+)
+_STATUS = re.compile(r"status code: (\d{3})")
+_PASSING_STATUS = (408, 425, 429)  # of those below 500
+_ERRNO = re.compile(r"\(os error (\d+)\)")
+_MISSING_ERRNO = (errno.ENOENT,)
+_LASTING_ERRNO = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+    errno.EINVAL,
+)
+_IS_STORAGE = re.compile(r"LanceError\(IO\)|Generic \w+ error")
 _PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # in Lance's own code, which nobody here has
 _ANSWER = re.compile(
     r"(?:<\?xml.*?\?>\s*)?<Error>.*?<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?.*?</Error>", re.DOTALL
@@ -31,17 +82,37 @@ _OF_S3 = (
 )
 
 
-def may_pass(error: BaseException) -> bool:
-    """Whether a read may succeed when it is tried again: the storage failed, and not the data or the question.
+def failure_of(error: BaseException) -> Failure | None:
+    """How a storage failed, by the error that came of it; None where it did not: the data or the question are wrong.
 
-    Lance wraps what object stores say into errors of several classes, and names only in the text that it was I/O; so
-    it calls some of what comes of a damaged file, too.
+    An error of raylance is as its cause. Without one it says what was found out, and the answer will be the same.
     """
-    if isinstance(error, DatasetError) and error.__cause__ is not None:
-        return may_pass(error.__cause__)
+    if isinstance(error, DatasetError):
+        return Failure.LASTING if error.__cause__ is None else failure_of(error.__cause__)
+    if isinstance(error, TimeoutError | ConnectionError):
+        return Failure.PASSING
     text = str(error)
-    is_io = "LanceError(IO)" in text and not any(sign in text for sign in _DAMAGE)
-    return is_io or isinstance(error, (TimeoutError, ConnectionError))
+    if any(sign in text for sign in (*_DAMAGE, *_REFUSED)):
+        return Failure.LASTING
+    found = _of_code(text)
+    if found is None and any(sign in text for sign in _NOT_THERE):
+        found = Failure.MISSING
+    return found or (Failure.PASSING if _IS_STORAGE.search(text) else None)
+
+
+def _of_code(text: str) -> Failure | None:
+    """By the status of an object store's answer, or by the number of the system's error."""
+    if status := _STATUS.search(text):
+        code = int(status[1])
+        if code == 404:
+            return Failure.MISSING
+        return Failure.LASTING if 400 <= code < 500 and code not in _PASSING_STATUS else Failure.PASSING
+    if number := _ERRNO.search(text):
+        code = int(number[1])
+        if code in _MISSING_ERRNO:
+            return Failure.MISSING
+        return Failure.LASTING if code in _LASTING_ERRNO else Failure.PASSING
+    return None
 
 
 def tell(error: BaseException) -> str:

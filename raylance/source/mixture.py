@@ -69,7 +69,7 @@ class MixedRows(RowSource):
         """See `RowSource.load_selection`."""
         return _MixSelection(tuple(part.load_selection() for part in self.parts))
 
-    def open_reader(self, retry_s: float = 0.0) -> RowReader:
+    def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""
         return _MixReader(tuple(part.open_reader(retry_s) for part in self.parts))
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from raylance.arguments import check_integer
 from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
@@ -44,8 +45,17 @@ class PackTokens:
     pad_id: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.length, bool) or not isinstance(self.length, int) or self.length < 1:
-            raise ConfigError(f"PackTokens(length={self.length!r}): a sequence has at least 1 token.")
+        if not (isinstance(self.column, str) and self.column):
+            raise ConfigError(f"PackTokens(column={self.column!r}): give the name of the column of tokens.")
+        object.__setattr__(self, "length", check_integer("PackTokens: length", self.length, 1))
+        for name, token in (("eos_id", self.eos_id), ("pad_id", self.pad_id)):
+            if name == "pad_id" or token is not None:
+                _check_token(name, token)  # and kept as given: the fingerprint is of how it is written
+
+
+def _check_token(name: str, token: Any) -> None:
+    if not -(2**63) <= check_integer(f"PackTokens: {name}", token, None) < 2**63:
+        raise ConfigError(f"PackTokens: {name}={token}: sequences are of int64, which cannot hold it.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +90,7 @@ def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
     """Reads the lengths of all selected documents, so many at a time as make some mebibytes.
 
     Raises:
-        DatasetError: If the column holds no lists of integers, a null, or no token at all.
+        DatasetError: If the column holds no lists of integers, a null, a token beyond int64, or no token at all.
     """
     documents, reader = source.load_selection(), source.open_reader()
     lengths = [np.empty(0, dtype=np.int64)]
@@ -101,10 +111,17 @@ def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
                 f"PackTokens: column {pack.column!r} has nulls, which are no documents; nothing was started. Leave "
                 f"them out: filter={f'`{pack.column}` IS NOT NULL'!r}."
             )
-        if column.combine_chunks().flatten().null_count:
+        tokens = column.combine_chunks().flatten()
+        if tokens.null_count:
             raise DatasetError(
                 f"PackTokens: a document of column {pack.column!r} holds a null, which is no token; nothing was "
                 "started. Write the dataset without null tokens."
+            )
+        if pa.types.is_uint64(kind.value_type) and (most := pc.max(tokens).as_py() or 0) >= 2**63:
+            raise DatasetError(
+                f"PackTokens: a document of column {pack.column!r} of {source.uri!r}, version {source.version}, holds "
+                f"the token {most}, and sequences are of int64, which cannot hold it; nothing was started. Write the "
+                "dataset with token ids of less than 2**63."
             )
         lengths.append(pc.list_value_length(column).to_numpy().astype(np.int64))
     ends = np.cumsum(np.concatenate(lengths) + (pack.eos_id is not None), dtype=np.int64)
@@ -179,7 +196,7 @@ class PackedRows(RowSource):
         """See `RowSource.load_selection`."""
         return self.table.get()
 
-    def open_reader(self, retry_s: float = 0.0) -> RowReader:
+    def open_reader(self, retry_s: float | None = None) -> RowReader:
         """See `RowSource.open_reader`."""
         documents, reader = self.documents.load_selection(), self.documents.open_reader(retry_s)
         return _PackReader(reader=reader, documents=documents, table=self.table.get())

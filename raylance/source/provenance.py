@@ -13,7 +13,7 @@ import lance
 import pyarrow as pa
 
 from raylance.errors import DatasetError
-from raylance.source.selection import Source
+from raylance.source.version import Source
 
 Stale = Literal["warn", "refuse", "ignore"]
 STALE: tuple[Stale, ...] = ("warn", "refuse", "ignore")

@@ -10,7 +10,6 @@ import functools
 import logging
 import math
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -25,6 +24,7 @@ from raylance.source.memory import RowMemory
 from raylance.source.portion import Portion, Track
 from raylance.source.reader import Pace
 from raylance.source.rows import RowReader, RowSource
+from raylance.telemetry import clock
 
 logger = logging.getLogger(__name__)
 
@@ -286,11 +286,11 @@ class ReadAhead:
                 self._read_bytes += table.nbytes
             keep(table)
 
-        begin = time.perf_counter()
+        begin = clock.now()
         self._reader = self._reader or self._feed.open_reader(self._read_timeout_s)
         self._reader.read_into(self._selection.offsets(rows), count)
         with self._lock:
-            self._read_s += time.perf_counter() - begin
+            self._read_s += clock.now() - begin
 
 
 def _share_behind(used: Portion) -> float:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -12,24 +11,23 @@ from typing import Literal
 import lance
 import numpy as np
 import pyarrow as pa
-import tenacity
+import pyarrow.compute as pc
 
 from raylance.columns import ROW_OFFSET
-from raylance.errors import DatasetError
+from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
-from raylance.source.lance_errors import may_pass, tell
+from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, tell
 from raylance.source.memory import take_rows
+from raylance.source.retrying import OPENING_S, patiently, retrying
+from raylance.source.version import Source, VersionCheck
 
 ReadMode = Literal["auto", "range", "take"]
 READ_MODES: tuple[ReadMode, ...] = ("auto", "range", "take")
-
-logger = logging.getLogger(__name__)
 
 _RANGE_BYTES = 256 << 10  # runs of at least this many bytes are read as ranges,
 _RANGE_ROWS = 8  # if they have at least this many rows: one take of a few large rows reads them in parallel
 _DENSE = 0.5  # from this share of wanted rows on, reading all and dropping the rest is no slower than a take
 _GAP_BYTES = 64 << 10  # gaps up to this size are read through
-_LONGEST_PAUSE_S = 10.0
 _PIECE_BYTES = 4 << 20  # to read at once, of a range or of scattered rows: the allocator has so much ready, not more
 _REQUESTS = 8  # pieces under way from an object store, where each takes its time,
 _READS = 4  # and from a disk, so that the next one is read while this one is copied
@@ -66,14 +64,25 @@ class Pace:
 
 
 def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> float:
-    """Bytes of a row of these columns as stored, the mean of all rows: it knows of a tail that no sample hits."""
+    """Bytes of a row of these columns as stored, the mean of all rows: it knows of a tail that no sample hits.
+
+    Raises:
+        DatasetError: If the files cannot be read.
+    """
     fields = [field for field in dataset.lance_schema.fields() if field.name() in columns]
     wanted = set()
     while fields:
         field = fields.pop()
         wanted.add(field.id())
         fields += field.children()
-    stored = sum(int(field.bytes_on_disk) for field in dataset.stats.data_stats().fields if field.id in wanted)
+    try:
+        stats = patiently(dataset.stats.data_stats)
+    except LANCE_ERRORS as error:
+        raise DatasetError(
+            f"the files of {dataset.uri!r}, version {dataset.version}, cannot be read ({tell(error)}); nothing was "
+            "started. Look whether they are there, whole and readable, and try again."
+        ) from error
+    stored = sum(int(field.bytes_on_disk) for field in stats.fields if field.id in wanted)
     rows = sum(int(fragment.physical_rows) for fragment in dataset.get_fragments())
     return stored / max(1, rows)
 
@@ -83,30 +92,45 @@ class Reader:
     """Reads rows of a pinned dataset.
 
     Attributes:
+        dataset: The dataset; None opens what is pinned with the first read.
         row_bytes: Bytes of a row of these columns, about; chooses between range and take.
         mode: "range" and "take" read so whatever the rows; "auto" chooses, see `choose`.
-        reopen: Opens the dataset anew, before a read is tried again.
-        retry_s: Seconds that a read is tried again when the storage fails. What is queued behind a read that gave up is
+        pinned: What is opened again before a read is tried again, and checked now and then while all goes well; None
+            where only the open dataset is at hand.
+        retry_s: Seconds that a read is tried again when the storage fails. What is queued after a read that gave up is
             tried once only, for as long again: one outage costs one deadline.
+        missing: Whether a file that is missing is such a failure: where it was there before, it may come back.
     """
 
-    dataset: lance.LanceDataset
+    dataset: lance.LanceDataset | None
     columns: Sequence[str]
     row_bytes: float
     mode: ReadMode = "auto"
-    reopen: Callable[[], lance.LanceDataset] | None = None
-    retry_s: float = 0.0
+    pinned: Source | None = None
+    retry_s: float = OPENING_S
+    missing: bool = False
     _gave_up: float = dataclasses.field(default=float("-inf"), repr=False)
     _threads: ThreadPoolExecutor | None = dataclasses.field(default=None, repr=False)  # end when this object does
+    _check: VersionCheck | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if self.pinned is not None:
+            self._check = VersionCheck(self.pinned.check)
         quoted = [name for name in self.columns if "`" in name]
         if quoted:  # however it is quoted, Lance panics over it
             raise DatasetError(
-                f"{self.dataset.uri!r} has a backtick in the column name {', '.join(map(repr, quoted))}, by which "
+                f"{self._uri!r} has a backtick in the column name {', '.join(map(repr, quoted))}, by which "
                 "Lance cannot read it; nothing was started. Name other columns in columns=, or write the dataset with "
                 "another name."
             )
+
+    @property
+    def _uri(self) -> str:
+        return self.pinned.uri if self.pinned is not None else str(self.dataset and self.dataset.uri)
+
+    @property
+    def _version(self) -> int | None:
+        return self.pinned.version if self.pinned is not None else self.dataset and int(self.dataset.version)
 
     def read(self, offsets: Int64Array) -> pa.Table:
         """Reads rows by their offsets, int64, strictly ascending; blob columns come as their bytes.
@@ -124,45 +148,67 @@ class Reader:
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
         """The same, handed on in the order of the offsets, some mebibytes at a time: at least one table."""
         begin = time.monotonic()
-        retry_s = self.retry_s if begin - self._gave_up > self.retry_s and self.reopen is not None else 0.0
+        retry_s = self.retry_s if begin - self._gave_up > self.retry_s else 0.0
         attempts, left = 0, offsets
         try:
-            for attempt in retrying(retry_s):
+            for attempt in retrying(retry_s, missing=self.missing):
                 with attempt:
                     attempts += 1
-                    if attempts > 1 and self.reopen is not None:
-                        self.dataset = self.reopen()  # tells a version that is gone from a storage that fails
-                    for table in self._read_pieces(left):
+                    for table in self._read_pieces(self._ready(is_first=attempts == 1), left):
                         add(table.append_column(ROW_OFFSET, pa.array(left[: table.num_rows])))
                         left = left[table.num_rows :]
-        except (DatasetError, OSError, ValueError, pa.ArrowException) as error:
-            tried = "The epoch stops here."
-            if may_pass(error):
-                self._gave_up = time.monotonic() if retry_s else self._gave_up
-                tried = (
-                    f"It was tried {attempts} times in {time.monotonic() - begin:.0f} s, and the epoch stops here. "
-                    "When the storage is back, go on from the last checkpoint, or iterate again; read_timeout_s sets "
-                    "how long to wait for it."
-                )
+        except (DatasetError, *LANCE_ERRORS) as error:
             rows = f"rows {offsets[0]} to {offsets[-1]}" if len(offsets) else "columns"
-            raise DatasetError(
-                f"{rows} of {self.dataset.uri!r}, version {self.dataset.version}, cannot "
-                f"be read ({tell(error)}). {tried} If the version was cleaned up: tag what you train on."
-            ) from error
+            what = f"{rows} of {self._uri!r}, version {self._version}, cannot be read"
+            failure = failure_of(error)
+            if failure is Failure.PASSING or (self.missing and failure is Failure.MISSING):
+                self._gave_up = time.monotonic() if retry_s else self._gave_up
+                fix = (
+                    "and the epoch stops here. When the storage is back, continue from the last checkpoint, or iterate "
+                    "again; read_timeout_s sets how long to wait for it."
+                    if self.missing
+                    else "and nothing more is read. Try again when the storage is back."
+                )
+                tried = f"It was tried {attempts} times in {time.monotonic() - begin:.0f} s, {fix}"
+                raise DatasetError(f"{what} ({tell(error)}). {tried}") from error
+            found = self._reason(error) if failure is Failure.MISSING else error
+            raise DatasetError(f"{what} ({tell(found)}). The epoch stops here.") from found
 
-    def _read_pieces(self, offsets: Int64Array) -> Iterator[pa.Table]:
+    def _ready(self, *, is_first: bool) -> lance.LanceDataset:
+        """The dataset to read of: at the first attempt what is open, then it is opened again."""
+        if self.dataset is None or (self.pinned is not None and not is_first):
+            if self.pinned is None:
+                raise ConfigError("a Reader takes a dataset, or what is pinned: nothing can be read of neither.")
+            self.dataset = None  # what failed is not read again, but opened first
+            self.dataset = self.pinned.open_once()
+            if self._check is not None:
+                self._check.passed()
+        elif self._check is not None:
+            self._check.make()
+        return self.dataset
+
+    def _reason(self, error: Exception) -> Exception:
+        """Why a file is missing: as the error says, or because the version is gone, or another dataset is there."""
+        try:
+            if self.pinned is not None:
+                self.pinned.open_once()
+        except DatasetError as found:
+            return found
+        return error
+
+    def _read_pieces(self, dataset: lance.LanceDataset, offsets: Int64Array) -> Iterator[pa.Table]:
         """Reads rows some mebibytes at a time, and the next ones while these are used."""
         pieces = deque(self._pieces(offsets))
         if len(pieces) == 1:
-            yield self._read_piece(*pieces.popleft())
+            yield self._read_piece(dataset, *pieces.popleft())
             return
-        most = _REQUESTS if _is_remote(self.dataset.uri) else _READS
+        most = _REQUESTS if _is_remote(dataset.uri) else _READS
         self._threads = self._threads or ThreadPoolExecutor(most, thread_name_prefix="read")
         under_way: deque[Future[pa.Table]] = deque()
         try:
             while pieces or under_way:
                 while pieces and len(under_way) < most:
-                    under_way.append(self._threads.submit(self._read_piece, *pieces.popleft()))
+                    under_way.append(self._threads.submit(self._read_piece, dataset, *pieces.popleft()))
                 yield under_way.popleft().result()
         finally:
             wait(under_way)  # of one that failed or was left: nothing is read behind its back
@@ -176,14 +222,14 @@ class Reader:
             for begin in range(first, max(last, first + 1), rows):
                 yield offsets[begin : min(begin + rows, last)], is_range
 
-    def _read_piece(self, offsets: Int64Array, is_range: bool) -> pa.Table:
-        schema = self.dataset.schema
+    def _read_piece(self, dataset: lance.LanceDataset, offsets: Int64Array, is_range: bool) -> pa.Table:
+        schema = dataset.schema
         blobs = [name for name in self.columns if is_blob(schema.field(name))]
         plain = [name for name in self.columns if name not in blobs]
-        table = self._read_plain(offsets, plain, is_range) if plain else {}
+        table = _read_plain(dataset, offsets, plain, is_range) if plain else {}
         columns = {name: table[name] for name in plain}
         for name in blobs:
-            found = self.dataset.read_blobs(name, indices=offsets.tolist(), preserve_order=True) if len(offsets) else []
+            found = dataset.read_blobs(name, indices=offsets.tolist(), preserve_order=True) if len(offsets) else []
             columns[name] = pa.chunked_array([pa.array([value for _, value in found], pa.large_binary())])
         whole = pa.table({name: columns[name] for name in self.columns})
         if whole.num_rows != len(offsets):
@@ -191,16 +237,6 @@ class Reader:
                 f"{whole.num_rows} rows came for {len(offsets)} offsets, and no row may be lost in silence"
             )
         return whole
-
-    def _read_plain(self, offsets: Int64Array, columns: list[str], is_range: bool) -> pa.Table:
-        if len(offsets) == 0:
-            # empty_table() knows no tensors with permuted axes.
-            return pa.Table.from_batches([], schema=self.dataset.scanner(columns=columns).projected_schema)
-        if not is_range:
-            return self.dataset.take(pa.array(offsets), columns=columns)
-        start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
-        table = self.dataset.scanner(columns=columns, offset=start, limit=rows, batch_size=rows).to_table()
-        return table if rows == len(offsets) else take_rows(table, offsets - start)  # rows of gaps were read as well
 
     def choose(self, offsets: Int64Array) -> ReadMode:
         """How rows are read: "range" where runs are long or most rows between the first and the last are wanted.
@@ -222,6 +258,36 @@ class Reader:
         return np.flatnonzero(np.diff(offsets, prepend=offsets[0] - gap_rows - 1) > gap_rows)
 
 
+def _read_plain(dataset: lance.LanceDataset, offsets: Int64Array, columns: list[str], is_range: bool) -> pa.Table:
+    if len(offsets) == 0:
+        # empty_table() knows no tensors with permuted axes.
+        return pa.Table.from_batches([], schema=dataset.scanner(columns=columns).projected_schema)
+    if not is_range:
+        return _tidy(dataset.take(pa.array(offsets), columns=columns))
+    start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
+    table = _tidy(dataset.scanner(columns=columns, offset=start, limit=rows, batch_size=rows).to_table())
+    return table if rows == len(offsets) else take_rows(table, offsets - start)  # rows of gaps were read as well
+
+
+def _tidy(table: pa.Table) -> pa.Table:
+    """The same with dictionaries of different values. A take of Lance's puts those of several fragments one after the
+    other, and storage version 2.0 has null among the values: neither pandas nor Arrow's own concatenation takes that.
+    """
+    for place, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            chunks = [_tidy_chunk(chunk) for chunk in table[field.name].chunks]
+            table = table.set_column(place, field, pa.chunked_array(chunks, field.type))
+    return table
+
+
+def _tidy_chunk(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
+    kind, different = chunk.type, chunk.dictionary.unique().drop_null()
+    if len(different) == len(chunk.dictionary):
+        return chunk
+    indices = pc.index_in(chunk.dictionary, different).take(chunk.indices).cast(kind.index_type)
+    return pa.DictionaryArray.from_arrays(indices, different, ordered=kind.ordered)
+
+
 def _is_remote(uri: str) -> bool:
     return "://" in uri and not uri.startswith("file")
 
@@ -229,20 +295,3 @@ def _is_remote(uri: str) -> bool:
 def is_blob(field: pa.Field) -> bool:
     """Whether a column is blob-encoded, of either version: a plain read of it gives descriptors and not bytes."""
     return (field.metadata or {}).get(b"lance-encoding:blob") == b"true" or "lance.blob" in str(field.type)
-
-
-def retrying(retry_s: float) -> tenacity.Retrying:
-    """Tries again what fails in a way that may pass, with growing random pauses, for about so many seconds."""
-
-    def warn(state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome is not None else None
-        pause_s = state.next_action.sleep if state.next_action is not None else 0.0
-        logger.warning("the storage failed, and is asked again in %.1f s: %s", pause_s, error)
-
-    return tenacity.Retrying(
-        retry=tenacity.retry_if_exception(may_pass),
-        wait=tenacity.wait_random_exponential(multiplier=0.2, max=min(_LONGEST_PAUSE_S, max(retry_s, 0.1) / 4)),
-        stop=tenacity.stop_after_delay(retry_s),
-        before_sleep=warn,
-        reraise=True,
-    )

@@ -8,8 +8,10 @@ from typing import Any, Protocol, Self
 import pyarrow as pa
 
 from raylance.orders.permutation import Int64Array
-from raylance.source.reader import Reader, ReadMode, retrying
-from raylance.source.selection import Selection, Source
+from raylance.source.reader import Reader, ReadMode
+from raylance.source.retrying import OPENING_S
+from raylance.source.selection import Selection
+from raylance.source.version import Source
 from raylance.store import Shared
 
 
@@ -67,8 +69,13 @@ class RowSource(abc.ABC):
         """The selected rows, fetched where only a reference is held."""
 
     @abc.abstractmethod
-    def open_reader(self, retry_s: float = 0.0) -> RowReader:
-        """Opens what the offsets address, for reads that are tried again for so long when the storage fails."""
+    def open_reader(self, retry_s: float | None = None) -> RowReader:
+        """Makes what reads by the offsets; it opens with the first read, and compares that with what is pinned.
+
+        Args:
+            retry_s: Seconds that a read is tried again when the storage fails, or when files are away that were there
+                before. None is for those who look at a few rows: a missing file is an error at once.
+        """
 
     @abc.abstractmethod
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
@@ -87,15 +94,16 @@ class TableRows(RowSource):
         """See `RowSource.load_selection`."""
         return self.selection.get()
 
-    def open_reader(self, retry_s: float = 0.0) -> Reader:
+    def open_reader(self, retry_s: float | None = None) -> Reader:
         """See `RowSource.open_reader`."""
         return Reader(
-            dataset=retrying(retry_s)(self.pinned.open),
+            dataset=None,
             columns=self.columns,
             row_bytes=self.row_bytes,
             mode=self.read,
-            reopen=self.pinned.open,
-            retry_s=retry_s,
+            pinned=self.pinned,
+            retry_s=OPENING_S if retry_s is None else retry_s,
+            missing=retry_s is not None,
         )
 
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:

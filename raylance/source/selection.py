@@ -1,135 +1,24 @@
-"""Owns what is read: the pinned dataset version and the row offsets that a filter leaves; never reads column data."""
+"""Owns which rows are read: the row offsets that filter and split leave; never reads column data."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Self
 
 import lance
 import numpy as np
 import pyarrow as pa
 
-from raylance.errors import ConfigError, DatasetError
+from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
-from raylance.source.lance_errors import suspect, tell
+from raylance.source.lance_errors import LANCE_ERRORS, failure_of, tell
+from raylance.source.retrying import patiently
 from raylance.source.splits import Split
+from raylance.source.version import Source
 from raylance.store import Shared
 
-Version = int | str | tuple[str | None, int | None]
-
 _SCAN_ROWS = 1 << 16
-_MAIN = "main"  # what Lance calls the trunk in references
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A pinned version of a Lance dataset, cheap to pickle and to open anywhere.
-
-    Attributes:
-        uri: Path or URI, as Lance takes it; a branch's own URI where that was given.
-        version: Version number, never a tag: tags move.
-        branch: Branch that a tag or a reference named, and the version is counted in; None for what `uri` opens.
-        identity: Hash of the data and deletion files of the version. Files get random names when they are written, so
-            it tells a dataset from another one that was written anew in its place, with the same number of rows.
-        storage_options: Options of the object store (credentials, endpoint); never shown.
-    """
-
-    uri: str
-    version: int
-    branch: str | None = None
-    identity: str = ""
-    storage_options: Mapping[str, str] | None = dataclasses.field(default=None, repr=False)
-
-    def open(self) -> lance.LanceDataset:
-        """Opens exactly the pinned version, or raises a `DatasetError` where that is gone."""
-        version = self.version if self.branch is None else (self.branch, self.version)
-        return _open(self.uri, version, self.storage_options)
-
-    def newest(self) -> Self:
-        """The newest version now of what this is a version of, opened once; raises as `open`."""
-        dataset = _open(self.uri, None if self.branch is None else (self.branch, None), self.storage_options)
-        return dataclasses.replace(self, version=dataset.version, identity=_identity(dataset))
-
-
-def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: Mapping[str, str] | None) -> Source:
-    """Resolves a version number, a tag, a reference (branch, version), or None for the newest, once.
-
-    A tag may point into a branch; in a reference, None stands for the trunk, and for the newest version.
-
-    Raises:
-        ConfigError: If the arguments are of no such type.
-        DatasetError: If there is no dataset, or no such branch, version or tag.
-    """
-    if not isinstance(uri, str | os.PathLike):
-        raise ConfigError(
-            f"uri={uri!r} is a {type(uri).__name__}: give the path or URI of one Lance dataset. Several are opened one "
-            "by one and joined by raylance.mix()."
-        )
-    _check_version(version)
-    uri = os.fspath(uri)
-    if "://" not in uri:  # workers and later runs may stand in another directory
-        uri = os.path.abspath(uri)
-    dataset = _open(uri, version, storage_options)
-    identity = _identity(dataset)
-    source = Source(uri=uri, version=dataset.version, identity=identity, storage_options=storage_options)
-    if version is None or isinstance(version, int):
-        return source
-    with contextlib.suppress(DatasetError):  # the URI has no such number
-        if _identity(source.open()) == identity:  # what a tag or a reference means is what the URI opens by itself
-            return source
-    branch = version[0] if isinstance(version, tuple) else dataset.tags.list()[version]["branch"]
-    return dataclasses.replace(source, branch=str(branch or _MAIN))
-
-
-def _check_version(version: object) -> None:
-    match version:
-        case bool():  # an int to Python
-            pass
-        case None | int() | str() | tuple((None | str(), None | int())):
-            return
-    raise ConfigError(
-        f"version={version!r}: give a version number, the name of a tag, a reference (branch, number or None), or None "
-        "for the newest."
-    )
-
-
-def _identity(dataset: lance.LanceDataset) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for fragment in dataset.get_fragments():
-        meta = fragment.metadata
-        deleted = "" if meta.deletion_file is None else f"{meta.deletion_file.read_version}-{meta.deletion_file.id}"
-        digest.update(f"{meta.id} {[file.path for file in meta.files]} {deleted}\n".encode())
-    return digest.hexdigest()
-
-
-def _open(uri: str, version: Version | None, storage_options: Mapping[str, str] | None) -> lance.LanceDataset:
-    options = dict(storage_options) if storage_options else None
-    try:
-        if isinstance(version, tuple):
-            branch, number = version
-            return lance.dataset(uri, storage_options=options).checkout_version((branch or _MAIN, number))
-        return lance.dataset(uri, version=version, storage_options=options)
-    except (ValueError, OSError) as error:
-        if version is None:
-            raise DatasetError(
-                f"no Lance dataset can be opened at {uri!r} ({tell(error)}); nothing was started. Check the path, the "
-                f"credentials in storage_options, and that the dataset was written.{suspect(uri, options)}"
-            ) from error
-        try:
-            newest = lance.dataset(uri, storage_options=options)
-        except (ValueError, OSError):
-            return _open(uri, None, storage_options)  # tells that the dataset itself is missing
-        kind = "tag" if isinstance(version, str) else "reference" if isinstance(version, tuple) else "version"
-        numbers = [entry["version"] for entry in newest.versions()]
-        raise DatasetError(
-            f"{uri!r} has no {kind} {version!r} ({tell(error)}); nothing was started. It has versions {numbers[0]} to "
-            f"{numbers[-1]} and tags {sorted(newest.tags.list())}, and branches {sorted(newest.branches.list())} "
-            "(version=(branch, None) takes a branch's newest): ask for one of them, and tag the versions that you "
-            "train on, because clean-up spares only tagged ones."
-        ) from error
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +102,8 @@ def select(source: Source, filter: str | None, split: Split | None = None) -> Se
     """Finds the live rows that satisfy a filter, through a scalar index where there is one, and belong to a split.
 
     Raises:
-        DatasetError: If the filter does not parse, the split's column is missing, or no row is left.
+        DatasetError: If the filter does not parse, the split's column is missing, no row is left, or the storage fails
+            for too long.
     """
     dataset = source.open()
     keys = split.columns if split is not None else []
@@ -223,19 +113,10 @@ def select(source: Source, filter: str | None, split: Split | None = None) -> Se
             f"{split} needs the column {', '.join(missing)}, which {source.uri!r} does not have; nothing was started. "
             f"Its columns are {', '.join(dataset.schema.names)}."
         )
-    if filter is None and split is None:
-        selection = Selection.whole(dataset.count_rows())
-    else:
-        try:
-            scanner = dataset.scanner(columns=[*keys, "_rowoffset"], filter=filter, batch_size=_SCAN_ROWS)
-            selection = Selection.from_offsets(_kept(batch, split) for batch in scanner.to_batches())
-        except (ValueError, OSError, pa.ArrowException) as error:
-            names = ", ".join(dataset.schema.names)
-            raise DatasetError(
-                f"filter={filter!r} cannot be applied to {source.uri!r} ({tell(error)}); nothing was started. A filter "
-                f"is an SQL expression over the columns {names}; string values take single quotes, and names that are "
-                f"not plain words take backticks.{_quotes(filter)}"
-            ) from error
+    try:
+        selection = patiently(functools.partial(_scan, dataset, filter, split))
+    except LANCE_ERRORS as error:
+        raise _not_selected(source, dataset, filter, error) from error
     if selection.rows == 0:
         conditions = " and ".join(str(condition) for condition in (filter, split) if condition is not None)
         what = f"has no row with {conditions}" if conditions else "has no live rows"
@@ -244,6 +125,29 @@ def select(source: Source, filter: str | None, split: Split | None = None) -> Se
             f"version.{_quotes(filter)}"
         )
     return selection
+
+
+def _scan(dataset: lance.LanceDataset, filter: str | None, split: Split | None) -> Selection:
+    if filter is None and split is None:
+        return Selection.whole(dataset.count_rows())
+    columns = [*(split.columns if split is not None else []), "_rowoffset"]
+    scanner = dataset.scanner(columns=columns, filter=filter, batch_size=_SCAN_ROWS)
+    return Selection.from_offsets(_kept(batch, split) for batch in scanner.to_batches())
+
+
+def _not_selected(source: Source, dataset: lance.LanceDataset, filter: str | None, error: Exception) -> DatasetError:
+    """What to say where rows cannot be selected: the storage is no fault of the filter's."""
+    if failure_of(error) is not None:
+        return DatasetError(
+            f"the rows of {source.uri!r}, version {source.version}, cannot be selected, because its files cannot be "
+            f"read ({tell(error)}); nothing was started. Look whether they are there, whole and readable."
+        )
+    names = ", ".join(dataset.schema.names)
+    return DatasetError(
+        f"filter={filter!r} cannot be applied to {source.uri!r} ({tell(error)}); nothing was started. A filter "
+        f"is an SQL expression over the columns {names}; string values take single quotes, and names that are "
+        f"not plain words take backticks.{_quotes(filter)}"
+    )
 
 
 def share_selection(source: Source, filter: str | None, split: Split | None = None) -> Shared[Selection]:
@@ -259,7 +163,7 @@ def _select_again(source: Source, filter: str | None, split: Split | None, finge
         raise DatasetError(
             f"filter={filter!r}, split={split} selected the rows {fingerprint} of {source.uri!r} at version "
             f"{source.version} when the dataset was opened, and selects {selection.fingerprint} now; nothing is read. "
-            "The dataset was written anew meanwhile: open it again with raylance.dataset(…)."
+            "The dataset is another one now: open it again with raylance.dataset(…)."
         )
     return selection
 

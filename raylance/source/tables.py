@@ -14,7 +14,8 @@ from raylance.orders.order import Column, Order, Tables
 from raylance.orders.permutation import Int64Array
 from raylance.source.reader import Reader
 from raylance.source.rows import Selected
-from raylance.source.selection import Selection, Source
+from raylance.source.selection import Selection
+from raylance.source.version import Source
 from raylance.store import Shared, SharedTables
 
 
@@ -22,6 +23,7 @@ from raylance.store import Shared, SharedTables
 class _Column:
     """A column for orders; see `raylance.orders.order.Column`."""
 
+    name: str
     data: pa.ChunkedArray
 
     @property
@@ -39,7 +41,13 @@ class _Column:
         data = self.data
         if pa.types.is_dictionary(data.type):  # may name classes of which no row is selected
             data = data.cast(data.type.value_type)
-        encoded = data.combine_chunks().dictionary_encode()
+        try:
+            encoded = data.combine_chunks().dictionary_encode()
+        except pa.ArrowNotImplementedError as error:
+            raise ConfigError(
+                f"the order takes the values of column {self.name!r} for classes, and {data.type} has none that can be "
+                "told apart; nothing was started. Name a column of integers or strings."
+            ) from error
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.unify_dictionaries().combine_chunks()
         return encoded.indices.to_numpy().astype(np.int64), encoded.dictionary.to_pylist()
@@ -65,7 +73,7 @@ class SelectionRows:
                 f"Its columns are {', '.join(self.dataset.schema.names)}."
             )
         offsets = self._rows("a column").offsets(np.arange(self.count))
-        return _Column(Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name])
+        return _Column(name, Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name])
 
     def fragment_ends(self) -> Int64Array:
         """See `Rows.fragment_ends`."""

@@ -28,6 +28,7 @@ _FEW_ROWS = 16  # of a batch on one rank
 _SMALL_BYTES = 16 << 10  # of a row: what is smaller is decoded at once, whatever its size
 _STARTS = 0.1  # of the time: more is worth hiding
 _SAVES = 0.1  # of the time: more is worth a word
+_OTHERS = 0.1  # of the time: more of it in passes over other datasets is worth a word
 _UPLOADS = (
     "raylance.report(…, checkpoint_upload_mode=ray.train.CheckpointUploadMode.ASYNC) uploads while training goes on"
 )
@@ -35,7 +36,8 @@ _SPARE = 1.1  # times what would be just enough
 _MOST_HELPERS = 32  # of a rank: who wants more has another trouble
 _MOST_READERS = 4  # that are advised at once
 _UNEVEN = 1.5  # times the others' share: a rank to be named
-_BY_ROW = ("row", "weighted", "class-balanced")
+_BY_ROW = {"row": 'order="row"', "weighted": "order=Weighted", "class_balanced": "order=ClassBalanced"}
+"""Orders that read row by row, by the name in a record, as their user wrote them."""
 
 
 def _rate(rate: float) -> str:
@@ -52,21 +54,43 @@ def _foremost(values: Mapping[int, float]) -> tuple[int, float, float]:
     return rank, values[rank], (sum(values.values()) - values[rank]) / (len(values) - 1)
 
 
-def starts_late(dataset: str, parts: Sequence[Part], seconds: Mapping[str, float]) -> str:
+def starts_late(
+    dataset: str, parts: Sequence[Part], seconds: Mapping[str, float], *, is_trained_on: bool = False
+) -> str:
     """What to do where a dataset beside the one that is trained on, to validate, say, is waited for as it starts.
 
     Args:
         dataset: Its name.
         parts: Its ranks.
         seconds: What the time of the dataset that is trained on went to, as of `Verdict`.
+        is_trained_on: Whether this one is trained on, too.
     """
     started_s = sum(part.figures["wait_start_s"] for part in parts)
     if started_s <= _STARTS * (seconds["training"] + sum(seconds[name] for name in MADE)):
         return ""
-    return (
-        f"each rank waited {started_s / len(parts):.1f} s for {dataset} to start: its loader.prepare(…) some steps "
-        "before its pass hides that"
-    )
+    when = "before the model is built" if is_trained_on else "some steps before its pass"
+    hides = _hides(parts, f"its loader.prepare(…) {when} hides that")
+    return f"each rank waited {started_s / len(parts):.1f} s for {dataset} to start: {hides}"
+
+
+def _hides(parts: Sequence[Part], prepare: str) -> str:
+    """What makes a start shorter that was waited for.
+
+    Args:
+        parts: The ranks.
+        prepare: What to say to who has prepared nothing.
+    """
+    if not all(part.facts.get("prepared") for part in parts):
+        return prepare
+    waited_s = sum(part.figures["wait_start_s"] for part in parts) / sum(part.starts for part in parts)
+    known = [after_s for part in parts if (after_s := part.facts.get("prepared_after_s")) is not None]
+    if max(known, default=0.0) > waited_s / 2:
+        return (
+            f"although it was prepared, {max(known):.1f} s after its loader was made: what lies between prepare() and "
+            "the first batch is hidden, so call it earlier"
+        )
+    at_once = " as soon as its loader was made" * bool(known)
+    return f"although it was prepared{at_once}: fewer restarts, and nodes that stay, help"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,6 +119,13 @@ class Found:
         saves = saving_share(self.parts)
         if limit != "saving" and saves > _SAVES:
             lines.append(f"saving takes {saves:.0%} of the time: save less often; or {_UPLOADS}")
+        others_s = self._sum("other_s")
+        others = others_s / max(1e-9, others_s + self._sum("save_s") + sum(part.steady_s for part in self.parts))
+        if others > _OTHERS:
+            lines.append(
+                f"besides, {others:.0%} of the time since its first batch went to other loaders, iterated during its "
+                "steps, as to validate: what limits these, their own explain() says"
+            )
         return told + self._uneven(limit), lines
 
     # What the words need.
@@ -159,9 +190,12 @@ class Found:
         rank, share, others = _foremost(shares)
         if limit in MADE and share > _UNEVEN * others:
             told += f"; rank {rank} waits most, {share:.0%}"
-        steps_s = {part.facts["rank"]: part.trained_s / max(1.0, part.figures["batches"]) for part in self.parts}
-        rank, step_s, others_s = _foremost(steps_s)
-        if step_s > _UNEVEN * others_s and step_s > _SHORT_STEP_S:
+        rank, step_s, others_s = _foremost({part.facts["rank"]: part.trained_step_s for part in self.parts})
+        # Who waits for rows is waited for by the others in collective operations, which counts as their training: only
+        # a rank whose whole steps are longer is slower.
+        slowest, longest_s, shorter_s = _foremost({part.facts["rank"]: part.step_s for part in self.parts})
+        is_slow = rank == slowest and longest_s > _UNEVEN * shorter_s
+        if is_slow and step_s > _UNEVEN * others_s and step_s > _SHORT_STEP_S:
             told += f"; rank {rank} trains slowest, {1000 * step_s:,.0f} ms a step for {1000 * others_s:,.0f}"
         return told
 
@@ -195,12 +229,8 @@ class Found:
 
     def _hides(self) -> str:
         """What makes that shorter."""
-        if not all(part.facts.get("prepared") for part in self.parts):
-            return "call loader.prepare(global_batch_size=…) before the model is built, which hides that"
-        return (
-            "although it was prepared, which hides what lies between prepare() and the first batch: call it earlier; "
-            "fewer restarts, and nodes that stay, help"
-        )
+        told = "call loader.prepare(global_batch_size=…) before the model is built, which hides that"
+        return _hides(self.parts, told)
 
     def _saving(self) -> Words:
         told = (
@@ -287,11 +317,13 @@ class Found:
             f"actor), {self._beside('reading')}"
         )
         lines = []
-        if (order := self._facts.get("order")) in _BY_ROW:
-            lines.append(
-                f'order="{order}" reads rows one by one: order="window" reads them in runs; or materialise a shuffled '
-                "copy (jobs/materialize.py) and read that in windows"
+        if order := _BY_ROW.get(str(self._facts.get("order"))):
+            instead = (
+                "; or materialise a shuffled copy (jobs/materialize.py) and read that in windows"
+                if order == _BY_ROW["row"]
+                else ", where no row has to come more often than another"
             )
+            lines.append(f'{order} reads rows one by one: order="window" reads them in runs{instead}')
         lines += [_NOTHING] if self._does_nothing else self._more_readers(readers)
         smaller = ", smaller images (jobs/materialize.py --shorter-side …)" * bool(self._facts.get("draft"))
         nearer = "; or bring the data nearer" if self._is_remote else "; or a faster disk"
@@ -314,10 +346,19 @@ class Found:
             return [f"fewer shard actors, where num_readers={readers:.0f} gives each of them less than one alone had"]
         return []
 
+    def _collate_fn(self, batch_ms: float) -> str:
+        """What to do where the function of the loader's user takes most of the time."""
+        own = "" if self._has_ray else " (with Ray, in processes of their own)"
+        return (
+            f"your collate_fn takes {batch_ms:.1f} ms a batch, in one thread of the trainer's process: move its work "
+            f"on single rows into transform=, which the decoders do{own}, and do the rest on whole arrays"
+        )
+
     def _finishing(self) -> Words:
         batches = max(1.0, self._sum("batches"))
-        collate_ms, transfer_ms, waited_ms, decode_ms = (
-            1000 * self._sum(name) / batches for name in ("collate_s", "transfer_s", "wait_finish_s", "decode_s")
+        collate_ms, function_ms, transfer_ms, waited_ms, decode_ms = (
+            1000 * self._sum(name) / batches
+            for name in ("collate_s", "collate_fn_s", "transfer_s", "wait_finish_s", "decode_s")
         )
         step_ms = 1000 * sum(part.steady_s for part in self.parts) / batches
         told = (
@@ -334,8 +375,11 @@ class Found:
                 "with Ray they have processes of their own"
             )
         elif collate_ms + transfer_ms >= waited_ms / 2:
-            moved = "; a collate_fn's work on single rows can be done by the decoders, in transform=" * self._has_ray
-            lines.append(f"fewer columns, or one of fixed-size lists in place of many: each costs its part{moved}")
+            lines.append(
+                self._collate_fn(function_ms)
+                if function_ms > (collate_ms + transfer_ms) / 2
+                else "fewer columns, or one of fixed-size lists in place of many: each costs its part"
+            )
             lines.append(
                 "a larger prefetch_batches= evens out batches that differ; more CPUs for the trainer's process help"
             )

@@ -28,6 +28,7 @@ _PATIENCE_S = 10.0  # that a training thread waits for a storage, once: it may h
 
 Position = Callable[[], tuple[int, int] | None]
 Look = Callable[[Any], str]
+Handed = Callable[[], Any]
 
 
 class Recording:
@@ -41,6 +42,7 @@ class Recording:
         place: Place | None,
         publisher: Publisher | None,
         look: Look,
+        handed: Handed | None = None,
     ) -> None:
         """Begins, in the recorder of this process.
 
@@ -51,7 +53,9 @@ class Recording:
             place: Where it is written; None for nowhere.
             publisher: Publishes metrics; None where nobody asks for any.
             look: Makes HTML of a table of the first rows.
+            handed: Says which rows were handed out, JSON-able; None where nobody counts them.
         """
+        self._handed = handed
         self._record, self._stats, self._position, self._place = record, stats, position, place
         self._publisher, self._look = publisher, look
         self._changed = threading.Condition()
@@ -158,7 +162,10 @@ class Recording:
             asked, begin = self._asked, time.monotonic()
             if self._place is None:
                 return
-            told = {"events": self._stats.events, "bad_rows": self._stats.bad_rows, "ended": self._ended}
+            told: dict[str, Any] = {"events": self._stats.events, "bad_rows": self._stats.bad_rows}
+            told |= {"ended": self._ended, "shared_s": dict(self._stats.shared_s)}
+            if self._handed is not None:
+                told["digest"] = self._handed()
         least_s = _LOCAL_S if self._place.is_local else _REMOTE_S
         try:
             name = f"{self._record.name}.arrow"

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 
 from raylance.telemetry import advice
 from raylance.telemetry.advice import Limit
-from raylance.telemetry.parts import Part, saving_share
+from raylance.telemetry.parts import MOSTLY, Part, delivered_rate, saving_share, training_rate
 from raylance.telemetry.stats import WAITS
 
 _LEAST_BATCHES = 3  # to tell anything, of each rank that was there
-_MOSTLY = 0.5  # of the time
 _WAITS = 0.05  # of the time: less is not worth a change
 _SAVES = 0.25  # of the time: more is what limits, where waiting is less
 
@@ -33,9 +32,10 @@ class Verdict:
         advice: What to change, the most useful first; none where nothing is to be gained.
         waiting: Share of the trainer's time that it waited, the start and saving excluded, in [0, 1].
         rates: Rows a second over all ranks: "delivered", and what each part would do by itself: "training", "reading",
-            "decoding"; infinite where it took no time. Ranks make the same number of steps, so that "training" is as
-            many times the slowest one as there are ranks.
+            "decoding"; infinite where it took no time. Ranks take the same number of steps, so that "delivered" and
+            "training" follow the slowest one.
         seconds: What the time of all ranks went to, by name: "training", "saving", and waiting by cause.
+        rows: Of a whole run: whether its ranks were handed every selected row once, as `raylance.prove_run` says it.
     """
 
     limit: Limit
@@ -44,15 +44,34 @@ class Verdict:
     waiting: float
     rates: Mapping[str, float]
     seconds: Mapping[str, float]
+    rows: str = ""
 
     def __str__(self) -> str:
-        return "\n".join([self.told, *(f"- {line}" for line in self.advice)])
+        return "\n".join([self.told, *(f"- {line}" for line in self.advice), *([self.rows] if self.rows else [])])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.advice)
-        return f"<p><b>{html.escape(self.told)}</b></p><ul>{lines}</ul>"
+        rows = f"<p>{html.escape(self.rows)}</p>" * bool(self.rows)
+        return f"<p><b>{html.escape(self.told)}</b></p><ul>{lines}</ul>{rows}"
+
+
+def judge_beside(dataset: str, parts: Mapping[str, Sequence[Part]]) -> Verdict:
+    """Says what limited a run by one of the datasets that it was trained on side by side, and whether others were
+    waited for, too.
+
+    Args:
+        dataset: The one that is judged.
+        parts: By dataset, this one included, one for each rank.
+    """
+    found, others = judge(parts[dataset]), [name for name in parts if name != dataset]
+    if not others:
+        return found
+    judged = {name: judge(parts[name]) for name in others}
+    lines = [f"{name} is waited for, too: {one.told}" for name, one in judged.items() if one.waiting >= _WAITS]
+    told = f"{dataset}, iterated side by side with {' and '.join(others)}: {found.told}"
+    return dataclasses.replace(found, told=told, advice=(*found.advice, *lines))
 
 
 def judge(parts: Sequence[Part]) -> Verdict:
@@ -69,11 +88,10 @@ def judge(parts: Sequence[Part]) -> Verdict:
     waited_s = sum(part.waited_s for part in parts)
     steady_s = seconds["training"] + waited_s
     there = [part for part in parts if part.presence]
-    mostly = [part for part in there if part.presence >= _MOSTLY]
-    ranks = sum(part.presence for part in there)
+    mostly = [part for part in there if part.presence >= MOSTLY]
     rates = {
-        "delivered": sum(part.presence * part.rate for part in there),
-        "training": ranks * min((part.train_rate for part in mostly or there), default=0.0),
+        "delivered": delivered_rate(there),
+        "training": training_rate(there),
         "reading": sum(part.presence * part.read_rate for part in there),
         "decoding": sum(part.presence * part.decode_rate for part in there),
     }

@@ -133,7 +133,7 @@ def _check_settings(order: Order, facts: Facts) -> Settled:
     given = {name: value for name, value in before.items() if value != "auto" and not isinstance(value, dict)}
     now = {name: params.get(name) for name in given}
     promise(now == given, "settle() keeps what was given", f"{given} is {now}", 'Replace what is "auto" alone.')
-    other = dataclasses.replace(facts, row_bytes=9e5, global_batch_size=7, max_window_bytes=1 << 20)
+    other = dataclasses.replace(facts, row_bytes=9e5, global_batch_size=7, window_bytes=1 << 20)
     again = settled.settings.settle(other)
     promise(
         again == settled,

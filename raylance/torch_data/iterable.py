@@ -80,7 +80,9 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         helpers, self._idle = self._idle or Helpers(self._opened.feed, self._options), None
         feeder = helpers.start(mine, rank, epoch=epoch, position=position, bound=self._bound(), stats=Stats())
         try:
-            for handed, _ in feeder:
+            for handed, step in feeder:
+                if position == 0 and step.is_last:  # of several workers, the first one counts
+                    self._has_passed(epoch)
                 yield handed.pop()
         finally:
             helpers.end_pass()

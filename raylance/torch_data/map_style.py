@@ -9,6 +9,7 @@ import torch.utils.data
 
 from raylance.batches.batches import bind, to_torch
 from raylance.batches.lookup import Lookup
+from raylance.batches.masking import MaskedRows
 from raylance.columns import VALID
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int64Array
@@ -35,6 +36,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._opened, self.epoch = Opened(handle), 0
         self._hidden = bind(self._opened.delivery, 1, 0, None, with_row_offset).hidden
         self._lookup: Lookup | None = None
+        self._masked = MaskedRows(self._opened.feed)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_lookup": None}
@@ -58,7 +60,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
         Raises:
             IndexError: For an index outside of the selection.
-            RaylanceError: In a forked process, or as `BadRowError` for a row that cannot be decoded.
+            RaylanceError: In a forked process, or as `BadRowError` for a row that cannot be decoded, or too many.
         """
         if not all(-len(self) <= index < len(self) for index in indices):
             raise IndexError(f"indices from {min(indices)} to {max(indices)} lie outside of {len(self)} rows")
@@ -68,8 +70,11 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         told: Told = (self.epoch, np.ones(len(indices), dtype=np.bool_), None)
         epoch, real, draws = getattr(indices, "told", told)
         rows = np.array(indices, dtype=np.int64) % len(self)
-        table = self._lookup.read(feed.source.load_selection().offsets(rows), epoch, draws)
-        valid = real & table[VALID].to_numpy()
+        offsets = feed.source.load_selection().offsets(rows)
+        table = self._lookup.read(offsets, epoch, draws)
+        decoded = table[VALID].to_numpy()
+        self._masked.add(len(rows), offsets[~decoded], self._lookup.stats)
+        valid = real & decoded
         table = table.drop_columns([VALID]).append_column(VALID, [valid]).drop_columns(self._hidden)
         channels_last = feed.decoding.channels_last if feed.decoding else frozenset()
         batch = to_torch(table, dtypes={}, channels_last=channels_last)
@@ -101,5 +106,7 @@ class RowSampler(Steps, torch.utils.data.Sampler[list[int]]):
         for start in starts:
             positions = plan.positions(start, *plan.rank_slice(start, rank))
             batch = _Indices(plan.select(epoch, positions).tolist())
+            if position == 0 and start == starts[-1]:
+                self._has_passed(epoch)
             batch.told = (epoch, positions < plan.epoch_rows, positions if plan.order.repeats else None)
             yield batch

@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.utils.data
 
-from raylance.arguments import check_integer, refuse_unknown
+from raylance.arguments import check_flag, check_integer, refuse_unknown
 from raylance.errors import ConfigError, RaylanceError
-from raylance.planning.plan import Plan, no_step_left
+from raylance.passes import WholePasses, warn_of_one_order
+from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.resume import Delivery, load_state, make_state
 from raylance.planning.state import parse_state
 from raylance.process import DistInfo, find_place
@@ -24,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _ARGUMENTS = ("global_batch_size", "batch_size", "dist_info", "drop_last", "max_window_bytes")
 _DEFAULTS = Options()
+_MOVES = "Call set_epoch() before each epoch, or take raylance.torch_data.Loader in place of DataLoader."
 _lance_pid: int | None = None  # the process that Lance's threads belong to
 
 
@@ -75,8 +78,7 @@ class Steps:
             batch_size: Instead, rows of one step of each rank.
             dist_info: Who tells rank and world size, see `find_place`; asked at iteration, in the main process.
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
-            max_window_bytes: What the order's "auto" fields are settled from; as in `raylance.DataConfig`, with whose
-                loaders the batches then agree.
+            max_window_bytes: Most bytes of raw rows that a process holds; see `raylance.Options`. It changes no batch.
             **unknown: Refused, with what to write instead.
         """
         refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, _ARGUMENTS)
@@ -87,19 +89,23 @@ class Steps:
         self._delivery: Delivery = self._opened.delivery
         self._sizes, self._dist_info = (global_batch_size, batch_size), dist_info
         if drop_last is not None:
-            self._delivery = dataclasses.replace(self._delivery, remainder="drop" if drop_last else "ragged")
+            remainder: Remainder = "drop" if check_flag("drop_last", drop_last) else "ragged"
+            self._delivery = dataclasses.replace(self._delivery, remainder=remainder)
         self._options = Options(
             max_window_bytes=check_integer("max_window_bytes", max_window_bytes, 1), num_decoders=0, runtime="threads"
         )
+        self._whole_passes = WholePasses()
         self.epoch = self.position = self.moves = 0
+        self.step = self.global_step = 0  # as `RankLoader` counts them
         self._start, self._writer = torch.zeros(2, dtype=torch.int64), os.getpid()
+        self._workers_passed = torch.zeros(2, dtype=torch.int64)  # number of the last whole epoch, from 1; whether told
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch; a plain DataLoader needs it before each, `Loader` moves on by itself."""
         self._move(check_integer("set_epoch(): epoch", epoch, 0), 0)
 
-    def _move(self, epoch: int, position: int) -> None:
-        self.epoch, self.position = epoch, position
+    def _move(self, epoch: int, position: int, step: int = 0) -> None:
+        self.epoch, self.position, self.step = epoch, position, step
         self.count_move()
         self._tell_workers()
 
@@ -108,6 +114,17 @@ class Steps:
         if self._writer != os.getpid():  # sent here by another process, to which the memory belongs
             self._start, self._writer = self._start.clone(), os.getpid()
         self._start.copy_(torch.tensor([self.epoch, self.position]))
+
+    def _has_passed(self, epoch: int) -> None:
+        """Counts a whole epoch that was handed out, in a worker's process in memory that all epochs' workers share."""
+        what = f"torch_data of {self._opened.feed.source.uri!r}"
+        if torch.utils.data.get_worker_info() is None:
+            self._whole_passes.add(epoch, self._delivery, what, _MOVES)
+            return
+        last, is_told = self._workers_passed.tolist()
+        if last == epoch + 1 and not is_told:
+            self._workers_passed[1] = warn_of_one_order(epoch, self._delivery, what, _MOVES)
+        self._workers_passed[0] = epoch + 1
 
     def count_move(self) -> int:
         """Counts a move of the position by anything but a batch, so that an iteration notices that it is superseded."""
@@ -121,9 +138,9 @@ class Steps:
     def consumed(self) -> None:
         """Counts one batch as consumed, the last one as the start of the next epoch; `Loader` does it by itself."""
         plan = self._plan()[0]
-        self.position = plan.after(self.position)
+        self.position, self.step, self.global_step = plan.after(self.position), self.step + 1, self.global_step + 1
         if plan.steps(self.position) <= 0:
-            self.epoch, self.position = self.epoch + 1, 0
+            self.epoch, self.position, self.step = self.epoch + 1, 0, 0
 
     def state_dict(self) -> dict[str, Any]:
         """The consumed position and what it refers to: JSON-able, the same on every rank."""
@@ -133,6 +150,8 @@ class Steps:
             self._delivery,
             epoch=self.epoch,
             position=self.position,
+            step=self.step,
+            global_step=self.global_step,
             global_batch_size=check_batch_size(*self._sizes, world_size),
             world_size=world_size,
         ).to_dict()
@@ -144,7 +163,8 @@ class Steps:
             StateError: If the state is damaged, newer, or belongs to other rows or another order.
         """
         self._delivery, saved = load_state(state, parse_state(self.state_dict()), self._delivery)
-        self._move(saved.epoch, saved.position)
+        self.global_step = saved.global_step
+        self._move(saved.epoch, saved.position, saved.step)
 
     def _place(self) -> tuple[int, int]:
         return find_place(self._dist_info)
@@ -159,6 +179,7 @@ class Steps:
     def begin(self) -> tuple[Plan, int]:
         """What an iteration needs; the first one settles what the order left to "auto", for good."""
         plan, rank = self._plan()
+        plan.check_order(self.epoch)
         self._delivery = dataclasses.replace(self._delivery, order=plan.order.settings)
         self._tell_workers()
         if plan.steps(self.position) <= 0:

@@ -164,7 +164,7 @@ def make_plan(run: Run) -> Plan:
     size = run.batch_size * run.ranks
     facts = Facts(
         rows=run.rows, seed=run.seed, row_bytes=run.raw_bytes, global_batch_size=size,
-        max_window_bytes=run.max_window_bytes,
+        window_bytes=run.max_window_bytes,
     )  # fmt: skip
     order = run.order.settle(facts)
     fitting = max(order.lane_count, int(run.max_window_bytes / 2 * run.ranks / run.raw_bytes))

@@ -2,10 +2,12 @@
 virtual time; never decides what goes wrong.
 """
 
+import contextlib
 import dataclasses
 import itertools
+import signal
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from raylance.planning.plan import Plan, WorkItem
@@ -31,6 +33,7 @@ from tests.simulate.world import RowError, World
 
 MOST_EVENTS = 6_000
 MOST_PASSES = 60
+MOST_CPU_S = 5.0  # of a schedule, which takes hundredths of one
 Log = Callable[[str], None] | None
 
 
@@ -320,12 +323,33 @@ class Pass:
                 raise Broken("deadlock", "the consumer takes no more")
 
 
+@contextlib.contextmanager
+def limited() -> Iterator[None]:
+    """Ends a decision that has no end, where no event is counted any more: by CPU time, whatever else runs here."""
+
+    def end(*_: object) -> None:
+        raise Broken("liveness", f"{MOST_CPU_S:g} s of computing, and no end")
+
+    before = signal.signal(signal.SIGVTALRM, end)
+    signal.setitimer(signal.ITIMER_VIRTUAL, MOST_CPU_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
 def play(draws: Draws, made_of: Wrong | None = None, log: Log = None) -> Counter[str]:
     """Plays a schedule; returns what was injected, and how often.
 
     Raises:
         Broken: With what does not hold.
     """
+    with limited():
+        return _play(draws, made_of, log)
+
+
+def _play(draws: Draws, made_of: Wrong | None, log: Log) -> Counter[str]:
     scenario, counts, wrong = draw_scenario(draws), Counter[str](), made_of or Wrong()
     if log is not None:
         log(str(scenario))

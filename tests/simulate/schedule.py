@@ -139,7 +139,7 @@ def draw_scenario(draws: Draws) -> Scenario:
         varies=pick((1.0, 1.0, 1.3, 4.0, 20.0)),
         bad_rows=bad,
         faults=frozenset(kinds if groups == "all" else groups),
-        rate=pick((0.0, 0.02, 0.1, 0.4)),
+        rate=pick((0.0, 0.02, 0.1, 0.4, 0.9)),
         budget=pick((2, 1, 4, 12)),
         breaks=pick((0.0, 0.0, 0.3, 0.7)),
         scales=pick((0.0, 0.0, 0.2, 0.6)),

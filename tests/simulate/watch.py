@@ -7,14 +7,17 @@ What can be broken:
     dead      no command to a helper that does not run, nothing awaited of one that is gone
     turns     a chunk is read by one reader, unless that one goes
     source    decoded and fetched is only what has been read, and was not forgotten
-    deadline  what may never come is awaited with a deadline, and what is done at a deadline moves it
+    deadline  what may never come is awaited with a deadline, no wait is longer than work may take, and what is done at
+              a deadline moves it
     deadlock  a pass that is not over waits for something that will happen
-    liveness  once the faults end, the pass does
-    cause     an error only where what it says has happened; nothing before all decoders ran that were insisted upon
+    liveness  once the faults end, the pass does; a decision ends, and so does a schedule
+    cause     an error only where what it says has happened, and no try more where it has; nothing before all decoders
+              ran that were insisted upon
     left      after a pass nothing is kept
 """
 
 import dataclasses
+from collections import Counter
 from typing import Any
 
 from raylance.errors import HelperError, PlacementError
@@ -66,6 +69,7 @@ class _Seen:
     is_answered: bool = False
     has_result: bool = False
     is_forgotten: bool = False
+    gone: int = 0  # helpers that were gone when it was answered
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -92,6 +96,8 @@ class Watch:
         self._open: dict[int, _Seen] = {}  # neither answered nor forgotten
         self._hopeless = self._has_all = False
         self._hits: dict[tuple[int, int], set[int]] = {}
+        self._blamed: Counter[tuple[int, int]] = Counter()
+        self._gone_count = 0
         self._is_exact = scenario.insists or not scenario.decoders
         self._limit = scenario.limit_bytes * (1 + 1e-9)
 
@@ -101,6 +107,7 @@ class Watch:
         self._next = (position, 0)  # step and row of its slice that are to be delivered next
         self._part: list[int] = []
         self._hits.clear()
+        self._blamed.clear()
         self._flying: dict[int, float] = {}  # charges of reads
         self._opened, self._ready = 0.0, list[tuple[int, float]]()
         self.steps: list[tuple[int, list[int]]] = []
@@ -128,6 +135,9 @@ class Watch:
                 seen.has_result = is_result and not seen.is_forgotten
                 if self._open.pop(call, None) is not None:
                     self._answers = seen
+                    seen.gone = self._gone_count
+                    if type(event) is Faulted and self._is_its_own(seen.command):
+                        self._blame(seen)
                 helper = self._helpers.get(getattr(seen.command, "helper", -1))
                 if helper is not None:
                     helper.calls.pop(call, None)
@@ -150,8 +160,20 @@ class Watch:
         if helper.ended_by:
             return
         helper.ended_by = by
+        self._gone_count += 1
         if helper.is_running and helper.calls:  # it was working on the first that it had not answered, if on any
             self.hit(next(iter(helper.calls)), self.world.helpers[number].cause)
+            self._blame(self._calls.get(next(iter(helper.calls))))
+
+    def _is_its_own(self, command: Any) -> bool:
+        """Whether what failed cannot have gone with a helper that is known to be gone: none went since it was read."""
+        read = getattr(command, "source", getattr(command, "read", None))
+        return read is None or self._calls[read].gone == self._gone_count
+
+    def _blame(self, seen: _Seen | None) -> None:
+        """Counts a fault that is these rows' own, whatever else has happened: they may not be tried for ever."""
+        if seen is not None and not seen.is_forgotten:
+            self._blamed.update(self._keys(seen.item))
 
     def hit(self, call: int, cause: int) -> None:
         """A fault hits the rows of a call: this is the truth, whatever the dispatcher thinks."""
@@ -213,6 +235,9 @@ class Watch:
             raise Broken("source", f"{command} has the number of another call")
         if any(row in self._hits for row in self._keys(item)) and type(command) is not Fetch:
             self._recover(f"{type(command).__name__.lower()} again after a fault")
+        worst = max((self._blamed[row] for row in self._keys(item)), default=0)
+        if worst > MAX_FAULTS:
+            raise Broken("cause", f"{item} is tried again, after {worst} faults of its own")
         self._calls[call] = self._open[call] = _Seen(command, item)
         if helper is not None:
             self._helpers[helper].calls[call] = None
@@ -366,7 +391,10 @@ class Watch:
             raise Broken("deadline", f"{deadline:.3f} s is past at {now:.3f} s")
         helpers = [helper for helper in self._helpers.values() if not helper.ended_by]
         waits = self._open or any(not helper.is_running or helper.has_asked or helper.calls for helper in helpers)
-        if waits and (deadline is None or deadline > now + self.scenario.work_timeout_s):
+        if deadline is None:
+            if waits:
+                raise Broken("deadline", "something is awaited for ever")
+        elif deadline > now + self.scenario.work_timeout_s:  # of a pause, too: a wait that ends only there has no end
             raise Broken("deadline", f"something is awaited until {deadline}")
 
     def closed(self) -> None:

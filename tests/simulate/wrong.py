@@ -1,5 +1,7 @@
 """Owns what must be caught: dispatchers, crews and sizes with one fault each, and what each of them breaks."""
 
+import inspect
+import sys
 from typing import Any
 
 from raylance.planning.plan import Chunk, Plan, WorkItem
@@ -8,10 +10,21 @@ from raylance.runtime.dispatcher import Dispatcher
 from raylance.runtime.inflight import InFlight, Stage
 from raylance.runtime.messages import Command, Deliver, Event, Fault, Forget, Lost, Taken
 from raylance.runtime.sizes import Sizes
+from raylance.runtime.turns import Turns
 from raylance.telemetry import Receipt
 from tests.simulate.play import Wrong
 
 Piece = Any
+
+
+def changed(kind: type, old: str, new: str) -> Any:
+    """A class with one place of its source changed."""
+    source = inspect.getsource(kind)
+    if source.count(old) != 1:
+        raise ValueError(f"{kind.__name__} has {old!r} {source.count(old)} times, not once: change this mutant, too")
+    names = dict(vars(sys.modules[kind.__module__]))
+    exec(source.replace(old, new), names)
+    return names[kind.__name__]
 
 
 class ForgetsToSendAgain(Dispatcher):
@@ -213,6 +226,30 @@ class FetchesForEver(Dispatcher):
         pass
 
 
+class PausesForEver(changed(Dispatcher, "PAUSES_S[piece.faults - 1]", "1e9")):  # type: ignore[misc]
+    pass
+
+
+ForgetsFaults = changed(
+    InFlight, "smaller.faults, smaller.not_before = piece.faults, piece", "smaller.not_before = piece"
+)
+
+
+class ForgetsFaultsAtASplit(Dispatcher):
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._inflight.__class__ = ForgetsFaults
+
+
+KeptTurns = changed(Turns, "if turn.reader not in readers", "if turn.reader == _NOBODY")
+
+
+class LeavesItsTurnToTheDead(Crew):
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._turns = KeptTurns()
+
+
 # What each of them breaks.
 BROKEN: dict[str, tuple[Wrong, str]] = {
     kind.__name__: (Wrong(**{part: kind}), what)
@@ -236,6 +273,8 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
             ForgetsWhatItLearned: "liveness",
             RaisesTooEarly: "cause",
             FetchesForEver: "deadline",
+            PausesForEver: "deadline",
+            ForgetsFaultsAtASplit: "cause",
         },
         "crew": {
             SendsToTheDead: "dead",
@@ -245,6 +284,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
             IsImpatient: "crew",
             BeginsWithoutDecoders: "cause",
             ReadsWhereverItIs: "turns",
+            LeavesItsTurnToTheDead: "liveness",
         },
         "sizes": {ThinksRowsAreSmall: "bytes"},
     }.items()

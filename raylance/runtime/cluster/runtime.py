@@ -4,8 +4,11 @@ All references belong to this process; raw tables go from the shard actor to a d
 live outside the trainer's placement group and die with the worker that made them.
 """
 
+import contextlib
 import functools
+import math
 import queue
+import time
 import uuid
 from concurrent.futures import Future
 from typing import Any
@@ -14,12 +17,15 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raylance.connection import current_session, fetch, in_session, long_call, ray_session
 from raylance.planning.plan import Plan
 from raylance.runtime.cluster import decoders
 from raylance.runtime.cluster.faults import as_raised, fault_of, is_helper_gone, is_machine_fault
 from raylance.runtime.cluster.shard_actor import ShardActor
 from raylance.runtime.messages import (
     Alive,
+    Ask,
+    Command,
     Decode,
     Done,
     Event,
@@ -30,6 +36,7 @@ from raylance.runtime.messages import (
     Kind,
     Lost,
     NotPlaced,
+    Place,
     Placed,
     Prefetch,
     Read,
@@ -37,7 +44,8 @@ from raylance.runtime.messages import (
 )
 from raylance.runtime.runtime import Runtime
 from raylance.settings import Feed, Options
-from raylance.store import ray_session
+
+_LOOK_S = 1.0  # between looks whether the session still is: nobody tells of its end
 
 
 class _Helper:
@@ -55,8 +63,9 @@ class _Helper:
         return self.handle
 
     def end(self, *, is_dead: bool) -> None:
-        if self.session == ray_session():  # else it went with its session
-            ray.kill(self.handle)
+        with current_session() as session:
+            if self.session == session:  # else it went with its session
+                ray.kill(self.handle)
 
 
 class _SharedHelper(_Helper):
@@ -74,7 +83,9 @@ class RayRuntime(Runtime):
     """Does the work of one loader by actors."""
 
     def __init__(self, feed: Feed, options: Options, world_size: int) -> None:
-        """Starts nothing."""
+        """Starts nothing, but Ray where actors are asked for by name and none runs, as any call of Ray would."""
+        if options.runtime == "ray":
+            ray.get_runtime_context()
         self._world_size, self._session, self._key = world_size, ray_session(), uuid.uuid4().hex
         super().__init__(feed, options, insists=options.num_decoders != "auto")
 
@@ -83,6 +94,37 @@ class RayRuntime(Runtime):
         """See `Runtime.is_usable`; helpers go with their Ray session."""
         return super().is_usable and self._session == ray_session()
 
+    def begin(self, plan: Plan, plan_key: str) -> None:
+        """See `Runtime.begin`."""
+        with in_session(self._session):
+            super().begin(plan, plan_key)
+
+    def do(self, command: Command) -> None:
+        """See `Runtime.do`.
+
+        Raises:
+            HelperError: If the session of the helpers has ended. What they were asked for is never answered then.
+        """
+        # What waits, or only ends, looks by itself.
+        is_call = isinstance(command, Place | Ask | Read | Prefetch | Decode)
+        with in_session(self._session) if is_call else contextlib.nullcontext():
+            super().do(command)
+
+    def next_event(self, timeout_s: float | None) -> Event | None:
+        """See `Runtime.next_event`; looks meanwhile whether the session still is.
+
+        Raises:
+            HelperError: As `do`.
+        """
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = until - time.monotonic()
+            event = super().next_event(max(0.0, min(left_s, _LOOK_S)))
+            if event is not None or left_s <= _LOOK_S:
+                return event
+            with in_session(self._session):
+                pass
+
     def _count_decoders(self) -> tuple[int, int, int]:
         options = self._options
         least, most = options.decoder_range
@@ -90,7 +132,8 @@ class RayRuntime(Runtime):
             return least, least, most
         ours, fitting = decoders.count_here(options.decoder_cpus), options.auto_decoders
         if fitting is None:
-            fitting = decoders.auto_decoders(self._world_size, options.decoder_cpus, ours)
+            ask = functools.partial(decoders.auto_decoders, self._world_size, options.decoder_cpus, ours)
+            fitting = long_call(self._session, ask)
         most = max(ours, fitting)
         return min(1, most), most, most
 
@@ -139,23 +182,36 @@ class RayRuntime(Runtime):
         if command.decode is not None:
             refs[1] = self._results[command.decode][0]
         try:
-            tables = ray.get(refs, timeout=self._options.work_timeout_s)
+            tables = fetch(refs, self._session, self._options.work_timeout_s)
             self.post(Fetched(command.call, tables[0], tables[1] if len(tables) > 1 else None))
         except RayError as error:
             self.post(_failure(command.call, error))
 
     @staticmethod
     def _explain(options: Options, pending: int, asked: int, kind: Kind) -> str:
-        total = ray.cluster_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
-        free = ray.available_resources().get("CPU", 0)  # type: ignore[no-untyped-call]
-        what, cpus = ("decode actor", options.decoder_cpus) if kind == "decoder" else ("shard actor", 0.0)
-        fewer = "num_decoders=…; 0 decodes in threads of the shard actors, which always find a place"
-        return (
-            f"{pending} of {asked} {what}s ({cpus:g} CPU each, {cpus * asked:g} together) found no place in "
-            f"{options.placement_timeout_s:g} s: the cluster counts {total:g} CPUs, of which {free:g} are free now. "
-            f"Training stops here rather than hang. Ask for fewer ({fewer if kind == 'decoder' else 'num_readers=…'}), "
-            "add nodes, or raise placement_timeout_s if the cluster still grows."
-        )
+        what, cpus = ("decode actors", options.decoder_cpus) if kind == "decoder" else ("shard actors", 0.0)
+        total, free, known = long_call(ray_session(), functools.partial(decoders.supply, cpus))
+        pending = max(1, pending)
+        waiting = min(pending, known if known is not None else pending if free < cpus else 0)
+        fewer = "num_decoders=…; 0 decodes in threads of the shard actors" if kind == "decoder" else "num_readers=…"
+        causes, cures = [], [f"ask for fewer ({fewer})"] if asked > 1 or cpus else []
+        if waiting:
+            has_enough = ", on no node as many as one of them takes" if free >= cpus else ""
+            causes.append(
+                f"{waiting} of {asked} {what} ({cpus:g} CPU each, {cpus * asked:g} together) found no place in "
+                f"{options.placement_timeout_s:g} s: the cluster counts {total:g} CPUs, of which {free:g} are free now"
+                f"{has_enough}"
+            )
+            cures += ["add nodes", "raise placement_timeout_s if the cluster still grows (see `ray status`)"]
+        if pending > waiting:
+            has = "have their CPUs" if cpus else "take no CPU from Ray's count"
+            causes.append(
+                f"{pending - waiting} of {asked} {what} {has}, and their processes have not started "
+                f"{options.placement_timeout_s:g} s after they were asked for, as on a machine that is loaded or short "
+                "of memory"
+            )
+            cures += ["look at the load of the nodes", "raise placement_timeout_s if the processes only take long"]
+        return f"{'; '.join(causes)}. Training stops here rather than hang. To go on, {', or '.join(cures)}."
 
 
 def _report(inbox: queue.SimpleQueue[Event], tell: Any, about: tuple[Any, ...], answer: "Future[Any]") -> None:

@@ -1,0 +1,92 @@
+"""Owns the checks of orders of one's own while they are used: what they give lies in the selection, and a sample of it
+does not repeat; never chooses a row, and checks none of raylance's own orders.
+"""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from raylance.errors import ConfigError, RaylanceError
+from raylance.orders.order import Epoch, Settled
+from raylance.orders.permutation import Int64Array, mix64
+
+_WHOLE_ROWS = 1 << 16  # epochs up to this size are compared whole
+_BLOCK = 1024  # neighbours,
+_SPREAD = 4096  # evenly spread positions, and as many at random
+
+
+def select_rows(epoch: Epoch, positions: Int64Array) -> Int64Array:
+    """Asks an epoch for the rows at some positions; those of an order of one's own are checked.
+
+    Raises:
+        ConfigError: If they are no integers, as many as the positions, of rows of the selection.
+    """
+    if not epoch.order.is_custom:
+        return epoch.rows(positions)
+    name, order = type(epoch.order.settings).__name__, epoch.order
+    advice = f"raylance.testing.check_order({name}(…)) tries it on small selections."
+    try:
+        found: npt.NDArray[Any] = np.asarray(epoch.rows(positions))
+    except RaylanceError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"{name}.rows_of() failed for {len(positions):,} positions of epoch {epoch.number} of {order.rows:,} rows "
+            f"({type(error).__name__}: {error}). The epoch stops here, since nobody else knows its rows. Let it give a "
+            f"row for each position in [0, {order.epoch_rows}). {advice}"
+        ) from error
+    if found.dtype.kind not in "iu" or found.shape != positions.shape:
+        raise ConfigError(
+            f"{name}.rows_of() gave {found.dtype} of shape {found.shape} for positions of shape {positions.shape}. The "
+            "epoch stops here: other rows than the order means would be read. Return integers, one for each position. "
+            f"{advice}"
+        )
+    outside = np.flatnonzero((found < 0) | (found >= order.rows))
+    if len(outside):
+        raise ConfigError(
+            f"{name}.rows_of() gave row {found[outside[0]]:,} at position {positions[outside[0]]} of epoch "
+            f"{epoch.number}; the selection has the rows 0 to {order.rows - 1}. The epoch stops here: this is no row, "
+            "or one that the filter excludes. Count rows within the selection: let rows_of() stay in [0, "
+            f"epoch.order.rows). {advice}"
+        )
+    return found.astype(np.int64, copy=False)
+
+
+def check_sample(order: Settled, number: int) -> None:
+    """Looks for a row that an order of one's own, which does not say that it repeats, gives at two of some thousand
+    positions of an epoch: neighbours, and others far apart. Costs little at any size.
+
+    Raises:
+        ConfigError: If there is one, or a row that is none; see `select_rows`.
+    """
+    for part in order.custom_parts():
+        name, epoch = type(part.settings).__name__, part.epoch(number)
+        fix = f"Make it a permutation for every epoch, or set repeats = True in {name} if that is meant."
+        if not part.repeats and part.epoch_rows != part.rows:
+            raise ConfigError(
+                f"{name} says that an epoch has {part.epoch_rows:,} positions, and the selection has {part.rows:,} "
+                f"rows: some would come twice or never. {fix}"
+            )
+        positions = _sample(part.epoch_rows)
+        rows = select_rows(epoch, positions)
+        by_row = np.argsort(rows, kind="stable")
+        twice = np.flatnonzero(np.diff(rows[by_row]) == 0)
+        if len(twice) and not part.repeats:
+            first, second = positions[by_row[twice[0] : twice[0] + 2]]
+            raise ConfigError(
+                f"{name} gives row {rows[by_row[twice[0]]]} at positions {first} and {second} of epoch {number}: rows "
+                f"would come twice, and others never. {fix}"
+            )
+
+
+def _sample(rows: int) -> Int64Array:
+    """Positions to compare, ascending; all of a small epoch."""
+    if rows <= _WHOLE_ROWS:
+        return np.arange(rows, dtype=np.int64)
+    starts = np.array([0, rows // 3, rows // 2, rows - _BLOCK], dtype=np.int64)
+    neighbours = (starts[:, None] + np.arange(_BLOCK, dtype=np.int64)).ravel()
+    numbers = np.arange(_SPREAD, dtype=np.int64)
+    spread = (numbers * (rows / _SPREAD)).astype(np.int64)
+    random = (mix64(numbers.astype(np.uint64)) % np.uint64(rows)).astype(np.int64)
+    return np.unique(np.concatenate([neighbours, spread, random]))

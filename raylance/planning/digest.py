@@ -1,0 +1,233 @@
+"""Owns the digest of what was handed out: a count and a hash of rows that add up over ranks, by intervals of positions;
+never compares it with a plan, never touches files.
+"""
+
+import dataclasses
+import uuid
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+
+from raylance.orders.permutation import BoolArray, Int64Array, mix64
+
+_MODULUS = 2**64
+_MOST = 1024  # intervals of a ledger,
+_RECENT = 256  # of which the last ones keep every cut: a run resumes from one of its last checkpoints
+
+Place = tuple[int, int]
+"""(epoch, position). The end of an epoch is the start of the next one, as the loader counts."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """A multiset of rows, as a count and an order-independent hash: the sum modulo 2**64 of `mix64` of each row offset
+    as it travels, with the bits of its component; of packed documents, of the sequence's number.
+
+    Equal multisets have equal digests, and unlike ones have unlike digests but for one case in 2**64.
+
+    Attributes:
+        rows: Rows, masked ones included: such a row was delivered, and cannot be decoded.
+        hash: Their hash.
+        padding: Rows that fill a last step up, which are in neither of the two.
+    """
+
+    rows: int = 0
+    hash: int = 0
+    padding: int = 0
+
+    @classmethod
+    def of(cls, offsets: Int64Array, real: BoolArray | None = None) -> Self:
+        """The digest of some rows, of which those that are not real are padding."""
+        [found] = cls.of_steps(offsets, np.ones(len(offsets), dtype=np.bool_) if real is None else real, 1)
+        return found
+
+    @classmethod
+    def of_steps(cls, offsets: Int64Array, real: BoolArray, steps: int) -> list[Self]:
+        """The digests of several steps of equally many rows, which lie one after the other."""
+        words = np.where(real, mix64(offsets.astype(np.uint64)), np.uint64(0)).reshape(steps, -1)
+        hashes, counts = words.sum(axis=1, dtype=np.uint64), real.reshape(steps, -1).sum(axis=1)
+        size = words.shape[1]
+        return [
+            cls(rows=int(count), hash=int(hashed), padding=size - int(count))
+            for count, hashed in zip(counts, hashes, strict=True)
+        ]
+
+    def __add__(self, other: "Digest") -> "Digest":
+        return Digest(
+            rows=self.rows + other.rows,
+            hash=(self.hash + other.hash) % _MODULUS,
+            padding=self.padding + other.padding,
+        )
+
+    def __sub__(self, other: "Digest") -> "Digest":
+        return Digest(
+            rows=self.rows - other.rows,
+            hash=(self.hash - other.hash) % _MODULUS,
+            padding=self.padding - other.padding,
+        )
+
+    def differs(self, other: "Digest") -> bool:
+        """Whether these are other rows; padding is none."""
+        return (self.rows, self.hash) != (other.rows, other.hash)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """What one rank was handed between two positions of an epoch.
+
+    Attributes:
+        jump: How often the loader had jumped before: intervals of one number follow one another without a gap.
+        epoch: The epoch.
+        low: Position before the first of its steps.
+        high: Position after the last one.
+        is_last: Whether the epoch ends there: rows after it are left out by the plan.
+        digest: Its rows.
+    """
+
+    jump: int
+    epoch: int
+    low: int
+    high: int
+    is_last: bool
+    digest: Digest
+
+    @property
+    def begin(self) -> Place:
+        """The place before it."""
+        return self.epoch, self.low
+
+    @property
+    def end(self) -> Place:
+        """The place after it."""
+        return (self.epoch + 1, 0) if self.is_last else (self.epoch, self.high)
+
+    def joined(self, after: "Interval") -> "Interval":
+        """This interval with the one that follows it in the same epoch."""
+        digest = self.digest + after.digest
+        return dataclasses.replace(self, high=after.high, is_last=after.is_last, digest=digest)
+
+    def to_list(self) -> list[int]:
+        """JSON-able values, as `from_list` reads them."""
+        digest = self.digest
+        numbers = (self.jump, self.epoch, self.low, self.high, int(self.is_last))
+        return [*numbers, digest.rows, digest.hash, digest.padding]
+
+    @classmethod
+    def from_list(cls, values: Sequence[Any]) -> Self:
+        """Reads what `to_list` wrote.
+
+        Raises:
+            ValueError: If it is something else.
+        """
+        if len(values) != 8 or not all(type(value) is int and value >= 0 for value in values):
+            raise ValueError(f"{values!r} is no interval of a digest")
+        jump, epoch, low, high, is_last, rows, hashed, padding = values
+        digest = Digest(rows=rows, hash=hashed, padding=padding)
+        return cls(jump=jump, epoch=epoch, low=low, high=high, is_last=bool(is_last), digest=digest)
+
+
+class Ledger:
+    """What one loader has handed out since it was made, of bounded size.
+
+    It is cut where a run may resume, so that it is known what was delivered before such a place: at each report and at
+    each epoch's end. Of long runs, only the last cuts are kept: before them an epoch is one interval, and the oldest
+    epochs are forgotten.
+
+    Attributes:
+        name: Of which there is no other: a loader that was sent to several processes is one in each.
+        restored: Places of states that were loaded, by the jump after them. Other jumps were made by hand, and rolled
+            nothing back.
+        forgotten: Place that all before is forgotten; None where nothing is.
+    """
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self._intervals: list[Interval] = []
+        self._is_cut = True
+        self._loaded: Place | None = None
+        self.name = ""
+        self.restored: dict[int, Place] = {}
+        self.forgotten: Place | None = None
+
+    @property
+    def intervals(self) -> list[Interval]:
+        """All that are kept, as they came."""
+        return list(self._intervals)
+
+    def cut(self) -> None:
+        """Ends the interval: the next step begins another one."""
+        self._is_cut = True
+
+    def load(self, epoch: int, position: int) -> None:
+        """Notes that a state was loaded: what was handed out after its place is rolled back."""
+        self._loaded = epoch, position
+
+    def move(self, epoch: int) -> None:
+        """Notes a jump to the start of an epoch, by hand: a state may be saved there before the first step."""
+        if self._intervals and (self._loaded or self._intervals[-1].end) != (epoch, 0):
+            self.add(epoch, 0, 0, Digest(), is_last=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able values: what a record says of it."""
+        intervals = self.intervals
+        kept = {interval.jump for interval in intervals}
+        return {
+            "ledger": self.name,
+            "intervals": [interval.to_list() for interval in intervals],
+            "restored": [[jump, *place] for jump, place in list(self.restored.items()) if jump in kept],
+            "forgotten": self.forgotten,
+        }
+
+    def add(self, epoch: int, low: int, high: int, digest: Digest, *, is_last: bool) -> None:
+        """Counts one step in, which was handed out.
+
+        Args:
+            epoch: Its epoch.
+            low: Position before it.
+            high: Position after it.
+            digest: Its rows on this rank.
+            is_last: Whether the epoch ends with it.
+        """
+        self.name = self.name or uuid.uuid4().hex
+        last = self._intervals[-1] if self._intervals else None
+        follows = last is not None and last.end == (epoch, low) and self._loaded in (None, last.end)
+        jump = 0 if last is None else last.jump + (not follows)
+        if self._loaded is not None and not follows:
+            self.restored[jump] = self._loaded
+        self._loaded = None
+        step = Interval(jump=jump, epoch=epoch, low=low, high=high, is_last=is_last, digest=digest)
+        if last is not None and follows and last.epoch == epoch and not self._is_cut:
+            self._intervals[-1] = last.joined(step)
+            return
+        self._intervals.append(step)
+        self._is_cut = False
+        if len(self._intervals) > _MOST:
+            gone, self._intervals = fold(self._intervals, _RECENT, _MOST // 2)
+            ends = [interval.end for interval in gone]
+            self.forgotten = max([self.forgotten, *ends] if self.forgotten else ends, default=None)
+
+    def since(self, epoch: int, position: int) -> Digest | None:
+        """What was handed out from a place on, without a jump; None where no interval begins there."""
+        total = Digest()
+        for interval in reversed(self._intervals):
+            if interval.jump != self._intervals[-1].jump:
+                return None
+            total += interval.digest
+            if interval.begin == (epoch, position):
+                return total
+        return None
+
+
+def fold(intervals: Sequence[Interval], recent: int, most: int) -> tuple[list[Interval], list[Interval]]:
+    """Joins intervals of one epoch, but for the most recent ones; gives the oldest to forget, where they are still
+    many, and those to keep.
+    """
+    folded: list[Interval] = []
+    for interval in intervals[:-recent]:
+        last = folded[-1] if folded else None
+        if last is not None and last.end == interval.begin and last.epoch == interval.epoch:
+            folded[-1] = last.joined(interval)
+        else:
+            folded.append(interval)
+    return folded[:-most], [*folded[-most:], *intervals[-recent:]]

@@ -1,0 +1,74 @@
+"""Owns how a checkpoint lists the shards that are complete, and how such a list is read; never changes a position.
+
+A list names ranges of places in the epoch's sequence of shards, in which lanes lie one after the other: few ranges and
+the same cost at any number of rows. Seed and epoch give the IDs of the shards at these places.
+"""
+
+import base64
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from raylance.errors import StateError
+from raylance.orders.order import Epoch
+from raylance.orders.permutation import BoolArray
+
+NO_SHARDS: dict[str, Any] = {"shards": 0, "complete": 0, "places": []}
+"""The list of an order that repeats rows: no shard of it is complete before the others."""
+
+_MOST_RANGES = 1024  # 46 kB of JSON
+_WHY = "shards complete in no sequence, most of them at the end of an epoch, or in more places than a checkpoint holds"
+
+
+def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
+    """Lists the shards whose rows lie wholly in [0, position).
+
+    Returns:
+        {"shards": n, "complete": k, "places": [[first, end], …]}, half-open and ascending; or {"shards": n,
+        "on_request": why}, where `RankLoader.completed_shards` finds them.
+    """
+    shards = epoch.order.shard_count
+    if not shards:
+        return NO_SHARDS
+    places = epoch.completed_places(position)
+    if places is None or len(places) > _MOST_RANGES:
+        return {"shards": shards, "on_request": _WHY}
+    return {"shards": shards, "complete": int((places[:, 1] - places[:, 0]).sum()), "places": places.tolist()}
+
+
+def read_shards(listed: Mapping[str, Any], epoch: Epoch) -> BoolArray | None:
+    """Reads such a list, or one of an older raylance, which names IDs by ranges or by a bitmap.
+
+    Args:
+        listed: `completed_shards` of a state.
+        epoch: The epoch of the state, of the order that it names.
+
+    Returns:
+        Bools by shard ID, shape (shards,); None where the list leaves them to a request.
+
+    Raises:
+        StateError: If the list is damaged.
+    """
+    if "on_request" in listed or not listed:
+        return None
+    try:
+        shards = listed["shards"]
+        if shards != epoch.order.shard_count:
+            raise ValueError(f"{shards} shards, the order has {epoch.order.shard_count}")
+        done = np.zeros(shards, dtype=np.bool_)
+        if "bitmap" in listed:
+            bits = np.frombuffer(zlib.decompress(base64.b64decode(listed["bitmap"])), dtype=np.uint8)
+            done |= np.unpackbits(bits, count=shards).astype(np.bool_)
+        for first, end in listed.get("places", listed.get("ranges", ())):
+            named = np.arange(first, end, dtype=np.int64)
+            done[epoch.shard_ids(named) if "places" in listed else named] = True
+        if done.sum() != listed["complete"]:
+            raise ValueError(f"{listed['complete']} complete shards, the list names {done.sum()}")
+    except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
+        raise StateError(
+            f"the list of complete shards is damaged ({error}), so the rest of the state may be, too. Use an earlier "
+            "checkpoint."
+        ) from error
+    return done

@@ -1,0 +1,107 @@
+"""Owns a proxy on this machine that disturbs what is asked of a real S3 API; never makes up an answer but errors."""
+
+import http.client
+import http.server
+import re
+import socket
+import struct
+import threading
+from typing import Any, Literal
+
+Fault = Literal["", "reset", "truncate", "hang", "403", "404", "500", "503"]
+
+_CODES = {"403": "AccessDenied", "404": "NoSuchKey", "500": "InternalError", "503": "SlowDown"}
+
+
+class FaultyStore:
+    """A proxy before what listens at a port.
+
+    Attributes:
+        port: Where the proxy listens.
+        hits: Requests that were disturbed.
+    """
+
+    def __init__(self, upstream: int) -> None:
+        """Disturbs nothing yet."""
+        self.hits = 0
+        self._fault: Fault = ""
+        self._match = re.compile("")
+        self._released = threading.Event()
+
+        class Handler(_Handler):
+            store, port = self, upstream
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.port = int(self._server.server_address[1])
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def disturb(self, fault: Fault, match: str = "") -> None:
+        """From now on, what matches gets this fault; "" lets all pass, and lets go of what hangs."""
+        self._released.set()
+        self._released = threading.Event()
+        self._fault, self._match, self.hits = fault, re.compile(match), 0
+
+    def take(self, request: str) -> Fault:
+        """The fault that a request gets; a request that hangs comes back when all may pass again."""
+        fault, released = self._fault, self._released
+        if not fault or not self._match.search(request):
+            return ""
+        self.hits += 1
+        if fault == "hang":
+            released.wait()
+        return fault
+
+    def close(self) -> None:
+        """Ends the proxy."""
+        self.disturb("")
+        self._server.shutdown()
+        self._server.server_close()
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    store: FaultyStore
+    port: int
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass  # to standard error, a line a request
+
+    def _answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        fault = self.store.take(f"{self.command} {self.path}")
+        if fault in ("reset", "hang"):
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()  # by RST
+            self.close_connection = True
+        elif fault in _CODES:
+            self._send(int(fault), [], f"<Error><Code>{_CODES[fault]}</Code><Message>no</Message></Error>".encode())
+        else:
+            upstream = http.client.HTTPConnection("127.0.0.1", self.port)
+            upstream.request(self.command, self.path, body=body, headers=dict(self.headers))
+            answer = upstream.getresponse()
+            dropped = ("connection", "transfer-encoding", "content-length", "date", "server")
+            headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in dropped]
+            length = answer.getheader("Content-Length")
+            self._send(answer.status, headers, answer.read(), length, cut=fault == "truncate")
+            upstream.close()
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 - names of the standard library
+
+    def _send(
+        self, status: int, headers: list[tuple[str, str]], body: bytes, length: str | None = None, *, cut: bool = False
+    ) -> None:
+        self.send_response(status)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", length or str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body[: len(body) // 2] if cut else body)
+            self.close_connection = self.close_connection or cut
+
+    def finish(self) -> None:
+        try:
+            super().finish()
+        except (OSError, ValueError):  # the connection was reset on purpose
+            self.close_connection = True

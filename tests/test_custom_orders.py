@@ -1,0 +1,168 @@
+"""Owns the refusal of orders of one's own that break their promise: by their names, before they cost rows."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from raylance import torch_data
+from raylance.orders.order import Epoch, Facts, Order, Settled
+from raylance.orders.permutation import Int64Array, permute
+
+ROWS = 1000  # that the filter selects, of 1,200
+
+
+@pytest.fixture
+def uri(write_dataset: Callable[..., str]) -> str:
+    return write_dataset(pa.table({"id": np.arange(1200)}))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Custom(Order):
+    name: ClassVar[str] = "custom"
+
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return permute(positions, epoch.order.rows, epoch.key())
+
+
+class Halved(Custom):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return positions // 2
+
+
+class Beyond(Custom):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return positions + 1
+
+
+class Floats(Custom):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return positions.astype(np.float64)  # type: ignore[return-value]
+
+
+class Short(Custom):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return positions[:-1]
+
+
+class Raising(Custom):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return np.arange(10)[positions]
+
+
+class Nothing(Custom):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return None  # type: ignore[return-value]
+
+
+class Longer(Custom):
+    def settle(self, facts: Facts) -> Settled:
+        return dataclasses.replace(super().settle(facts), epoch_rows=facts.rows + 1)
+
+
+class Drawn(Halved):
+    repeats: ClassVar[bool] = True
+
+
+class Narrow(Custom):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return super().rows_of(epoch, positions).astype(np.int32)  # type: ignore[return-value]
+
+
+def open_data(uri: str, order: Order, **changes: Any) -> raylance.Dataset:
+    return raylance.dataset(uri, filter="id >= 100 AND id < 1100", order=order, **changes)
+
+
+WRONG = [
+    (Halved(), r"Halved gives row 0 at positions 0 and 1 of epoch 0.*repeats = True"),
+    (Beyond(), r"Beyond\.rows_of\(\) gave row 1,?000 at position 999 of epoch 0.*rows 0 to 999.*no row.*\[0, epoch"),
+    (Floats(), r"Floats\.rows_of\(\) gave float64.*integers"),
+    (Short(), r"Short\.rows_of\(\) gave .*shape \(\d+,\) for positions of shape \(\d+,\)"),
+    (Raising(), r"Raising\.rows_of\(\) failed.*IndexError: index \d+ is out of bounds"),
+    (Nothing(), r"Nothing\.rows_of\(\) gave .*integers"),
+    (Longer(), r"Longer says that an epoch has 1,001 positions.*1,000 rows.*repeats = True"),
+]
+
+
+@pytest.mark.parametrize(("order", "message"), WRONG, ids=[type(order).__name__ for order, _ in WRONG])
+def test_an_order_that_breaks_its_promise_is_refused_before_the_first_batch(
+    uri: str, order: Order, message: str
+) -> None:
+    loader = open_data(uri, order).loader(runtime="threads")
+    with loader, pytest.raises(raylance.ConfigError, match=f"(?s){message}") as caught:
+        next(iter(loader.iter_batches(batch_size=50)))
+    assert "raylance's fault" not in str(caught.value)
+    assert loader.helpers.runtime is None, "nothing was started"
+    with loader, pytest.raises(raylance.ConfigError, match=f"(?s){message}"):
+        loader.prepare(batch_size=50)
+    with pytest.raises(raylance.ConfigError, match=f"(?s){message}"):
+        next(iter(torch_data.RowSampler(open_data(uri, order), batch_size=50)))
+    mixed = raylance.mix({"a": (open_data(uri, order), 1), "b": (open_data(uri, Custom()), 1)})
+    with mixed.loader(runtime="threads") as loader, pytest.raises(raylance.ConfigError, match=f"(?s){message}"):
+        next(iter(loader.iter_batches(batch_size=50)))
+
+
+@pytest.mark.parametrize("order", [Custom(), Narrow()])
+def test_an_order_that_keeps_its_promise_delivers(uri: str, order: Order) -> None:
+    with open_data(uri, order).loader(runtime="threads") as loader:
+        for _ in range(2):
+            batches = loader.iter_batches(batch_size=64, drop_last=True, with_row_offset=True)
+            rows = [row for batch in batches for row in batch["_rowoffset"].tolist()]
+            assert len(set(rows)) == len(rows) == ROWS // 64 * 64
+            assert set(rows) <= set(range(100, 1100))
+
+
+def test_an_order_that_says_that_it_repeats_may(uri: str) -> None:
+    with open_data(uri, Drawn()).loader(runtime="threads") as loader:
+        rows = [row for batch in loader.iter_batches(batch_size=50) for row in batch["id"].tolist()]
+    assert sorted(rows) == sorted([*range(100, 600), *range(100, 600)])
+
+
+class Impure(Custom):
+    """Gives other rows each time that it is asked."""
+
+    asked: ClassVar[list[int]] = []
+
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        self.asked.append(0)
+        return permute(positions, epoch.order.rows, len(self.asked))
+
+
+def test_an_order_that_depends_on_what_was_asked_before_is_named(uri: str) -> None:
+    named = r"The order Impure most likely depends on more.*check_order"
+    with (
+        open_data(uri, Impure()).loader(runtime="threads") as loader,
+        pytest.raises(raylance.CoverageError, match=named),
+    ):
+        list(loader.iter_batches(batch_size=50))
+
+
+class Sly(Custom):
+    """A permutation wherever a sample of positions looks, and none in one place between."""
+
+    at: int = 70_001
+
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return np.where(positions == self.at, self.at + 2, positions)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_loader_that_is_alone_compares_a_whole_epoch_with_the_selection(
+    write_dataset: Callable[..., str], drop_last: bool
+) -> None:
+    uri = write_dataset(pa.table({"id": np.arange(100_000)}))
+    with raylance.dataset(uri, order=Sly()).loader(runtime="threads") as loader:
+        batches = loader.iter_batches(global_batch_size=9_999, drop_last=drop_last)
+        with pytest.raises(raylance.CoverageError, match=r"(?s)Sly .*epoch 0.*100,000 .*repeats = True"):
+            for _ in batches:
+                pass
+        assert loader.epoch == 0, "the epoch is not over"
+    with raylance.dataset(uri, order=Custom()).loader(runtime="threads") as loader:
+        first = loader.iter_batches(global_batch_size=9_999, drop_last=drop_last)
+        next(first)
+        assert len(list(loader.iter_batches(global_batch_size=9_999, drop_last=drop_last))) == len(first) - 1
+        assert loader.epoch == 1, "in two passes"

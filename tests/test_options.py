@@ -1,0 +1,71 @@
+"""Owns the checks that each call that takes options takes all of them, shows them, and hands them on."""
+
+import dataclasses
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+
+PUBLIC = {field.name: field.default for field in dataclasses.fields(raylance.Options) if field.name != "auto_decoders"}
+OTHERS: dict[str, Any] = {
+    "num_decoders": 0,
+    "num_readers": 2,
+    "decoder_cpus": 0.5,
+    "decode_threads": 3,
+    "max_window_bytes": 1 << 20,
+    "max_inflight_bytes": 2 << 20,
+    "placement_timeout_s": 1.5,
+    "read_timeout_s": 2.5,
+    "work_timeout_s": 3.5,
+    "record": False,
+    "name": "other",
+    "runtime": "threads",
+}
+
+
+@pytest.fixture(scope="module")
+def dataset(write_dataset: Callable[..., str]) -> raylance.Dataset:
+    return raylance.dataset(write_dataset(pa.table({"id": np.arange(100)})), transform=dict)
+
+
+def test_each_option_reaches_the_loaders(dataset: raylance.Dataset) -> None:
+    assert OTHERS.keys() == PUBLIC.keys(), "a new option: give it a value here"
+    wanted = raylance.Options(**OTHERS)
+    assert dataset.loader(**OTHERS)._options == wanted
+    config = pickle.loads(pickle.dumps(raylance.DataConfig(["train"], **OTHERS)))
+    for nodes in (None, ["one", "other"]):
+        ranks = config.configure({"train": dataset}, 2, None, nodes)
+        assert [rank["train"]._options for rank in ranks] == [wanted] * 2
+
+
+def test_numbers_of_bytes_may_be_written_as_floats() -> None:
+    options = raylance.Options(max_window_bytes=1e9, max_inflight_bytes=np.float64(2e6))  # type: ignore[arg-type]
+    assert (repr(options.max_window_bytes), repr(options.max_inflight_bytes)) == ("1000000000", "2000000")
+    assert raylance.Options(read_timeout_s=float("inf")).read_timeout_s == float("inf"), "it is tried for ever"
+
+
+@pytest.mark.parametrize("call", [raylance.DataConfig, raylance.Dataset.loader])
+def test_a_signature_shows_each_option_with_its_default(call: Any) -> None:
+    shown = inspect.signature(call).parameters
+    assert {name: shown[name].default for name in PUBLIC} == PUBLIC
+    assert not {"options", "auto_decoders"} & shown.keys()
+
+
+def test_an_option_that_there_is_not_is_refused(dataset: raylance.Dataset) -> None:
+    for call in (raylance.DataConfig, dataset.loader):
+        with pytest.raises(
+            raylance.ConfigError, match=r"has no argument work_timeout=: did you mean work_timeout_s=\?"
+        ):
+            call(work_timeout=3)
+        with pytest.raises(raylance.ConfigError, match="has no argument auto_decoders="):
+            call(auto_decoders=3)
+    with pytest.raises(raylance.ConfigError, match="work_timeout_s='long': must be a positive number"):
+        raylance.DataConfig(work_timeout_s="long")
+    with pytest.raises(raylance.ConfigError, match="decode_threads=0: must be an integer of at least 1"):
+        raylance.DataConfig(decode_threads=0)

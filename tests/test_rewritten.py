@@ -1,0 +1,273 @@
+"""Owns the checks that a dataset which was removed and written again in its place is never taken for the pinned one."""
+
+import logging
+import pickle
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from raylance.audit import EpochAudit, reopen
+from raylance.source import version
+from raylance.source.version import VersionCheck, pin
+
+ROWS = 4000
+REWRITTEN = r"rewritten in place: its files were \w{32} \(written .*\) when it was pinned, and are \w{32} \(written"
+
+
+def rows(first: int, count: int = ROWS) -> pa.Table:
+    """Ids from `first` on, and bulk, so that a file is no smaller than what Lance reads at once."""
+    ids = np.arange(first, first + count)
+    return pa.table({"id": ids, "label": ids % 7, "bulk": ["x" * 500] * count})
+
+
+def rewrite(uri: str, first: int = 10**6, **options: Any) -> None:
+    """Another dataset in its place: the same version number, the same number of rows, other rows."""
+    shutil.rmtree(uri)
+    lance.write_dataset(rows(first), uri, max_rows_per_file=500, **options)
+
+
+@pytest.fixture
+def uri(tmp_path: Path) -> str:
+    """Version 1, in files of 500 rows."""
+    path = str(tmp_path / "data.lance")
+    lance.write_dataset(rows(0), path, max_rows_per_file=500)
+    return path
+
+
+def chunked(uri: str, **options: Any) -> raylance.Dataset:
+    """Eight chunks of 500 rows."""
+    return raylance.dataset(uri, order=raylance.Sequential(shard_rows=500, window_shards=1), **options)
+
+
+def refused_in_mid_epoch(loader: raylance.RankLoader, rewritten: Callable[[], None]) -> list[int]:
+    """Takes a quarter of an epoch, then all that comes until it is refused."""
+    ids: list[int] = []
+    with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+        for batch in loader.iter_batches(global_batch_size=50):
+            ids += batch["id"].tolist()
+            if len(ids) == ROWS // 4:
+                rewritten()
+    return ids
+
+
+def ends_in_mid_epoch(uri: str, runtime: str) -> None:
+    options: dict[str, Any] = {"max_window_bytes": 1 << 20, "max_inflight_bytes": 100_000, "read_timeout_s": 1000}
+    with chunked(uri).loader(runtime=runtime, **options) as loader:
+        ids = refused_in_mid_epoch(loader, lambda: rewrite(uri))
+        assert ROWS // 4 <= len(ids) < ROWS
+        assert ids == list(range(len(ids))), "of the pinned dataset alone, and without a gap"
+        with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+            next(loader.iter_batches(global_batch_size=50))
+
+
+def test_a_loader_in_mid_epoch_ends(uri: str) -> None:
+    ends_in_mid_epoch(uri, "threads")
+
+
+def test_a_loader_of_actors_in_mid_epoch_ends(uri: str, ray_session: None) -> None:
+    ends_in_mid_epoch(uri, "ray")
+
+
+PEEKS: dict[str, Callable[[raylance.Dataset], Any]] = {
+    "head": lambda data: data.head(),
+    "take": lambda data: data.take([5]),
+    "[]": lambda data: data[5],
+    "schema": lambda data: data.schema,
+    "show": lambda data: data.show(),
+    "iteration": lambda data: next(iter(data.iter_batches(batch_size=10))),
+    "loader": lambda data: next(data.loader(runtime="threads").iter_batches(global_batch_size=10)),
+    "rows of torch_data": lambda data: raylance.torch_data.MapDataset(data)[5],
+    "audit": lambda data: EpochAudit(data, global_batch_size=10).count(),
+}
+
+
+@pytest.mark.parametrize("name", PEEKS)
+def test_a_pickled_handle_refuses(uri: str, name: str) -> None:
+    sent = pickle.dumps(chunked(uri, filter="id >= 10"))
+    assert int(pickle.loads(sent)[0]["id"]) == 10
+    rewrite(uri)
+    with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+        PEEKS[name](pickle.loads(sent))
+
+
+def test_a_handle_that_has_looked_refuses(uri: str) -> None:
+    data = chunked(uri)
+    assert data.head(2)["id"].tolist() == [0, 1]
+    rewrite(uri)
+    with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+        data.take([ROWS - 1])
+
+
+def test_orders_and_packing_look_up_in_the_pinned_one_alone(uri: str) -> None:
+    """What is large, and travels as a recipe where its copy is lost."""
+    shutil.rmtree(uri)
+    documents = pa.table({"tokens": [[number] * 5 for number in range(1000)], "label": np.arange(1000) % 3})
+    lance.write_dataset(documents, uri)
+    by_class = raylance.dataset(uri, order=raylance.ClassBalanced(column="label"))
+    packed = raylance.dataset(uri, pack=raylance.PackTokens("tokens", 16))
+    shutil.rmtree(uri)
+    lance.write_dataset(documents, uri)
+    for shared in (by_class._delivery.tables.shared, packed._feed.source.table):
+        with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+            shared._make()
+
+
+def test_each_component_of_a_mixture_is_compared(uri: str, tmp_path: Path) -> None:
+    other = str(tmp_path / "other.lance")
+    lance.write_dataset(rows(5 * 10**6), other, max_rows_per_file=500)
+    mix = raylance.mix({"a": (chunked(uri), 1), "b": (chunked(other), 1)})
+    rewrite(other)
+    with pytest.raises(raylance.DatasetError, match=REWRITTEN) as caught, mix.loader(runtime="threads") as loader:
+        next(loader.iter_batches(global_batch_size=10))
+    assert other in str(caught.value)
+
+
+@pytest.mark.parametrize("reference", ["tag", ("line", None), ("line", 2)])
+def test_tags_and_branches_are_pinned(uri: str, reference: Any) -> None:
+    def branch() -> None:
+        line = lance.dataset(uri).create_branch("line")
+        lance.write_dataset(rows(ROWS, 10), line, mode="append")
+        lance.dataset(uri).tags.create("tag", ("line", 2))
+
+    branch()
+    sent = pickle.dumps(chunked(uri, version=reference))
+    assert len(pickle.loads(sent)) == ROWS + 10
+    lance.dataset(uri).tags.delete("tag")
+    lance.dataset(uri).tags.create("tag", 1)
+    assert pickle.loads(sent).take([ROWS])["id"].tolist() == [ROWS], "a tag that moves moves nothing that was pinned"
+    shutil.rmtree(uri)
+    lance.write_dataset(rows(0), uri, max_rows_per_file=500)
+    with pytest.raises(raylance.DatasetError, match="has no branch 'line' any more"):
+        pickle.loads(sent).head()
+    branch()
+    with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+        pickle.loads(sent).head()
+
+
+def test_fewer_versions_than_were_pinned_are_another_dataset(uri: str) -> None:
+    lance.write_dataset(rows(ROWS, 10), uri, mode="append")
+    data = chunked(uri)
+    rewrite(uri)
+    with pytest.raises(raylance.DatasetError, match="version 2 was pinned, and its newest version is 1 now"):
+        data.head()
+
+
+def test_a_checkpoint_does_not_continue_over_it(uri: str) -> None:
+    data = chunked(uri)
+    with data.loader(runtime="threads") as loader:
+        batches = loader.batches(global_batch_size=50)
+        next(iter(batches))
+        state = loader.state_dict()
+    rewrite(uri)
+    with data.loader(runtime="threads") as loader, pytest.raises(raylance.DatasetError, match=REWRITTEN):
+        loader.load_state_dict(state)  # the handle of before
+        next(loader.iter_batches(global_batch_size=50))
+    with chunked(uri).loader(runtime="threads") as loader, pytest.raises(raylance.StateError, match="identity"):
+        loader.load_state_dict(state)
+    with pytest.raises(raylance.StateError, match="identity"):
+        EpochAudit(reopen(state), state=state)
+
+
+def test_files_that_are_put_back_are_the_pinned_ones(uri: str, tmp_path: Path) -> None:
+    data, kept = chunked(uri), tmp_path / "kept"
+    shutil.copytree(uri, kept)
+    rewrite(uri)
+    with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+        data.head()
+    shutil.rmtree(uri)
+    shutil.copytree(kept, uri)
+    assert data.head(2)["id"].tolist() == [0, 1]
+
+
+def test_a_version_that_was_cleaned_up_is_read_while_its_files_are_there(
+    uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Versions that only add rows share their files."""
+    monkeypatch.setattr(version, "_CHECK_S", 0.0)
+    monkeypatch.setattr(version, "_CHECK_SHARE", 0)
+    caplog.set_level(logging.WARNING, "raylance.source.version")
+    with chunked(uri).loader(runtime="threads", max_window_bytes=1 << 20, max_inflight_bytes=100_000) as loader:
+        ids: list[int] = []
+        for batch in loader.iter_batches(global_batch_size=50):
+            if not ids:
+                lance.write_dataset(rows(ROWS, 10), uri, mode="append")
+                lance.dataset(uri).cleanup_old_versions(timedelta(0), delete_unverified=True)
+            ids += batch["id"].tolist()
+    assert ids == list(range(ROWS))
+    assert [f"removed version 1 of {uri!r}" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_checks_come_every_few_seconds_and_cost_a_fiftieth() -> None:
+    now, made, cost_s = [0.0], [], [0.0]
+
+    def check() -> None:
+        made.append(now[0])
+        now[0] += cost_s[0]
+
+    def run(checks: list[VersionCheck], until: float) -> list[float]:
+        made.clear()
+        while now[0] < until:
+            for one in checks:
+                one.make()
+            now[0] += 0.25
+        return made
+
+    others = len(version._checks)
+    one = VersionCheck(check, lambda: now[0])
+    assert run([one], 10.0) == [2.0, 4.0, 6.0, 8.0]
+    cost_s[0] = 0.5
+    first, second = run([one], 10.0 + 60.0 * (1 + others))[:2]
+    assert second - first >= 25.0 * (1 + others)
+    many = [VersionCheck(check, lambda: now[0]) for _ in range(20)]
+    begun = now[0]
+    run(many, begun + 10_000.0)
+    assert len(made) * cost_s[0] <= 10_000.0 / 40
+    assert len(made) >= 20, "each has its turn"
+
+
+def test_what_a_check_has_found_is_found_again_by_each_read() -> None:
+    now = [0.0]
+
+    def check() -> None:
+        raise raylance.DatasetError("it was rewritten")
+
+    one = VersionCheck(check, lambda: now[0])
+    one.make()
+    now[0] = 3.0
+    for _ in range(3):
+        with pytest.raises(raylance.DatasetError):
+            one.make()
+
+
+def test_an_open_dataset_that_still_serves_what_was_removed_is_checked(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading alone finds nothing: the files are read that were opened before."""
+    monkeypatch.setattr(version, "_CHECK_S", 0.0)
+    monkeypatch.setattr(version, "_CHECK_SHARE", 0)
+    source = raylance.dataset(uri, columns=["id", "label"]).opened[0].source
+    reader = source.open_reader()
+    reader.read(np.arange(ROWS))
+    kept = Path(uri + ".kept")
+    Path(uri).rename(kept)
+    lance.write_dataset(rows(7), uri, max_rows_per_file=500)
+    for path in (kept / "data").iterdir():  # what an open file or a cache would serve
+        path.rename(Path(uri, "data", path.name))
+    with pytest.raises(raylance.DatasetError, match=REWRITTEN):
+        reader.read(np.arange(10))
+
+
+def test_a_pin_is_compared_without_its_fragments_where_the_manifest_is_the_same(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = pin(uri, None, None)
+    monkeypatch.setattr(version, "_identity", None)
+    assert source.open().count_rows() == ROWS
