@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lance
@@ -12,6 +13,7 @@ import pytest
 import raylance
 from raylance.errors import DatasetError
 from raylance.source.reader import READ_MODES, Reader, ReadMode
+from raylance.source.version import Source, VersionCheck
 
 
 def table(first: int, rows: int) -> pa.Table:
@@ -83,6 +85,30 @@ def test_rows_that_are_gone_are_an_error_and_not_a_short_table(write_dataset: Ca
         reader = Reader(dataset=dataset, columns=["id"], row_bytes=row_bytes)
         with pytest.raises(DatasetError, match="epoch stops here"):
             reader.read(np.arange(5, 20))
+
+
+def test_a_read_that_fails_in_one_thread_leaves_the_dataset_to_the_other(
+    write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard actor reads ahead in one thread, and what was not read ahead in another one, by one reader."""
+    uri, offsets = write_dataset(table(0, 10)), np.arange(10)
+    reader = Reader(dataset=None, columns=["id"], row_bytes=8, pinned=Source(uri=uri, version=1))
+    reader.read(offsets)
+    other = ThreadPoolExecutor(1)
+    failures: list[BaseException | None] = []
+
+    def fails(*_: object) -> None:
+        raise OSError("the storage is away")
+
+    def fail_in_the_other_thread(*_: object) -> None:
+        with monkeypatch.context() as storage:
+            storage.setattr(Source, "open_once", fails)
+            failures.append(other.submit(reader._ready, is_first=False).exception())
+
+    monkeypatch.setattr(VersionCheck, "make", fail_in_the_other_thread)
+    assert reader.read(offsets)["id"].to_pylist() == list(range(10))
+    assert [type(failure) for failure in failures] == [OSError]
+    assert reader.read(offsets)["id"].to_pylist() == list(range(10)), "the next read opens it again"
 
 
 @pytest.mark.timeout(100)

@@ -89,7 +89,7 @@ def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> flo
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Reader:
-    """Reads rows of a pinned dataset.
+    """Reads rows of a pinned dataset, for several threads at once.
 
     Attributes:
         dataset: The dataset; None opens what is pinned with the first read.
@@ -175,17 +175,21 @@ class Reader:
             raise DatasetError(f"{what} ({tell(found)}). The epoch stops here.") from found
 
     def _ready(self, *, is_first: bool) -> lance.LanceDataset:
-        """The dataset to read of: at the first attempt what is open, then it is opened again."""
-        if self.dataset is None or (self.pinned is not None and not is_first):
+        """Returns the dataset to read from: at the first attempt the open one, later one that is opened again.
+
+        Two threads may read at once, so `self.dataset` is read only once: the other thread may drop it at any moment.
+        """
+        dataset = self.dataset
+        if dataset is None or (self.pinned is not None and not is_first):
             if self.pinned is None:
                 raise ConfigError("a Reader takes a dataset, or what is pinned: nothing can be read of neither.")
-            self.dataset = None  # what failed is not read again, but opened first
-            self.dataset = self.pinned.open_once()
+            self.dataset = None  # the next read, too, opens it again if this opening fails
+            self.dataset = dataset = self.pinned.open_once()
             if self._check is not None:
                 self._check.passed()
         elif self._check is not None:
             self._check.make()
-        return self.dataset
+        return dataset
 
     def _reason(self, error: Exception) -> Exception:
         """Why a file is missing: as the error says, or because the version is gone, or another dataset is there."""
