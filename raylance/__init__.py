@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from raylance import audit as audit
     from raylance import testing as testing
     from raylance import torch_data as torch_data
-    from raylance._dataset.dataset import Dataset
-    from raylance._dataset.mixing import mix
-    from raylance._dataset.opening import dataset
+    from raylance.api.dataset import Dataset
+    from raylance.api.loader import RankLoader
+    from raylance.api.mixing import mix
+    from raylance.api.opening import dataset
     from raylance.batches.batches import Batches
-    from raylance.checkpoints import report, restore
     from raylance.decode.decoder import Decoder
     from raylance.decode.images import CenterCrop, Image, RandomResizedCrop
     from raylance.errors import (
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
         RaylanceError,
         StateError,
     )
-    from raylance.loader import RankLoader
+    from raylance.integrations.checkpoints import report, restore
+    from raylance.integrations.data_config import DataConfig
     from raylance.orders.order import Order
     from raylance.orders.permutation import row_rng
     from raylance.orders.sampling import ClassBalanced, Weighted
     from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
-    from raylance.runs.page import report_run
-    from raylance.runs.proving import RunProof, explain_run, prove_run
-    from raylance.runs.watching import watch
+    from raylance.reports.page import report_run
+    from raylance.reports.proving import RunProof, explain_run, prove_run
+    from raylance.reports.watching import watch
     from raylance.settings import Options
     from raylance.source.packing import PackTokens
     from raylance.source.provenance import Provenance
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
-    from raylance.train import DataConfig
 
 __version__ = "0.8.0"
 
 _MODULES = {
-    "_dataset.dataset": ("Dataset",),
-    "_dataset.opening": ("dataset",),
+    "api.dataset": ("Dataset",),
+    "api.opening": ("dataset",),
     "errors": (
         "BadRowError",
         "ConfigError",
@@ -56,9 +56,9 @@ _MODULES = {
     "decode.decoder": ("Decoder",),
     "decode.images": ("CenterCrop", "Image", "RandomResizedCrop"),
     "batches.batches": ("Batches",),
-    "loader": ("RankLoader",),
+    "api.loader": ("RankLoader",),
     "orders.shuffles": ("RowShuffle", "Sequential", "ShardShuffle", "WindowShuffle"),
-    "_dataset.mixing": ("mix",),
+    "api.mixing": ("mix",),
     "orders.order": ("Order",),
     "source.packing": ("PackTokens",),
     "orders.permutation": ("row_rng",),
@@ -66,11 +66,11 @@ _MODULES = {
     "settings": ("Options",),
     "source.provenance": ("Provenance",),
     "source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
-    "train": ("DataConfig",),
-    "runs.page": ("report_run",),
-    "runs.proving": ("RunProof", "explain_run", "prove_run"),
-    "runs.watching": ("watch",),
-    "checkpoints": ("report", "restore"),
+    "integrations.data_config": ("DataConfig",),
+    "reports.page": ("report_run",),
+    "reports.proving": ("RunProof", "explain_run", "prove_run"),
+    "reports.watching": ("watch",),
+    "integrations.checkpoints": ("report", "restore"),
 }
 _SUBMODULES = ("audit", "testing", "torch_data")
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}

@@ -18,7 +18,7 @@ from raylance.errors import ConfigError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import WINDOW_BYTES, Auto, Tables
 from raylance.planning.plan import Plan, Remainder
-from raylance.planning.resume import Delivery as Delivery
+from raylance.planning.resume import DeliverySpec as DeliverySpec
 from raylance.planning.state import describe
 from raylance.source.rows import RowSource
 from raylance.store import Shared, SharedTables
@@ -31,7 +31,7 @@ _CHUNK_BYTES = 32 << 20  # of one rank, for orders that have no windows
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Feed:
+class ReadSpec:
     """What a loader reads and what it makes of it; picklable.
 
     Attributes:
@@ -221,7 +221,12 @@ def check_batch_size(global_batch_size: int | None, batch_size: int | None, worl
 
 
 def make_plan(
-    feed: Feed, delivery: Delivery, options: Options, global_batch_size: int, world_size: int, remainder: Remainder
+    feed: ReadSpec,
+    delivery: DeliverySpec,
+    options: Options,
+    global_batch_size: int,
+    world_size: int,
+    remainder: Remainder,
 ) -> Plan:
     """Makes the plan of an epoch. What the order leaves to "auto" follows from the dataset and this batch alone, never
     from the world size or the options, so that all ranks have one order.
@@ -284,7 +289,9 @@ def _warn_of_parts(uri: str, order: str, window_bytes: int, max_window_bytes: in
     )
 
 
-def map_shared(feed: Feed, delivery: Delivery, change: Callable[[Shared[Any]], Shared[Any]]) -> tuple[Feed, Delivery]:
+def map_shared(
+    feed: ReadSpec, delivery: DeliverySpec, change: Callable[[Shared[Any]], Shared[Any]]
+) -> tuple[ReadSpec, DeliverySpec]:
     """Does something to each large value: selections, and the tables of orders.
 
     Args:

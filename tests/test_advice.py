@@ -24,12 +24,12 @@ import raylance.audit
 import raylance.testing
 import raylance.torch_data
 from jobs.train_images.telling import as_options
-from raylance.loader import RankLoader
+from raylance.api.loader import RankLoader
+from raylance.observe import advice
+from raylance.observe.stats import NUMBERS
+from raylance.observe.verdict import judge
 from raylance.orders.order import Order
 from raylance.planning.summary import PlanSummary
-from raylance.telemetry import advice
-from raylance.telemetry.stats import NUMBERS
-from raylance.telemetry.verdict import judge
 from tests.test_telemetry import part
 
 ROOT = Path(__file__).parent.parent
@@ -135,7 +135,7 @@ def jobs() -> dict[str, str]:
 OTHERS = (
     "ray", "kubectl", "kind", "helm", "pip", "python -m venv", "python -m pip", "git", "docker", "promtool",
     "prometheus", "grafana", "pytest", "torchrun", "chromium", "aws", "gcloud", "uv", "tensorboard", "mlflow",
-    "accelerate launch", "python -m tests.simulate", "tests.simulate", "ruff", "mypy", "tests/run", "nvidia-smi",
+    "accelerate launch", "python -m tests.simulation", "tests.simulation", "ruff", "mypy", "tests/run", "nvidia-smi",
     "jupyter", "apt-get", "curl", "mkdocs", "systemd-run", "rayStartParams", "minikube", "numactl", "sed", "tail",
     "grep", "find",
 )  # fmt: skip
@@ -192,7 +192,7 @@ def test_flags_that_are_advised_are_parsed_by_their_job() -> None:
 
 def test_what_advice_calls_options_is_taken_by_the_job_that_prints_it() -> None:
     """`train_images.py` shows advice by the names of its own flags."""
-    for text in literals(ROOT / "raylance" / "telemetry" / "advice.py"):
+    for text in literals(ROOT / "raylance" / "observe" / "advice.py"):
         for flag in re.findall(r"--[a-z][a-z-]+", as_options(text)):
             known = flags_of(jobs()["materialize.py"]) if "materialize.py" in text else set()
             assert flag in flags_of(jobs()["train_images.py"]) | known, text

@@ -15,7 +15,7 @@ from ray.train import Checkpoint, CheckpointUploadMode, ValidationConfig
 from ray.train.torch import TorchTrainer
 
 import raylance
-from raylance import checkpoints
+from raylance.integrations import checkpoints
 from raylance.process import Seat
 
 BATCH = 100

@@ -10,7 +10,7 @@ import pytest
 
 import raylance
 from raylance import torch_data
-from raylance.orders.order import Epoch, Facts, Order, Settled
+from raylance.orders.order import Epoch, Facts, Order, Resolved
 from raylance.orders.permutation import Int64Array, permute
 
 ROWS = 1000  # that the filter selects, of 1,200
@@ -60,7 +60,7 @@ class Nothing(Custom):
 
 
 class Longer(Custom):
-    def settle(self, facts: Facts) -> Settled:
+    def settle(self, facts: Facts) -> Resolved:
         return dataclasses.replace(super().settle(facts), epoch_rows=facts.rows + 1)
 
 

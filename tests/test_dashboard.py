@@ -19,9 +19,9 @@ import yaml
 
 from jobs.dashboard import alerts, asking, command, panels
 from jobs.dashboard.expressions import CAUSES, Scope, limit, parts_of_time, rates_of_stages
-from raylance.telemetry.metrics import LABELS, METRICS
-from raylance.telemetry.parts import Part, training_rate
-from raylance.telemetry.stats import NUMBERS
+from raylance.observe.metrics import LABELS, METRICS
+from raylance.observe.parts import Part, training_rate
+from raylance.observe.stats import NUMBERS
 
 ROOT = Path(__file__).parent.parent
 FOLDER = ROOT / "k8s" / "grafana"

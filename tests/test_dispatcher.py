@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from raylance.errors import HelperError, PlacementError
-from raylance.runtime.crew import Crew
-from raylance.runtime.dispatcher import MAX_FAULTS, PAUSES_S, Dispatcher
-from raylance.runtime.inflight import InFlight, Stage
-from raylance.runtime.messages import (
+from raylance.dispatch.dispatcher import MAX_FAULTS, PAUSES_S, Dispatcher
+from raylance.dispatch.helper_pool import HelperPool
+from raylance.dispatch.in_flight import InFlight, Stage
+from raylance.dispatch.messages import (
     Alive,
     Ask,
     Decode,
@@ -29,17 +28,18 @@ from raylance.runtime.messages import (
     Placed,
     Read,
 )
-from raylance.runtime.sizes import Sizes
-from raylance.telemetry import Receipt, Stats
-from tests.simulate.schedule import DECODED_BYTES, EPOCH, RAW_BYTES, make_plan
+from raylance.dispatch.sizes import Sizes
+from raylance.errors import HelperError, PlacementError
+from raylance.observe import Receipt, Stats
+from tests.simulation.schedule import DECODED_BYTES, EPOCH, RAW_BYTES, make_plan
 
 FAULT = Fault(told="it died")
 RAW = Receipt(nbytes=RAW_BYTES, raw_bytes=RAW_BYTES)
 DECODED = Receipt(nbytes=DECODED_BYTES)
 
 
-def make_crew(decoders: int = 1, insists: bool = True, readers: int = 1) -> Crew:
-    return Crew(
+def make_crew(decoders: int = 1, insists: bool = True, readers: int = 1) -> HelperPool:
+    return HelperPool(
         readers=readers,
         decoders=decoders,
         insists=insists,
@@ -49,7 +49,7 @@ def make_crew(decoders: int = 1, insists: bool = True, readers: int = 1) -> Crew
     )
 
 
-def reader_of(crew: Crew, *, proven: bool = False) -> list[int]:
+def reader_of(crew: HelperPool, *, proven: bool = False) -> list[int]:
     """The reader of the first item, if one is able."""
     plan = make_plan(0, 4, 1, 1, "drop", 1000)
     reader, _, _ = crew.reader(plan, next(plan.items(0, EPOCH, 0, 1)), proven=proven)
@@ -65,7 +65,7 @@ class Driver:
 
     def __init__(
         self,
-        crew: Crew,
+        crew: HelperPool,
         rows: int = 4,
         *,
         world_size: int = 1,

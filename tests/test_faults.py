@@ -22,7 +22,7 @@ import ray
 import ray.exceptions
 
 import raylance
-from raylance.runtime.cluster.faults import errors_travel
+from raylance.runtime.ray.faults import errors_travel
 from tests.conftest import CPUS, actors_of, wait_for_free_cpus
 
 pytestmark = pytest.mark.usefixtures("ray_session")

@@ -37,7 +37,7 @@ def test_import_loads_neither_ray_nor_torch() -> None:
 
 
 def test_what_works_without_ray_does_not_load_it() -> None:
-    names = "raylance.torch_data", "raylance.audit", "raylance._dataset.opening", "raylance.runtime.runtime"
+    names = "raylance.torch_data", "raylance.audit", "raylance.api.opening", "raylance.runtime.runtime"
     script = f"import sys, importlib, raylance\nfor name in {names}:\n    importlib.import_module(name)\n"
     script += "    assert 'ray' not in sys.modules, name"
     subprocess.run([sys.executable, "-c", script], check=True)
@@ -45,7 +45,7 @@ def test_what_works_without_ray_does_not_load_it() -> None:
 
 @pytest.mark.parametrize(("name", "others"), [("shard_actor", ["torch"]), ("decode_actor", ["torch", "lance"])])
 def test_helpers_load_what_they_need_alone(name: str, others: list[str]) -> None:
-    script = f"import sys, raylance.runtime.cluster.{name}; assert not set({others}) & set(sys.modules)"
+    script = f"import sys, raylance.runtime.ray.{name}; assert not set({others}) & set(sys.modules)"
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
@@ -87,7 +87,7 @@ def test_errors_survive_pickling() -> None:
 PUBLIC = {
     "raylance", "raylance.__version__", "raylance.audit", "raylance.errors", "raylance.orders.permutation",
     "raylance.testing", "raylance.torch_data",
-    "raylance.telemetry.metrics",  # names that dashboards and alerts are made of, which a user's own may be as well
+    "raylance.observe.metrics",  # names that dashboards and alerts are made of, which a user's own may be as well
 }  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def test_jobs_use_public_names_and_no_trick(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["from raylance.loader import RankLoader", "raylance.settings.Options", "import raylance.store"]
+    "line", ["from raylance.api.loader import RankLoader", "raylance.settings.Options", "import raylance.store"]
 )
 def test_other_names_would_be_seen(line: str) -> None:
     assert not set(names_used(ast.parse(line))) <= PUBLIC

@@ -18,7 +18,7 @@ import ray
 import torch
 
 import raylance
-from raylance.loader import RankLoader
+from raylance.api.loader import RankLoader
 from raylance.planning.digest import Digest
 from tests.conftest import CPUS, actors_of, encode, in_object_store
 

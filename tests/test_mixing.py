@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import raylance
 from raylance.orders import mixture
 from raylance.orders.mixture import Component, MixOrder, quotas
-from raylance.orders.order import Facts, Settled
+from raylance.orders.order import Facts, Resolved
 from raylance.orders.sampling import Weighted
 from raylance.orders.shuffles import RowShuffle, ShardShuffle, WindowShuffle
 from raylance.testing import SampleRows
@@ -29,13 +29,13 @@ from tests.test_order import every_row, mixtures
 from tests.test_plan import global_batches, make_plan
 
 
-def parts_of(order: Settled) -> tuple[Component, ...]:
+def parts_of(order: Resolved) -> tuple[Component, ...]:
     assert isinstance(order.settings, MixOrder)
     return order.settings.components
 
 
 @given(order=mixtures(draws=False), epoch=st.integers(0, 3))
-def test_components_keep_their_own_order_and_repeat_only_as_stop_allows(order: Settled, epoch: int) -> None:
+def test_components_keep_their_own_order_and_repeat_only_as_stop_allows(order: Resolved, epoch: int) -> None:
     rows, stop = order.epoch(epoch).rows(np.arange(order.epoch_rows)), order.params()["stop"]
     base, passes = 0, []
     for part in parts_of(order):
@@ -57,7 +57,7 @@ def test_components_keep_their_own_order_and_repeat_only_as_stop_allows(order: S
 
 @hypothesis.settings(max_examples=30)
 @given(order=mixtures(), batch=st.integers(1, 30), worlds=st.lists(st.integers(1, 5), min_size=2, max_size=2))
-def test_same_global_batches_for_every_world_size(order: Settled, batch: int, worlds: list[int]) -> None:
+def test_same_global_batches_for_every_world_size(order: Resolved, batch: int, worlds: list[int]) -> None:
     first, second = (global_batches(make_plan(order, batch, world), 1, 0) for world in worlds)
     assert first == second
     delivered = [row for rows in first for row in rows]
@@ -65,7 +65,7 @@ def test_same_global_batches_for_every_world_size(order: Settled, batch: int, wo
 
 
 @given(order=mixtures(), data=st.data())
-def test_seeking_equals_replaying_and_standings_count(order: Settled, data: st.DataObject) -> None:
+def test_seeking_equals_replaying_and_standings_count(order: Resolved, data: st.DataObject) -> None:
     rows, length = np.array(every_row(order, 2)), order.epoch_rows
     position = data.draw(st.integers(0, length))
     np.testing.assert_array_equal(order.epoch(2).rows(np.arange(position, length)), rows[position:])
@@ -79,7 +79,7 @@ def test_seeking_equals_replaying_and_standings_count(order: Settled, data: st.D
 
 @given(order=mixtures(), epoch=st.integers(0, 3), most=st.sampled_from([1, 5, 4096]), data=st.data())
 def test_rows_that_are_asked_together_are_those_of_each_component_alone(
-    order: Settled, epoch: int, most: int, data: st.DataObject
+    order: Resolved, epoch: int, most: int, data: st.DataObject
 ) -> None:
     """Positions in any order, of many epochs of components at once and of few, with all that was asked before forgotten
     or known.
@@ -101,7 +101,7 @@ def test_rows_that_are_asked_together_are_those_of_each_component_alone(
         np.testing.assert_array_equal(mixed.rows(np.arange(order.epoch_rows)), wanted)
 
 
-def every_component(order: Settled) -> list[str]:
+def every_component(order: Resolved) -> list[str]:
     """Names by position, counted by standings alone."""
     counts = [
         {name: standing["rows"] for name, standing in order.settings.standings(position).items()}

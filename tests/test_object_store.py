@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 
 import raylance
-from raylance.checkpoints import _write
+from raylance.integrations.checkpoints import _write
 from raylance.source import reader
 from raylance.source.reader import Reader, ReadMode
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder
-from raylance.orders.order import Epoch, Facts, Order, Rows, Settled, Tables
+from raylance.orders.order import Epoch, Facts, Order, Resolved, Rows, Tables
 from raylance.orders.permutation import Int64Array
 from raylance.orders.registry import ORDERS, make_order
 from raylance.orders.sampling import ClassBalanced, Weighted
@@ -28,13 +28,13 @@ def sample(n: int) -> SampleRows:
     return SampleRows(count=n, columns={"weight": rows % 7 + (n == 1), "class": classes})
 
 
-def settle(order: Order, n: int, seed: int = 3, **facts: float) -> Settled:
+def settle(order: Order, n: int, seed: int = 3, **facts: float) -> Resolved:
     """An order of n rows, looked up in the sample."""
     bound, tables = order.bind(sample(n))
     return bound.settle(Facts(rows=n, seed=seed, tables=tables, **facts))  # type: ignore[arg-type]
 
 
-def every_row(order: Settled, epoch: int = 0) -> list[int]:
+def every_row(order: Resolved, epoch: int = 0) -> list[int]:
     """A whole epoch."""
     return order.epoch(epoch).rows(np.arange(order.epoch_rows)).tolist()
 
@@ -49,7 +49,7 @@ MIXED: tuple[Order, ...] = (
 
 
 @st.composite
-def mixtures(draw: st.DrawFn, draws: bool = True) -> Settled:
+def mixtures(draw: st.DrawFn, draws: bool = True) -> Resolved:
     """A settled mixture of one to four small datasets; `draws` has some drawn with replacement."""
     components = []
     for index in range(draw(st.integers(1, 4))):
@@ -64,7 +64,7 @@ def mixtures(draw: st.DrawFn, draws: bool = True) -> Settled:
 
 
 @st.composite
-def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> Settled:
+def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> Resolved:
     """Any order, settled, of some selected rows."""
     kind, n = draw(st.sampled_from(kinds)), draw(st.integers(1, 400))
     if kind is MixOrder:
@@ -86,7 +86,7 @@ def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> Settled:
 
 
 @given(case=cases(), seed=st.integers(), epoch=st.integers(0, 9))
-def test_every_row_exactly_once_or_as_many_draws_as_asked(case: Settled, seed: int, epoch: int) -> None:
+def test_every_row_exactly_once_or_as_many_draws_as_asked(case: Resolved, seed: int, epoch: int) -> None:
     rows = every_row(dataclasses.replace(case, seed=seed), epoch)
     if case.repeats:
         assert len(rows) == case.epoch_rows
@@ -96,7 +96,7 @@ def test_every_row_exactly_once_or_as_many_draws_as_asked(case: Settled, seed: i
 
 
 @given(case=cases(SHUFFLES), data=st.data())
-def test_completed_shards_are_those_whose_rows_are_all_consumed(case: Settled, data: st.DataObject) -> None:
+def test_completed_shards_are_those_whose_rows_are_all_consumed(case: Resolved, data: st.DataObject) -> None:
     position, n = data.draw(st.integers(0, case.rows)), case.rows
     consumed = set(every_row(case, 1)[:position])
     ends = [min(low + case.shard_rows, n) for low in range(0, n, case.shard_rows)]
@@ -125,7 +125,7 @@ def test_complete_shards_where_the_search_ends_early(position: int) -> None:
 
 @settings(max_examples=30)
 @given(case=cases())
-def test_everything_that_is_asked_of_an_order_of_ones_own(case: Settled) -> None:
+def test_everything_that_is_asked_of_an_order_of_ones_own(case: Resolved) -> None:
     """Seeking, complete shards, saved parameters and the rest, of every kind and any sizes."""
     check_order(case.settings, rows=(case.rows,), columns=sample(case.rows).columns, other_process=False)
 

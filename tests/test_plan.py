@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
-from raylance.orders.order import Facts, Settled
+from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
 from raylance.planning.plan import REMAINDERS, Plan, Remainder, portion_rows
 from raylance.planning.summary import summarise
@@ -20,7 +20,7 @@ from tests.test_order import cases, every_row, settle
 Batches = list[list[int]]
 
 
-def make_plan(order: Settled, batch: int, world: int, remainder: Remainder = "ragged") -> Plan:
+def make_plan(order: Resolved, batch: int, world: int, remainder: Remainder = "ragged") -> Plan:
     return Plan(
         order=order,
         global_batch_size=batch,
@@ -68,7 +68,7 @@ def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -
 )
 @settings(max_examples=25)
 def test_promises(
-    order: Settled,
+    order: Resolved,
     batch: int,
     worlds: list[int],
     item_rows: list[int],
@@ -106,7 +106,7 @@ def test_promises(
     runs=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 7), st.integers(0, 6)), min_size=1, max_size=6),
 )
 def test_stop_and_resume_with_other_world_and_batch_sizes(
-    order: Settled, seed: int, epoch: int, runs: list[tuple[int, int, int]]
+    order: Resolved, seed: int, epoch: int, runs: list[tuple[int, int, int]]
 ) -> None:
     """Runs of (global batch, world size, steps before the stop), and a last one to the end of the epoch."""
     order, position, delivered = dataclasses.replace(order, seed=seed), 0, []
@@ -123,7 +123,7 @@ def test_stop_and_resume_with_other_world_and_batch_sizes(
 
 
 @given(order=cases(), batch=st.integers(1, 50), world=st.integers(1, 12))
-def test_shares_differ_by_one_row_at_most(order: Settled, batch: int, world: int) -> None:
+def test_shares_differ_by_one_row_at_most(order: Resolved, batch: int, world: int) -> None:
     plan = make_plan(order, batch, world, "pad")
     slices = [plan.rank_slice(0, rank) for rank in range(world)]
     assert slices[0][0] == 0
@@ -144,7 +144,7 @@ def test_shares_differ_by_one_row_at_most(order: Settled, batch: int, world: int
     data=st.data(),
 )
 def test_workers_steps_interleaved_are_the_plans_own(
-    order: Settled, batch: int, world: int, workers: int, item_rows: int, remainder: Remainder, data: st.DataObject
+    order: Resolved, batch: int, world: int, workers: int, item_rows: int, remainder: Remainder, data: st.DataObject
 ) -> None:
     """What k workers of a rank do with a plan of every k-th step each, as torch's DataLoader takes their batches."""
     if remainder == "drop":
@@ -165,7 +165,7 @@ def test_workers_steps_interleaved_are_the_plans_own(
 
 @given(order=cases(), batch=st.integers(1, 50), world=st.integers(1, 5), data=st.data())
 def test_steps_are_arranged_by_lane_wherever_they_begin(
-    order: Settled, batch: int, world: int, data: st.DataObject
+    order: Resolved, batch: int, world: int, data: st.DataObject
 ) -> None:
     plan, lanes = make_plan(order, batch, world, "pad"), order.lane_count
     at = data.draw(st.integers(0, order.epoch_rows))
@@ -199,7 +199,7 @@ def test_padding_repeats_the_first_rows() -> None:
 
 @given(order=cases(), batch=st.integers(1, 50), every=st.integers(1, 3), item_rows=st.integers(1, 100), data=st.data())
 def test_items_are_of_the_size_that_is_aimed_at_and_can_be_cut(
-    order: Settled, batch: int, every: int, item_rows: int, data: st.DataObject
+    order: Resolved, batch: int, every: int, item_rows: int, data: st.DataObject
 ) -> None:
     plan = dataclasses.replace(make_plan(order, batch, 2), every=every)
     for item in plan.items(1, 2, 0, item_rows):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylance.orders.order import Epoch, Facts, Order, Settled
+from raylance.orders.order import Epoch, Facts, Order, Resolved
 from raylance.orders.permutation import Int64Array
 from raylance.orders.sampling import Weighted
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
@@ -29,7 +29,7 @@ SELECTION = Selection.from_offsets([np.r_[3:40, 50:51, 60:145]])  # 123 rows
 N = SELECTION.rows
 
 
-def settle(order: Order, **facts: Any) -> Settled:
+def settle(order: Order, **facts: Any) -> Resolved:
     bound, tables = order.bind(SampleRows(count=N, columns={"w": np.arange(N) % 5}))
     return bound.settle(Facts(rows=N, seed=5, tables=tables, global_batch_size=12, **facts))
 
@@ -50,7 +50,7 @@ class Step:
 class Run:
     """A run as Ray Train drives one: starts resume at the newest checkpoint that was registered."""
 
-    def __init__(self, order: Settled = ORDER, remainder: Any = "drop") -> None:
+    def __init__(self, order: Resolved = ORDER, remainder: Any = "drop") -> None:
         self.order, self.remainder = order, remainder
         self.accounts: list[Account] = []
         self.line: list[Step] = []
@@ -68,7 +68,7 @@ class Run:
         report: int = 3,
         lost: Sequence[int] = (),
         ahead: Sequence[int] = (),
-        orders: Sequence[Settled] = (),
+        orders: Sequence[Resolved] = (),
         recorded: Sequence[int] | None = None,
         ledgers: Sequence[Ledger] | None = None,
     ) -> Sequence[Ledger]:

@@ -18,8 +18,8 @@ import raylance
 from jobs import verify
 from raylance.orders.order import Epoch, Order
 from raylance.orders.permutation import Int64Array, permute
-from raylance.runs.proving import prove_records
-from raylance.runs.reading import read_run
+from raylance.reports.proving import prove_records
+from raylance.reports.reading import read_run
 from tests.conftest import make_images
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raylance.errors import DatasetError
-from raylance.orders.order import Settled
+from raylance.orders.order import Resolved
 from raylance.orders.shuffles import Sequential, WindowShuffle
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.source.readahead import ReadAhead, TooLargeError
@@ -62,7 +62,7 @@ class InMemory:
     data=st.data(),
 )
 def test_every_item_has_its_rows_whatever_the_limit(
-    order: Settled,
+    order: Resolved,
     batch: int,
     world: int,
     remainder: Remainder,

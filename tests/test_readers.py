@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import raylance
-from raylance.orders.order import Settled
+from raylance.dispatch.in_flight import Stage
+from raylance.dispatch.messages import Alive, Lost, Place, Prefetch, Read
+from raylance.dispatch.read_schedule import ReadSchedule
+from raylance.dispatch.scaling import Scaler
+from raylance.orders.order import Resolved
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.plan import Chunk, Plan, WorkItem
-from raylance.runtime.inflight import Stage
-from raylance.runtime.messages import Alive, Lost, Place, Prefetch, Read
-from raylance.runtime.scaling import Scaler
-from raylance.runtime.turns import Turns
 from raylance.source.readahead import ReadAhead
 from raylance.source.rows import TableRows
 from tests.test_dispatcher import FAULT, Driver, make_crew
@@ -43,9 +43,9 @@ def chunks(plan: Plan, rank: int, epochs: int) -> list[Chunk]:
 
 @given(order=cases(), batch=st.integers(1, 40), world=st.integers(1, 3), readers=st.integers(1, 4), data=st.data())
 def test_chunks_go_round_also_from_epoch_to_epoch(
-    order: Settled, batch: int, world: int, readers: int, data: st.DataObject
+    order: Resolved, batch: int, world: int, readers: int, data: st.DataObject
 ) -> None:
-    plan, rank, turns = make_plan(order, batch, world), data.draw(st.integers(0, world - 1)), Turns()
+    plan, rank, turns = make_plan(order, batch, world), data.draw(st.integers(0, world - 1)), ReadSchedule()
     told: dict[int, Chunk] = {}
     wanted, behind = chunks(plan, rank, 3), data.draw(st.integers(0, 2))
     for place, chunk in enumerate(wanted):
@@ -61,8 +61,8 @@ def test_chunks_go_round_also_from_epoch_to_epoch(
 
 
 @given(order=cases(), batch=st.integers(1, 40), data=st.data())
-def test_a_chunk_is_read_by_whom_was_told_to_who_come_and_go(order: Settled, batch: int, data: st.DataObject) -> None:
-    plan, turns, told = make_plan(order, batch, 1), Turns(), dict[Chunk, int]()
+def test_a_chunk_is_read_by_whom_was_told_to_who_come_and_go(order: Resolved, batch: int, data: st.DataObject) -> None:
+    plan, turns, told = make_plan(order, batch, 1), ReadSchedule(), dict[Chunk, int]()
     for chunk in chunks(plan, 0, 3):
         turns.begin_at(plan, chunk)
         for _ in range(2):
@@ -76,7 +76,7 @@ def test_a_chunk_is_read_by_whom_was_told_to_who_come_and_go(order: Settled, bat
 
 
 def test_a_pass_that_goes_on_in_the_middle_of_a_chunk_finds_its_reader() -> None:
-    plan, turns = make_plan(settle(WindowShuffle(shard_rows=8, window_shards=1, lanes=2), 96), 4, 1), Turns()
+    plan, turns = make_plan(settle(WindowShuffle(shard_rows=8, window_shards=1, lanes=2), 96), 4, 1), ReadSchedule()
     first, second, *_ = chunks(plan, 0, 1)
     assert turns.take(plan, 0, first, [0, 1])[0] == 0
     turns.begin_at(plan, second)
@@ -100,7 +100,7 @@ class InTurn:
     """Readers in memory, asked as the crew has it."""
 
     def __init__(self, plan: Plan, sizes: list[int], limit: int, readers: int) -> None:
-        self.plan, self.turns = plan, Turns()
+        self.plan, self.turns = plan, ReadSchedule()
         self.feeds = [InMemory(sizes, 30.0) for _ in range(readers)]
         self.ahead = [ReadAhead(feed, limit) for feed in self.feeds]  # type: ignore[arg-type]
 
@@ -125,7 +125,7 @@ class InTurn:
     data=st.data(),
 )
 def test_every_item_has_its_rows_whoever_reads_within_the_limit_of_each(
-    order: Settled, batch: int, world: int, item_rows: int, limit: int, seed: int, data: st.DataObject
+    order: Resolved, batch: int, world: int, item_rows: int, limit: int, seed: int, data: st.DataObject
 ) -> None:
     """Two epochs, items that are asked for again, and readers that come and go."""
     plan, rank = make_plan(order, batch, world), data.draw(st.integers(0, world - 1))
@@ -182,7 +182,7 @@ def test_items_of_a_chunk_go_to_its_reader_and_the_next_chunk_to_the_next() -> N
 
 
 def test_a_reader_that_comes_later_begins_at_once() -> None:
-    plan, turns = make_plan(settle(WindowShuffle(shard_rows=8, window_shards=1, lanes=2), 96), 4, 1), Turns()
+    plan, turns = make_plan(settle(WindowShuffle(shard_rows=8, window_shards=1, lanes=2), 96), 4, 1), ReadSchedule()
     first, second, third, fourth, *_ = chunks(plan, 0, 1)
     assert turns.take(plan, 0, first, [0]) == (0, second, [])
     assert turns.take(plan, 0, first, [0, 1]) == (0, second, [(1, third)])

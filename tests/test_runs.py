@@ -22,14 +22,14 @@ import pytest
 
 import raylance
 from raylance import process, top
-from raylance.runs import drawing, reading, watching
-from raylance.runs.page import _spent, render
-from raylance.runs.progress import news, progress, table, told_report
-from raylance.runs.reading import Run, RunFolder, read_look, read_run
-from raylance.runs.timeline import PARTS, timeline
-from raylance.runs.watching import _Watcher
-from raylance.telemetry.record import Place, Record
-from raylance.telemetry.stats import NUMBERS
+from raylance.observe.record import Place, Record
+from raylance.observe.stats import NUMBERS
+from raylance.reports import drawing, reading, watching
+from raylance.reports.page import _spent, render
+from raylance.reports.progress import news, progress, table, told_report
+from raylance.reports.reading import Run, RunFolder, read_look, read_run
+from raylance.reports.timeline import PARTS, timeline
+from raylance.reports.watching import _Watcher
 from tests.conftest import encode, make_images
 from tests.test_readers import slow_loader
 

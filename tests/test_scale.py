@@ -10,9 +10,9 @@ import pytest
 import raylance
 from jobs.scale import command, studies, validating
 from raylance.orders.order import Order
-from tests.simulate import planner
-from tests.simulate.fleet import Fleet, Found, simulate
-from tests.simulate.timed import Run, Shared, Times
+from tests.simulation import planner
+from tests.simulation.fleet import Fleet, Found, simulate
+from tests.simulation.timed import Run, Shared, Times
 
 # Round figures, so that what comes out can be reckoned.
 TIMES = Times(decode_row_s=0.01, step_s=0.0)

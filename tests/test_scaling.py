@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance.runtime.messages import Dismiss, Place, Placed
-from raylance.runtime.scaling import Scaler
+from raylance.dispatch.messages import Dismiss, Place, Placed
+from raylance.dispatch.scaling import Scaler
 from tests.conftest import actors_of
 from tests.test_dispatcher import make_crew, reader_of
 

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.simulate.play import Wrong, play
-from tests.simulate.schedule import FETCH_FAULTS, PLACE_FAULTS, TIMED_FAULTS, WORK_FAULTS, Draws
-from tests.simulate.shrink import fails, shrink
-from tests.simulate.small import explore
-from tests.simulate.watch import Broken
-from tests.simulate.wrong import BROKEN
+from tests.simulation.play import Wrong, play
+from tests.simulation.schedule import FETCH_FAULTS, PLACE_FAULTS, TIMED_FAULTS, WORK_FAULTS, Draws
+from tests.simulation.shrink import fails, shrink
+from tests.simulation.small import explore
+from tests.simulation.watch import Broken
+from tests.simulation.wrong import BROKEN
 
 FEW = 400
 

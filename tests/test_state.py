@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from raylance.errors import StateError
 from raylance.orders import permutation, shuffles
-from raylance.orders.order import Facts, Order, Settled
+from raylance.orders.order import Facts, Order, Resolved
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 from raylance.planning.plan import Remainder
-from raylance.planning.resume import Delivery, load_state, make_state
+from raylance.planning.resume import DeliverySpec, load_state, make_state
 from raylance.planning.shards import list_shards, read_shards
 from raylance.planning.state import (
     FORMAT,
@@ -30,7 +30,7 @@ from raylance.planning.state import (
     read_state,
     write_state,
 )
-from raylance.settings import Feed
+from raylance.settings import ReadSpec
 from raylance.source.rows import table_rows
 from raylance.source.selection import Selection
 from raylance.source.version import Source
@@ -76,7 +76,7 @@ EPOCH = WindowShuffle(shard_rows=10, window_shards=2, lanes=4).settle(Facts(rows
 
 
 @given(case=cases(), data=st.data())
-def test_the_list_of_complete_shards_is_read_as_it_was_written(case: Settled, data: st.DataObject) -> None:
+def test_the_list_of_complete_shards_is_read_as_it_was_written(case: Resolved, data: st.DataObject) -> None:
     epoch, position = case.epoch(2), data.draw(st.integers(0, case.epoch_rows))
     listed = json.loads(json.dumps(list_shards(epoch, position)))
     done = read_shards(listed, epoch)
@@ -331,7 +331,7 @@ ORIGIN = {
     "codecs": {},
 }
 SETTLED = WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
-DELIVERY = Delivery(
+DELIVERY = DeliverySpec(
     filter="x > 1",
     split=None,
     rows=100,
@@ -343,7 +343,7 @@ DELIVERY = Delivery(
 )
 
 
-def at(position: int, delivery: Delivery = DELIVERY, batch: int | None = 20) -> State:
+def at(position: int, delivery: DeliverySpec = DELIVERY, batch: int | None = 20) -> State:
     steps = {"step": 2, "global_step": 7}
     return make_state(ORIGIN, delivery, epoch=1, position=position, **steps, global_batch_size=batch, world_size=2)
 
@@ -437,13 +437,13 @@ def test_a_position_behind_the_end_is_damage() -> None:
 
 
 @given(order=cases(), batch=st.integers(1, 60))
-def test_states_of_every_order_round_trip_at_every_step(order: Settled, batch: int) -> None:
+def test_states_of_every_order_round_trip_at_every_step(order: Resolved, batch: int) -> None:
     """What is written is what is read; what was settled stays; and the state of a loaded state is that state."""
     source = Source(uri="a.lance", version=1)
     selection = Selection.whole(order.rows)
     rows = table_rows(source, Shared("selection", selection, 0), ["id"], row_bytes=8.0)
-    feed = Feed(source=rows, delivers=["id"])
-    delivery = Delivery(
+    feed = ReadSpec(source=rows, delivers=["id"])
+    delivery = DeliverySpec(
         filter=None,
         split=None,
         rows=order.rows,

@@ -16,17 +16,17 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance import top
-from raylance.runs.page import _spent as spent
-from raylance.runs.page import render
-from raylance.runs.progress import progress
-from raylance.runs.reading import Run, read_run
-from raylance.runs.timeline import timeline
-from raylance.runtime.helpers import Helpers
+from raylance.observe import metrics
+from raylance.observe.stats import WAITS
+from raylance.observe.verdict import Verdict
+from raylance.reports import top
+from raylance.reports.page import _spent as spent
+from raylance.reports.page import render
+from raylance.reports.progress import progress
+from raylance.reports.reading import Run, read_run
+from raylance.reports.timeline import timeline
+from raylance.runtime.session import Helpers
 from raylance.source.rows import TableRows
-from raylance.telemetry import metrics
-from raylance.telemetry.stats import WAITS
-from raylance.telemetry.verdict import Verdict
 from tests.virtual_time import VirtualTime
 
 ROWS, BATCH = 128, 8
@@ -116,8 +116,8 @@ class Costs:
 def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
     made = VirtualTime()
     made.put_in_place(monkeypatch)
-    monkeypatch.setattr("raylance.telemetry.recorder._TICK_S", 3600.0)  # samples are taken where the test asks for them
-    monkeypatch.setattr("raylance.telemetry.recorder._current", None)
+    monkeypatch.setattr("raylance.observe.recorder._TICK_S", 3600.0)  # samples are taken where the test asks for them
+    monkeypatch.setattr("raylance.observe.recorder._current", None)
     made.enter()
     yield made
     made.end()

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylance.telemetry import metrics, record, recorder
-from raylance.telemetry.parts import Part
-from raylance.telemetry.record import COLUMNS, Place, Record
-from raylance.telemetry.stats import NUMBERS, Receipt, Stats, _in_step
-from raylance.telemetry.verdict import Verdict, judge
+from raylance.observe import metrics, record, recorder
+from raylance.observe.parts import Part
+from raylance.observe.record import COLUMNS, Place, Record
+from raylance.observe.stats import NUMBERS, Receipt, Stats, _in_step
+from raylance.observe.verdict import Verdict, judge
 
 CAUSES = ("start", "read", "decode", "finish")
 
@@ -39,7 +39,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr("raylance.telemetry.clock.now", made)
+    monkeypatch.setattr("raylance.observe.clock.now", made)
     return made
 
 
@@ -51,7 +51,7 @@ def test_each_second_of_waiting_has_one_cause(waits: list[tuple[Any, float]]) ->
     stats, wanted, clock = Stats(), dict.fromkeys(CAUSES, 0.0), Clock()
     clock.tick_s = 0.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("raylance.telemetry.clock.now", clock)
+        patch.setattr("raylance.observe.clock.now", clock)
         stats.begin("wait_s")
         for cause, seconds in waits:
             stats.awaits(cause, clock.now)

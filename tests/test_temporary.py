@@ -96,7 +96,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def save(images_uri: str) -> Callable[..., None]:
     """Writes a checkpoint as report() does, of a loader that has moved."""
-    from raylance import checkpoints
+    from raylance.integrations import checkpoints
 
     loader = raylance.dataset(images_uri, columns=["id"], order="sequential").loader(runtime="threads")
 
@@ -144,7 +144,7 @@ def test_a_limit_on_the_size_of_files_is_no_fault_of_the_state(tmp_path: Path) -
     program = (
         "import resource, signal, torch\n"
         "from pathlib import Path\n"
-        "from raylance import checkpoints\n"
+        "from raylance.integrations import checkpoints\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
         "checkpoints._write(checkpoints.ray.train.Checkpoint(Path.cwd()), {}, {'weights': torch.zeros(1 << 20)})\n"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.orders.order import Epoch, Facts, Rows, Settled, Tables
+from raylance.orders.order import Epoch, Facts, Resolved, Rows, Tables
 from raylance.orders.permutation import BoolArray, Int64Array, permute, subkeys
 from raylance.testing import check_order
 from raylance.torch_data import IterableDataset
@@ -115,7 +115,7 @@ class EagerEpoch(Epoch):
         return np.ones_like(done) if position else done
 
 
-class EagerSettled(Settled):
+class EagerSettled(Resolved):
     def epoch(self, number: int) -> Epoch:
         return EagerEpoch(self, number)
 
@@ -123,19 +123,19 @@ class EagerSettled(Settled):
 class Eager(Reversed):
     """Takes shards for complete at their first row."""
 
-    def settle(self, facts: Facts) -> Settled:
+    def settle(self, facts: Facts) -> Resolved:
         return EagerSettled(**vars(super().settle(facts)))
 
 
 class NeverSettled(Reversed):
-    def settle(self, facts: Facts) -> Settled:
+    def settle(self, facts: Facts) -> Resolved:
         return dataclasses.replace(super().settle(facts), settings=self)
 
 
 class SettledAgain(Reversed):
     """Another shard size for each global batch, a recorded one included."""
 
-    def settle(self, facts: Facts) -> Settled:
+    def settle(self, facts: Facts) -> Resolved:
         auto = dataclasses.replace(self, shard_rows="auto")
         return super(SettledAgain, auto).settle(dataclasses.replace(facts, row_bytes=facts.row_bytes * 1e4))
 
@@ -146,24 +146,24 @@ class Tuples(Reversed):
 
 
 class OtherSizes(Reversed):
-    def settle(self, facts: Facts) -> Settled:
+    def settle(self, facts: Facts) -> Resolved:
         settled = super().settle(facts)
         return dataclasses.replace(settled, epoch_rows=settled.epoch_rows + 1)
 
 
 class LanesOfNumPy(Reversed):
-    def settle(self, facts: Facts) -> Settled:
+    def settle(self, facts: Facts) -> Resolved:
         return dataclasses.replace(super().settle(facts), lane_count=np.int64(2))
 
 
 class CompleteWhereRowsRepeat(Reversed):
     repeats: ClassVar[bool] = True
 
-    def settle(self, facts: Facts) -> Settled:
+    def settle(self, facts: Facts) -> Resolved:
         return RepeatsSettled(**vars(super().settle(facts)))
 
 
-class RepeatsSettled(Settled):
+class RepeatsSettled(Resolved):
     @property
     def shard_count(self) -> int:
         return 1

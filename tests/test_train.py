@@ -16,9 +16,9 @@ import torch
 from ray.train.torch import TorchTrainer
 
 import raylance
-from raylance.checkpoints import _save
-from raylance.runs.progress import news
-from raylance.runs.reading import read_run
+from raylance.integrations.checkpoints import _save
+from raylance.reports.progress import news
+from raylance.reports.reading import read_run
 from tests.conftest import CPUS, actors_of, wait_for_free_cpus
 from tests.test_checkpoints import report_slowly
 

@@ -100,10 +100,10 @@ class VirtualTime:
                 super().__init__(time)
 
         threads = SimpleNamespace(Condition=Condition, Thread=Thread, current_thread=threading.current_thread)
-        patch.setattr("raylance.telemetry.clock.now", self.now)
+        patch.setattr("raylance.observe.clock.now", self.now)
         patch.setattr("raylance.runtime.feeder.threading", threads)
         patch.setattr("raylance.runtime.runtime.queue", SimpleNamespace(SimpleQueue=Queue, Empty=queue.Empty))
-        for module in ("runtime.threads", "runtime.work", "source.readahead"):
+        for module in ("runtime.threads", "runtime.rank_reader", "source.readahead"):
             patch.setattr(f"raylance.{module}.ThreadPoolExecutor", Executor)
         patch.setattr(
             "raylance.source.readahead.wait", lambda futures: self.block(lambda: all(one.done() for one in futures))

@@ -13,8 +13,8 @@ _RUNS = 5
 
 
 def measure_planning(_: Setting) -> list[dict[str, Any]]:
-    """The costs of each built-in order, as `tests.simulate.planner` says; they lie in the checkout, not in `jobs`."""
-    from tests.simulate import planner
+    """The costs of each built-in order, as `tests.simulation.planner` says; they lie in the checkout, not in `jobs`."""
+    from tests.simulation import planner
 
     return [min(_costs(planner, order), key=lambda cost: cost["longest_s"]) for order in planner.ORDERS]
 

@@ -4,7 +4,7 @@ What is peculiar to these metrics: Ray publishes a counter from its first step o
 there; counters of a process that has ended stay until its node goes; gauges of one are gone after 20 seconds.
 """
 
-from raylance.telemetry.metrics import METRICS
+from raylance.observe.metrics import METRICS
 
 NAMES = {metric.name: f"ray_{metric.name}" for metric in METRICS}  # Ray's prefix
 CAUSES = ("starting", "reading", "decoding", "finishing")
@@ -134,7 +134,7 @@ def _steady_training(scope: Scope) -> str:
 
 
 def _training_alone(ranks: Scope) -> str:
-    """As `raylance.telemetry.parts.training_rate` has it: a rank that waits for its loader is waited for by those that
+    """As `raylance.observe.parts.training_rate` has it: a rank that waits for its loader is waited for by those that
     keep step with it, which counts as their training, so that the one of them that trains shortest speaks for all.
     """
     alone, later = f"({ranks.rate('rows_total')} / {_trained(ranks)})", ranks.rate("wait_seconds_total", LATER)

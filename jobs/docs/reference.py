@@ -26,16 +26,15 @@ use when: [guide.md](guide.md). The words: [concepts.md](concepts.md).
 """
 # By the folder or file of raylance/ that owns a name; one that is not here goes by its own name.
 GROUPS = {
-    "_dataset": "Datasets",
-    "loader": "Loaders",
+    "api": "Datasets",
+    "api.loader": "Loaders",
     "batches": "Loaders",
     "settings": "Loaders",
-    "train": "Ray Train",
-    "checkpoints": "Ray Train",
+    "integrations": "Ray Train",
     "orders": "Orders",
     "decode": "Decoding",
     "source": "Selecting and packing",
-    "runs": "Seeing a run",
+    "reports": "Seeing a run",
     "errors": "Errors",
 }
 # Of their own pages' worth: the names of a package's __all__, and single ones that __all__ has not.
@@ -46,8 +45,8 @@ MORE = {
         "planning.quality.ShuffleQuality",
         "planning.quality.Measure",
     ],
-    "What `loader.explain()` says": ["telemetry.verdict.Verdict"],
-    "What `loader.stats()` holds": ["telemetry.Stats"],
+    "What `loader.explain()` says": ["observe.verdict.Verdict"],
+    "What `loader.stats()` holds": ["observe.Stats"],
     "For orders of your own": [f"orders.permutation.{name}" for name in ("permute", "subkeys", "uniform")],
 }
 # Made by other names, never by a call of their own.
@@ -119,8 +118,9 @@ def _groups(package: Any) -> dict[str, list[str]]:
     """Names by title, in the order of `GROUPS`."""
     groups: dict[str, list[str]] = {title: [] for title in GROUPS.values()}
     for name in _public(package):
-        owner = _target(package[name]).canonical_path.split(".")[1]
-        groups.setdefault(GROUPS.get(owner, owner.strip("_").capitalize()), []).append(name)
+        _, owner, file, *_ = _target(package[name]).canonical_path.split(".")
+        title = GROUPS.get(f"{owner}.{file}") or GROUPS.get(owner, owner.capitalize())
+        groups.setdefault(title, []).append(name)
     return {title: names for title, names in groups.items() if names}
 
 

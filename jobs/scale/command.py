@@ -6,10 +6,11 @@
     python -m jobs.scale --validate                   # real runs with sleeping decoders beside the simulation
     python -m jobs.scale --planner                    # what any step's rows of one rank cost at 10¹⁰ rows
 
-The simulation has the real plan, dispatcher, crew and sizes of each rank, in simulated time (tests/simulate/fleet.py).
+The simulation has the real plan, dispatcher, helper pool and sizes of each rank, in simulated time
+(tests/simulation/fleet.py).
 docs/scale.md says what it leaves out, and what came of it. `--set` takes any field of its Times, Shared and Run; their
-docstrings in tests/simulate/timed.py say what each is. Exit status: 1 when a real run and the simulation differ by more
-than 10 %, 2 for bad arguments.
+docstrings in tests/simulation/timed.py say what each is. Exit status: 1 when a real run and the simulation differ by
+more than 10 %, 2 for bad arguments.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from typing import Any
 
 from jobs.scale import validating
 from jobs.scale.studies import STUDIES, Study, defaults, run_studies
-from tests.simulate import planner
-from tests.simulate.fleet import simulate
-from tests.simulate.timed import Run, Shared, Times
+from tests.simulation import planner
+from tests.simulation.fleet import simulate
+from tests.simulation.timed import Run, Shared, Times
 
 TOLERANCE = 0.1
 SETTABLE = {field.name: kind for kind in (Times, Shared, Run) for field in dataclasses.fields(kind)}

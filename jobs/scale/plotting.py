@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from jobs.scale.studies import Study
-from tests.simulate.fleet import Found
+from tests.simulation.fleet import Found
 
 mpl.use("agg")
 

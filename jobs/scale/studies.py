@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import raylance
-from tests.simulate.fleet import Found, simulate
-from tests.simulate.timed import Run, Shared, Times
+from tests.simulation.fleet import Found, simulate
+from tests.simulation.timed import Run, Shared, Times
 
 # `--measure` on two cores of a shared machine (docs/scale.md); what is not measured there stands below.
 MEASURED = Times(

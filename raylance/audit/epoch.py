@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raylance._dataset.dataset import Dataset
+from raylance.api.dataset import Dataset
+from raylance.api.loader import RankLoader
 from raylance.arguments import check_integer
 from raylance.audit.selected import Step, Tally, parts_of
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID
 from raylance.errors import ConfigError, StateError
-from raylance.loader import RankLoader
 from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Plan

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import numpy as np
 
-from raylance._dataset.dataset import Dataset
-from raylance._dataset.mixing import mix
-from raylance._dataset.opening import dataset
+from raylance.api.dataset import Dataset
+from raylance.api.mixing import mix
+from raylance.api.opening import dataset
 from raylance.errors import ConfigError, StateError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Order

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raylance._dataset.dataset import Dataset
+from raylance.api.dataset import Dataset
 from raylance.audit.reopening import read_setting
 from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
 from raylance.errors import ConfigError, DatasetError

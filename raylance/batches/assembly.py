@@ -12,7 +12,7 @@ from raylance.errors import CoverageError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan, WorkItem
-from raylance.settings import Feed
+from raylance.settings import ReadSpec
 
 _NONE = np.empty(0, dtype=np.int64)
 
@@ -43,7 +43,7 @@ class Step:
 class Assembly:
     """Puts the items of one rank's pass together, step by step."""
 
-    def __init__(self, feed: Feed, plan: Plan, rank: int, epoch: int, position: int) -> None:
+    def __init__(self, feed: ReadSpec, plan: Plan, rank: int, epoch: int, position: int) -> None:
         self._feed, self._plan, self._rank = feed, plan, rank
         self._selection = feed.source.load_selection()
         self._after = position

@@ -19,7 +19,7 @@ from raylance.decode.arrays import AS_LISTS, Join, Lists, NumpyBatch, Padding, P
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.plan import Remainder
-from raylance.settings import Delivery, Feed
+from raylance.settings import DeliverySpec, ReadSpec
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class _Positioned(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class BatchSpec:
     """Checked arguments of an iterator."""
 
     global_batch_size: int
@@ -151,8 +151,8 @@ class Batches:
 
 
 def bind(
-    delivery: Delivery, global_batch_size: int, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool
-) -> Bound:
+    delivery: DeliverySpec, global_batch_size: int, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool
+) -> BatchSpec:
     """Checks what all iterators take; `RankLoader.iter_torch_batches` tells the arguments."""
     if drop_last is not None:
         drop_last = check_flag("drop_last", drop_last)
@@ -163,7 +163,7 @@ def bind(
         hidden.append(COMPONENT)
     if remainder != "pad" and not delivery.masks_bad_rows:
         hidden.append(VALID)
-    return Bound(
+    return BatchSpec(
         global_batch_size=global_batch_size,
         remainder=remainder,
         prefetch_batches=check_integer("prefetch_batches", prefetch_batches, 0),
@@ -173,7 +173,7 @@ def bind(
 
 
 def torch_converter(
-    feed: Feed,
+    feed: ReadSpec,
     dtypes: Dtypes,
     collate_fn: Callable[[NumpyBatch], Any] | None,
     pad_lists: Paddings | None,
@@ -207,7 +207,7 @@ def _is_cut_off(given: Any, held: torch.Tensor) -> bool:
     return bool(abs(given) > limits.max * (1 + limits.eps / 2))  # up to there, it is rounded
 
 
-def host_converter(feed: Feed, batch_format: str, pad_lists: Paddings | None) -> Convert:
+def host_converter(feed: ReadSpec, batch_format: str, pad_lists: Paddings | None) -> Convert:
     """A function from a table to what `iter_batches` yields; its arguments are checked now."""
     if batch_format == "numpy":
         lists, join = _lists(feed, pad_lists, tensors=False), Joiner()
@@ -219,7 +219,7 @@ def host_converter(feed: Feed, batch_format: str, pad_lists: Paddings | None) ->
     return (lambda table: table) if batch_format == "pyarrow" else (lambda table: table.to_pandas())
 
 
-def _dtypes(feed: Feed, dtypes: Any) -> Mapping[str, torch.dtype]:
+def _dtypes(feed: ReadSpec, dtypes: Any) -> Mapping[str, torch.dtype]:
     """Dtypes by column; one for all leaves out what raylance adds, since offsets must not be rounded."""
     if dtypes is None:
         return {}
@@ -232,7 +232,7 @@ def _dtypes(feed: Feed, dtypes: Any) -> Mapping[str, torch.dtype]:
     return dict(by_column)
 
 
-def _lists(feed: Feed, pad_lists: Any, tensors: bool) -> Lists:
+def _lists(feed: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
     """How lists become batches, which are tensors or else what dates can be in, too."""
     if not isinstance(pad_lists, Mapping | None):
         raise ConfigError(f"pad_lists={pad_lists!r}: say which column to pad with what, as {{'tokens': 0}}.")
@@ -244,7 +244,7 @@ def _lists(feed: Feed, pad_lists: Any, tensors: bool) -> Lists:
     return Lists(paddings=paddings, lengths=feed.list_lengths)
 
 
-def _padding(feed: Feed, name: str, value: Any) -> Padding | None:
+def _padding(feed: ReadSpec, name: str, value: Any) -> Padding | None:
     """What to pad a column with, in the dtype of its lists; None for nothing."""
     if name not in feed.delivers:
         raise ConfigError(f"pad_lists names {name!r}, which no batch has; its columns are {', '.join(feed.delivers)}.")

@@ -5,18 +5,18 @@ import pyarrow as pa
 
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, VALID
 from raylance.errors import DatasetError
+from raylance.observe import Stats
 from raylance.orders.permutation import Int64Array
-from raylance.settings import Feed
+from raylance.settings import ReadSpec
 from raylance.source.lance_errors import tell
 from raylance.source.memory import take_rows
 from raylance.source.rows import RowReader
-from raylance.telemetry import Stats
 
 
 class Lookup:
     """Reads rows by their offsets; opens the dataset on first use."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: ReadSpec) -> None:
         self._feed = feed
         self._decoding = feed.decoding.open() if feed.decoding else None
         self._opened: RowReader | None = None

@@ -6,9 +6,9 @@ import numpy as np
 
 from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, TRANSFORM, tell_rows
 from raylance.errors import BadRowError
+from raylance.observe import Stats
 from raylance.orders.permutation import Int64Array
-from raylance.settings import Feed
-from raylance.telemetry import Stats
+from raylance.settings import ReadSpec
 
 _LEAST_ROWS = 1000  # fewer say nothing of a fraction
 _NAMED = 5
@@ -17,7 +17,7 @@ _NAMED = 5
 class MaskedRows:
     """Counts the masked rows of one rank, over all its passes."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: ReadSpec) -> None:
         """Has counted nothing."""
         self._most = feed.decoding.max_bad_rows if feed.decoding else None
         self._datasets = feed.decoding.datasets if feed.decoding else ()

@@ -27,9 +27,9 @@ from raylance.decode.arrays import blank_row, is_bytes, to_arrow
 from raylance.decode.decoder import Decoder, RowDecoder, check_decoder_output
 from raylance.decode.transforms import Transform, Transformer, TransformError, no_fault_of_rows, say
 from raylance.errors import BadRowError, ConfigError, DatasetError, HelperError
+from raylance.observe import Receipt, clock
 from raylance.orders.permutation import BoolArray, UInt64Array, derive_key, mix64, subkeys, uniform
 from raylance.source.memory import own_memory, take_rows
-from raylance.telemetry import Receipt, clock
 
 _BAD_ROWS = 8  # of one piece of work that are named,
 _REASON = 200  # in so many characters

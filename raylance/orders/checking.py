@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.errors import ConfigError, RaylanceError
-from raylance.orders.order import Epoch, Settled
+from raylance.orders.order import Epoch, Resolved
 from raylance.orders.permutation import Int64Array, mix64
 
 _WHOLE_ROWS = 1 << 16  # epochs up to this size are compared whole
@@ -53,7 +53,7 @@ def select_rows(epoch: Epoch, positions: Int64Array) -> Int64Array:
     return found.astype(np.int64, copy=False)
 
 
-def check_sample(order: Settled, number: int) -> None:
+def check_sample(order: Resolved, number: int) -> None:
     """Looks for a row that an order of one's own, which does not say that it repeats, gives at two of some thousand
     positions of an epoch: neighbours, and others far apart. Costs little at any size.
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from raylance.errors import ConfigError
 from raylance.orders.checking import select_rows
-from raylance.orders.order import Auto, Epoch, Facts, Order, Settled, Tables
+from raylance.orders.order import Auto, Epoch, Facts, Order, Resolved, Tables
 from raylance.orders.permutation import Int64Array, UInt64Array
 from raylance.orders.together import Formula, formula_of
 
@@ -70,7 +70,7 @@ class Component:
             )
         return dataclasses.replace(adopted, epoch_rows=recorded or self.rows)
 
-    def settle(self, facts: Facts) -> Settled:
+    def settle(self, facts: Facts) -> Resolved:
         """Its order, settled from the facts of the mixture but for what is its own."""
         settled = self.order.settle(dataclasses.replace(facts, rows=self.rows, seed=self.seed, tables=self.tables))
         if isinstance(self.epoch_rows, str):
@@ -180,7 +180,7 @@ class MixOrder(Order):
         chunk = params["chunk_positions"] if self.chunk_positions == "auto" else self.chunk_positions
         return dataclasses.replace(self, components=parts, chunk_positions=chunk)
 
-    def settle(self, facts: Facts) -> Settled:
+    def settle(self, facts: Facts) -> Resolved:
         """See `Order.settle`; each component gets its share of the memory."""
         size = sum(self.quotas)
         parts = []
@@ -221,11 +221,11 @@ class MixOrder(Order):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _MixSettled(Settled):
+class _MixSettled(Resolved):
     """A mixture, settled, as its parts are."""
 
     settings: MixOrder
-    parts: tuple[Settled, ...]
+    parts: tuple[Resolved, ...]
 
     def epoch(self, number: int) -> "_MixEpoch":
         return self._epoch(number)
@@ -238,7 +238,7 @@ class _MixSettled(Settled):
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
-    def custom_parts(self) -> list[Settled]:
+    def custom_parts(self) -> list[Resolved]:
         return [own for part in self.parts for own in part.custom_parts()]
 
     @functools.cached_property

@@ -1,6 +1,6 @@
 """Owns what an order is, a pure function from an epoch position to a selected row; never reads data, knows no ranks.
 
-An order goes through three types. `Order` is what the user writes: frozen settings, "auto" allowed. `Settled` is an
+An order goes through three types. `Order` is what the user writes: frozen settings, "auto" allowed. `Resolved` is an
 order of one selection, all its sizes integers; the settings in it are what a checkpoint records, so that a resumed run
 keeps them. `Epoch` is asked for rows, in O(positions asked for) whatever the size of the dataset and whatever the
 position: that is what makes a resume as cheap at 99 % of an epoch as at 1 %.
@@ -139,12 +139,12 @@ class Order:
         """Whether no field is left at "auto"."""
         return "auto" not in self.params().values()
 
-    def settle(self, facts: Facts) -> "Settled":
+    def settle(self, facts: Facts) -> "Resolved":
         """Makes the order of one selection, every "auto" filled from the facts; explicit values stay."""
         shard_rows = self.shard_rows
         if isinstance(shard_rows, str):
             shard_rows = max(1, min(int(SHARD_BYTES / max(facts.row_bytes, 1)), -(-facts.rows // 4)))
-        return Settled(
+        return Resolved(
             settings=dataclasses.replace(self, shard_rows=shard_rows),
             rows=facts.rows,
             seed=facts.seed,
@@ -169,7 +169,7 @@ class Order:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settled:
+class Resolved:
     """An order of one selection, every size settled.
 
     Attributes:
@@ -210,7 +210,7 @@ class Settled:
         """Whether the order is not one of raylance's own, so that what it gives is checked."""
         return type(self.settings).__module__.partition(".")[0] != __name__.partition(".")[0]
 
-    def custom_parts(self) -> "list[Settled]":
+    def custom_parts(self) -> "list[Resolved]":
         """The orders of one's own that rows are chosen by: this one, or those of its components."""
         return [self] if self.is_custom else []
 
@@ -236,7 +236,7 @@ class Settled:
 class Epoch:
     """One epoch, by its number from 0, of a settled order."""
 
-    order: Settled
+    order: Resolved
     number: int
 
     def key(self, *purpose: int | str) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.errors import ConfigError
-from raylance.orders.order import Auto, Column, Epoch, Facts, Order, Rows, Settled, Tables, check_count
+from raylance.orders.order import Auto, Column, Epoch, Facts, Order, Resolved, Rows, Tables, check_count
 from raylance.orders.permutation import Int64Array, subkeys, uniform
 
 Float64Array = npt.NDArray[np.float64]
@@ -39,7 +39,7 @@ class _Sampled(Order):
         count = rows.count if self.rows_per_epoch == "auto" else self.rows_per_epoch
         return dataclasses.replace(self, rows_per_epoch=count, fingerprint=_digest(*tables.values())), tables
 
-    def settle(self, facts: Facts) -> Settled:
+    def settle(self, facts: Facts) -> Resolved:
         filled = self.adopt({"shard_rows": 1, "rows_per_epoch": facts.rows, "batch_rows": facts.global_batch_size})
         return dataclasses.replace(Order.settle(filled, facts), epoch_rows=int(filled.rows_per_epoch))
 

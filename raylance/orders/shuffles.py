@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from raylance.orders.order import SHARD_BYTES, Auto, Epoch, Facts, Order, Rows, Settled, Tables, blocks, check_count
+from raylance.orders.order import SHARD_BYTES, Auto, Epoch, Facts, Order, Resolved, Rows, Tables, blocks, check_count
 from raylance.orders.permutation import BoolArray, Int64Array, UInt64Array, permute, subkeys, unpermute
 
 _MAX_AUTO_LANES = 32
@@ -54,7 +54,7 @@ class _Laned(Order):
         """Looks up where the fragments end, when shards follow them."""
         return {_ENDS: rows.fragment_ends()} if self.shard_rows == "fragment" else {}
 
-    def settle(self, facts: Facts) -> Settled:
+    def settle(self, facts: Facts) -> Resolved:
         """See `Order.settle`; the sizes are those that fit the memory."""
         lanes = auto_lanes(facts.global_batch_size) if isinstance(self.lanes, str) else self.lanes
         # Bytes of one lane's window; half of the limit, because the next window arrives while this one drains. As if
@@ -99,7 +99,7 @@ def _some_mebibytes(facts: Facts, lane_step: int, lane_bytes: float, lane_rows: 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _LanedSettled(Settled):
+class _LanedSettled(Resolved):
     """A laned order of one selection; a window of a lane has `window_rows`."""
 
     settings: _Laned

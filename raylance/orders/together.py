@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from raylance.orders.order import Epoch, Order, Settled
+from raylance.orders.order import Epoch, Order, Resolved
 from raylance.orders.permutation import Int64Array, UInt64Array, permute, unpermute
 from raylance.orders.shuffles import (
     RowShuffle,
@@ -81,6 +81,6 @@ _FORMULAS: dict[type[Order], Formula] = {
 }
 
 
-def formula_of(order: Settled) -> Formula | None:
+def formula_of(order: Resolved) -> Formula | None:
     """What gives the rows of epochs of an order, or None where each is asked alone."""
     return None if order.tables else _FORMULAS.get(type(order.settings))  # shards of a table have sizes of their own

@@ -13,7 +13,7 @@ import numpy as np
 
 from raylance.errors import ConfigError
 from raylance.orders.checking import check_sample, select_rows
-from raylance.orders.order import Settled
+from raylance.orders.order import Resolved
 from raylance.orders.permutation import Int64Array
 
 Remainder = Literal["drop", "pad", "ragged"]
@@ -70,7 +70,7 @@ class Plan:
             here, and worker w begins w steps behind the first.
     """
 
-    order: Settled
+    order: Resolved
     global_batch_size: int
     world_size: int
     remainder: Remainder

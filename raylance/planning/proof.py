@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from raylance.orders.checking import select_rows
-from raylance.orders.order import Settled
+from raylance.orders.order import Resolved
 from raylance.orders.permutation import Int64Array
 from raylance.planning.digest import Digest, Interval, Place
 
@@ -509,7 +509,7 @@ class Expected:
     """
 
     selection: "Selected"
-    order: Settled | None
+    order: Resolved | None
     most_rows: int | None = None
     _known: dict[tuple[int, int, int], Digest] = dataclasses.field(default_factory=dict, repr=False)
 
@@ -519,7 +519,7 @@ class Expected:
         self._spend(self.selection.rows // _CHEAPER)
         return selected_digest(self.selection)
 
-    def planned(self, order: Settled, epoch: int, low: int, high: int) -> Digest:
+    def planned(self, order: Resolved, epoch: int, low: int, high: int) -> Digest:
         """The digest of what an order has at positions [low, high) of an epoch."""
         key = (epoch, low, high)
         if key not in self._known:
@@ -648,7 +648,7 @@ def _compare(line: EpochLine, expected: Expected) -> EpochProof:
     return _proof(line, "proven", left, f"were handed out: every selected row exactly once{out}{padded}")
 
 
-def _compare_draws(line: EpochLine, order: Settled, expected: Expected) -> EpochProof:
+def _compare_draws(line: EpochLine, order: Resolved, expected: Expected) -> EpochProof:
     """Of an order that draws rows, or of a mixture: with its plan."""
     planned = expected.planned(order, line.epoch, 0, min(line.end, order.epoch_rows))
     left = max(0, order.epoch_rows - line.end)
@@ -682,7 +682,7 @@ def selected_digest(selection: Selected) -> Digest:
     return _sum(selection.offsets, 0, selection.rows)
 
 
-def planned_digest(order: Settled, selection: Selected, epoch: int, low: int, high: int) -> Digest:
+def planned_digest(order: Resolved, selection: Selected, epoch: int, low: int, high: int) -> Digest:
     """The digest of the rows that an order has at positions [low, high) of an epoch."""
     asked = order.epoch(epoch)
     return _sum(lambda positions: selection.offsets(select_rows(asked, positions)), low, high)

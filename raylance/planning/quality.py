@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.errors import ConfigError
-from raylance.orders.order import Facts, Settled
+from raylance.orders.order import Facts, Resolved
 from raylance.orders.permutation import Int64Array, derive_key, permute, subkeys, uniform
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
 from raylance.planning.plan import Plan
@@ -111,7 +111,7 @@ class ShuffleQuality:
         )
 
 
-def order_in_words(order: Settled) -> str:
+def order_in_words(order: Resolved) -> str:
     """Its name and its settings; the components of a mixture are left out."""
     settings = {key: value for key, value in order.params().items() if not isinstance(value, Mapping) and key != "name"}
     return f"{order.name} ({', '.join(f'{key}={value}' for key, value in settings.items())})"

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class DeliverySpec:
     """What is delivered, and in which order: the part of a loader that a checkpoint must agree with.
 
     Attributes:
@@ -47,7 +47,7 @@ class Delivery:
 
 def make_state(
     origin: Mapping[str, Any],
-    delivery: Delivery,
+    delivery: DeliverySpec,
     *,
     epoch: int,
     position: int,
@@ -85,7 +85,7 @@ def make_state(
     )
 
 
-def load_state(state: Mapping[str, Any], current: State, delivery: Delivery) -> tuple[Delivery, State]:
+def load_state(state: Mapping[str, Any], current: State, delivery: DeliverySpec) -> tuple[DeliverySpec, State]:
     """Checks what `state_dict` returned against the current state of a loader, which takes it over.
 
     Returns:

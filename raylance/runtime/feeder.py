@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from raylance.batches.assembly import Assembly, Step
-from raylance.batches.batches import Bound
+from raylance.batches.batches import BatchSpec
 from raylance.batches.device import Sender
 from raylance.batches.masking import MaskedRows
+from raylance.dispatch.dispatcher import Dispatcher
+from raylance.dispatch.messages import Command, Deliver, Event, GiveUp, Taken, Wake
 from raylance.errors import HelperError, RaylanceError
-from raylance.runtime.dispatcher import Dispatcher
-from raylance.runtime.messages import Command, Deliver, Event, GiveUp, Taken, Wake
+from raylance.observe import Stats
 from raylance.runtime.runtime import Runtime
-from raylance.telemetry import Stats
 
 _LOOK_S = 5.0  # between looks whether the thread still lives
 FIRST_ROWS = 16  # of the first batch that are kept to be looked at,
@@ -38,7 +38,7 @@ class Feeder:
         """Starts the thread; until it has ended, nobody else may take the events of the runtime."""
         self._dispatcher, self._runtime, self._assembly, self._stats = dispatcher, runtime, assembly, stats
         self._masked = masked
-        self._bound: Bound | None = None
+        self._bound: BatchSpec | None = None
         self._sender: Sender | None = None
         dispatcher.is_wanted = False
         self._changed = threading.Condition()
@@ -52,7 +52,7 @@ class Feeder:
 
     # The consumer's side.
 
-    def bind(self, bound: Bound) -> None:
+    def bind(self, bound: BatchSpec) -> None:
         """Has batches made: until then, only the rows of the first ones are brought here."""
         with self._changed:
             self._sender = None if bound.device is None else Sender(bound.device, bound.pin_memory)
@@ -209,7 +209,7 @@ class Feeder:
     def _room(self) -> int:
         return 0 if self._bound is None else max(1, self._bound.prefetch_batches)
 
-    def _finish(self, bound: Bound) -> None:
+    def _finish(self, bound: BatchSpec) -> None:
         table, step = self._assembly.next_step()
         with self._changed:
             self._awaits_here()

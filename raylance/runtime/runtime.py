@@ -7,12 +7,12 @@ import weakref
 from collections.abc import Iterable
 from typing import Any
 
+from raylance.dispatch.helper_pool import HelperPool
+from raylance.dispatch.messages import Ask, Command, Decode, Dismiss, Event, Fetch, Forget, Kind, Place, Prefetch, Read
+from raylance.dispatch.scaling import Scaler
+from raylance.observe import clock
 from raylance.planning.plan import Plan
-from raylance.runtime.crew import Crew
-from raylance.runtime.messages import Ask, Command, Decode, Dismiss, Event, Fetch, Forget, Kind, Place, Prefetch, Read
-from raylance.runtime.scaling import Scaler
-from raylance.settings import Feed, Options
-from raylance.telemetry import clock
+from raylance.settings import Options, ReadSpec
 
 
 class Runtime(abc.ABC):
@@ -21,7 +21,7 @@ class Runtime(abc.ABC):
     `do` never waits for a helper. `post` may be called from any thread, all else from one.
     """
 
-    def __init__(self, feed: Feed, options: Options, *, insists: bool) -> None:
+    def __init__(self, feed: ReadSpec, options: Options, *, insists: bool) -> None:
         """Starts nothing; `insists` is the crew's."""
         self._feed, self._options, self._insists = feed, options, insists
         self._helpers: dict[int, Any] = {}
@@ -34,7 +34,7 @@ class Runtime(abc.ABC):
         readers, most_readers = self._options.reader_range
         self.scalers = [Scaler(least, most, begin)] if least < most else []
         self.scalers += [Scaler(readers, most_readers, readers, "reader")] if readers < most_readers else []
-        self.crew = Crew(
+        self.crew = HelperPool(
             readers=readers,
             decoders=begin,
             insists=self._insists,

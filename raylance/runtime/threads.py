@@ -16,11 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from raylance.runtime.messages import Alive, Decode, Done, Failed, Fetch, Fetched, Kind, Placed, Prefetch, Read
+from raylance.dispatch.messages import Alive, Decode, Done, Failed, Fetch, Fetched, Kind, Placed, Prefetch, Read
+from raylance.observe import Receipt
+from raylance.runtime.rank_reader import RankReader
 from raylance.runtime.runtime import Runtime
-from raylance.runtime.work import RankReader
-from raylance.settings import Feed, Options
-from raylance.telemetry import Receipt
+from raylance.settings import Options, ReadSpec
 
 _MAX_AUTO_DECODERS = 32
 
@@ -38,7 +38,7 @@ class _Helper:
 class ThreadRuntime(Runtime):
     """Does the work of one loader in threads: those that read, and for "auto" one that decodes for each CPU."""
 
-    def __init__(self, feed: Feed, options: Options) -> None:
+    def __init__(self, feed: ReadSpec, options: Options) -> None:
         """Starts nothing."""
         super().__init__(feed, options, insists=True)
         self._lock = threading.RLock()

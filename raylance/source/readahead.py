@@ -18,13 +18,13 @@ import pyarrow as pa
 
 from raylance.columns import OFFSET_MASK
 from raylance.errors import DatasetError
+from raylance.observe import clock
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan, WorkItem, portion_rows
 from raylance.source.memory import RowMemory
 from raylance.source.portion import Portion, Track
 from raylance.source.reader import Pace
 from raylance.source.rows import RowReader, RowSource
-from raylance.telemetry import clock
 
 logger = logging.getLogger(__name__)
 

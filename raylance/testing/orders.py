@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raylance.orders.order import Column, Epoch, Facts, Order, Settled
+from raylance.orders.order import Column, Epoch, Facts, Order, Resolved
 from raylance.orders.permutation import Int64Array, permute
 from raylance.orders.registry import make_order
 from raylance.planning.plan import Plan
@@ -107,13 +107,13 @@ def check_order(
         _check_sending(settled)
 
 
-def _promise(order: Settled | Order, kept: bool, promise: str, found: str, fix: str) -> None:
+def _promise(order: Resolved | Order, kept: bool, promise: str, found: str, fix: str) -> None:
     if not kept:
-        settings = order.settings if isinstance(order, Settled) else order
+        settings = order.settings if isinstance(order, Resolved) else order
         raise AssertionError(f"{settings!r}: {promise}; but {found}. {fix}")
 
 
-def _check_settings(order: Order, facts: Facts) -> Settled:
+def _check_settings(order: Order, facts: Facts) -> Resolved:
     """Settings that can be saved, settled once, and taken up."""
     promise, settled = functools.partial(_promise, order), order.settle(facts)
     params, before = settled.params(), order.params()
@@ -226,7 +226,7 @@ def _check_shards(epoch: Epoch, rows: Int64Array) -> None:
         )
 
 
-def _check_global_batches(order: Settled, batch: int) -> None:
+def _check_global_batches(order: Resolved, batch: int) -> None:
     """Steps are arranged by lane; that must not move a row from one global batch to another."""
     first: list[int] = []
     for world in (1, 2, 3, 8):
@@ -265,7 +265,7 @@ def _check_seeking(order: Order, other_process: bool) -> None:
     )
 
 
-def _check_sending(order: Settled) -> None:
+def _check_sending(order: Resolved) -> None:
     """Ranks and their helpers are other processes, to which a plan is sent."""
     from ray import cloudpickle
 

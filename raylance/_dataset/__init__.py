@@ -1,1 +1,0 @@
-"""Owns `dataset()`, `mix()` and the handle that they return; never reads rows for training itself."""

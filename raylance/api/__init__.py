@@ -1,0 +1,1 @@
+"""Owns what users hold: datasets, mixtures and loaders; never reads or decodes itself."""

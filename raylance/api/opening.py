@@ -1,0 +1,288 @@
+"""Owns `dataset()`, where every input is checked before anything starts; never starts an actor by itself."""
+
+import dataclasses
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import lance
+import numpy as np
+import pyarrow as pa
+
+from raylance.api.dataset import Dataset
+from raylance.arguments import check_integer, refuse_unknown
+from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
+from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
+from raylance.decode.decoder import Decoder
+from raylance.decode.rows import Decoding, settle
+from raylance.decode.transforms import Transform
+from raylance.errors import ConfigError, DatasetError
+from raylance.orders.order import Order
+from raylance.orders.registry import make_order
+from raylance.planning.plan import REMAINDERS, Remainder
+from raylance.settings import DeliverySpec, ReadSpec
+from raylance.source.packing import PackTokens, pack_rows
+from raylance.source.provenance import STALE, Stale, check_fresh
+from raylance.source.reader import READ_MODES, Reader, ReadMode, is_blob, stored_row_bytes
+from raylance.source.rows import table_rows
+from raylance.source.selection import Selection, share_selection
+from raylance.source.splits import Split
+from raylance.source.tables import SelectionRows, share_tables
+from raylance.source.version import Source, Version, pin
+
+logger = logging.getLogger(__name__)
+
+_PROBE_ROWS = 16
+
+
+def dataset(
+    uri: str | os.PathLike[str],
+    *,
+    version: Version | None = None,
+    columns: Sequence[str] | None = None,
+    filter: str | None = None,
+    split: Split | None = None,
+    decode: Decoder | Sequence[Decoder] | None = None,
+    transform: Transform | None = None,
+    pack: PackTokens | None = None,
+    order: str | Order = "window",
+    seed: int = 0,
+    window_bytes: int | None = None,
+    remainder: Remainder = "drop",
+    on_bad_row: Literal["raise", "mask"] = "raise",
+    max_bad_rows: int | float | None = 0.01,
+    read: ReadMode = "auto",
+    stale: Stale = "warn",
+    storage_options: Mapping[str, str] | None = None,
+    **unknown: Any,
+) -> Dataset:
+    """Opens a Lance dataset for training: pins the version, builds the selection, checks every argument.
+
+    Args:
+        uri: Path or URI of the dataset, or of a branch of it, readable from every node.
+        version: Version number, tag, or reference (branch, number); None, also as a number, for the newest. Resolved
+            now and recorded in checkpoints.
+        columns: Columns to deliver; None for all.
+        filter: SQL expression that selects rows.
+        split: A part of them: `FractionSplit`, `RangeSplit` or `ValueSplit`.
+        decode: What decodes columns: `raylance.Image`, or another `raylance.Decoder`; one, or a list of them.
+        transform: A function run by the decode actors after decoding. It gets a dict of arrays by column, with
+            `_rowoffset` (int64) and `_seed` (uint64, of row, epoch and seed: for `numpy.random.default_rng`), which it
+            may change in place, and returns such a dict with as many rows. It sees pieces of batches, so what it does
+            to a row must not depend on the others.
+        pack: Packs documents of tokens into sequences, which are then the rows; batches hold `input_ids` and `doc_ids`
+            (n, length), the row offset of each token's document, and `first_row`, `first_token` where it begins.
+        order: "window", "shard", "sequential" or "row", or an order with its parameters.
+        seed: The one seed of everything random: order, augmentation.
+        window_bytes: What the windows of a shuffle may take in memory, the one in use and the next one together, as if
+            one rank held them all: sizes that `order` leaves to "auto" follow from it, the same on every rank. None for
+            `max_window_bytes` of the run's `DataConfig`, else 512 MiB. Recorded in checkpoints, and kept on resume.
+        remainder: What becomes of the rows behind the last whole step: "drop", "pad" or "ragged".
+        on_bad_row: "raise" stops at a row that cannot be decoded, or that the transform fails on by itself; "mask"
+            delivers zeros with `_valid` False.
+        max_bad_rows: With "mask", how many of these there may be before that is an error: a count of different rows, or
+            a fraction of those that a rank has been handed since its start, looked at from 1,000 on. None for any
+            number.
+        read: "range" or "take" reads so; "auto" chooses for each chunk by the density of its rows and their size. The
+            plan tells which.
+        stale: What becomes of a dataset that jobs/materialize made from a source which has other files by now: "warn"
+            says so once, "refuse" is an error, "ignore" does not look. A source that cannot be reached stops nobody.
+        storage_options: Options of the object store.
+        **unknown: Refused, with what to write instead.
+
+    Returns:
+        A handle for `TorchTrainer(datasets=…)`, which can be iterated in place as rank 0 of 1.
+
+    Raises:
+        DatasetError: A missing dataset, version, tag or column; a filter that does not parse or selects nothing; a
+            column to decode that holds no images; with stale="refuse", a source that has moved on.
+        ConfigError: An argument that cannot be honoured.
+    """
+    refuse_unknown("raylance.dataset()", unknown, dataset.__kwdefaults__ or ())
+    _check_words(remainder, on_bad_row, read, split, stale)
+    seed, made_order = check_integer("seed", seed, None), make_order(order)
+    window_bytes = None if window_bytes is None else check_integer("window_bytes", window_bytes, 1)
+    decoders, most = _check_decoders(decode), _check_bad_rows(max_bad_rows, on_bad_row)
+    _warn_of_unlike_crops(decoders)
+    if pack is not None:
+        if not isinstance(pack, PackTokens):
+            raise ConfigError(f"pack={pack!r}: give raylance.PackTokens(column, length=…).")
+        if columns is not None or decoders or transform is not None:
+            raise ConfigError("pack= delivers the packed tokens alone: leave columns=, decode= and transform= out.")
+        columns = [pack.column]
+    source = pin(uri, version, storage_options)
+    opened = source.open()
+    check_fresh(opened, stale, storage_options)
+    names = _check_columns(opened, columns, decoders)
+    selection = share_selection(source, filter, split)
+    probe = _probe(source, opened, names, selection.get())
+    decoding, made = _settle_decoding(
+        Decoding(
+            decoders=decoders,
+            seed=seed,
+            mask_bad_rows=on_bad_row == "mask",
+            max_bad_rows=most,
+            transform=transform,
+            datasets=dataset_names(source.uri),
+        ),
+        probe,
+        names,
+    )
+    # Asking for stored bytes costs a read for each fragment, and tells nothing new where all rows are of one size.
+    varies = not all(is_dense(opened.schema.field(name).type) for name in names)
+    table = table_rows(
+        source,
+        selection,
+        names,
+        row_bytes=max(1.0, probe.nbytes / probe.num_rows),
+        read=read,
+        stored_bytes=stored_row_bytes(opened, names) if varies else 0.0,
+    )
+    feed = ReadSpec(
+        source=table,
+        delivers=made.column_names,
+        decoding=decoding,
+        list_lengths=list_lengths(made),
+        list_dtypes=list_dtypes(made.schema),
+    )
+    del probe, made  # of large rows they are large, and what follows reads more
+    if pack is not None:
+        packed = pack_rows(table, pack)
+        feed = ReadSpec(source=packed, delivers=packed.columns)
+    rows = feed.source.load_selection()
+    bound, tables = made_order.bind(SelectionRows(opened, rows))
+    delivery = DeliverySpec(
+        filter=filter,
+        split=None if split is None else repr(split),
+        rows=rows.rows,
+        fingerprint=rows.fingerprint,
+        order=bound,
+        tables=share_tables(made_order, tables, source, selection),
+        seed=seed,
+        remainder=remainder,
+        masks_bad_rows=on_bad_row == "mask",
+        window_bytes=window_bytes,
+    )
+    return Dataset(feed, delivery)
+
+
+def _check_words(remainder: object, on_bad_row: object, read: object, split: object, stale: object) -> None:
+    if remainder not in REMAINDERS:
+        raise ConfigError(f"remainder={remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
+    if on_bad_row not in ("raise", "mask"):
+        raise ConfigError(f"on_bad_row={on_bad_row!r}: must be 'raise' or 'mask'.")
+    if read not in READ_MODES:
+        raise ConfigError(f"read={read!r}: must be one of {', '.join(map(repr, READ_MODES))}.")
+    if stale not in STALE:
+        raise ConfigError(f"stale={stale!r}: must be one of {', '.join(map(repr, STALE))}.")
+    if split is not None and not isinstance(split, Split):
+        raise ConfigError(f"split={split!r}: give a FractionSplit, a RangeSplit or a ValueSplit.")
+
+
+def _check_bad_rows(max_bad_rows: Any, on_bad_row: str) -> int | float | None:
+    if max_bad_rows is None:
+        return None
+    if on_bad_row != "mask" and max_bad_rows != 0.01:  # the default
+        logger.warning(
+            'max_bad_rows=%r limits masked rows, and on_bad_row="raise" masks none: the first bad row is an error. '
+            'Pass on_bad_row="mask", or leave max_bad_rows= out.',
+            max_bad_rows,
+        )
+    if isinstance(max_bad_rows, float | np.floating):
+        if 0 <= max_bad_rows <= 1:
+            return float(max_bad_rows)
+        raise ConfigError(f"max_bad_rows={max_bad_rows!r}: a fraction lies in [0, 1]; a count is an integer.")
+    if isinstance(max_bad_rows, bool) or not isinstance(max_bad_rows, int | np.integer) or max_bad_rows < 0:
+        raise ConfigError(
+            f"max_bad_rows={max_bad_rows!r}: must be a count, an integer of at least 0; a fraction in [0, 1]; or None."
+        )
+    return int(max_bad_rows)
+
+
+def _check_decoders(decode: Decoder | Sequence[Decoder] | None) -> tuple[Decoder, ...]:
+    decoders = tuple(decode) if isinstance(decode, list | tuple) else () if decode is None else (decode,)
+    if not all(isinstance(decoder, Decoder) for decoder in decoders):
+        raise ConfigError(
+            f"decode={decode!r}: give raylance.Image(column, size=…), an object of a subclass of raylance.Decoder, or "
+            "a list of them."
+        )
+    names = [each.column for each in decoders]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ConfigError(f"decode= has {twice[0]!r} {names.count(twice[0])} times: decode each column once.")
+    leaders = [each.column for each in decoders if each.like is None]
+    for each in decoders:
+        if each.like is not None and each.like not in leaders:
+            raise ConfigError(
+                f"{type(each).__name__}({each.column!r}, like={each.like!r}): must name a column that is decoded here "
+                f"and is itself like no other; these are {', '.join(leaders) or 'none'}."
+            )
+    return decoders
+
+
+def _warn_of_unlike_crops(decoders: Sequence[Decoder]) -> None:
+    names = [each.column for each in decoders if each.is_random]
+    if len(names) > 1:
+        logger.warning(
+            "%s are augmented at random, each by itself: those of a row get different crops and flips. If they belong "
+            "together, as an image and its mask do, let one follow the other: "
+            'Image(%r, like=%r, mode="L", interpolation="nearest"), without augment= and hflip=; or crop both in a '
+            "transform=, seeded with _seed.",
+            " and ".join(names),
+            names[1],
+            names[0],
+        )
+
+
+def _settle_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str]) -> tuple[Decoding | None, pa.Table]:
+    """Settles what decoding leaves to the rows, by a few of them, and returns also what it makes of these."""
+    if not decoding.decoders and decoding.transform is None:
+        return None, probe.select(names)
+    decoders = {each.column: settle(each, probe) for each in decoding.decoders if each.like is None}
+    for each in decoding.decoders:
+        if each.like is not None:
+            decoders[each.column] = settle(each.follow(decoders[each.like]), probe)
+    ordered = tuple(decoders[each.column] for each in decoding.decoders)
+    decoding = dataclasses.replace(decoding, decoders=ordered)
+    made, _ = dataclasses.replace(decoding, mask_bad_rows=True).open().apply(probe, 0)
+    made = made.drop_columns([VALID])
+    return (decoding if decoding.transform is None else dataclasses.replace(decoding, blank=blank_row(made))), made
+
+
+def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, decoders: Sequence[Decoder]) -> list[str]:
+    schema = opened.schema
+    if isinstance(columns, str):
+        raise ConfigError(f"columns={columns!r}: give a list of names, here [{columns!r}].")
+    names = list(schema.names if columns is None else columns)
+    decoded = [decoder.column for decoder in decoders]
+    missing = sorted({*names, *decoded} - set(schema.names))
+    if missing:
+        raise DatasetError(
+            f"{opened.uri!r} at version {opened.version} has no column {', '.join(map(repr, missing))}; nothing was "
+            f"started. Its columns are {', '.join(schema.names)}."
+        )
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"columns={names}: name at least one column, and each once.")
+    reserved = sorted(set(names) & {COMPONENT, DRAW, ROW_OFFSET, SEED, VALID})
+    if reserved:
+        raise ConfigError(
+            f"{opened.uri!r} has columns named {', '.join(reserved)}, the names of columns that raylance adds. "
+            "Leave them out of columns=, or rename them in the dataset."
+        )
+    for decoder in decoders:
+        name = decoder.column
+        if name not in names:
+            raise ConfigError(f"decode names {name!r}: it must be one of columns={names}.")
+        kind = schema.field(name).type
+        if not (is_blob(schema.field(name)) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            raise DatasetError(
+                f"column {name!r} is {kind}, not binary, so it holds no {decoder.content}; nothing was started. "
+                "Decode a binary column, or leave decode= out."
+            )
+    return names
+
+
+def _probe(source: Source, opened: lance.LanceDataset, columns: Sequence[str], selection: Selection) -> pa.Table:
+    """Reads a few rows, spread over the selection: the measure of row sizes, and of what decodes."""
+    rows = np.unique(np.linspace(0, selection.rows - 1, _PROBE_ROWS).astype(np.int64))
+    return Reader(dataset=opened, columns=columns, row_bytes=1, pinned=source).read(selection.offsets(rows))

@@ -1,0 +1,1 @@
+"""Owns the decisions: which helper does what, what is done again, what must wait; never does any of it."""

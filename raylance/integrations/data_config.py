@@ -1,0 +1,60 @@
+"""Owns the seam to Ray Train: the loaders that its workers get; never the training loop, never a checkpoint."""
+
+from typing import Any, Literal
+
+import ray.train
+
+from raylance import process
+from raylance.api.dataset import Dataset
+from raylance.errors import ConfigError
+from raylance.integrations.checkpoints import report, restore
+from raylance.runtime.ray.decoders import options_of_ranks
+from raylance.settings import make_options, takes_options
+
+__all__ = ["DataConfig", "report", "restore"]  # with what a training function calls, as ray.train has both
+
+
+class DataConfig(ray.train.DataConfig):
+    """Gives each Train worker its `RankLoader`; Ray Data datasets beside raylance's keep Ray's own treatment."""
+
+    @takes_options
+    def __init__(self, datasets_to_split: Literal["all"] | list[str] = "all", **options: Any) -> None:
+        """Makes a config.
+
+        Args:
+            datasets_to_split: Names of the datasets that the ranks share; each rank sees the others whole.
+            **options: Fields of `raylance.Options`, such as `num_decoders=2`, for the loaders of all datasets and
+                ranks. `num_decoders="auto"` takes the CPUs that the trainer leaves free; `max_window_bytes` is also
+                `window_bytes` of the datasets that are given without one.
+
+        Raises:
+            ConfigError: For an unknown option, or a value that cannot be honoured.
+        """
+        if not isinstance(datasets_to_split, list) and datasets_to_split != "all":
+            raise ConfigError(f'datasets_to_split={datasets_to_split!r}: give a list of names, or "all".')
+        super().__init__(datasets_to_split=datasets_to_split)
+        self._split = datasets_to_split
+        self._options = make_options("DataConfig()", options, ["datasets_to_split"])
+
+    def configure(
+        self,
+        datasets: dict[str, Any],
+        world_size: int,
+        worker_handles: list[Any] | None,
+        worker_node_ids: list[str] | None,
+        **kwargs: Any,
+    ) -> list[dict[str, Any]]:
+        """Makes the loaders, one for each rank and dataset; called by Ray Train when the workers run."""
+        ours = {name: data for name, data in datasets.items() if isinstance(data, Dataset)}
+        theirs = {name: data for name, data in datasets.items() if name not in ours}
+        output: list[dict[str, Any]] = [{} for _ in range(world_size)]
+        if theirs:
+            output = super().configure(theirs, world_size, worker_handles, worker_node_ids, **kwargs)
+        options = options_of_ranks(self._options, world_size, worker_node_ids) if ours else []
+        named = None if self._split == "all" else tuple(self._split)
+        for name, data in ours.items():
+            seat = process.Seat(name=name, split=named is None or name in named, datasets_to_split=named)
+            for rank in range(world_size):
+                place = (rank, world_size) if seat.split else (0, 1)
+                output[rank][name] = data.seated(*place, options[rank], seat)
+        return output

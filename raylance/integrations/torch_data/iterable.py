@@ -1,0 +1,89 @@
+"""Owns the iterable dataset, whose workers make whole batches by threads of their own; never starts Ray or an actor."""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.data
+
+from raylance.batches.batches import BatchSpec, Dtypes, bind, torch_converter
+from raylance.decode.arrays import NumpyBatch, Paddings
+from raylance.errors import ConfigError
+from raylance.integrations.torch_data.steps import Pass, Steps
+from raylance.observe import Stats
+from raylance.planning.plan import Plan
+from raylance.runtime.session import Helpers
+
+if TYPE_CHECKING:
+    from raylance.api.dataset import Dataset
+
+
+class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
+    """One rank's batches, whole, for `DataLoader(IterableDataset(handle, …), batch_size=None)`.
+
+    Of k workers, worker w makes steps w, w + k, …: DataLoader asks its workers in turn, so the steps come in the order
+    of the plan for every k, their number alone is the position, and each row belongs to one (rank, worker).
+    """
+
+    def __init__(
+        self,
+        handle: "Dataset",
+        *,
+        with_row_offset: bool = False,
+        pad_lists: Paddings | None = None,
+        dtypes: Dtypes = None,
+        collate_fn: Callable[[NumpyBatch], Any] | None = None,
+        **steps: Any,
+    ) -> None:
+        """Takes what `RowSampler` takes; the other arguments are those of `RankLoader.iter_torch_batches`."""
+        super().__init__(handle, **steps)
+        self._sent: tuple[Plan, int] | None = None
+        self._arguments, self._with_row_offset = (dtypes, collate_fn, pad_lists), with_row_offset
+        self._bound()  # what is wrong with them is said now
+        self._idle: Helpers | None = None  # of the last pass, for the next one
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__ | {"_idle": None}
+        with contextlib.suppress(ConfigError):  # for DataLoader workers alone: other processes find their own place
+            return state | {"_sent": self.begin()}
+        return state
+
+    def _bound(self) -> BatchSpec:
+        bound = bind(self._delivery, 1, 1, None, self._with_row_offset)
+        return dataclasses.replace(bound, convert=torch_converter(self._opened.feed, *self._arguments))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Iterates from the consumed position to the end of the epoch, without moving it."""
+        worker = torch.utils.data.get_worker_info()
+        plan, rank = self.begin() if worker is None or self._sent is None else self._sent
+        first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        mine = dataclasses.replace(plan, every=every)
+        self._opened.check_process()
+        ahead = first * plan.global_batch_size
+        return Pass(
+            lambda epoch, position: self._batches(mine, rank, epoch, position + ahead),
+            int(self._start[0]),
+            int(self._start[1]),
+            every * plan.global_batch_size,
+        )
+
+    def _place(self) -> tuple[int, int]:
+        if self._sent is not None and torch.utils.data.get_worker_info() is not None:
+            return self._sent[1], self._sent[0].world_size  # a worker's process knows nothing of other ranks
+        return super()._place()
+
+    def _batches(self, mine: Plan, rank: int, epoch: int, position: int) -> Iterator[dict[str, Any]]:
+        if mine.steps(position) <= 0:
+            return
+        helpers, self._idle = self._idle or Helpers(self._opened.feed, self._options), None
+        feeder = helpers.start(mine, rank, epoch=epoch, position=position, bound=self._bound(), stats=Stats())
+        try:
+            for handed, step in feeder:
+                if position == 0 and step.is_last:  # of several workers, the first one counts
+                    self._has_passed(epoch)
+                yield handed.pop()
+        finally:
+            helpers.end_pass()
+            self._idle = helpers

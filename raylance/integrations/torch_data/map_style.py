@@ -1,0 +1,112 @@
+"""Owns map-style datasets: selected rows by index, and the sampler that draws one rank's batches; never starts Ray."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.utils.data
+
+from raylance.batches.batches import bind, to_torch
+from raylance.batches.lookup import Lookup
+from raylance.batches.masking import MaskedRows
+from raylance.columns import VALID
+from raylance.errors import ConfigError
+from raylance.integrations.torch_data.steps import Opened, Pass, Steps
+from raylance.orders.permutation import BoolArray, Int64Array
+from raylance.planning.plan import Plan
+
+if TYPE_CHECKING:
+    from raylance.api.dataset import Dataset
+
+Told = tuple[int, BoolArray, Int64Array | None]  # epoch; which rows are no padding; where rows repeat, their positions
+
+
+class _Indices(list[int]):
+    """Indices of one batch, and what a plain list cannot say."""
+
+    told: Told
+
+
+class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
+    """Selected rows by index; `epoch` keys random augmentation where no `RowSampler` does, which sends its own."""
+
+    def __init__(self, handle: "Dataset", *, with_row_offset: bool = False) -> None:
+        """Takes what `raylance.dataset` returned; `with_row_offset` adds `_rowoffset` to each row."""
+        self._opened, self.epoch = Opened(handle), 0
+        self._hidden = bind(self._opened.delivery, 1, 0, None, with_row_offset).hidden
+        self._lookup: Lookup | None = None
+        self._masked = MaskedRows(self._opened.feed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_lookup": None}
+
+    def __len__(self) -> int:
+        """Selected rows."""
+        return self._opened.delivery.rows
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        """One selected row; see `__getitems__`, which costs a fraction of it for each row."""
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[dict[str, Any]]:
+        """Reads rows together.
+
+        Args:
+            indices: Selected rows, in any order and as often as wanted; negative ones count from the end.
+
+        Returns:
+            For each index, by column: NumPy scalars, tensors for lists, images as uint8 (3, H, W), strings, bytes.
+
+        Raises:
+            IndexError: For an index outside of the selection.
+            RaylanceError: In a forked process, or as `BadRowError` for a row that cannot be decoded, or too many.
+        """
+        if not all(-len(self) <= index < len(self) for index in indices):
+            raise IndexError(f"indices from {min(indices)} to {max(indices)} lie outside of {len(self)} rows")
+        self._opened.check_process()
+        feed = self._opened.feed
+        self._lookup = self._lookup or Lookup(feed)
+        told: Told = (self.epoch, np.ones(len(indices), dtype=np.bool_), None)
+        epoch, real, draws = getattr(indices, "told", told)
+        rows = np.array(indices, dtype=np.int64) % len(self)
+        offsets = feed.source.load_selection().offsets(rows)
+        table = self._lookup.read(offsets, epoch, draws)
+        decoded = table[VALID].to_numpy()
+        self._masked.add(len(rows), offsets[~decoded], self._lookup.stats)
+        valid = real & decoded
+        table = table.drop_columns([VALID]).append_column(VALID, [valid]).drop_columns(self._hidden)
+        channels_last = feed.decoding.channels_last if feed.decoding else frozenset()
+        batch = to_torch(table, dtypes={}, channels_last=channels_last)
+        columns = {k: v.numpy() if isinstance(v, torch.Tensor) and v.ndim == 1 else v for k, v in batch.items()}
+        return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
+
+
+class RowSampler(Steps, torch.utils.data.Sampler[list[int]]):
+    """The indices of one rank's batches, for `DataLoader(MapDataset(handle), batch_sampler=RowSampler(handle, …))`."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Iterates from the consumed position to the end of the epoch, without moving it."""
+        plan, rank = self.begin()
+        return Pass(
+            lambda epoch, position: self._indices(plan, rank, epoch, position),
+            self.epoch,
+            self.position,
+            plan.global_batch_size,
+        )
+
+    def _indices(self, plan: Plan, rank: int, epoch: int, position: int) -> Iterator[list[int]]:
+        size = plan.global_batch_size
+        starts = range(position, position + plan.steps(position) * size, size)
+        if starts and plan.step_size(starts[-1]) < plan.world_size:
+            raise ConfigError(
+                f"a step of {plan.step_size(starts[-1])} rows leaves some of {plan.world_size} ranks an empty batch, "
+                'which torch cannot collate. Use remainder="drop" or "pad" and more rows, or an IterableDataset.'
+            )
+        for start in starts:
+            positions = plan.positions(start, *plan.rank_slice(start, rank))
+            batch = _Indices(plan.select(epoch, positions).tolist())
+            if position == 0 and start == starts[-1]:
+                self._has_passed(epoch)
+            batch.told = (epoch, positions < plan.epoch_rows, positions if plan.order.repeats else None)
+            yield batch

@@ -1,0 +1,141 @@
+"""Owns the metrics that raylance gives to Ray, which Prometheus scrapes: their names and how they are published; never
+decides what a figure is.
+
+Names follow Prometheus' conventions: base units, counters end in `_total`. Ray adds the prefix `ray_`, so that
+`raylance_rows_total` is scraped as `ray_raylance_rows_total`, and labels of its own (node, worker, session). A counter
+is there from its first step on: before, it is no 0, but nothing.
+"""
+
+import dataclasses
+import importlib
+import threading
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from raylance.observe.stats import GAUGES
+
+LABELS = ("run", "dataset", "rank")
+"""Labels of each metric: the run's name in Ray Train, or "interactive"; the dataset's name in the run; and the rank."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """A metric.
+
+    Attributes:
+        name: Its name, without the prefix `ray_`.
+        kind: Counters only grow; gauges say how things stand.
+        field: The figure that it shows, of `Stats` or of the record's facts and position.
+        help: What it is, and how to read it.
+        cause: Value of the label `cause`, where figures share a metric; else "".
+    """
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    field: str
+    help: str
+    cause: str = ""
+
+
+def _counter(name: str, field: str, help: str, cause: str = "") -> Metric:
+    return Metric(name=f"raylance_{name}_total", kind="counter", field=field, help=help, cause=cause)
+
+
+def _gauge(name: str, field: str, help: str) -> Metric:
+    return Metric(name=f"raylance_{name}", kind="gauge", field=field, help=help)
+
+
+_WAIT = (
+    "Seconds that the trainer waited for its next batch, by cause: helpers were starting, the awaited rows were being "
+    "read, were being decoded or waited for a decoder, or were being brought here and made a batch."
+)
+
+METRICS: tuple[Metric, ...] = (
+    _counter("rows", "rows", "Rows handed out to the trainer, padding included."),
+    _counter("batches", "batches", "Batches handed out to the trainer."),
+    _counter("delivered_bytes", "nbytes", "Bytes handed out to the trainer, decoded."),
+    _counter("read_bytes", "read_bytes", "Bytes of rows read from storage."),
+    _counter("decoded_rows", "decoded_rows", "Rows that were decoded, ahead of time or not."),
+    _counter("bad_rows", "masked_rows", "Rows handed out as zeros because they could not be decoded."),
+    _counter("fallback_rows", "fallback_rows", "JPEGs that the fast codec left to Pillow."),
+    _counter("wait_seconds", "wait_start_s", _WAIT, "starting"),
+    _counter("wait_seconds", "wait_read_s", _WAIT, "reading"),
+    _counter("wait_seconds", "wait_decode_s", _WAIT, "decoding"),
+    _counter("wait_seconds", "wait_finish_s", _WAIT, "finishing"),
+    _counter(
+        "train_seconds",
+        "train_s",
+        "Seconds between handing out a batch and being asked for the next one, but those "
+        "in which another loader was iterated, to validate, say.",
+    ),
+    _counter("save_seconds", "save_s", "Seconds of these in raylance.report."),
+    _counter("storage_seconds", "storage_s", "Seconds in which storage was being read, all shard actors together."),
+    _counter("read_wait_seconds", "read_s", "Seconds that shard actors waited for storage; reading ahead hides more."),
+    _counter("decode_seconds", "decode_s", "Seconds of decoding, all decoders together."),
+    _counter("collate_seconds", "collate_s", "Seconds of turning tables into batches, beside the training thread."),
+    _counter("transfer_seconds", "transfer_s", "Seconds of pinning batches and sending them to the device."),
+    _counter("helpers_replaced", "helpers_replaced", "Helper actors that died or hung and were replaced."),
+    _gauge("first_batch_seconds", "first_batch_s", "Seconds waited for first batches of passes, of all passes so far."),
+    _gauge("inflight_bytes", "inflight_bytes", "Bytes on their way to the rank, or waiting for its trainer."),
+    _gauge("inflight_limit_bytes", "inflight_limit_bytes", "What max_inflight_bytes allows."),
+    _gauge("inflight_items", "inflight_items", "Pieces of work on their way."),
+    _gauge("ready_batches", "ready_batches", "Batches that wait for the trainer; always 0: it starves."),
+    _gauge("window_bytes", "window_bytes", "Bytes of raw rows that the shard actor holds."),
+    _gauge("window_limit_bytes", "window_limit_bytes", "What max_window_bytes allows."),
+    _gauge("decoders", "decoders", "Decoders that run."),
+    _gauge("decoders_wanted", "decoders_wanted", "Decoders that there should be."),
+    _gauge("decoders_busy", "decoders_busy", "Decoders that have work."),
+    _gauge("readers", "readers", "Shard actors that run."),
+    _gauge("readers_wanted", "readers_wanted", "Shard actors that there should be."),
+    _gauge("epoch", "epoch", "The epoch, from 0."),
+    _gauge("position_rows", "position", "Rows of the epoch that were handed out, over all ranks."),
+    _gauge("epoch_rows", "epoch_rows", "Rows of an epoch, over all ranks."),
+)
+
+_made: dict[str, Any] = {}  # metrics of this process, by name
+_lock = threading.Lock()
+
+
+class Publisher:
+    """Gives one loader's figures to Ray."""
+
+    def __init__(self, run: str, dataset: str, rank: int, before: Mapping[str, float] | None = None) -> None:
+        """Publishes nothing yet.
+
+        Args:
+            run: Its name.
+            dataset: Its name in the run.
+            rank: Whose figures they are.
+            before: What was counted before, and published.
+        """
+        self._labels = dict(zip(LABELS, (run, dataset, str(rank)), strict=True))
+        self._before: dict[str, float] = dict(before or {})
+
+    def publish(self, figures: Mapping[str, float]) -> None:
+        """Publishes figures: of counters, what has been added since the last time."""
+        for metric in METRICS:
+            value = figures.get(metric.field)
+            if value is None:
+                continue
+            labels = self._labels | ({"cause": metric.cause} if metric.cause else {})
+            if metric.kind == "gauge":
+                _of_ray(metric).set(value, labels)
+                continue
+            added = value - self._before.get(metric.field, 0.0)
+            if added > 0:
+                _of_ray(metric).inc(added, labels)
+                self._before[metric.field] = value
+
+    def end(self) -> None:
+        """Says of what stands, and does so no more, that it is gone: Ray keeps what was said last."""
+        self.publish(dict.fromkeys(GAUGES, 0.0))
+
+
+def _of_ray(metric: Metric) -> Any:
+    with _lock:
+        if metric.name not in _made:
+            kinds: Any = importlib.import_module("ray.util.metrics")  # loads nothing: who publishes runs under Ray
+            make = kinds.Counter if metric.kind == "counter" else kinds.Gauge
+            labels = (*LABELS, "cause") if metric.cause else LABELS
+            _made[metric.name] = make(metric.name, description=metric.help, tag_keys=labels)
+        return _made[metric.name]

@@ -1,0 +1,163 @@
+"""Owns the record of one loader: its figures over time, facts and events, of bounded size, as a file beside the run's
+checkpoints; never decides when one is made, never says what the figures mean.
+
+A record is an Arrow file, <run>/raylance/<dataset>-rank<rank>-<start>.arrow: a row for each sample, with counters since
+the loader was made; facts, events and masked rows are JSON in its schema's metadata, under `raylance`.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import string
+import urllib.parse
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.fs
+
+from raylance.errors import ConfigError
+from raylance.observe.stats import GAUGES, NUMBERS, now_s
+
+FOLDER = "raylance"
+FORMAT = 1
+COLUMNS = ("time_s", *NUMBERS, "epoch", "position")
+STANDING = GAUGES | {"epoch", "position"}
+"""Columns that say how things stand; all others count."""
+
+_RECENT = 64  # samples that are all kept: rates of a run that goes on are taken over them
+_MOST = 1984  # older ones; then every second one is dropped, and they are kept half as often
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Place:
+    """A folder for records, wherever it lies."""
+
+    filesystem: Any
+    path: str
+
+    @property
+    def is_local(self) -> bool:
+        """Whether writing there costs no network."""
+        inner = self.filesystem
+        while isinstance(inner, pyarrow.fs.SubTreeFileSystem):
+            inner = inner.base_fs
+        return isinstance(inner, pyarrow.fs.LocalFileSystem)
+
+    def write(self, name: str, content: bytes) -> None:
+        """Writes a file as a whole, so that nobody reads a half of it."""
+        path = f"{self.path}/{name}"
+        part = f"{self.path}/.{name}.part" if self.is_local else path  # object stores have no half objects
+        try:
+            stream = self.filesystem.open_output_stream(part)
+        except FileNotFoundError:
+            self.filesystem.create_dir(self.path, recursive=True)
+            stream = self.filesystem.open_output_stream(part)
+        with stream:
+            stream.write(content)
+        if part != path:
+            self.filesystem.move(part, path)
+
+    def written_s(self, name: str) -> float | None:
+        """When a file was written last, in seconds since 1970 by the clock of the storage; None where that is not told:
+        who may write need not be allowed to look.
+        """
+        try:
+            written_ns = self.filesystem.get_file_info(f"{self.path}/{name}").mtime_ns
+        except OSError:
+            return None
+        return written_ns / 1e9 if written_ns else None
+
+
+def told_uri(uri: str) -> str:
+    """A URI as it may be shown to others: without the user and the password that it may have."""
+    return re.sub(r"(?<=://)(?:[^:/@\s]*:\S*|[^/@\s]*)@", "…@", uri)
+
+
+def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) -> tuple[Any, str]:
+    """The file system of a run's folder, and the path in it.
+
+    Args:
+        path: Path or URI; with a file system, the path in it.
+        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it.
+
+    Raises:
+        ConfigError: For a URI that pyarrow does not read.
+    """
+    path = os.fspath(path)
+    if storage_filesystem is not None:
+        return storage_filesystem, path.rstrip("/")
+    if "://" not in path:
+        return pa.fs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
+    try:
+        # A run's name may hold what no URI does, such as a space; what means something in one stays as it is.
+        filesystem, inside = pa.fs.FileSystem.from_uri(urllib.parse.quote(path, safe=string.punctuation))
+    except (pa.ArrowException, ValueError, OSError) as error:
+        raise ConfigError(
+            f"{told_uri(path)} cannot be opened ({told_uri(str(error))}); give the folder of a run, as a path or a URI."
+        ) from error
+    return filesystem, inside.rstrip("/")
+
+
+class Record:
+    """One loader's figures over time.
+
+    Attributes:
+        facts: What does not change: who it is, of which run, what it reads, within which limits; JSON-able.
+        name: The file's name, without its end.
+    """
+
+    def __init__(self, facts: Mapping[str, Any], before: Mapping[str, float] | None = None) -> None:
+        """Begins one.
+
+        Args:
+            facts: See `Recorded` for them.
+            before: What the loader had counted before: an earlier record of it has that.
+        """
+        self._before = before or {}
+        self.facts = {"format": FORMAT, "started": now_s(), **facts}
+        start = int(1000 * self.facts["started"])
+        dataset = re.sub(r"[^\w.-]", "_", self.facts["dataset"]).lstrip(".")  # a dot would hide the file
+        self.name = f"{dataset}-rank{self.facts['rank']:05d}-{start}"
+        self._old: list[list[float]] = []
+        self._recent: deque[list[float]] = deque()
+        self._every = self._skipped = 1
+
+    def add(self, figures: Mapping[str, float]) -> None:
+        """Adds a sample of all figures, as they are now."""
+        before = dict(zip(COLUMNS, self._recent[-1], strict=True)) if self._recent else {}
+        sample = [now_s()]
+        for name in COLUMNS[1:]:
+            value = figures[name]
+            if name not in STANDING:
+                # A sample that meets the end of a timed step may lack that step; counters never fall.
+                value = max(value - self._before.get(name, 0.0), before.get(name, 0.0))
+            sample.append(value)
+        self._recent.append(sample)
+        if len(self._recent) > _RECENT:
+            self._keep(self._recent.popleft())
+
+    def _keep(self, sample: list[float]) -> None:
+        """Keeps one of several that are no longer recent."""
+        if self._skipped < self._every:
+            self._skipped += 1
+            return
+        self._skipped = 1
+        self._old.append(sample)
+        if len(self._old) > _MOST:
+            self._old, self._every = self._old[::2], 2 * self._every
+
+    def content(self, **told: Any) -> bytes:
+        """The file: samples, facts, and what has been told meanwhile, JSON-able."""
+        rows = [*self._old, *self._recent]
+        arrays = [pa.array(values, pa.float64()) for values in zip(*rows, strict=True)]
+        arrays = arrays or [pa.array([], pa.float64()) for _ in COLUMNS]
+        metadata = {"raylance": json.dumps(self.facts | told, default=str)}
+        table = pa.table(arrays, names=list(COLUMNS)).replace_schema_metadata(metadata)
+        sink = pa.BufferOutputStream()
+        pyarrow.feather.write_feather(table, sink, compression="zstd")
+        content: bytes = sink.getvalue().to_pybytes()
+        return content

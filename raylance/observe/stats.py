@@ -1,0 +1,403 @@
+"""Owns the timings, counters and events of one loader, in memory; never says what they mean, or sends them anywhere."""
+
+import dataclasses
+import itertools
+import math
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+from raylance.observe import clock
+
+Cause = Literal["start", "read", "decode", "finish", "there"]
+"""What the awaited rows are doing: their helpers start; they are read; decoded, or wait for a decoder; are brought here
+and made a batch; "there": read and decoded in one place, which only its receipt tells apart.
+"""
+
+WAITS = {
+    "starting": "wait_start_s",
+    "reading": "wait_read_s",
+    "decoding": "wait_decode_s",
+    "finishing": "wait_finish_s",
+}
+"""Causes of waiting as they are told, and the fields of `Stats` that count them."""
+
+_EVENTS = 500  # of a kind that are kept
+_OLD_REPORTS = 250  # besides, spread over all of the run: what is reported makes a curve
+_BEGUN = time.time() - time.monotonic()
+_BAD_ROWS = 100  # that are named
+_IT = "it"
+_numbers = itertools.count(1)
+
+
+def now_s() -> float:
+    """Seconds since 1970, by a clock that does not jump while the process lives."""
+    return _BEGUN + clock.now()
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Receipt:
+    """What a helper actor says of one piece of work; small, so that it travels inline.
+
+    Attributes:
+        nbytes: Bytes of the table that it made.
+        read_bytes: Bytes read from storage since the last receipt, reading ahead included.
+        storage_s: Seconds in which storage was being read since the last receipt, reading ahead included.
+        read_s: Seconds that the call waited for data from storage.
+        decode_s: Seconds of decoding, of all threads together as the wall clock of the call.
+        raw_bytes: Bytes of the raw rows.
+        held_bytes: Most bytes of raw rows that the shard actor has held.
+        window_bytes: Bytes of raw rows that it holds now.
+        fallback_rows: Rows that the fast codec left to the slow one.
+        bad_rows: Some of the rows that were masked: row offset, with a mixture's component, column and why.
+        too_large_bytes: Bytes, about, of rows that were not sent because they have more than allowed; else 0.
+    """
+
+    nbytes: int = 0
+    read_bytes: int = 0
+    storage_s: float = 0.0
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    raw_bytes: int = 0
+    held_bytes: int = 0
+    window_bytes: int = 0
+    fallback_rows: int = 0
+    bad_rows: tuple[tuple[int, str, str], ...] = ()
+    too_large_bytes: int = 0
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Stats:
+    """Counters of one loader since it was made.
+
+    What is still being timed counts up to now. How to read them: `wait_s` near 0 means that the trainer is the
+    bottleneck; a large one means that the loader is, and then the largest of `wait_start_s`, `wait_read_s`,
+    `wait_decode_s` and `wait_finish_s`, its parts, tells why. `RankLoader.explain` says it in words.
+
+    Attributes:
+        batches: Batches handed out on this rank.
+        rows: Rows handed out on this rank, padding included.
+        masked_rows: Rows handed out as zeros with `_valid` False because they could not be decoded.
+        nbytes: Bytes handed out, decoded.
+        fallback_rows: JPEGs that the fast codec left to Pillow, because they are CMYK or damaged, say. Other formats,
+            all of which are Pillow's, do not count.
+        read_bytes: Bytes of rows read from storage, what was read ahead included.
+        decoded_rows: Rows that were decoded, what was decoded ahead included.
+        wait_s: Seconds that the trainer waited for the next batch, or for the end of a pass.
+        first_batch_s: Of these, seconds before the first batches of iterations.
+        wait_start_s: Of these, seconds before the loader's first batch, or in which helpers were starting.
+        wait_read_s: Of these, seconds in which the awaited rows were being read.
+        wait_decode_s: Of these, seconds in which they were being decoded, or waited for a decoder.
+        wait_finish_s: Of these, seconds in which they were brought to this process and made a batch.
+        storage_s: Seconds in which storage was being read, all shard actors together, ahead of time or not.
+        read_s: Seconds that shard actors waited for storage (reading ahead hides the rest).
+        decode_s: Seconds spent in decoding, all decoders together.
+        collate_s: Seconds spent in this process on turning tables into batches.
+        collate_fn_s: Of these, seconds in the `collate_fn=` of the loader's user.
+        transfer_s: Seconds spent on pinning batches and sending them to the device, or on beginning to.
+        user_s: Seconds between handing out a batch and being asked for the next one; and those of `raylance.report`
+            after the last one of a pass.
+        save_s: Of these, seconds in `raylance.report`: all of it, collecting the state, writing it, and waiting for the
+            other ranks.
+        other_s: Of these, seconds in which another loader was iterated: a validation pass between two batches, say.
+        helpers_replaced: Helper actors that died and were replaced.
+        readers: Shard actors that run now, or threads that read.
+        readers_wanted: Shard actors that there should be.
+        decoders: Decoders that run now.
+        decoders_wanted: Decoders that there should be.
+        decoders_busy: Decoders that have work now.
+        inflight_items: Pieces of work on their way now.
+        inflight_bytes: Bytes on their way now, or delivered and not taken yet, as far as they are known.
+        ready_batches: Batches that wait for the trainer now.
+        window_bytes: Bytes of raw rows that the shard actor that answered last holds.
+        held_bytes: Most bytes of raw rows that one shard actor held at one time, the block being read included.
+        epoch_certificate: Of the last pass that reached the end of an epoch: count and hash of the rows that this
+            rank was handed, all of which its own plan has; or None. Whether the ranks together delivered every selected
+            row once, `raylance.prove_run` says.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    masked_rows: int = 0
+    fallback_rows: int = 0
+    nbytes: int = 0
+    read_bytes: int = 0
+    decoded_rows: int = 0
+    wait_s: float = 0.0
+    first_batch_s: float = 0.0
+    wait_start_s: float = 0.0
+    wait_read_s: float = 0.0
+    wait_decode_s: float = 0.0
+    wait_finish_s: float = 0.0
+    storage_s: float = 0.0
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    collate_s: float = 0.0
+    collate_fn_s: float = 0.0
+    transfer_s: float = 0.0
+    user_s: float = 0.0
+    save_s: float = 0.0
+    other_s: float = 0.0
+    helpers_replaced: int = 0
+    readers: int = 0
+    readers_wanted: int = 0
+    decoders: int = 0
+    decoders_wanted: int = 0
+    decoders_busy: int = 0
+    inflight_items: int = 0
+    inflight_bytes: int = 0
+    ready_batches: int = 0
+    window_bytes: int = 0
+    held_bytes: int = 0
+    epoch_certificate: dict[str, Any] | None = None
+    # What the loader's record calls it; without one, a number that no other has.
+    called: str = dataclasses.field(default_factory=lambda: f"#{next(_numbers)}", repr=False)
+    shared_s: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # by name; see _count_shared
+    _going: dict[str, float] = dataclasses.field(default_factory=dict, repr=False)  # field: since when it is timed
+    _awaited: dict[str, tuple[float, Cause]] = dataclasses.field(default_factory=dict, repr=False)  # at most one, _IT
+    _here: str = dataclasses.field(default="wait_start_s", repr=False)  # what a wait is for by itself, in this process
+    _saved_s: float = dataclasses.field(default=0.0, repr=False)  # save_s when the step began
+    _there_s: float = dataclasses.field(default=0.0, repr=False)  # waited for what is read and decoded in one place
+    _events: dict[str, list[tuple[float, str, Any]]] = dataclasses.field(default_factory=dict, repr=False)  # by kind
+    _skipped: int = dataclasses.field(default=0, repr=False)  # old reports since one was kept
+    _every: int = dataclasses.field(default=1, repr=False)  # so many is
+    _bad_rows: dict[tuple[int, str], str] = dataclasses.field(default_factory=dict, repr=False)
+    first_rows: Any = dataclasses.field(default=None, repr=False)  # a table of rows of the first batch, to be looked at
+
+    def begin(self, field: str) -> float:
+        """Begins to time a field; returns what `end` knows it by."""
+        now = self._going[field] = clock.now()
+        if field == "user_s":
+            self._saved_s = self.save_s
+            # One that was closed by another thread is still there; the garbage collector runs in any.
+            _in_step()[:] = [*(stats for stats in _in_step() if stats is not self and stats.is_timed("user_s")), self]
+        elif field == "wait_s":
+            self._here = "wait_finish_s" if self.batches else "wait_start_s"
+            self.end("user_s")  # of a pass that was left alone, with a batch in hand
+            for around in self._around():
+                around.interrupt(now)
+        return now
+
+    def end(self, field: str, begun: float | None = None) -> float:
+        """Adds the seconds since `begin` to a field; returns them, 0 where nothing was begun.
+
+        Args:
+            field: Its name.
+            begun: What `begin` returned: where the field was begun again since, that one goes on. None for the last.
+        """
+        if begun is not None and self._going.get(field) != begun:
+            return 0.0
+        begun = self._going.pop(field, None)
+        now = clock.now()
+        seconds = 0.0 if begun is None else now - begun
+        setattr(self, field, getattr(self, field) + seconds)
+        if field == "wait_s":
+            self._explain_wait(now)
+        if field in ("wait_s", "user_s") and begun is not None:
+            for around in self._around():
+                # What was saved meanwhile is saving of both.
+                around.resume(seconds - (self.save_s - self._saved_s if field == "user_s" else 0.0))
+        if field == "user_s":
+            if begun is not None:
+                self._count_shared(begun, now)
+            _in_step()[:] = [stats for stats in _in_step() if stats is not self]
+        return seconds
+
+    def _explain_wait(self, now: float) -> None:
+        """Gives what no cause was named for, in this process, to the one that there is here: each second has one."""
+        self.awaits(None, now)
+        rest = self.wait_s - self._there_s - sum(getattr(self, name) for name in WAITS.values())
+        if rest > 0:
+            setattr(self, self._here, getattr(self, self._here) + rest)
+
+    @property
+    def step_begun(self) -> float:
+        """When its consumer got the batch that it has in hand."""
+        return self._going.get("user_s", math.inf)
+
+    def interrupt(self, now: float) -> None:
+        """Says that the consumer waits for a batch of another loader, in the midst of a step."""
+        self._going["other_s"] = now
+
+    def resume(self, seconds: float) -> None:
+        """Counts so many seconds of the running step as another loader's."""
+        self._going.pop("other_s", None)
+        self.other_s += seconds
+
+    def _around(self) -> "list[Stats]":
+        """Of the loader during whose step this one is asked for a batch, or has one in hand; and of those that are
+        iterated side by side with it.
+
+        A step that began later is none: batches of both are in hand then, as where two are iterated side by side.
+        """
+        earlier = itertools.takewhile(lambda stats: stats is not self, _in_step())
+        found = [stats for stats in earlier if stats.is_timed("user_s")]
+        return [stats for stats in found if stats is found[-1] or stats.called in found[-1].shared_s]
+
+    def _count_shared(self, begun: float, now: float) -> None:
+        """Counts the seconds in which batches of two loaders were in hand, of both, as the step of one ends: where the
+        other's began later and has not ended, neither step is within the other's, and they are iterated side by side.
+        """
+        later = list(itertools.dropwhile(lambda stats: stats is not self, _in_step()))[1:]
+        for other in later:
+            if other.is_timed("user_s"):
+                seconds = now - max(begun, other.step_begun)
+                for one, name in ((self, other.called), (other, self.called)):
+                    one.shared_s[name] = one.shared_s.get(name, 0.0) + seconds
+
+    def lap(self, now: float) -> None:
+        """Counts the wait that goes on up to now, in seconds of the runtime's clock."""
+        awaited = self._awaited.get(_IT)
+        if awaited is not None:
+            self.awaits(awaited[1], now)
+
+    def is_timed(self, field: str) -> bool:
+        """Whether a field is being timed now."""
+        return field in self._going
+
+    @contextmanager
+    def timed(self, field: str) -> Iterator[None]:
+        """Adds the seconds that the body takes to a field."""
+        begun = self.begin(field)
+        try:
+            yield
+        finally:
+            self.end(field, begun)
+
+    def awaits(self, cause: Cause | None, now: float) -> None:
+        """Says what the rows that the trainer waits for are doing from now on; None where it does not wait, and of no
+        effect where it has its batch already.
+
+        Args:
+            cause: What they are doing.
+            now: Seconds of the runtime's clock.
+        """
+        awaited = self._awaited.pop(_IT, None)  # in one go, which no other thread comes between
+        if cause is not None and self.is_timed("wait_s"):
+            self._awaited[_IT] = now, cause
+            if not self.is_timed("wait_s"):  # its thread has ended the wait meanwhile
+                self._awaited.pop(_IT, None)
+        if awaited is not None:  # consumer and feeder may both end a wait: who comes first counts it
+            since, before = awaited
+            if before == "there":
+                self._there_s += now - since
+            else:
+                name = f"wait_{before}_s"
+                setattr(self, name, getattr(self, name) + now - since)
+
+    def add(self, receipt: Receipt) -> None:
+        """Adds what a helper said."""
+        self.read_bytes += receipt.read_bytes
+        self.storage_s += receipt.storage_s
+        self.read_s += receipt.read_s
+        self.decode_s += receipt.decode_s
+        self.fallback_rows += receipt.fallback_rows
+        self.held_bytes = max(self.held_bytes, receipt.held_bytes)
+        self.window_bytes = receipt.window_bytes or self.window_bytes
+        if self._there_s and receipt.read_s + receipt.decode_s > 0:
+            reading_s = self._there_s * receipt.read_s / (receipt.read_s + receipt.decode_s)
+            self.wait_read_s += reading_s
+            self.wait_decode_s += self._there_s - reading_s
+            self._there_s = 0.0
+        for offset, column, why in receipt.bad_rows:
+            if len(self._bad_rows) < _BAD_ROWS:
+                self._bad_rows.setdefault((offset, column), why)
+
+    def tell(self, kind: str, what: Any) -> None:
+        """Keeps an event: when, of which kind, and what it was, JSON-able."""
+        # Each kind has a room of its own: reports of a long run must not push out the faults that it survived.
+        kept = self._events.setdefault(kind, [])
+        kept.append((now_s(), kind, what))
+        if len(kept) <= _EVENTS:
+            return
+        oldest = kept.pop(0)
+        if kind == "report":
+            old, self._skipped = self._events.setdefault("", []), self._skipped + 1
+            if self._skipped == self._every:
+                old.append(oldest)
+                self._skipped = 0
+            if len(old) > _OLD_REPORTS:
+                self._events[""], self._every = old[::2], 2 * self._every
+
+    @property
+    def events(self) -> list[tuple[float, str, Any]]:
+        """The last events of each kind, and some of all reports, oldest first: seconds since 1970, kind, what."""
+        return sorted(
+            (event for kept in list(self._events.values()) for event in list(kept)), key=lambda event: event[0]
+        )
+
+    @property
+    def bad_rows(self) -> list[tuple[int, str, str]]:
+        """The first rows that were masked: row offset, with a mixture's component; column; why."""
+        return [(offset, column, why) for (offset, column), why in list(self._bad_rows.items())]
+
+    def timed_s(self, field: str) -> float:
+        """Seconds since a field is being timed; 0 where it is not."""
+        begun = self._going.get(field)
+        return 0.0 if begun is None else clock.now() - begun
+
+    def counted(self) -> dict[str, float]:
+        """All numbers without what is being timed now."""
+        figures = {name: float(getattr(self, name)) for name in NUMBERS}
+        return figures | {"train_s": figures["user_s"] - figures["other_s"]}
+
+    def sample(self) -> dict[str, float]:
+        """All numbers as they are now, with what has passed of those that are being timed; and `train_s`, which is
+        `user_s` without `other_s`.
+        """
+        figures, now = self.counted(), clock.now()
+        for name, begun in list(self._going.items()):
+            figures[name] += now - begun
+        awaited = self._awaited.get(_IT)
+        if awaited is not None and awaited[1] != "there":
+            figures[f"wait_{awaited[1]}_s"] += max(0.0, now - awaited[0])
+        figures["train_s"] = figures["user_s"] - figures["other_s"]
+        return figures
+
+    def as_dict(self) -> dict[str, Any]:
+        """The counters by name, as they are now."""
+        now = {name: type(getattr(self, name))(value) for name, value in self.sample().items() if name in NUMBERS}
+        return now | {"epoch_certificate": self.epoch_certificate}
+
+
+@contextmanager
+def saving(reported: Iterable[Stats]) -> Iterator[None]:
+    """Counts the seconds of the body as saving: of the loaders that are reported, and of all of which this thread has
+    a batch in hand. After the last batch of a pass they are of no step, and added to the steps.
+
+    Args:
+        reported: Of the loaders; one that has handed nothing out yet saves nothing.
+    """
+    found = {id(stats): stats for stats in (*reported, *_in_step()) if stats.batches and not stats.is_timed("save_s")}
+    with ExitStack() as stack:
+        for stats in found.values():
+            if not stats.is_timed("user_s"):
+                stack.enter_context(stats.timed("user_s"))
+            stack.enter_context(stats.timed("save_s"))
+        yield
+
+
+_threads = threading.local()
+
+
+def _in_step() -> list[Stats]:
+    """Of the loaders whose batches this thread has in hand, the first one's first."""
+    if not hasattr(_threads, "in_step"):
+        _threads.in_step = []
+    found: list[Stats] = _threads.in_step
+    return found
+
+
+NUMBERS = tuple(
+    field.name for field in dataclasses.fields(Stats) if field.type in (int, float) and field.name[0] != "_"
+)
+
+GAUGES = frozenset(
+    [
+        "readers", "readers_wanted", "decoders", "decoders_wanted", "decoders_busy", "inflight_items",
+        "inflight_bytes", "ready_batches", "window_bytes", "held_bytes",
+    ]
+)  # fmt: skip
+"""Those of them that say how things stand; the others only grow."""

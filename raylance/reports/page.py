@@ -1,0 +1,352 @@
+"""Owns the report of a run: one HTML file that needs no network; never records, and never judges by itself."""
+
+import base64
+import contextlib
+import html
+import io
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import markupsafe
+import PIL.Image
+import pyarrow as pa
+
+from raylance.audit.reopening import reopen
+from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, TRANSFORM
+from raylance.errors import DatasetError
+from raylance.observe.parts import Part
+from raylance.observe.record import open_folder, told_uri
+from raylance.observe.stats import WAITS
+from raylance.observe.verdict import Verdict, judge
+from raylance.planning.state import identity_of
+from raylance.reports import drawing
+from raylance.reports.progress import news
+from raylance.reports.proving import FEW_ROWS, RunProof, of_epochs, prove_records
+from raylance.reports.reading import LoaderRecord, Run, read_look, read_run
+from raylance.reports.timeline import Timeline, timeline
+from raylance.source.rows import TableRows
+
+_RANKS = 16  # that are drawn
+_LINES = 100  # of a table
+_BAD_ROWS = 24  # that are shown
+_SIDE = 96  # pixels of a thumbnail
+_QUALITY_STEPS = 64  # of the epoch that are looked at
+
+
+def report_run(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str] | None = None,
+    *,
+    storage_filesystem: Any = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> str:
+    """Writes the report of a run, while it goes on or after it: what limits it and what to change, where the time of
+    each rank went, throughput, faults that were survived, rows that could not be decoded, which rows it was trained on
+    (see `prove_run`), what the data looked like and how well they were shuffled.
+
+    Args:
+        path: The run's folder, <storage path>/<run name>, as a path or URI.
+        out: Where to write it, a local path; None for report.html in the run's folder.
+        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
+        storage_options: Of the dataset, which is opened again for its shuffle and its damaged rows; where it cannot be,
+            the report says so.
+
+    Returns:
+        Where the report is.
+
+    Raises:
+        ConfigError: If there is no record of the run, or no matplotlib to draw it.
+    """
+    run = read_run(path, storage_filesystem)
+    look = next(
+        (found for r in run.of(run.main) if r.rank == 0 and (found := read_look(run, r, storage_filesystem))), ""
+    )
+    content = render(run, look, storage_options).encode()
+    if out is not None:
+        filesystem, where = open_folder(out)
+    else:
+        filesystem, folder = open_folder(path, storage_filesystem)
+        where, out = f"{folder}/report.html", f"{run.uri.rstrip('/')}/report.html"
+    with filesystem.open_output_stream(where) as stream:
+        stream.write(content)
+    return os.fspath(out)
+
+
+def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None = None) -> str:
+    """The report as HTML.
+
+    Args:
+        run: The run.
+        look: HTML of the first rows.
+        storage_options: Of the dataset.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("raylance.reports", "."), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    found, verdict, main = timeline(run), run.verdict(run.main), run.of(run.main)
+    waited = {record.rank: 0.0 for record in main}
+    for record in main:
+        waited[record.rank] += float(record.at("wait_s", record.last))
+    ranks = sorted(sorted(waited, key=lambda rank: -waited[rank])[:_RANKS])
+    happened = news(run)
+    marks = [(when, record.rank, kind) for when, record, kind, _ in happened if record.facts["dataset"] == run.main]
+    told = {name: [(when, r, what) for when, r, kind, what in happened if kind == name] for name in ("fault", "error")}
+    reports = [(found.place(at), what["metrics"]) for at, r, kind, what in happened if kind == "report" and not r.rank]
+    options = {"storage_options": dict(storage_options)} if storage_options else {}
+    names = sorted({str(record.facts["dataset"]) for record in run.records})
+    proof = prove_records(run, names, most_rows=FEW_ROWS, **options)
+    epochs = _epochs(proof)
+    pictures = {
+        "shares": drawing.draw_shares(_spent(run, verdict)),
+        "rates": drawing.draw_rates(verdict.rates, verdict.limit),
+        "strips": drawing.draw_timeline(found, marks, ranks),
+        "rate": drawing.draw_rate(found),
+        "helpers": drawing.draw_helpers(found, main),
+        "metrics": drawing.draw_metrics(reports),
+        "look": look,
+    }
+    return environment.get_template("report.html.jinja").render(
+        name=run.name,
+        subtitle=_subtitle(run, main, found),
+        verdict=verdict,
+        color=drawing.COLORS.get(verdict.limit, "#8a8f98"),
+        main=run.main,
+        shown_ranks=len(ranks),
+        hidden_ranks=len(waited) - len(ranks),
+        cuts=len(found.cuts),
+        rank_heads=_HEADS,
+        dataset_heads=_DATASET_HEADS,
+        rank_rows=[_rank_row(run, part) for part in run.parts(run.main) if part.facts["rank"] in ranks],
+        smoothed_s=f"{found.smoothed_s:,.1f}",
+        starts_late=any(_starts_late(run, name) for name in {record.facts["dataset"] for record in run.records}),
+        datasets=[_dataset_row(run, name) for name in sorted({record.facts["dataset"] for record in run.records})],
+        epochs=epochs[-_LINES:],
+        more_epochs=max(0, len(epochs) - _LINES),
+        proof=proof,
+        faults=_told_events(told["fault"]),
+        more_faults=max(0, len(told["fault"]) - _LINES),
+        errors=_told_events(told["error"]),
+        failed=_failed(run, told["error"]),
+        masked=_told_masked(run),
+        identity=_identity(main[-1]),
+        has_decoders=any(record.has_decoders for record in main),
+        look_columns=", ".join([*main[-1].facts["state"]["columns"], ROW_OFFSET]),
+        **{name: markupsafe.Markup(markup) for name, markup in pictures.items()},
+        **_reopened(run, storage_options),
+    )
+
+
+def _clock(when: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
+
+
+def _told_events(events: Sequence[tuple[float, LoaderRecord, Any]]) -> list[tuple[str, str, Any]]:
+    return [(_clock(when), f"{r.facts['dataset']}, rank {r.rank}", what) for when, r, what in events[:_LINES]]
+
+
+def _failed(run: Run, errors: Sequence[tuple[float, LoaderRecord, Any]]) -> str:
+    """The error that ended the last start; "" where none did."""
+    last = {id(record) for record in run.newest(run.main)}
+    return next((str(what) for _, record, what in reversed(errors) if id(record) in last), "")
+
+
+def _spent(run: Run, verdict: Verdict) -> dict[str, float]:
+    """Seconds of all ranks by what they went to, with those of the datasets that are not trained on."""
+    others = [record for record in run.records if record.facts["dataset"] != run.main]
+    spent = sum(float(record.at("wait_s", record.last)) for record in others)
+    within = [record for record in others if record.facts["dataset"] not in run.trained_on]  # a step of the main one
+    spent += sum(float(record.at("user_s", record.last)) - float(record.at("save_s", record.last)) for record in within)
+    return {**verdict.seconds, "other datasets": spent}
+
+
+def _told_masked(run: Run) -> str:
+    """How often rows were masked, and how many different ones are known: rows are decoded ahead of training."""
+    times = int(sum(record.at("masked_rows", record.last) for record in run.records))
+    rows = {(record.facts["dataset"], *row[:2]) for record in run.records for row in record.bad_rows}
+    ahead = ", some of what was decoded and not handed out yet" * (len(rows) > times)
+    return f"{times:,} times a row was handed out masked; {len(rows):,} different ones are named{ahead}"
+
+
+def _subtitle(run: Run, main: Sequence[LoaderRecord], found: Timeline) -> str:
+    begin, end = min(r.started for r in run.records), max(r.last for r in run.records)
+    last, starts = main[-1], len({record.start or record.name for record in main if record.rank == 0})
+    sizes = sorted({record.facts["world_size"] for record in main})
+    parts = [
+        f"{_clock(begin)} to {_clock(end)}",
+        *([f"{found.edges[-1]:,.0f} s of it with loaders"] if found.cuts else []),
+        f"{' and '.join(map(str, sizes))} rank{'s' * (sizes != [1])}",
+        f"{starts} start{'s' * (starts != 1)}",
+        f"raylance {last.facts['raylance']}",
+        told_uri(run.uri),
+    ]
+    return " · ".join(parts)
+
+
+_HEADS = (
+    "rank", "host", "rows", "rows/s", "training, s", "saving, s", "waiting, s", "of it: starting", "reading",
+    "decoding", "finishing", "replaced", "masked rows",
+)  # fmt: skip
+
+
+_DATASET_HEADS = ("dataset", "ranks", "rows", "rows/s", "s of each rank", "waiting", "of it: starting, s", "mostly")
+
+
+def _dataset_row(run: Run, name: str) -> tuple[str, ...]:
+    parts = run.parts(name)
+    verdict = judge(parts)
+    spent = sum(part.trained_s + part.figures["wait_s"] for part in parts)
+    return (
+        name,
+        str(len(parts)),
+        f"{sum(part.figures['rows'] for part in parts):,.0f}",
+        f"{verdict.rates['delivered']:,.0f}",
+        f"{spent / len(parts):,.1f}",
+        f"{sum(part.figures['wait_s'] for part in parts) / max(1e-9, spent):.0%}",
+        f"{verdict.seconds['starting'] / len(parts):,.1f}",
+        max(verdict.seconds, key=lambda part: verdict.seconds[part]),
+    )
+
+
+def _starts_late(run: Run, name: str) -> bool:
+    """Whether most of a dataset's time goes to its start, and nothing was prepared."""
+    parts = run.parts(name)
+    seconds = judge(parts).seconds
+    return max(seconds, key=lambda part: seconds[part]) == "starting" and not all(
+        part.facts.get("prepared") for part in parts
+    )
+
+
+def _rank_row(run: Run, part: Part) -> tuple[str, ...]:
+    rank = part.facts["rank"]
+    records = [record for record in run.of(run.main) if record.rank == rank]
+
+    def total(name: str) -> float:
+        return sum(float(record.at(name, record.last)) for record in records)
+
+    seconds = (total("user_s") - total("save_s") - total("other_s"), total("save_s"), total("wait_s"))
+    causes = (total(name) for name in WAITS.values())
+    return (
+        str(rank),
+        str(records[-1].facts["host"]),
+        f"{total('rows'):,.0f}",
+        f"{part.rate:,.0f}",
+        *(f"{value:,.1f}" for value in (*seconds, *causes)),
+        f"{total('helpers_replaced'):.0f}",
+        f"{total('masked_rows'):.0f}",
+    )
+
+
+def _epochs(proof: RunProof) -> list[dict[str, Any]]:
+    """What is proven, epoch by epoch."""
+    return [
+        {
+            "dataset": each.dataset,
+            "who": each.who or "all ranks together",
+            "epochs": of_epochs(one).removeprefix("each of ").removeprefix("epoch").removeprefix("s").strip(),
+            "text": one.text,
+            "color": {"proven": "good", "fault": "bad"}.get(one.status, ""),
+        }
+        for each in proof.datasets
+        for one in each.epochs
+    ]
+
+
+def _identity(record: LoaderRecord) -> list[tuple[str, Any]]:
+    """What was read, and how."""
+    facts = record.facts
+    options = {name: value for name, value in facts["options"].items() if value is not None}
+    return [
+        *identity_of(facts["state"]).items(),
+        ("global batch", f"{facts['global_batch_size']:,} rows, {facts['steps']:,} steps an epoch"),
+        ("remainder", facts["remainder"]),
+        ("options", ", ".join(f"{name}={value!r}" for name, value in options.items())),
+        ("CPUs", f"{facts['cpus']} of this process's node, {facts.get('cluster_cpus') or '?'} of the cluster"),
+    ]
+
+
+def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, Any]:
+    """What needs the dataset: how it was shuffled, and what is left of its damaged rows."""
+    record = run.of(run.main)[-1]
+    found = ((r.facts["dataset"], *row, tuple(r.facts.get("sources", ()))) for r in run.records for row in r.bad_rows)
+    bad = list(dict.fromkeys(found))[:_BAD_ROWS]
+    told: dict[str, Any] = {"quality": None, "quality_note": "", "bad_note": ""}
+    opened, pictures = None, ["" for _ in bad]
+    try:
+        options: dict[str, Any] = {"storage_options": dict(storage_options)} if storage_options else {}
+        opened = _open_again(record.facts, options)
+        summary = opened.plan(
+            record.facts["global_batch_size"], record.facts["world_size"] if record.facts["split"] else 1
+        )
+        quality = summary.shuffle_quality(sample_steps=_QUALITY_STEPS)
+        told["quality"] = {
+            "told": _told_quality(quality.class_divergence),
+            "table": repr(quality),
+            "picture": markupsafe.Markup(drawing.draw_plan(summary)),
+        }
+        data = {run.main: opened}
+        for of in {of for of, *_ in bad} - data.keys():
+            data[of] = _open_again(run.of(of)[-1].facts, options)
+        pictures = [_left_of(data[of], row, column) for of, row, column, _, _ in bad]
+    except Exception as error:  # of a storage, of a dataset that was moved: the rest is to be told
+        why = (
+            f"The dataset could not be opened for it ({(str(error).splitlines() or [repr(error)])[0]}). Where only a "
+            "setting is missing that no record holds (order=, pack=, storage_options=), raylance.audit.reopen(state, "
+            "…) takes it, and .plan(…).shuffle_quality() of that says it."
+        )
+        told |= {"quality_note": why, "bad_note": why if bad else ""}
+    told["bad_rows"] = [
+        {
+            "offset": offset & OFFSET_MASK,
+            "column": column,
+            "of": sources[offset >> COMPONENT_SHIFT] if offset >> COMPONENT_SHIFT < len(sources) else of,
+            "why": why,
+            "picture": markupsafe.Markup(made),
+        }
+        for (of, offset, column, why, sources), made in zip(bad, pictures, strict=True)
+    ]
+    return told
+
+
+def _open_again(facts: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
+    """The dataset of a record; another one that lies in its place by now would show its own rows."""
+    opened, saved = reopen(facts["state"], remainder=facts["remainder"], **options), facts["state"].get("identity")
+    if saved is not None and (found := opened.opened[0].source.identity) != saved:
+        raise DatasetError(f"it was rewritten since: its files were {saved}, and are {found} now")
+    return opened
+
+
+def _told_quality(ratio: float) -> str:
+    if ratio < 1.25:
+        return "A batch is as good a mix of the rows as one of a full shuffle."
+    return (
+        f"A batch is {ratio:.1f} times as far from the mix of all rows as one of a full shuffle, if neighbours in "
+        "storage are alike: where they are sorted, use more lanes or larger windows; where they are stored in random "
+        "order, it does not matter."
+    )
+
+
+def _left_of(data: Any, offset: int, column: str) -> str:
+    """HTML of a damaged row: as much of the picture as decodes, else its first bytes."""
+    source = data.opened[0].source
+    if not isinstance(source, TableRows) or offset >> COMPONENT_SHIFT or column == TRANSFORM:
+        return ""
+    value = source.pinned.open().take(pa.array([offset]), columns=[column])[column][0].as_py()
+    if not value:
+        return "null" if value is None else "empty"
+    try:
+        with PIL.Image.open(io.BytesIO(value)) as image:
+            image.draft("RGB", (_SIDE, _SIDE))
+            # Not by LOAD_TRUNCATED_IMAGES: it is of the process, and loaders that decode in it would take damaged rows.
+            with contextlib.suppress(Exception):  # whatever a codec raises on damaged bytes
+                image.load()
+            image.tile = []  # what has been decoded is all that there is
+            made = image.convert("RGB")
+            made.thumbnail((_SIDE, _SIDE))
+            made.save(sink := io.BytesIO(), "PNG")
+        encoded = base64.b64encode(sink.getvalue()).decode()
+        return f'<img alt="what decodes of it" src="data:image/png;base64,{encoded}">'
+    except Exception:  # no image, or nothing of one
+        return f"<code>{html.escape(repr(bytes(value[:24])))}…</code> {len(value):,} bytes"

@@ -1,0 +1,208 @@
+"""Owns how a run stands, in a line and in a table, from its records; never reads them, and never prints."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from raylance.observe.parts import Part, delivered_rate, saving_share
+from raylance.observe.stats import WAITS
+from raylance.reports.reading import LoaderRecord, Run
+
+_RECENT_S = 15.0  # that rates and shares of a run that goes on are taken over,
+_STEPS = 3  # and steps, where they take longer
+_SAVES = 0.1  # of the time: less is not told
+_PACE_S = 600.0  # that the time left is reckoned from
+_NOW_S = 3.0  # in which a dataset moved that is iterated now
+_SILENT_S = 60.0  # without a sample: the process is gone
+_CAUSES = {"making batches" if cause == "finishing" else cause: field for cause, field in WAITS.items()}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        epoch: The epoch, from 0.
+        rows: Rows of the epoch that were handed out, over all ranks.
+        epoch_rows: Rows of an epoch.
+        rate: Rows a second over all ranks, lately, as `Verdict.rates` has them delivered.
+        pace: Rows a second of all the time, passes over other datasets and saving included; 0 where none is known.
+        waiting: Share of the trainers' time that they waited, lately, in [0, 1].
+        cause: What they waited for most.
+        saving: Share of the time that went to `raylance.report`, lately, in [0, 1]: rates leave it out.
+        beside: How far another dataset is that is iterated now, to validate, say; else "".
+    """
+
+    epoch: int
+    rows: int
+    epoch_rows: int
+    rate: float
+    pace: float
+    waiting: float
+    cause: str
+    saving: float = 0.0
+    beside: str = ""
+
+    def left_s(self, epochs: int | None = None) -> float | None:
+        """Seconds to the end of the epoch, or of so many epochs, at this pace; None where there is none."""
+        behind = self.epoch_rows * ((self.epoch + 1 if epochs is None else epochs) - self.epoch) - self.rows
+        return max(0, behind) / self.pace if self.pace else None
+
+    def told(self) -> str:
+        """Rate, waiting, and what else goes on, in words."""
+        of = f" (for {self.cause})" if self.waiting >= 0.01 else ""
+        saving = f", saving {self.saving:.0%} of the time" if self.saving >= _SAVES else ""
+        rate = f"{self.rate:,.0f} rows/s, " if self.rate else ""  # of the first batch alone there is none
+        return f"{rate}waiting {self.waiting:.0%}{of}{saving}{self.beside and f'; {self.beside}'}"
+
+
+def progress(run: Run) -> Progress | None:
+    """How far the dataset that is trained on is; None before its first batch."""
+    records = [record for record in run.newest(run.main) if len(record.series["time_s"])]
+    if not records:
+        return None
+    epoch, rows = max(record.place for record in records)
+    recent = [_recent(record) for record in records]
+    spent = {cause: sum(part.figures[name] for part in recent) for cause, name in _CAUSES.items()}
+    waited = sum(part.figures["wait_s"] for part in recent)
+    return Progress(
+        epoch=epoch,
+        rows=rows,
+        epoch_rows=int(records[0].facts["limits"]["epoch_rows"]),
+        rate=delivered_rate([part for part in recent if part.figures["batches"] > 1]),
+        pace=sum(_pace(record) for record in records),
+        waiting=waited / max(1e-9, waited + sum(part.trained_s for part in recent)),
+        cause=max(spent, key=lambda cause: spent[cause]),
+        saving=saving_share(recent),
+        beside=_beside(run),
+    )
+
+
+def recent_s(record: LoaderRecord) -> float:
+    """Seconds that its rates and shares are taken over while it goes on: some of its steps are in them."""
+    begin = max(record.started, record.last - _PACE_S)
+    steps = float(record.at("batches", record.last)) - float(record.at("batches", begin))
+    return max(_RECENT_S, _STEPS * (record.last - begin) / max(1.0, steps))
+
+
+def _recent(record: LoaderRecord) -> Part:
+    """Its last seconds, by its own clock; all of it where these had nothing of it, as when others were iterated."""
+    part = record.part(record.last - recent_s(record))
+    return part if part.figures["rows"] or part.figures["wait_s"] + part.trained_s > 1.0 else record.part()
+
+
+def _pace(record: LoaderRecord) -> float:
+    """Rows a second of the wall clock, since its first batch."""
+    first_s = float(record.at("wait_start_s", record.last))
+    begin = max(record.started + first_s, record.last - _PACE_S)
+    return record.since(begin)["rows"] / (record.last - begin) if record.last - begin > 1.0 else 0.0
+
+
+def _beside(run: Run) -> str:
+    """How far another dataset is that the process of the first rank iterates now."""
+    process = [run.newest(run.main)[0].facts.get(name) for name in ("host", "pid")]
+    for dataset in dict.fromkeys(str(record.facts["dataset"]) for record in run.records):
+        for record in run.newest(dataset)[:1] if dataset != run.main else ():
+            part = record.part(record.last - _NOW_S)
+            is_there = not record.ended and [record.facts.get(name) for name in ("host", "pid")] == process
+            if is_there and part.trained_s + part.figures["wait_s"] > 0.1:
+                _, rows = record.place
+                return f"{dataset} {rows:,}/{record.facts['limits']['epoch_rows']:,.0f}"
+    return ""
+
+
+def news(run: Run) -> list[tuple[float, LoaderRecord, str, Any]]:
+    """What happened, oldest first: when, whose record, kind, what."""
+    found = {}
+    for record in run.records:  # two of them may tell of the same, where a loader was closed and went on
+        for when, kind, what in record.events:
+            found[when, record.facts["dataset"], record.rank, kind] = (when, record, kind, what)
+    return sorted(found.values(), key=lambda event: event[0])
+
+
+_HEADS = (
+    "dataset", "rank", "host", "epoch", "rows", "rows/s", "waiting", "mostly for", "decoders", "busy", "ready",
+    "in flight", "window", "replaced", "bad rows", "state",
+)  # fmt: skip
+
+
+def table(run: Run, now: float, most: int = 32) -> str:
+    """All loaders of a run as they stand, one line each.
+
+    Args:
+        run: The run.
+        now: Seconds since 1970.
+        most: Lines at the most; the ranks that wait most come first where there are more.
+    """
+    datasets = dict.fromkeys(str(record.facts["dataset"]) for record in run.records)
+    lines: list[tuple[float, tuple[str, ...]]] = []
+    for dataset in datasets:
+        lines += [_line(record, now) for record in run.newest(dataset) if len(record.series["time_s"])]
+    left = len(lines) - most
+    if left > 0:
+        lines = sorted(lines, key=lambda line: -line[0])[:most]
+    rows = [_HEADS, *(cells for _, cells in lines)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    text = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+    return "\n".join([*text, *([f"… and {left} more, which wait less"] if left > 0 else [])])
+
+
+def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
+    """How long it waited, and its cells."""
+    part, last = _recent(record), record.last
+    recent, (epoch, rows) = part.figures, record.place
+    waiting = recent["wait_s"] / max(1e-9, recent["wait_s"] + part.trained_s)
+    cause = max(_CAUSES, key=lambda name: recent[_CAUSES[name]])
+    limits, silent_s = record.facts["limits"], _silent_s(record, now)
+    return waiting, (
+        str(record.facts["dataset"]),
+        str(record.rank),
+        str(record.facts["host"])[:20],
+        f"{epoch}",
+        f"{rows:,}/{limits['epoch_rows']:,.0f}",
+        f"{part.rate:,.0f}",
+        f"{waiting:.0%}",
+        cause if waiting >= 0.01 else "-",
+        *_decoders(record, recent),
+        f"{recent['ready_batches']:.0f}",
+        _share(recent["inflight_bytes"], limits["inflight_limit_bytes"]),
+        _share(recent["window_bytes"], limits["window_limit_bytes"]),
+        f"{record.at('helpers_replaced', last):.0f}",
+        f"{record.at('masked_rows', last):.0f}",
+        "ended" if has_ended(record, now) else "goes on" if silent_s < _SILENT_S else f"gone for {silent_s:,.0f} s",
+    )
+
+
+def _decoders(record: LoaderRecord, now: Mapping[str, float]) -> tuple[str, str]:
+    """How many decoders there are, of those that are wanted, and how many are at work; who decodes where none are."""
+    if not record.has_decoders:
+        return "in readers" if record.at("decoded_rows", record.last) else "-", "-"
+    return f"{now['decoders']:.0f}/{now['decoders_wanted']:.0f}", f"{now['decoders_busy']:.0f}"
+
+
+def has_ended(record: LoaderRecord, now: float) -> bool:
+    """Whether a loader was closed, or its process is gone since it was through with an epoch: a training function that
+    returns need not close what it iterates. One that is gone in mid-epoch was killed.
+
+    Args:
+        record: What is known of it.
+        now: Seconds since 1970.
+    """
+    is_through = record.place[1] >= record.facts["limits"]["epoch_rows"]
+    return bool(record.ended) or (is_through and _silent_s(record, now) >= _SILENT_S)
+
+
+def _silent_s(record: LoaderRecord, now: float) -> float:
+    return now - (record.written_s or record.last)
+
+
+def _share(used: float, limit: float) -> str:
+    return f"{used / 2**20:,.0f}/{limit / 2**20:,.0f} MiB"
+
+
+def told_report(what: dict[str, Any], names: Sequence[str] = ("epoch", "step")) -> str:
+    """A report to Ray Train in a line: what says where it is, and the other numbers."""
+    metrics = what["metrics"]
+    where = ", ".join(f"{name} {metrics[name]:g}" for name in names if name in metrics)
+    rest = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in names)
+    return ": ".join(part for part in (where, rest) if part)

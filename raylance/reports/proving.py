@@ -1,0 +1,326 @@
+"""Owns the proof of a run from its records: which rows its ranks were handed, compared with what its dataset selects;
+never records, and never says how to sum up: see `raylance.planning.proof`.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from raylance.audit.epoch import EpochAudit
+from raylance.audit.reopening import reopen
+from raylance.errors import ConfigError
+from raylance.observe.verdict import Verdict
+from raylance.planning.digest import Interval
+from raylance.planning.proof import Account, EpochProof, Expected, line_of_history, prove
+from raylance.planning.state import UNKNOWN, identity_of, selection_of, subject_of
+from raylance.reports.reading import LoaderRecord, Run, read_run
+
+logger = logging.getLogger(__name__)
+
+_LINES = 3  # of a verdict
+FEW_ROWS = 10**7  # of plans, that are computed where a proof is one thing among others: ten seconds
+_UNSAID = "its records do not say which rows were handed out: a raylance before 0.8 wrote them"
+_LACKING = "What no record holds (storage_options=, pack=, order=), and where data lies now (uri=), prove_run takes."
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """What is proven of one dataset of a run.
+
+    Attributes:
+        dataset: Its name in the run.
+        who: "" for all ranks together; else the ranks, each of which sees the dataset whole and is proven for itself.
+        epochs: What is proven, by epoch; epochs in a row of which the same is proven are one.
+    """
+
+    dataset: str
+    who: str
+    epochs: tuple[EpochProof, ...]
+
+    def lines(self) -> list[str]:
+        """It in words."""
+        return [f"{self.dataset}{self.who and f', {self.who}'}, {of_epochs(one)}: {one.text}" for one in self.epochs]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RunProof:
+    """Which rows a run was trained on, compared with what it had to be trained on: every selected row once an epoch,
+    over all ranks and starts; where rows are drawn, every draw of the plan.
+
+    The ranks counted and hashed what their training functions took, with each report and at each epoch's end. Of each
+    start that counts which came before the place that the next one resumed at: the rest was rolled back, and came
+    again. New processes that loaded no state count as a start, too, of a model that is new or was restored by other
+    means; but what one process was handed counts, unless it loads a state: after set_epoch, or by a second loader, rows
+    come more than once, which is not proven to be right. It proves which rows, not in which step or with which bytes;
+    and two multisets of rows that differ have one hash of 64 bits in one of 2**64 cases. Rows that the plan leaves out
+    (remainder="drop") are said as planned.
+
+    Attributes:
+        datasets: One or more for each dataset of the run.
+        notes: What could not be looked at, and why.
+    """
+
+    datasets: tuple[Proof, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def faults(self) -> list[str]:
+        """A line for each epoch in which other rows were handed out than had to be."""
+        return self._lines("fault")
+
+    @property
+    def unproven(self) -> list[str]:
+        """A line for each epoch of which that is not known, and for what could not be looked at."""
+        return [*self._lines("unproven", "counted"), *self.notes]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is neither, and something is proven."""
+        return bool(self.datasets) and not self.faults and not self.unproven
+
+    @property
+    def verdict(self) -> str:
+        """All of it in a line."""
+        for what, lines in (("FAULT: ", self.faults), ("", self.unproven)):
+            if lines:
+                return f"{what}{lines[0]}{f' (and {len(lines) - 1} more)' * (len(lines) > 1)}"
+        lines = [line for proof in self.datasets for line in proof.lines()]
+        more = f" (and {len(lines) - _LINES} lines before)" * (len(lines) > _LINES)
+        return "; ".join(lines[-_LINES:]) + more or "no row was handed out yet"
+
+    def __str__(self) -> str:
+        lines = [
+            f"{'FAULT: ' * (one.status == 'fault')}{line}"
+            for proof in self.datasets
+            for one, line in zip(proof.epochs, proof.lines(), strict=True)
+        ]
+        return "\n".join([*lines, *self.notes]) or self.verdict
+
+    __repr__ = __str__
+
+    def _lines(self, *statuses: str) -> list[str]:
+        return [
+            line
+            for proof in self.datasets
+            for one, line in zip(proof.epochs, proof.lines(), strict=True)
+            if one.status in statuses
+        ]
+
+
+def prove_run(
+    path: str | os.PathLike[str],
+    *,
+    uri: str | Sequence[str] = (),
+    dataset: str | None = None,
+    storage_filesystem: Any = None,
+    **changes: Any,
+) -> RunProof:
+    """Proves which rows a run was trained on, while it continues or after it; see `RunProof`.
+
+    The datasets are opened as the records say, and the digest of their selection is computed now. Where one cannot be
+    opened, its rows are counted, and not compared.
+
+    Args:
+        path: The run's folder, <storage path>/<run name>, as a path or URI.
+        uri: Where the data of `dataset` lies now, if it has moved; of a mixture, one for each dataset in the order of
+            their names.
+        dataset: The name of one dataset in the run, None for all.
+        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
+        **changes: Arguments of `raylance.dataset` that records do not hold, such as `storage_options`, `pack`, or an
+            `order` of one's own.
+
+    Raises:
+        ConfigError: If there is no record of the run, or of this dataset; if it is not said whose `uri`, `order` or
+            `pack` is meant.
+    """
+    run = read_run(path, storage_filesystem)
+    groups = _groups(run)
+    names = sorted({name for label, records in groups.items() for name in (label, *_names(records))})
+    if dataset is not None and dataset not in names:
+        raise ConfigError(f"dataset={dataset!r}: the run has {', '.join(map(repr, names))}. Give one of them.")
+    of_one = {"uri": uri, **changes} if uri else changes
+    meant = [label for label, records in groups.items() if dataset in (None, label, *_names(records))]
+    if dataset in groups:
+        meant = [dataset]
+    if len(meant) > 1 and of_one.keys() - {"storage_options"}:
+        raise ConfigError(
+            f"{', '.join(sorted(of_one))}: the run has {', '.join(map(repr, meant))}, and one may not be "
+            "opened as another. Say which one is meant by dataset=."
+        )
+    return prove_records(run, meant, uri=uri, **changes)
+
+
+def explain_run(
+    path: str | os.PathLike[str],
+    storage_filesystem: Any = None,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+) -> Verdict:
+    """Says in words what limits a run, over all ranks and starts, and what to change; see `Verdict`. Also whether it
+    was trained on every selected row once; see `prove_run`, which also compares what would take long here.
+
+    Args:
+        path: The run's folder, <storage path>/<run name>, as a path or URI.
+        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
+        storage_options: Of the dataset: its rows are compared with those that it selects.
+
+    Raises:
+        ConfigError: If there is no record of the run.
+    """
+    run = read_run(path, storage_filesystem)
+    options = {"storage_options": dict(storage_options)} if storage_options else {}
+    proof = prove_records(run, run.trained_on, most_rows=FEW_ROWS, **options)
+    return dataclasses.replace(run.verdict(run.main), rows=proof.verdict)
+
+
+def prove_records(run: Run, names: Sequence[str], *, most_rows: int | None = None, **changes: Any) -> RunProof:
+    """Proves some datasets of a run by its records; see `prove_run`.
+
+    Args:
+        run: The run.
+        names: The datasets, as the run or a proof calls them.
+        most_rows: Rows of each one's plan that may be computed; epochs that take more, earlier ones first, are only
+            counted.
+        **changes: As `prove_run` takes them.
+    """
+    proofs: list[Proof] = []
+    notes: list[str] = []
+    for label, records in _groups(run).items():
+        if not {label, *_names(records)} & set(names):
+            continue
+        known = [record for record in records if record.digest is not None]
+        if len(known) < len(records):
+            notes.append(f"{label}: not all is proven, {_UNSAID}")
+        plans = _Plans(known, changes, most_rows)
+        by_who = {who: prove(line_of_history(accounts), plans.expected) for who, accounts in _accounts(known).items()}
+        proofs += [Proof(dataset=label, who=who, epochs=tuple(epochs)) for who, epochs in _joined(by_who).items()]
+    return RunProof(datasets=tuple(proof for proof in proofs if proof.epochs), notes=tuple(notes))
+
+
+def of_epochs(one: EpochProof) -> str:
+    """Which epochs, counted from 0."""
+    last = one.epoch + one.epochs - 1
+    return f"epoch {one.epoch}" if one.epochs == 1 else f"each of epochs {one.epoch} to {last}"
+
+
+def _accounts(records: Sequence[LoaderRecord]) -> dict[str, list[Account]]:
+    """What the loaders were handed: of all ranks together, or of each that sees the dataset whole."""
+    found: dict[str, list[Account]] = {}
+    for record in records:
+        try:
+            account = _account(record)
+        except (KeyError, TypeError, ValueError) as error:
+            logger.warning("what %s says of its rows is damaged, and left out (%s)", record.name, error)
+            continue
+        found.setdefault("" if record.facts["split"] else f"rank {record.rank}", []).append(account)
+    return found
+
+
+def _account(record: LoaderRecord) -> Account:
+    facts, digest = record.facts, record.digest or {}
+    handed, forgotten = record.series["rows"], digest.get("forgotten")
+    last = int(np.searchsorted(handed, handed[-1])) if len(handed) else 0  # the sample that the last row came before
+    return Account(
+        start=str(digest["start"]),
+        ledger=str(digest["ledger"]),
+        rank=int(digest["rank"]),
+        world_size=int(digest["world_size"]),
+        intervals=[Interval.from_list(values) for values in digest["intervals"]],
+        restored={jump: (epoch, position) for jump, epoch, position in digest.get("restored", ())},
+        forgotten=None if forgotten is None else (forgotten[0], forgotten[1]),
+        process=str(digest.get("process") or f"{facts['host']} {facts['pid']}"),
+        begun_s=record.started,
+        ended_s=float(record.series["time_s"][last]) if len(handed) else record.started,
+        selection=selection_of(facts["state"]),
+        plan=_plan_of(record),
+    )
+
+
+def _plan_of(record: LoaderRecord) -> str:
+    """What a record's rows are compared with: others of which that is the same have the same plan."""
+    state = {
+        name: value for name, value in identity_of(record.facts["state"]).items() if name not in ("decode", "codecs")
+    }
+    return json.dumps([state, record.facts["remainder"]], sort_keys=True)
+
+
+def _groups(run: Run) -> dict[str, list[LoaderRecord]]:
+    """The records of each dataset, by what it is called. Names of loaders made by hand are given in the order in which
+    these are iterated, so that those of another start may have them the other way round: which data it is counts.
+    """
+    groups: dict[tuple[Any, ...], list[LoaderRecord]] = {}
+    for record in run.records:
+        facts = record.facts
+        called = facts.get("stem", facts["dataset"]), facts.get("number", 1)
+        groups.setdefault((*called, subject_of(facts["state"]), facts["split"]), []).append(record)
+    labels: dict[str, list[LoaderRecord]] = {}
+    for number, (key, records) in enumerate(groups.items()):
+        others = {name for other, found in groups.items() if other != key for name in _names(found)}
+        label = str(records[-1].facts["dataset"])
+        if others & _names(records):
+            label = f"{label} ({_words_of_subject(records[-1])})"
+        labels[label if label not in labels else f"{label}, number {number + 1}"] = records
+    return dict(sorted(labels.items()))
+
+
+def _names(records: Sequence[LoaderRecord]) -> set[str]:
+    return {str(record.facts["dataset"]) for record in records}
+
+
+def _words_of_subject(record: LoaderRecord) -> str:
+    state = record.facts["state"]
+    found = {name: state.get(name) for name in ("uri", "branch", "filter", "split")}
+    return ", ".join(f"{name} {value}" for name, value in found.items() if value)
+
+
+def _joined(by_who: Mapping[str, list[EpochProof]]) -> dict[str, list[EpochProof]]:
+    """Ranks of which the same is proven share one line."""
+    if len(by_who) > 1 and all(epochs == next(iter(by_who.values())) for epochs in by_who.values()):
+        return {f"each of {len(by_who)} ranks": next(iter(by_who.values()))}
+    return dict(by_who)
+
+
+class _Plans:
+    """What the epochs of a dataset are compared with: each start's rows with what that start selected."""
+
+    def __init__(self, records: Sequence[LoaderRecord], changes: dict[str, Any], most_rows: int | None) -> None:
+        """Opens nothing yet; `most_rows` are for all plans."""
+        self._records = {_plan_of(record): record for record in records}
+        self._changes, self._most_rows = changes, most_rows
+        self._known: dict[str, Expected | str] = {}
+
+    def expected(self, plan: str) -> Expected | str:
+        """What a plan's epochs are compared with; or why that is not known."""
+        if plan not in self._known:
+            left = [one.most_rows for one in self._known.values() if isinstance(one, Expected) and one.most_rows]
+            most_rows = min([self._most_rows, *left]) if self._most_rows is not None else None
+            try:
+                self._known[plan] = _expected(self._records[plan], self._changes, most_rows)
+            except Exception as error:  # of a storage, of a dataset that was moved: its rows are still counted
+                self._known[plan] = f"{' '.join(str(error).split(chr(10))[:2]) or repr(error)} {_LACKING}"
+        return self._known[plan]
+
+
+def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | None) -> Expected:
+    """What a dataset selects, and in which order."""
+    state, remainder = record.facts["state"], record.facts["remainder"]
+    has_order = True
+    try:
+        opened = reopen(state, remainder=remainder, **changes)
+    except ConfigError:
+        if "order" in changes or record.facts.get("repeats", True):
+            raise
+        # Of an order of one's own, no record holds the code: what is selected does not depend on it.
+        opened, has_order = reopen(state, remainder=remainder, **changes, order="sequential"), False
+    selection = opened.opened[0].source.load_selection()
+    if selection.fingerprint != state["fingerprint"]:
+        raise ConfigError(f"{opened!r} selects other rows than the run did.")
+    if not has_order:
+        state = {**state, "order": opened.opened[1].order.params(), "checksum": UNKNOWN}
+    order = EpochAudit(opened, state=state).plan.order
+    return Expected(selection=selection, order=order if has_order else None, most_rows=most_rows)

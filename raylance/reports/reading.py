@@ -1,0 +1,341 @@
+"""Owns reading the records of a run, while it goes on or after it; never writes one, never says what they mean."""
+
+import dataclasses
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.fs
+
+from raylance.errors import ConfigError
+from raylance.observe.advice import starts_late
+from raylance.observe.parts import Part
+from raylance.observe.record import COLUMNS, FOLDER, FORMAT, STANDING, open_folder
+from raylance.observe.stats import GAUGES, NUMBERS
+from raylance.observe.verdict import Verdict, judge_beside
+
+logger = logging.getLogger(__name__)
+
+FloatArray = npt.NDArray[np.float64]
+
+_SIDE_BY_SIDE = 0.25  # of the time between batches: shared for less, a dataset is not trained on beside another
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Version:
+    """When a file was written last, in seconds since 1970 by the clock of its storage, and its bytes."""
+
+    written_s: float
+    size: int
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class LoaderRecord:
+    """What was recorded of one loader, from its start to its end or to the last that is known of it.
+
+    Attributes:
+        name: The file's name, without its end.
+        facts: Who it was, of which run, what it read, within which limits.
+        events: What happened: seconds since 1970, kind, what.
+        bad_rows: The first rows that were masked: row offset with a mixture's component, column, why.
+        ended: When it was closed, in seconds since 1970; None where it is not, or its process was killed.
+        series: By name, float64 (samples,): counters since the loader was made, and `time_s`, seconds since 1970.
+        written_s: When its file was written last, by the clock of the storage.
+        digest: Which rows it handed out, as its `Ledger` says it; None of an older raylance.
+        shared_s: By dataset, seconds in which it was iterated side by side with that; none of an older raylance.
+    """
+
+    name: str
+    facts: Mapping[str, Any]
+    events: Sequence[tuple[float, str, Any]]
+    bad_rows: Sequence[tuple[int, str, str]]
+    ended: float | None
+    series: Mapping[str, FloatArray]
+    written_s: float = 0.0
+    digest: Mapping[str, Any] | None = None
+    shared_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+        return int(self.facts["rank"])
+
+    @property
+    def start(self) -> str:
+        """What all loaders of one start of the run have in common; "" where nothing says it."""
+        return str(self.facts.get("start") or "")
+
+    @property
+    def started(self) -> float:
+        """Seconds since 1970."""
+        return float(self.facts["started"])
+
+    @property
+    def begun_s(self) -> float:
+        """When its file was written first, by the clock of the storage: which of two starts came later is told by this
+        one clock, since those of machines differ; and kept in the file, since a copy is written at another time.
+        """
+        return float(self.facts.get("begun_s") or self.written_s)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epoch and rows of it that were handed out over all ranks, as it was last: behind the last batch of an epoch,
+        that epoch, until the first one of the next.
+        """
+        epoch, position = int(self.at("epoch", self.last)), int(self.at("position", self.last))
+        return (epoch - 1, int(self.facts["limits"]["epoch_rows"])) if epoch and not position else (epoch, position)
+
+    @property
+    def has_decoders(self) -> bool:
+        """Whether decoders ran, or were to; otherwise shard actors decode by themselves, where rows are decoded."""
+        return bool(max(self.series[name].max(initial=0.0) for name in ("decoders", "decoders_wanted")))
+
+    @property
+    def last(self) -> float:
+        """When it was sampled last, in seconds since 1970."""
+        times = self.series["time_s"]
+        return float(times[-1]) if len(times) else self.started
+
+    def at(self, name: str, times: "float | FloatArray") -> Any:
+        """A figure at some times: counters grow steadily between samples, and from 0 at the start; others hold."""
+        known = self.series["time_s"]
+        if not len(known):
+            return np.zeros_like(times, dtype=np.float64)
+        if name in STANDING:
+            return self.series[name][np.clip(np.searchsorted(known, times, side="right") - 1, 0, len(known) - 1)]
+        begun, nothing = np.array([self.started]), np.zeros(1)
+        return np.interp(times, np.concatenate((begun, known)), np.concatenate((nothing, self.series[name])), left=0.0)
+
+    def part(self, begin: float = -np.inf) -> Part:
+        """What the verdict needs to know of it, from a time on."""
+        return Part(figures=self.since(begin), facts=self.facts)
+
+    def since(self, begin: float) -> dict[str, float]:
+        """What was counted from a time on; other figures as they are last."""
+        now = {name: float(self.at(name, self.last)) for name in NUMBERS}
+        return {name: value if name in GAUGES else value - float(self.at(name, begin)) for name, value in now.items()}
+
+
+@dataclasses.dataclass(kw_only=True)
+class Run:
+    """The records of a run.
+
+    Attributes:
+        uri: Where it is kept.
+        records: Those of all its loaders, later starts behind earlier ones.
+    """
+
+    uri: str
+    records: Sequence[LoaderRecord]
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.records[-1].facts["run"] or os.path.basename(self.uri.rstrip("/")))
+
+    @property
+    def main(self) -> str:
+        """The dataset that is trained on; where several are iterated side by side, the one that is waited for most."""
+        return self.trained_on[0]
+
+    @cached_property
+    def trained_on(self) -> list[str]:
+        """The dataset between whose batches most time passes, and those that are iterated side by side with it, as by
+        zip(): the one that is waited for most comes first.
+        """
+        spent: dict[str, float] = {}
+        for record in self.records:
+            dataset = str(record.facts["dataset"])
+            seconds = float(record.at("user_s", record.last)) - float(record.at("other_s", record.last))
+            spent[dataset] = spent.get(dataset, 0.0) + seconds + 1e-9 * record.facts["split"]
+        longest = max(spent, key=lambda name: spent[name])
+        shared = {
+            name: sum(record.shared_s.get(name, 0.0) for record in self.of(longest))
+            for name in spent.keys() - {longest}
+        }
+        beside = sorted(name for name in shared if shared[name] > _SIDE_BY_SIDE * spent[longest])
+        waited = {name: sum(part.waited_s for part in self.parts(name)) for name in (longest, *beside)}
+        return sorted(waited, key=lambda name: -waited[name])
+
+    def of(self, dataset: str) -> list[LoaderRecord]:
+        """The records of a dataset's loaders, later starts behind earlier ones."""
+        return [record for record in self.records if record.facts["dataset"] == dataset]
+
+    def before(self, record: LoaderRecord) -> list[LoaderRecord]:
+        """The records of a loader's dataset of earlier starts."""
+        found = self.of(record.facts["dataset"])
+        return found[: found.index(record)]
+
+    def newest(self, dataset: str) -> list[LoaderRecord]:
+        """The newest record of each rank of a dataset, as many ranks as there were last; by rank."""
+        by_rank = {record.rank: record for record in self.of(dataset)}
+        ranks = self.of(dataset)[-1].facts["world_size"]
+        return [by_rank[rank] for rank in sorted(by_rank) if rank < ranks]
+
+    def verdict(self, dataset: str, last_s: float | None = None) -> Verdict:
+        """What limits a dataset's ranks.
+
+        Args:
+            dataset: Its name in the run.
+            last_s: The last seconds of each rank, by its own clock; None judges all of the run.
+        """
+        trained_on = self.trained_on if dataset in self.trained_on else [dataset]
+        beside = [name for name in trained_on if name != dataset]
+        if last_s is not None:
+            recent = {
+                name: [record.part(record.last - last_s) for record in self.newest(name)] for name in (dataset, *beside)
+            }
+            return judge_beside(dataset, recent)
+        found = judge_beside(dataset, {name: self.parts(name) for name in (dataset, *beside)})
+        others = sorted({str(record.facts["dataset"]) for record in self.records} - {dataset})
+        lines = [
+            line
+            for other in others
+            if (line := starts_late(other, self.parts(other), found.seconds, is_trained_on=other in trained_on))
+        ]
+        return dataclasses.replace(found, advice=(*found.advice, *lines))
+
+    def parts(self, dataset: str) -> list[Part]:
+        """What the verdict needs to know of each rank of a dataset, over all starts; by rank."""
+        parts: dict[int, Part] = {}
+        for record in self.of(dataset):
+            part = record.part()
+            if (before := parts.get(record.rank)) is not None:
+                summed = {k: v if k in GAUGES else v + before.figures[k] for k, v in part.figures.items()}
+                starts = before.starts + (record.start != before.facts.get("start") or not record.start)
+                part = dataclasses.replace(part, figures=summed, starts=starts)
+            parts[record.rank] = part
+        ranks = [parts[rank] for rank in sorted(parts)]
+        if len({record.facts["world_size"] for record in self.of(dataset)}) > 1:
+            longest = max(1e-9, *(part.steady_s for part in ranks))
+            ranks = [dataclasses.replace(part, presence=part.steady_s / longest) for part in ranks]
+        return ranks
+
+
+class RunFolder:
+    """The folder of a run, to be read again and again: a file that has not changed is read once."""
+
+    def __init__(self, path: str | os.PathLike[str], storage_filesystem: Any = None) -> None:
+        """Reads nothing yet.
+
+        Args:
+            path: The run's folder, in which its checkpoints are: <storage path>/<run name>, as a path or URI.
+            storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
+
+        Raises:
+            ConfigError: If `path` cannot be a folder.
+        """
+        self.path = os.fspath(path)
+        self.filesystem, self._folder = open_folder(path, storage_filesystem)
+        self._known: dict[str, tuple[Version, LoaderRecord | None]] = {}
+
+    def list(self) -> dict[str, Version]:
+        """The files of records that are there, and what says whether they have changed."""
+        found = self.filesystem.get_file_info(pa.fs.FileSelector(f"{self._folder}/{FOLDER}", allow_not_found=True))
+        return {
+            info.path: Version(written_s=(info.mtime_ns or 0) / 1e9, size=info.size)
+            for info in found
+            if info.path.endswith(".arrow") and not info.base_name.startswith(".")
+        }
+
+    def load(self, files: Mapping[str, Version]) -> Run:
+        """Reads the records of some files; one that is damaged, or gone, is left out.
+
+        Args:
+            files: Of `list`.
+        """
+        for path, version in files.items():
+            if path not in self._known or self._known[path][0] != version or not version.written_s:
+                record = _read_whole(self.filesystem, path)
+                if record is not None:
+                    record.written_s = version.written_s
+                self._known[path] = version, record
+        records = [record for path in files if (record := self._known[path][1]) is not None]
+        return Run(uri=self.path, records=sorted(records, key=lambda record: (record.begun_s, record.started)))
+
+    def read(self) -> Run:
+        """Reads the records that are there now.
+
+        Raises:
+            ConfigError: If there are none.
+        """
+        run = self.load(self.list())
+        if not run.records and self.filesystem.get_file_info(self._folder).is_file:
+            raise ConfigError(f"{self.path} is a file: give the folder of a run, <storage path>/<run name>.")
+        if not run.records:
+            raise ConfigError(
+                f"{self.path} holds no record of a loader ({FOLDER}/*.arrow), so there is nothing to show."
+                f"{self._others()} Give the folder of a run, <storage path>/<run name>; a record begins with the first "
+                "batch, unless record=False."
+            )
+        return run
+
+    def _others(self) -> str:
+        """The runs that lie in this folder, where it is that of several."""
+        files = self.filesystem
+        runs = sorted(
+            info.path.rsplit("/", 1)[-1]
+            for info in files.get_file_info(pa.fs.FileSelector(self._folder, allow_not_found=True))
+            if info.type == pa.fs.FileType.Directory
+            and files.get_file_info(f"{info.path}/{FOLDER}").type == pa.fs.FileType.Directory
+        )
+        return f" The runs in it: {', '.join(runs[:10])}; add one of the names." if runs else ""
+
+
+def read_run(path: str | os.PathLike[str], storage_filesystem: Any = None) -> Run:
+    """Reads the records of a run; see `RunFolder`.
+
+    Raises:
+        ConfigError: If there are none.
+    """
+    return RunFolder(path, storage_filesystem).read()
+
+
+def _read_whole(filesystem: Any, path: str) -> LoaderRecord | None:
+    """A record; None for one that is damaged, as by a machine that lost its power: others are still shown."""
+    try:
+        return _read(filesystem, path)
+    except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as error:
+        logger.warning("the record %s is damaged, and left out (%s: %s)", path, type(error).__name__, error)
+        return None
+
+
+def _read(filesystem: Any, path: str) -> LoaderRecord | None:
+    """A record; None for one of a newer raylance, or that was moved away meanwhile."""
+    try:
+        with filesystem.open_input_file(path) as file:
+            table = pa.feather.read_table(pa.BufferReader(file.read()))
+    except FileNotFoundError:
+        return None
+    facts = json.loads((table.schema.metadata or {}).get(b"raylance", b"{}"))
+    if facts.get("format") != FORMAT:
+        return None
+    told = {name: facts.pop(name, None) for name in ("events", "bad_rows", "ended", "digest", "shared_s")}
+    columns = {name: table[name].to_numpy() for name in COLUMNS if name in table.column_names}
+    return LoaderRecord(
+        name=os.path.basename(path).removesuffix(".arrow"),
+        facts=facts,
+        events=[tuple(event) for event in told["events"] or ()],
+        bad_rows=[tuple(row) for row in told["bad_rows"] or ()],
+        ended=told["ended"],
+        digest=told["digest"],
+        shared_s=told["shared_s"] or {},
+        series={name: columns.get(name, np.zeros(table.num_rows)) for name in COLUMNS},
+    )
+
+
+def read_look(run: Run, record: LoaderRecord, storage_filesystem: Any = None) -> str:
+    """HTML of the first rows that a loader handed out; "" where there is none."""
+    filesystem, folder = open_folder(run.uri, storage_filesystem)
+    try:
+        with filesystem.open_input_file(f"{folder}/{FOLDER}/{record.name}.html") as file:
+            return bytes(file.read()).decode()
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,107 @@
+"""Owns where the time of a run's ranks went, as shares over time; never draws, never says what it means."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from raylance.observe.stats import WAITS
+from raylance.reports.reading import FloatArray, LoaderRecord, Run
+
+PARTS = ("training", "saving", *WAITS, "other datasets")
+"""What a rank's time goes to: training; `raylance.report` between batches; waiting, by cause; other datasets, such as
+validation. The rest of it is neither: a model that is built, a collective operation behind the last batch.
+"""
+
+_FIELDS = {"saving": "save_s", **WAITS}
+_SMOOTH_S = 3.0
+_GAP_S = 20.0  # without any record: the run was not there
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """A run in bins of time; times without any record are left out.
+
+    Attributes:
+        edges: Seconds since the run began, (bins + 1,).
+        times: The same in seconds since 1970.
+        cuts: Where times were left out, in seconds since the run began.
+        shares: By rank, then by `PARTS`: share of each bin, (bins,), in [0, 1].
+        rate: Rows a second over all ranks, (bins,), a mean over `smoothed_s` around each bin.
+        smoothed_s: Seconds: batches come in bursts, and are counted once a second.
+    """
+
+    edges: FloatArray
+    times: FloatArray
+    cuts: Sequence[float]
+    shares: dict[int, dict[str, FloatArray]]
+    rate: FloatArray
+    smoothed_s: float
+
+    def place(self, when: float) -> float:
+        """Seconds since the run began, of a time in seconds since 1970."""
+        return float(np.interp(when, self.times, self.edges))
+
+
+def timeline(run: Run, bins: int = 160) -> Timeline:
+    """Puts a run into bins of time.
+
+    Args:
+        run: The run.
+        bins: How many.
+    """
+    spans = _spans(run.records)
+    known = np.array([point for span in spans for point in span])  # seconds since 1970
+    lengths = np.array([[0.0, end - begin] for begin, end in spans])
+    lengths[:, 0] = 1e-6  # so that each wall-clock time has one place
+    walked = np.cumsum(lengths.ravel()) - lengths[0, 0]
+    edges = np.linspace(0.0, walked[-1], bins + 1)
+    times = np.interp(edges, walked, known)
+    width = max(1e-9, edges[1])
+    main = run.of(run.main)
+    shares: dict[int, dict[str, FloatArray]] = {}
+    for rank in sorted({record.rank for record in main}):
+        ours = [record for record in main if record.rank == rank]
+        others = [record for record in run.records if record.rank == rank and record.facts["dataset"] != run.main]
+        spent = {part: _grown(ours, name, times) for part, name in _FIELDS.items()}
+        spent["training"] = _grown(ours, "user_s", times) - _grown(ours, "other_s", times) - spent["saving"]
+        # What is saved while another dataset has a batch out is counted of both; and steps of one that is iterated side
+        # by side are this one's steps.
+        within = [record for record in others if record.facts["dataset"] not in run.trained_on]
+        spent["other datasets"] = _grown(within, "user_s", times) - _grown(within, "save_s", times)
+        spent["other datasets"] = np.maximum(0.0, spent["other datasets"]) + _grown(others, "wait_s", times)
+        spent["training"] = np.maximum(0.0, spent["training"])
+        total = np.maximum(1.0, sum(spent.values(), np.zeros(bins)) / width)  # samples are a second apart: no more
+        shares[rank] = {part: np.clip(spent[part] / width / total, 0.0, 1.0) for part in PARTS}
+    return Timeline(
+        edges=edges,
+        times=times,
+        cuts=[float(walked[2 * number]) for number in range(1, len(spans))],
+        shares=shares,
+        rate=_smooth(_grown(main, "rows", times) / width, around := max(5, math.ceil(_SMOOTH_S / width) | 1)),
+        smoothed_s=around * width,
+    )
+
+
+def _smooth(values: FloatArray, around: int) -> FloatArray:
+    """Means of so many values around each; of fewer at the ends."""
+    kernel = np.ones(min(around, len(values)))
+    return np.convolve(values, kernel, "same") / np.convolve(np.ones(len(values)), kernel, "same")
+
+
+def _grown(records: Sequence[LoaderRecord], name: str, times: FloatArray) -> FloatArray:
+    """How much a counter grew in each bin, over some records."""
+    values = sum((record.at(name, times) for record in records), np.zeros(len(times)))
+    return np.maximum(0.0, np.diff(values))
+
+
+def _spans(records: Sequence[LoaderRecord]) -> list[tuple[float, float]]:
+    """Times in which the run was there, in seconds since 1970."""
+    spans: list[tuple[float, float]] = []
+    for begin, end in sorted((record.started, max(record.last, record.started + 1e-3)) for record in records):
+        if spans and begin - spans[-1][1] < _GAP_S:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], end))
+        else:
+            spans.append((begin, end))
+    return spans

@@ -1,0 +1,244 @@
+"""Owns the progress line of a run in the process that started it, or in any other; never takes part in the run."""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TextIO
+
+import numpy as np
+from tqdm.std import tqdm as text_bar
+
+from raylance.columns import tell_rows
+from raylance.reports.progress import Progress, news, progress, told_report
+from raylance.reports.reading import LoaderRecord, Run, RunFolder, Version
+
+_LOCAL_S, _REMOTE_S = 1.0, 10.0  # between two looks
+_PATIENCE_S = 30.0  # for the last look
+_LOG_S = 30.0  # between two lines of a log
+_RETRY_S = 1.0  # between the tries of a first look
+_TOGETHER_S = 120.0  # within which the ranks of a run have written their records
+_BAD_ROWS = 3  # that are named at a look
+_SAME_S = 5.0  # between what several datasets note of one report
+_BAR = "{percentage:3.0f}%|{bar:20}| {unit}"  # a postfix would begin with a comma
+
+logger = logging.getLogger(__name__)
+
+Tell = Callable[[Mapping[str, Any]], str]
+
+
+@contextlib.contextmanager
+def watch(
+    path: str | os.PathLike[str],
+    *,
+    epochs: int | None = None,
+    storage_filesystem: Any = None,
+    tell: Tell | None = None,
+    file: TextIO | None = None,
+) -> Iterator[None]:
+    """Shows one progress line of a run as long as the body goes on: `with raylance.watch(path): trainer.fit()`.
+
+    The line tells rows, rate, the share of its time that the trainer waits and for what, and how long it will take; in
+    a terminal and a notebook it moves, in a log it is written twice a minute. What is reported to Ray Train, faults
+    that were survived and rows that could not be decoded are lines above it. All of it comes from the records that the
+    loaders leave beside the checkpoints, some seconds late: no process of the run is asked.
+
+    Args:
+        path: The run's folder, <storage path>/<run name>, as a path or URI; it need not exist yet.
+        epochs: Epochs of the run, which are numbered from 0, for the time left; None tells it for the epoch.
+        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
+        tell: Makes a line of the metrics of a report, "" for none; None lists the numbers.
+        file: Where to; None for stderr.
+
+    Raises:
+        ConfigError: If `path` cannot be a folder.
+    """
+    folder = RunFolder(path, storage_filesystem)
+    least_s = _LOCAL_S if folder.filesystem.type_name == "local" else _REMOTE_S
+    watcher = _Watcher(folder, epochs, tell, file or sys.stderr)
+    has_begun, ended = threading.Event(), threading.Event()
+
+    def look_on() -> None:
+        watcher.begin_safely()
+        has_begun.set()
+        seconds = 0.0
+        while not ended.wait(max(least_s, 10 * seconds)):  # hundreds of ranks take their time to read
+            begin = time.monotonic()
+            watcher.look_safely()
+            seconds = time.monotonic() - begin
+        watcher.look_safely()
+
+    thread = threading.Thread(target=look_on, name="raylance-watch", daemon=True)
+    thread.start()
+    has_begun.wait(_PATIENCE_S)  # what is there now is of earlier runs; a storage may hang
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(_PATIENCE_S)  # a storage may hang, and the run is not to be lost for it
+        watcher.close()
+
+
+class _Watcher:
+    """Looks at a run again and again, and says what is new."""
+
+    def __init__(self, folder: RunFolder, epochs: int | None, tell: Tell | None, file: TextIO) -> None:
+        self._folder, self._epochs, self._tell, self._file = folder, epochs, tell, file
+        self._before: dict[str, Version] = {}  # what was there at the beginning, and has not changed since
+        self._logged = -_LOG_S
+        self._bad_rows: set[tuple[str, int, str]] = set()
+        self._happened: set[tuple[Any, ...]] = set()
+        self._errors: set[str] = set()  # a start that goes on where another one failed may fail by the same
+        self._reports: dict[str, tuple[float, str]] = {}  # when a line was told last, and of which dataset
+        self._has_failed = self._has_seen = False
+        self._bar: Any = None
+
+    def begin_safely(self) -> None:
+        """Looks at what is there already: what is of earlier starts is not to be told."""
+        for is_last in (False, False, True):
+            try:
+                self._before = self._folder.list()
+                run = self._folder.load(_newest(self._before))
+            except Exception as error:  # of a storage, which the run may do without
+                if is_last:
+                    logger.warning("what earlier starts have left cannot be read (%s), and may be told anew", error)
+                time.sleep(_RETRY_S)
+                continue
+            self._happened = {_key(*event) for event in news(run)}
+            self._bad_rows = {(r.facts["dataset"], *row[:2]) for r in run.records for row in r.bad_rows}
+            return
+
+    def look_safely(self) -> None:
+        """Looks; whatever fails at that, a `tell` of the user's or a terminal that is gone, ends no run."""
+        try:
+            self.look()
+        except Exception:
+            if not self._has_failed:
+                logger.warning("the run cannot be shown as it goes on; it does go on", exc_info=True)
+            self._has_failed = True
+
+    def look(self) -> None:
+        """Reads the records that have changed, and says what is new."""
+        try:
+            listed = self._folder.list()
+            changed = {path: version for path, version in listed.items() if self._before.get(path) != version}
+            if self._before.keys() & changed.keys():  # a run that goes on: all its ranks count, and not the first alone
+                changed |= _newest({path: version for path, version in listed.items() if path in self._before})
+            run = self._folder.load(changed)
+        except OSError:  # a storage that fails now may not the next time
+            return
+        if not run.records:
+            return
+        self._has_seen = True
+        for when, record, kind, what in news(run):
+            # Known by themselves, not by their time: records come at times of their own, and clocks differ.
+            event = _key(when, record, kind, what)
+            if event in self._happened:
+                continue
+            self._happened.add(event)
+            line = self._line(run, record, kind, what)
+            if line and not (kind == "report" and self._is_told(line, when, str(record.facts["dataset"]))):
+                self._write(line)
+        self._tell_bad_rows(run)
+        if (found := progress(run)) is not None:
+            self._show(found)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        if not self._has_seen:
+            meanwhile = " meanwhile" if self._before else ""
+            self._write(f"no record of a loader came to {self._folder.path}{meanwhile}: is that the run's folder?")
+
+    def _line(self, run: Run, record: LoaderRecord, kind: str, what: Any) -> str:
+        if kind == "report":
+            if record.rank:  # rank 0's stand for all
+                return ""
+            return told_report(what) if self._tell is None else self._tell(what["metrics"])
+        if kind == "error":
+            if what in self._errors:
+                return ""
+            self._errors.add(what)
+        if kind in ("fault", "error"):
+            return f"{record.facts['dataset']}, rank {record.rank}: {what}"
+        # Where a run begins, its user knows; where it goes on behind a fault, not.
+        if kind == "resume" and any(each.rank == record.rank == 0 for each in run.before(record)):
+            return f"{record.facts['dataset']} continues in epoch {what['epoch']} after {what['position']:,} rows"
+        return ""
+
+    def _tell_bad_rows(self, run: Run) -> None:
+        """Names rows that were masked, each once: they come again each epoch."""
+        new: dict[tuple[str, int, str], str] = {}
+        for record in run.records:
+            sources = tuple(record.facts.get("sources", ()))
+            for offset, column, why in record.bad_rows:
+                row = str(record.facts["dataset"]), offset, column
+                if row not in self._bad_rows:
+                    new[row] = f"{row[0]}: {column} of {tell_rows(np.array([offset]), sources)} is masked, {why}"
+        self._bad_rows |= new.keys()
+        for line in list(new.values())[:_BAD_ROWS]:
+            self._write(line)
+        if len(new) > _BAD_ROWS:
+            self._write(f"and {len(new) - _BAD_ROWS:,} more rows that cannot be decoded are masked: see the report")
+
+    def _is_told(self, line: str, when: float, dataset: str) -> bool:
+        """Whether this is a report that another dataset noted, too: one of several is noted by each."""
+        last, of = self._reports.get(line, (-np.inf, dataset))
+        self._reports[line] = when, dataset
+        return of != dataset and abs(when - last) < _SAME_S
+
+    def _write(self, line: str) -> None:
+        if self._bar is not None:
+            self._bar.write(line, file=self._file)
+        else:
+            print(line, file=self._file, flush=True)
+
+    def _show(self, found: Progress) -> None:
+        left_s = found.left_s(self._epochs)
+        of = f" of {self._epochs}" if self._epochs else ""
+        epoch, rows = found.epoch, found.rows
+        is_done = rows == found.epoch_rows and epoch + 1 == (self._epochs or epoch + 1)
+        left = "" if left_s is None or is_done else f"{text_bar.format_interval(left_s)} left, "
+        # A narrow terminal cuts the end off.
+        told = f"epoch {epoch}{of}: {rows:,}/{found.epoch_rows:,} rows, {left}{found.told()}"
+        if not (self._file.isatty() or _in_notebook()):
+            if (found.rows or found.epoch) and time.monotonic() - self._logged >= _LOG_S:
+                self._logged = time.monotonic()
+                print(told, file=self._file, flush=True)
+            return
+        if self._bar is None:
+            self._bar = _make_bar(self._file)
+        whole = self._epochs or 1  # else the bar is that of the epoch
+        before = epoch if self._epochs else 0
+        self._bar.n = min(100, 100 * (before + rows / found.epoch_rows) / whole)
+        self._bar.unit = told
+        self._bar.refresh()
+
+
+def _newest(files: Mapping[str, Version]) -> dict[str, Version]:
+    """The files that may be of the last start, by when they were written: its ranks write at about the same time."""
+    last_s = max((version.written_s for version in files.values()), default=0.0)
+    return {path: version for path, version in files.items() if version.written_s > last_s - _TOGETHER_S}
+
+
+def _key(when: float, record: LoaderRecord, kind: str, what: Any) -> tuple[Any, ...]:
+    """Of an event: by which it is known again."""
+    return when, record.facts["dataset"], record.rank, kind
+
+
+def _make_bar(file: TextIO) -> Any:
+    if _in_notebook() and importlib.util.find_spec("ipywidgets") is not None:  # it warns without
+        widget: Any = importlib.import_module("tqdm.notebook")
+        return widget.tqdm(total=100, unit="", bar_format=_BAR.replace("{bar:20}", "{bar}"))
+    return text_bar(total=100, unit="", bar_format=_BAR, file=file, dynamic_ncols=True)
+
+
+def _in_notebook() -> bool:
+    """Whether this is a notebook that shows widgets."""
+    shell: Any = sys.modules.get("IPython")
+    kind = type(shell.get_ipython()).__name__ if shell is not None else ""
+    return kind == "ZMQInteractiveShell"

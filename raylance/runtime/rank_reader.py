@@ -1,0 +1,92 @@
+"""Owns what a helper does with a command, wherever it runs; never decides what is read next, or by whom.
+
+All of it is idempotent: the plan and the item say everything, so work can be done again elsewhere when a helper dies.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+
+from raylance.columns import DRAW, ROW_OFFSET
+from raylance.observe import Receipt, clock
+from raylance.planning.plan import Chunk, Plan, WorkItem
+from raylance.settings import Options, ReadSpec
+from raylance.source.readahead import ReadAhead, TooLargeError
+
+
+class RankReader:
+    """Reads one rank's rows ahead, and gathers its items from them."""
+
+    def __init__(self, feed: ReadSpec, options: Options, *, own_memory: bool = False) -> None:
+        """Opens nothing yet.
+
+        Args:
+            feed: What to serve.
+            options: Bytes to hold, threads to decode in where no decoder does, and how long to retry reads.
+            own_memory: Whether what is returned has memory of its own; otherwise it may be a view of what is held here,
+                and the next call may overwrite it: copy it (as sending it through Ray does) before then.
+        """
+        self._decoding, self._own_memory = feed.decoding, own_memory
+        self._opened = feed.decoding.open() if feed.decoding else None
+        self._ahead = ReadAhead(feed.source, options.max_window_bytes, options.read_timeout_s, own_memory=own_memory)
+        self._plans: dict[str, Plan] = {}
+        threads = 1 if options.decode_threads == "auto" else options.decode_threads
+        self._threads = ThreadPoolExecutor(threads) if feed.decoding else None
+
+    def install(self, key: str, plan: Plan) -> None:
+        """Learns a plan, so that later calls only name it; forgets the one before the last."""
+        while len(self._plans) > 1:
+            self._plans.pop(next(iter(self._plans)))
+        self._plans[key] = plan
+
+    def begin(self, key: str, rank: int, chunk: Chunk) -> None:
+        """Begins to read a chunk that will be asked for; an error comes with what is asked for."""
+        self._ahead.begin(key, self._plans[key], rank, chunk)
+
+    def read(
+        self, key: str, item: WorkItem, decodes: bool, allowed_bytes: float, following: Chunk | None = None
+    ) -> tuple[pa.Table, pa.Table, Receipt]:
+        """Reads an item.
+
+        Args:
+            key: The plan of the epoch.
+            item: Which rows.
+            decodes: Whether to decode them here, in threads; otherwise a decoder follows, where rows are decoded.
+            allowed_bytes: Bytes that its raw rows may have; where they have more, none are returned, and the receipt
+                says how many they have.
+            following: The chunk to read when the item's is here; None for what lies behind it.
+
+        Returns:
+            The columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
+            `_valid`, or the encoded ones and `_rowoffset` where a decoder follows; and what it took.
+        """
+        begin, plan, decoding = clock.now(), self._plans[key], self._decoding
+        receipt = Receipt()
+        try:
+            table = self._ahead.gather(key, plan, item, allowed_bytes, following)
+        except TooLargeError as large:
+            table, receipt.too_large_bytes = self._ahead.nothing(), large.nbytes
+        receipt.nbytes = receipt.raw_bytes = table.nbytes
+        receipt.read_s, receipt.held_bytes = clock.now() - begin, self._ahead.peak_bytes
+        receipt.read_bytes, receipt.storage_s = self._ahead.read_since()
+        receipt.window_bytes = self._ahead.held_bytes
+        if decoding is None or self._opened is None:
+            return table, table.select([]), receipt
+        if decoding.transform is None:
+            encoded, plain = table.select([*decoding.columns, ROW_OFFSET]), table.drop_columns(decoding.columns)
+        else:
+            encoded, plain = table, table.select([ROW_OFFSET])
+        if receipt.too_large_bytes:
+            return plain, encoded, receipt
+        if plan.order.repeats:
+            encoded = encoded.append_column(DRAW, pa.array(plan.item_positions(item)))
+        if not decodes:
+            return plain, encoded, receipt
+        decoded, done = self._opened.apply(encoded, item.epoch, self._threads, own_memory=self._own_memory)
+        receipt.decode_s, receipt.fallback_rows, receipt.bad_rows = done.decode_s, done.fallback_rows, done.bad_rows
+        receipt.nbytes = plain.nbytes + done.nbytes
+        return plain, decoded, receipt
+
+    def close(self) -> None:
+        """Ends reading ahead; the threads go with this object."""
+        self._ahead.close()

@@ -1,0 +1,33 @@
+"""Owns the actor that decodes; never reads, and never loads what reads."""
+
+import pyarrow as pa
+import ray
+
+from raylance.decode.rows import Decoding, OpenDecoding
+from raylance.observe import Receipt
+from raylance.runtime.ray.actors import Actor
+from raylance.runtime.ray.faults import errors_travel
+
+
+class DecodeActor(Actor):
+    """Decodes for any loader of the worker that owns it."""
+
+    def __init__(self) -> None:
+        import torch  # noqa: F401 - most decoders need it: loaded while the first rows are read
+
+        super().__init__()
+        self._decodings: dict[str, OpenDecoding] = {}
+
+    def install(self, key: str, decoding: Decoding) -> None:
+        """Learns how to decode for one loader, so that later calls only name it."""
+        self._decodings[key] = decoding.open()
+
+    def forget(self, key: str) -> None:
+        """Drops what `install` told, and the memory that was decoded into."""
+        self._decodings.pop(key, None)
+
+    @ray.method(num_returns=2)
+    def decode(self, key: str, epoch: int, encoded: pa.Table) -> tuple[pa.Table, Receipt]:
+        """Decodes an item; see `OpenDecoding.apply`."""
+        with errors_travel():
+            return self._decodings[key].apply(encoded, epoch)

@@ -1,0 +1,249 @@
+"""Owns the runtime that works by Ray actors: shard actors of a rank, mostly one, and decode actors; never decides.
+
+All references belong to this process; raw tables go from the shard actor to a decoder without passing here. Helpers
+live outside the trainer's placement group and die with the worker that made them.
+"""
+
+import contextlib
+import functools
+import math
+import queue
+import time
+import uuid
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from raylance.connection import current_session, fetch, in_session, long_call, ray_session
+from raylance.dispatch.messages import (
+    Alive,
+    Ask,
+    Command,
+    Decode,
+    Done,
+    Event,
+    Failed,
+    Faulted,
+    Fetch,
+    Fetched,
+    Kind,
+    Lost,
+    NotPlaced,
+    Place,
+    Placed,
+    Prefetch,
+    Read,
+    Wake,
+)
+from raylance.planning.plan import Plan
+from raylance.runtime.ray import decoders
+from raylance.runtime.ray.faults import as_raised, fault_of, is_helper_gone, is_machine_fault
+from raylance.runtime.ray.shard_actor import ShardActor
+from raylance.runtime.runtime import Runtime
+from raylance.settings import Options, ReadSpec
+
+_LOOK_S = 1.0  # between looks whether the session still is: nobody tells of its end
+
+
+class _Helper:
+    """A helper actor, and what it was told."""
+
+    def __init__(self, handle: Any, session: str) -> None:
+        self.handle, self.session = handle, session
+        self._installed: set[str] = set()
+
+    def knows(self, key: str, value: Any) -> Any:
+        """Its handle, after it was told what a key stands for unless it knows."""
+        if key not in self._installed:
+            self.handle.install.remote(key, value)
+            self._installed.add(key)
+        return self.handle
+
+    def end(self, *, is_dead: bool) -> None:
+        with current_session() as session:
+            if self.session == session:  # else it went with its session
+                ray.kill(self.handle)
+
+
+class _SharedHelper(_Helper):
+    """A decode actor, which other loaders of this process may hold too."""
+
+    def __init__(self, pooled: decoders.PooledActor, holder: str) -> None:
+        super().__init__(pooled.handle, pooled.place[0])
+        self._pooled, self._holder = pooled, holder
+
+    def end(self, *, is_dead: bool) -> None:
+        decoders.let_go(self._holder, self._pooled, is_dead=is_dead)
+
+
+class RayRuntime(Runtime):
+    """Does the work of one loader by actors."""
+
+    def __init__(self, feed: ReadSpec, options: Options, world_size: int) -> None:
+        """Starts nothing, but Ray where actors are asked for by name and none runs, as any call of Ray would."""
+        if options.runtime == "ray":
+            ray.get_runtime_context()
+        self._world_size, self._session, self._key = world_size, ray_session(), uuid.uuid4().hex
+        super().__init__(feed, options, insists=options.num_decoders != "auto")
+
+    @property
+    def is_usable(self) -> bool:
+        """See `Runtime.is_usable`; helpers go with their Ray session."""
+        return super().is_usable and self._session == ray_session()
+
+    def begin(self, plan: Plan, plan_key: str) -> None:
+        """See `Runtime.begin`."""
+        with in_session(self._session):
+            super().begin(plan, plan_key)
+
+    def do(self, command: Command) -> None:
+        """See `Runtime.do`.
+
+        Raises:
+            HelperError: If the session of the helpers has ended. What they were asked for is never answered then.
+        """
+        # What waits, or only ends, looks by itself.
+        is_call = isinstance(command, Place | Ask | Read | Prefetch | Decode)
+        with in_session(self._session) if is_call else contextlib.nullcontext():
+            super().do(command)
+
+    def next_event(self, timeout_s: float | None) -> Event | None:
+        """See `Runtime.next_event`; looks meanwhile whether the session still is.
+
+        Raises:
+            HelperError: As `do`.
+        """
+        until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            left_s = until - time.monotonic()
+            event = super().next_event(max(0.0, min(left_s, _LOOK_S)))
+            if event is not None or left_s <= _LOOK_S:
+                return event
+            with in_session(self._session):
+                pass
+
+    def _count_decoders(self) -> tuple[int, int, int]:
+        options = self._options
+        least, most = options.decoder_range
+        if options.num_decoders != "auto":
+            return least, least, most
+        ours, fitting = decoders.count_here(options.decoder_cpus), options.auto_decoders
+        if fitting is None:
+            ask = functools.partial(decoders.auto_decoders, self._world_size, options.decoder_cpus, ours)
+            fitting = long_call(self._session, ask)
+        most = max(ours, fitting)
+        return min(1, most), most, most
+
+    def _keep(self, plan: Plan) -> Any:
+        return ray.put(plan)
+
+    def _watch(self, ref: Any, tell: Any, *about: Any) -> None:
+        """Has an event posted when a call is answered, by Ray's own thread."""
+        ref.future().add_done_callback(functools.partial(_report, self._inbox, tell, about))
+
+    def _place(self, number: int, kind: Kind) -> None:
+        if kind == "decoder":
+            pooled = decoders.hold(self._key, self._options.decoder_cpus)
+            self._helpers[number], pulse = _SharedHelper(pooled, self._key), pooled.pulse
+        else:
+            # On this worker's node where that is possible; it takes no CPU from Ray's count.
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+            remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **decoders.NO_RESTARTS)
+            handle: Any = remote.remote(self._feed, self._options)
+            self._helpers[number], pulse = _Helper(handle, self._session), handle.actor_id.remote()
+        self._watch(pulse, _told_placed, number)
+
+    def _ask(self, number: int) -> None:
+        self._watch(self._helpers[number].handle.actor_id.remote(), _told_alive, number)
+
+    def _read(self, command: Read) -> None:
+        actor, (key, _) = self._helpers[command.helper].knows(*self._plan), self._plan
+        work = (command.item, command.decodes, command.allowed_bytes, command.following)
+        plain, second, receipt = actor.read.remote(key, *work)
+        self._results[command.call] = (plain, second)
+        self._watch(receipt, _told_done, command.helper, command.call)
+
+    def _prefetch(self, command: Prefetch) -> None:
+        actor, (key, _) = self._helpers[command.helper].knows(*self._plan), self._plan
+        self._watch(actor.begin.remote(key, command.rank, command.chunk), _told_begun, command.helper)
+
+    def _decode(self, command: Decode) -> None:
+        actor = self._helpers[command.helper].knows(self._key, self._feed.decoding)
+        decoded, receipt = actor.decode.remote(self._key, command.epoch, self._results[command.source][1])
+        self._results[command.call] = (decoded, decoded)
+        self._watch(receipt, _told_done, command.helper, command.call)
+
+    def _fetch(self, command: Fetch) -> None:
+        plain, second = self._results[command.read]
+        refs = [plain] if self._feed.decoding is None else [plain, second]
+        if command.decode is not None:
+            refs[1] = self._results[command.decode][0]
+        try:
+            tables = fetch(refs, self._session, self._options.work_timeout_s)
+            self.post(Fetched(command.call, tables[0], tables[1] if len(tables) > 1 else None))
+        except RayError as error:
+            self.post(_failure(command.call, error))
+
+    @staticmethod
+    def _explain(options: Options, pending: int, asked: int, kind: Kind) -> str:
+        what, cpus = ("decode actors", options.decoder_cpus) if kind == "decoder" else ("shard actors", 0.0)
+        total, free, known = long_call(ray_session(), functools.partial(decoders.supply, cpus))
+        pending = max(1, pending)
+        waiting = min(pending, known if known is not None else pending if free < cpus else 0)
+        fewer = "num_decoders=…; 0 decodes in threads of the shard actors" if kind == "decoder" else "num_readers=…"
+        causes, cures = [], [f"ask for fewer ({fewer})"] if asked > 1 or cpus else []
+        if waiting:
+            has_enough = ", on no node as many as one of them takes" if free >= cpus else ""
+            causes.append(
+                f"{waiting} of {asked} {what} ({cpus:g} CPU each, {cpus * asked:g} together) found no place in "
+                f"{options.placement_timeout_s:g} s: the cluster counts {total:g} CPUs, of which {free:g} are free now"
+                f"{has_enough}"
+            )
+            cures += ["add nodes", "raise placement_timeout_s if the cluster still grows (see `ray status`)"]
+        if pending > waiting:
+            has = "have their CPUs" if cpus else "take no CPU from Ray's count"
+            causes.append(
+                f"{pending - waiting} of {asked} {what} {has}, and their processes have not started "
+                f"{options.placement_timeout_s:g} s after they were asked for, as on a machine that is loaded or short "
+                "of memory"
+            )
+            cures += ["look at the load of the nodes", "raise placement_timeout_s if the processes only take long"]
+        return f"{'; '.join(causes)}. Training stops here rather than hang. To go on, {', or '.join(cures)}."
+
+
+def _report(inbox: queue.SimpleQueue[Event], tell: Any, about: tuple[Any, ...], answer: "Future[Any]") -> None:
+    error = answer.exception()
+    inbox.put(tell(error, None if error is not None else answer.result(), *about))
+
+
+def _told_placed(error: BaseException | None, _: Any, helper: int) -> Event:
+    if error is None:
+        return Placed(helper)
+    return NotPlaced(helper, fault_of(error), isinstance(error, RayActorError) and bool(error.actor_init_failed))
+
+
+def _told_alive(error: BaseException | None, _: Any, helper: int) -> Event:
+    return Alive(helper) if error is None else Lost(helper, fault_of(error))
+
+
+def _told_begun(error: BaseException | None, _: Any, helper: int) -> Event:
+    # Any other error comes again with the first item that is asked for.
+    return Lost(helper, fault_of(error)) if error is not None and is_helper_gone(error) else Wake()
+
+
+def _told_done(error: BaseException | None, receipt: Any, helper: int, call: int) -> Event:
+    if error is None:
+        return Done(call, receipt)
+    return Lost(helper, fault_of(error)) if is_helper_gone(error) else _failure(call, error)
+
+
+def _failure(call: int, error: BaseException) -> Event:
+    if is_machine_fault(error) or isinstance(error, GetTimeoutError):
+        return Faulted(call, fault_of(error))
+    raised = as_raised(error)
+    if raised is not error:
+        raised.__cause__ = error
+    return Failed(call, raised)

@@ -1,0 +1,39 @@
+"""Owns the actor that reads; never decides what, and never loads torch before it decodes."""
+
+import pyarrow as pa
+import ray
+
+from raylance.observe import Receipt
+from raylance.planning.plan import Chunk, Plan, WorkItem
+from raylance.runtime.rank_reader import RankReader
+from raylance.runtime.ray.actors import Actor
+from raylance.runtime.ray.faults import errors_travel
+from raylance.settings import Options, ReadSpec
+from raylance.source.memory import keep_freed_memory
+
+
+class ShardActor(Actor):
+    """Reads for one rank, by itself or in turn with others; see `RankReader`."""
+
+    def __init__(self, feed: ReadSpec, options: Options) -> None:
+        """Opens nothing yet."""
+        super().__init__()
+        keep_freed_memory()
+        self._reader = RankReader(feed, options)
+
+    def install(self, key: str, plan: Plan) -> None:
+        """See `RankReader.install`."""
+        self._reader.install(key, plan)
+
+    def begin(self, key: str, rank: int, chunk: Chunk) -> None:
+        """See `RankReader.begin`."""
+        with errors_travel():
+            self._reader.begin(key, rank, chunk)
+
+    @ray.method(num_returns=3)
+    def read(
+        self, key: str, item: WorkItem, decodes: bool, allowed_bytes: int, following: Chunk | None
+    ) -> tuple[pa.Table, pa.Table, Receipt]:
+        """See `RankReader.read`."""
+        with errors_travel():
+            return self._reader.read(key, item, decodes, allowed_bytes, following)

@@ -1,6 +1,0 @@
-"""The runtime in virtual time: thousands of schedules of faults a minute, each repeatable from its seed.
-
-`python -m tests.simulate --schedules 100000 --seed 0`
-
-And without faults, the time that a run takes on many ranks: `python -m jobs.scale`.
-"""

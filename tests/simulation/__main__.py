@@ -1,0 +1,123 @@
+"""Plays schedules: `python -m tests.simulation --schedules 100000 --seed 0`; says what was injected, and what was lost.
+
+A schedule that breaks something is played again, made simpler, and printed:
+`python -m tests.simulation --seed 7 --shrink`.
+"""
+
+import argparse
+import logging
+import multiprocessing
+import os
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+
+from tests.simulation.play import play
+from tests.simulation.schedule import FETCH_FAULTS, PLACE_FAULTS, TIMED_FAULTS, WORK_FAULTS, Draws
+from tests.simulation.shrink import fails, shrink
+from tests.simulation.small import explore
+
+BLOCK = 250
+CONSUMER = ("passes", "passes with helpers of before", "broken off", "resumed with other sizes")
+DATA = ("larger than thought", "rows that fail")
+LATE = ("said after it was dismissed",)
+
+
+def play_block(seeds: range) -> tuple[Counter[str], list[tuple[int, str]]]:
+    """Plays some schedules; returns what was injected, and what failed."""
+    logging.disable(logging.CRITICAL)
+    counts, failed = Counter[str](), []
+    for seed in seeds:
+        try:
+            counts += play(Draws(seed))
+        except Exception as error:  # also what the dispatcher raises
+            failed.append((seed, f"{type(error).__name__}: {error}"))
+    return counts, failed
+
+
+def tell(given: list[int]) -> None:
+    """Prints the events and the commands of a schedule."""
+
+    def log(line: str) -> None:
+        line = re.sub(r"chunk=Chunk\(.*?\)|, (advice|error|read_bytes|read_s|decode_s|held_bytes)=[^,)]*", "", line)
+        print(line)
+
+    try:
+        play(Draws(given=given), log=log)
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+
+
+def table(counts: Counter[str]) -> Iterable[str]:
+    """What was injected, what was done about it."""
+    groups = {
+        "helpers at work": WORK_FAULTS,
+        "helpers being placed": PLACE_FAULTS,
+        "fetching": FETCH_FAULTS,
+        "at any time": (*TIMED_FAULTS, *LATE),
+        "rows": DATA,
+        "consumer": CONSUMER,
+    }
+    known = {name for names in groups.values() for name in names} | {"rows"}
+    groups["done about it"] = tuple(sorted(counts.keys() - known))
+    for group, names in groups.items():
+        yield group
+        for name in names:
+            yield f"    {name:45}{counts[name]:12,}"
+
+
+def enumerate_small() -> int:
+    """Explores the small world: minutes for each death more."""
+    for deaths in range(3):
+        for insists in (True, False):
+            print(f"4 items, 2 decoders, up to {deaths} deaths, a late placement, insists={insists}:", flush=True)
+            for line in explore(deaths=deaths, insists=insists).lines():
+                print(f"    {line}", flush=True)
+    return 0
+
+
+def main() -> int:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--schedules", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=0, help="of the first schedule; the next ones count on")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--shrink", action="store_true", help="make the schedule of the seed simpler, and tell it")
+    parser.add_argument("--enumerate", action="store_true", help="every order of events of a small world instead")
+    args = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    if args.enumerate:
+        return enumerate_small()
+    if args.shrink:
+        what, taken = fails(Draws(args.seed))
+        if not what:
+            print("nothing is broken")
+            return 0
+        simple = shrink(taken)
+        tell(simple)
+        print(f"breaks {what!r}: {simple}")
+        return 1
+    begin = time.monotonic()
+    counts, failed, end = Counter[str](), list[tuple[int, str]](), args.seed + args.schedules
+    blocks = [range(at, min(at + BLOCK, end)) for at in range(args.seed, end, BLOCK)]
+    with multiprocessing.Pool(args.processes) as pool:
+        for some, bad in pool.imap_unordered(play_block, blocks):
+            counts += some
+            failed += bad
+    took_s = time.monotonic() - begin
+    for line in table(counts):
+        print(line)
+    print(f"{args.schedules:,} schedules in {took_s:.0f} s, {args.schedules / took_s:.0f} a second")
+    if failed:
+        seed, what = min(failed)
+        print(f"{len(failed)} schedules broke something. The first: {what}")
+        print(f"python -m tests.simulation --seed {seed} --shrink")
+        return 1
+    print(f"{counts['rows']:,} rows delivered, 0 lost, 0 twice, 0 out of order; every wait ended; nothing was left")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

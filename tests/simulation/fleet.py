@@ -1,0 +1,188 @@
+"""Owns ranks in simulated time and what they share: storage, network, starting actors, the barrier of synchronous
+training. Never injects a fault but the death that it was asked for, and never measures: what things take is given.
+
+`simulate` is where it starts; `jobs/scale` prints what it gives, and compares it with real runs.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from raylance.orders.order import Facts
+from raylance.planning.plan import Plan
+from tests.simulation.schedule import EPOCH, Scenario
+from tests.simulation.timed import Run, Shared, TimedRank, Times
+from tests.simulation.world import Clock
+
+AT_ONCE = 64  # requests that a reader has in flight
+
+
+@dataclasses.dataclass(kw_only=True)
+class Found:
+    """What was simulated.
+
+    Attributes:
+        seconds: From the start to the end of the last step.
+        first_batch_s: From the start until every rank has its first batch.
+        rows_per_s: Of all ranks together, from the first batch on.
+        ideal_rows_per_s: The same, had no rank ever waited for a batch: the slowest step of any rank counts.
+        stall: Share of the time of the second half of the steps that waiting for batches costs: all wait for the last.
+        own_wait: Share of the time from the first batch on that a rank waits for its own, the mean over ranks.
+        inflight_bytes: Most that one rank has in the object store and in finished batches.
+        held_bytes: Most that one shard actor holds.
+        requests_per_row: To the storage.
+        longest_step_s: Between the ends of two steps.
+        events: That the dispatchers were told.
+        decide_s: Real seconds that they took for one of them.
+    """
+
+    rows: int = 0
+    seconds: float = 0.0
+    first_batch_s: float = 0.0
+    rows_per_s: float = 0.0
+    ideal_rows_per_s: float = 0.0
+    stall: float = 0.0
+    own_wait: float = 0.0
+    inflight_bytes: int = 0
+    held_bytes: int = 0
+    requests_per_row: float = 0.0
+    longest_step_s: float = 0.0
+    events: int = 0
+    decide_s: float = 0.0
+
+
+class Queue:
+    """What serves one after the other at a rate."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s, self._free_at = per_s, 0.0
+
+    def take(self, now: float, amount: float) -> float:
+        """Reserves; returns when it is served."""
+        self._free_at = max(now, self._free_at) + amount / self._per_s
+        return self._free_at
+
+
+class Fleet:
+    """All ranks, by one clock."""
+
+    def __init__(self, run: Run, times: Times, shared: Shared) -> None:
+        self.planned, self.times, self.shared = run, times, shared
+        self.clock = Clock()
+        self.plan = make_plan(run)
+        self.requests_per_row = requests_per_row(self.plan, run)
+        nodes = -(-run.ranks // shared.ranks_per_node)
+        self.storage = Queue(shared.storage_bytes_s), Queue(shared.storage_requests_s)
+        self.arriving = [Queue(shared.network_bytes_s) for _ in range(nodes)]
+        self.leaving = [Queue(shared.network_bytes_s) for _ in range(nodes)]
+        self.starting, self.starting_on = Queue(shared.actors_s), [Queue(shared.node_actors_s) for _ in range(nodes)]
+        self.end = self.plan.global_batch_size * run.steps
+        self.scenario = Scenario(
+            order=0, rows=run.rows, remainder="drop", chunk_positions=1, legs=[], decoders=run.decoders, insists=True,
+            decodes=True, prefetch_batches=run.prefetch_batches, limit_bytes=run.max_inflight_bytes, blocks=True,
+            varies=1.0, bad_rows=frozenset(), faults=frozenset(), rate=0.0, budget=0, breaks=0.0,
+            placement_timeout_s=1e6, work_timeout_s=1e6, readers=run.readers,
+        )  # fmt: skip
+        self.ranks = [TimedRank(self, number) for number in range(run.ranks)]
+        self.ended: list[float] = []  # when each step ended
+        self.longest_s: list[float] = []  # that each step takes on the rank where it takes longest
+        self.first_batch_s = 0.0
+        self._left, self._longest_s = run.ranks, 0.0
+
+    def go(self) -> Found:
+        """Trains until the last step has ended."""
+        for rank in self.ranks:
+            rank.begin()
+        while len(self.ended) < self.planned.steps:
+            if not self.clock.pass_time(None):
+                raise RuntimeError(f"nothing will happen any more after step {len(self.ended)}")
+        run, ranks = self.planned, self.ranks
+        rows, begin = run.batch_size * run.ranks * run.steps, self.first_batch_s
+        self.longest_s[0] = self.ended[0] - begin  # whoever began it before the last did is not waited for
+        took_s = self.ended[-1] - begin
+        half = run.steps // 2
+        half_s = self.ended[-1] - (self.ended[half - 1] if half else begin)
+        events = sum(rank.events for rank in ranks)
+        return Found(
+            rows=rows,
+            seconds=self.ended[-1],
+            first_batch_s=begin,
+            rows_per_s=rows / max(took_s, 1e-12),
+            ideal_rows_per_s=rows / max(sum(self.longest_s), 1e-12),
+            stall=max(0.0, 1 - sum(self.longest_s[half:]) / max(half_s, 1e-12)),
+            own_wait=sum(rank.waited_s for rank in ranks) / run.ranks / max(took_s, 1e-12),
+            inflight_bytes=max(rank.most_bytes for rank in ranks),
+            held_bytes=max(reading.most_bytes for rank in ranks for reading in rank.reading.values()),
+            requests_per_row=self.requests_per_row,
+            longest_step_s=float(max(np.diff([begin, *self.ended]))),
+            events=events,
+            decide_s=sum(rank.decided_s for rank in ranks) / max(1, events),
+        )
+
+    # The barrier: a step ends when it has ended everywhere.
+
+    def stepped(self, seconds: float, step: int) -> None:
+        """A rank begins a step."""
+        self._longest_s = max(self._longest_s, seconds)
+        if step == 0:
+            self.first_batch_s = max(self.first_batch_s, self.clock.now)
+        self.clock.later(seconds, self._ended)
+
+    def _ended(self) -> None:
+        self._left -= 1
+        if self._left:
+            return
+        self.ended.append(self.clock.now)
+        self.longest_s.append(self._longest_s)
+        self._left, self._longest_s = self.planned.ranks, 0.0
+        if self.planned.dies and len(self.ended) == self.planned.steps // 2:
+            self.ranks[0].die(self.planned.dies)
+        if len(self.ended) < self.planned.steps:
+            for rank in self.ranks:
+                rank.want()
+
+    # What is shared.
+
+    def read(self, node: int, rows: int, then: Callable[..., None], *about: Any) -> None:
+        """Reads rows from the storage."""
+        now, shared, nbytes = self.clock.now, self.shared, rows * self.planned.raw_bytes
+        requests = max(1.0, rows * self.requests_per_row, nbytes / shared.request_bytes)
+        served = [
+            self.storage[0].take(now, nbytes),
+            self.storage[1].take(now, requests),
+            self.arriving[node].take(now, nbytes),
+            now + shared.storage_wait_s * math.ceil(requests / AT_ONCE) + nbytes / shared.reader_bytes_s,
+        ]
+        self.clock.later(max(served) - now, then, *about)
+
+
+def make_plan(run: Run) -> Plan:
+    """The plan as loaders make it."""
+    size = run.batch_size * run.ranks
+    facts = Facts(
+        rows=run.rows, seed=run.seed, row_bytes=run.raw_bytes, global_batch_size=size,
+        window_bytes=run.max_window_bytes,
+    )  # fmt: skip
+    order = run.order.settle(facts)
+    fitting = max(order.lane_count, int(run.max_window_bytes / 2 * run.ranks / run.raw_bytes))
+    chunk = min(order.read_positions or fitting, fitting)
+    return Plan(order=order, global_batch_size=size, world_size=run.ranks, remainder="drop", chunk_positions=chunk)
+
+
+def requests_per_row(plan: Plan, run: Run) -> float:
+    """Runs of rows that lie together in the storage, of what some ranks read together, by the plan itself."""
+    chunk, runs, rows = plan.chunk_at(EPOCH, 0), 0, 0
+    for _ in range(8):  # windows and steps need not end together, so that chunks differ
+        for rank in {0, run.ranks // 2, run.ranks - 1} if chunk is not None else ():
+            stored = np.sort(plan.chunk_rows(chunk, rank))
+            runs, rows = runs + 1 + int(np.count_nonzero(np.diff(stored) != 1)), rows + len(stored)
+        chunk = None if chunk is None else plan.next_chunk(chunk)
+    return runs / max(1, rows)
+
+
+def simulate(run: Run, times: Times, shared: Shared | None = None) -> Found:
+    """Trains some steps on simulated machines; the same arguments give the same, but for `decide_s`."""
+    return Fleet(run, times, shared or Shared()).go()

@@ -1,0 +1,274 @@
+"""Owns the exploration of a small world as a whole: every order of its events, not a sample; never draws anything.
+
+What is done is told at once: that an answer is long on its way looks as work that takes long. For the same reason only
+helpers die that have something to do, or are being placed: an idle one that died looks as one that dies over the next
+thing that it is given. Nothing hangs, and nothing is told twice: that is for the drawn schedules.
+
+States are told apart by what can matter from then on: numbers of calls and helpers are replaced by their places, times
+by what is left of them. For that alone it looks into dispatcher and crew.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import io
+import operator
+import pickle
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from raylance.planning.plan import Plan, WorkItem
+from tests.simulation.play import Pass, Rank, Wrong
+from tests.simulation.schedule import DECODED_BYTES, RAW_BYTES, Draws, PlannedRun, Scenario, planned
+from tests.simulation.watch import Broken
+from tests.simulation.world import Helper, World
+
+Choice = tuple[str, int]
+SOON_S = 10.0  # a pause; more is the time that a helper may take to be placed
+
+
+class SmallWorld(World):
+    """Machines without a will of their own: what is under way may happen in any order."""
+
+    def begin_small(self, deaths: int, late: int, loses_results: bool) -> None:
+        self.pending: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        self.deaths, self.late, self.loses_results = deaths, late, loses_results
+
+    def later(self, wait_s: float, what: Callable[..., None], *about: Any) -> None:
+        if what == self.post:
+            self.post(*about)  # an answer is told as it is there: that it takes its time is work that takes its time
+        else:
+            self.pending.append((what, about))
+
+    def pass_time(self, until: float | None) -> bool:
+        return False
+
+    def kill(self, number: int) -> None:
+        self.deaths -= 1
+        self.faults += 1
+        helper = self.helpers[number]
+        if self.loses_results:
+            for result in self.table.values():
+                if result is not None and result.maker == number:
+                    self._lose(result, self.faults)
+        self._end(helper, "dead", self.faults)
+        self.pending = [(what, about) for what, about in self.pending if about[0] is not helper]  # it does no more
+
+
+class _Nothing(Draws):
+    def bits(self) -> int:
+        return 0
+
+
+# What never changes is not copied.
+_FIXED: dict[int, Any] = {}
+_FIXED_KINDS = (WorkItem, Plan, Scenario, PlannedRun, Wrong)
+
+
+def _keep(one: Pass) -> Callable[[], Pass]:
+    """Keeps a state, to go on from it as often as is wanted."""
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
+    pickler.dispatch_table = dict.fromkeys(_FIXED_KINDS, _refer)
+    pickler.dump(one)
+    return functools.partial(pickle.loads, file.getvalue())
+
+
+def _refer(value: Any) -> Any:
+    _FIXED[id(value)] = value
+    return _fixed, (id(value),)
+
+
+def _fixed(number: int) -> Any:
+    return _FIXED[number]
+
+
+@dataclasses.dataclass
+class Explored:
+    """What was seen: states, ways from one to the next (`left` of which were not gone), whole orders of events, and how
+    they ended.
+    """
+
+    took_s: float = 0.0
+    steps: int = 0
+    left: int = 0
+    orders: int = 0
+    ends: Counter[str] = dataclasses.field(default_factory=Counter)
+    known: dict[bytes, int] = dataclasses.field(default_factory=dict)
+
+    def lines(self) -> Iterator[str]:
+        yield f"{len(self.known):,} states, {self.steps:,} steps between them, {self.orders:,} orders of events: all"
+        yield f"in {self.took_s:.1f} s; every one ended as it should: {dict(self.ends)}"
+
+
+def explore(
+    *,
+    items: int = 4,
+    decoders: int = 2,
+    readers: int = 1,
+    deaths: int = 2,
+    late: int = 1,
+    insists: bool = True,
+    loses_results: bool = True,
+    made_of: Wrong | None = None,
+) -> Explored:
+    """Tries every order of events of some readers and decoders.
+
+    Args:
+        items: Items of the pass.
+        decoders: Decoders.
+        readers: Readers; of several, each item is a chunk.
+        deaths: Helpers that may die, at any time.
+        late: Placements that may come too late.
+        insists: Whether decoders are insisted upon.
+        loses_results: Whether what a helper has made goes with it.
+        made_of: What to try.
+
+    Raises:
+        Broken: With what does not hold, and the choices that lead there.
+    """
+    chunk = 1000 if readers == 1 else 1
+    limit = 5 * (1.5 * RAW_BYTES + DECODED_BYTES)
+    scenario = Scenario(
+        order=0, rows=items, remainder="drop", chunk_positions=chunk, legs=[(1, 1, None)], decoders=decoders,
+        readers=readers,
+        insists=insists, decodes=True, prefetch_batches=items, limit_bytes=int(limit), blocks=False, varies=1.0,
+        bad_rows=frozenset(), faults=frozenset(), rate=0.0, budget=0, breaks=0.0, work_timeout_s=1e6,
+    )  # fmt: skip
+    rank = Rank(_Nothing(), scenario, made_of or Wrong(), Counter(), None, SmallWorld)
+    rank.world.begin_small(deaths, late, loses_results)
+    one = Pass(rank, planned(0, items, 1, 1, "drop", chunk), 0, 0, items)
+    found, begin = Explored(), time.monotonic()
+    one.begin()
+    found.orders = _explore(one, found, [])
+    found.took_s = time.monotonic() - begin
+    return found
+
+
+def _explore(one: Pass, found: Explored, way: list[Choice]) -> int:
+    """How many orders of events there are from here."""
+    if one.is_last or one.is_stopped:
+        one.end()
+        found.ends[type(one.error).__name__ if one.error else "everything delivered"] += 1
+        if one.error is None and one.after < one.end_at:
+            raise Broken("liveness", f"over at {one.after}: {way}")
+        return 1
+    key = hashlib.blake2b(repr(state(one)).encode(), digest_size=16).digest()
+    if key in found.known:
+        return found.known[key]
+    choices = list(_choices(one))
+    if not choices:
+        raise Broken("deadlock", f"nothing can happen any more: {way}")
+    found.left += len(choices)
+    kept, orders = _keep(one), 0
+    for number, choice in enumerate(choices):
+        other = one if number == len(choices) - 1 else kept()
+        try:
+            _happen(other, choice)
+        except Broken as broken:
+            raise Broken(broken.what, f"{broken}: {[*way, choice]}") from None
+        found.steps, found.left = found.steps + 1, found.left - 1
+        orders += _explore(other, found, [*way, choice])
+    found.known[key] = orders
+    return orders
+
+
+def _choices(one: Pass) -> Iterator[Choice]:
+    world: Any = one.world
+    yield from (("happens", at) for at in range(len(world.pending)))
+    if world.deaths:
+        yield from (
+            ("dies", n)
+            for n, helper in world.helpers.items()
+            if helper.state == "placing" or (helper.state == "up" and helper.queue)
+        )
+    if one.deadline is not None:
+        is_soon = one.deadline - world.now < SOON_S
+        is_late = world.late > 0 and any(helper.state == "placing" for helper in world.helpers.values())
+        if is_soon or is_late or not world.pending:
+            yield "time", 0 if is_soon or not world.pending else 1
+
+
+def _happen(one: Pass, choice: Choice) -> None:
+    world: Any = one.world
+    kind, number = choice
+    if kind == "happens":
+        what, about = world.pending.pop(number)
+        what(*about)
+    elif kind == "dies":
+        world.kill(number)
+    else:
+        world.late -= number
+        world.clock.now = max(world.now, one.deadline or 0.0)
+        one.tell(None)
+    while not (one.is_last or one.is_stopped):
+        event = one.taken() or (world.inbox.popleft() if world.inbox else None)
+        if event is None:
+            break
+        one.tell(event)
+
+
+def state(one: Pass) -> Any:
+    """What can matter from here on."""
+    dispatcher, crew, world = one.dispatcher, one.rank.crew, one.world
+    numbers: dict[tuple[str, int], int] = {}
+
+    def name(kind: str, number: int | None) -> int | None:
+        return None if number is None else numbers.setdefault((kind, number), len(numbers))
+
+    def call(number: int | None) -> int | None:
+        return name("call", number)
+
+    def left(at: float | None) -> float | None:
+        return None if at is None or at <= world.now else round(at - world.now, 3)
+
+    pieces = tuple(
+        (
+            p.item.position, p.item.low, p.stage.value, p.faults, left(p.not_before), p.decodes_there,
+            call(p.call), call(p.read), call(p.decode), p.read is not None and p.replaced < crew.replaced,
+        )
+        for p in dispatcher._inflight.pieces
+    )  # fmt: skip
+    helpers = tuple(
+        (
+            name("helper", n), h.kind, left(h.place_at), None if h.running else left(h.late), h.running,
+            h.asks, tuple(call(c) for c in h.calls),
+        )
+        for n, h in crew._helpers.items()
+    )  # fmt: skip
+    flight = dispatcher._inflight
+    rest = (
+        operator.length_hint(flight._items), len(flight._upcoming), flight._taken, tuple(flight._ready), flight._open,
+        tuple((turn.chunk.position, name("helper", turn.reader)) for turn in crew._turns.turns),
+        crew.is_complete, one.after, world.deaths, world.late,
+    )  # fmt: skip
+    machines = tuple(
+        (
+            name("helper", n), h.state, h.is_working,
+            tuple((call(c), type(command).__name__, s is not None and s.lost_by is None) for c, command, s in h.queue),
+        )
+        for n, h in world.helpers.items()
+        if h.state != "dismissed"
+    )  # fmt: skip
+    table = tuple(
+        sorted(
+            ((call(c) or 0, r and (r.lost_by is None, name("helper", r.node))) for c, r in world.table.items()),
+            key=repr,
+        )
+    )
+
+    def about(value: Any) -> Any:
+        if isinstance(value, Helper):
+            return name("helper", value.number), value.state == "dismissed"
+        fields = (
+            [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
+            if dataclasses.is_dataclass(value)
+            else []
+        )
+        named = [name(n, v) for n, v in fields if n in ("call", "helper", "read", "decode") and isinstance(v, int)]
+        return type(value).__name__, tuple(named)
+
+    world_pending = sorted(repr((what.__name__, tuple(about(a) for a in args))) for what, args in world.pending)
+    return pieces, helpers, rest, machines, tuple(table), tuple(world_pending)

@@ -1,0 +1,444 @@
+"""Owns one rank in simulated time: the real dispatcher, crew and sizes, helpers that take as long as they are said to,
+and the thread of the feeder, which does one thing at a time. Never owns what ranks share, nor measures anything.
+"""
+
+import dataclasses
+import math
+import random
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from raylance.dispatch.messages import (
+    Command,
+    Decode,
+    Deliver,
+    Done,
+    Event,
+    Fault,
+    Fetch,
+    Fetched,
+    GiveUp,
+    Lost,
+    Place,
+    Prefetch,
+    Read,
+    Taken,
+    Wake,
+)
+from raylance.dispatch.scaling import Scaler
+from raylance.observe import Receipt
+from raylance.orders.order import Order
+from raylance.orders.shuffles import WindowShuffle
+from raylance.planning.plan import Chunk, WorkItem
+from tests.simulation.play import Wrong, make_crew, make_dispatcher
+from tests.simulation.schedule import Draws
+from tests.simulation.world import Helper, Result, World
+
+BLOCK_BYTES = 32 << 20  # that a reader reads at a time
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Times:
+    """What things take, in seconds; `…_varies` are standard deviations of one of them, as a share of its mean.
+
+    Attributes:
+        read_call_s, read_row_s: Of the shard actor: a call, and each row of it.
+        decode_call_s, decode_row_s: Of a decoder. Rows vary by themselves, items beside that, and ranks for good: the
+            decoders of one are slower than those of another.
+        put_byte_s: Of either, to put a byte of what it has made into the object store.
+        submit_s, event_s: Of the worker's feeder: to submit a call, and to take an event and decide.
+        fetch_call_s, fetch_byte_s: To bring a result here.
+        batch_row_s: To make a row part of a batch.
+        start_s: A new actor, from being asked for to its first answer.
+        notice_s: Until it is known that an actor has died.
+        step_s: The model's own, for one batch.
+    """
+
+    read_call_s: float = 0.0
+    read_row_s: float = 0.0
+    decode_call_s: float = 0.0
+    decode_row_s: float = 0.0
+    decode_row_varies: float = 0.0
+    decode_item_varies: float = 0.0
+    rank_varies: float = 0.0
+    put_byte_s: float = 0.0
+    submit_s: float = 0.0
+    event_s: float = 0.0
+    fetch_call_s: float = 0.0
+    fetch_byte_s: float = 0.0
+    batch_row_s: float = 0.0
+    start_s: float = 0.0
+    notice_s: float = 0.0
+    step_s: float = 0.0
+    step_varies: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Shared:
+    """What ranks share; infinite unless it is given.
+
+    Attributes:
+        ranks_per_node: Ranks of one node, which share its network.
+        network_bytes_s: Of each node, in each direction.
+        decoders_elsewhere: Decoders of each rank on nodes of their own, whose network is not the limit.
+        storage_bytes_s, storage_requests_s: Of the storage, for all ranks together.
+        storage_wait_s: Until a request is answered.
+        reader_bytes_s: Most that one reader gets from the storage.
+        request_bytes: Most bytes of a request.
+        actors_s: Actors that Ray starts in a second, in the whole cluster.
+        node_actors_s: On one node.
+    """
+
+    ranks_per_node: int = 8
+    network_bytes_s: float = math.inf
+    decoders_elsewhere: int = 0
+    storage_bytes_s: float = math.inf
+    storage_requests_s: float = math.inf
+    storage_wait_s: float = 0.0
+    reader_bytes_s: float = math.inf
+    request_bytes: int = 8 << 20
+    actors_s: float = math.inf
+    node_actors_s: float = math.inf
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is trained.
+
+    Attributes:
+        readers: Shard actors of each rank, with more of them while the trainer waits for reading, up to `most_readers`.
+        steps: Steps to simulate, of an epoch of `rows`.
+        dies: Kind of the helper of rank 0 that dies when the training is half through.
+        is_warm: Whether helpers run already.
+    """
+
+    ranks: int = 1
+    readers: int = 1
+    most_readers: int = 0
+    decoders: int = 4
+    batch_size: int = 256
+    raw_bytes: int = 42_000
+    decoded_bytes: int = 150_528
+    steps: int = 30
+    rows: int = 1_000_000_000
+    order: Order = dataclasses.field(default_factory=WindowShuffle)
+    prefetch_batches: int = 2
+    max_inflight_bytes: int = 256 << 20
+    max_window_bytes: int = 512 << 20
+    seed: int = 0
+    dies: str = ""
+    is_warm: bool = False
+
+
+class NoDraws(Draws):
+    """Nothing is left to chance but what takes longer or shorter."""
+
+    def bits(self) -> int:
+        return 0
+
+
+class Reading:
+    """What a shard actor holds: a chunk of the plan, and the next one that it reads on its way, in blocks.
+
+    As in `raylance.source.readahead`: until the first chunk is here, items of its first half are read by themselves.
+    """
+
+    def __init__(self, fleet: Any, rank: int, node: int) -> None:
+        self._fleet, self._rank, self._node = fleet, rank, node
+        self._block = max(1, min(BLOCK_BYTES, fleet.planned.max_window_bytes // 16) // fleet.planned.raw_bytes)
+        self.most_bytes = 0
+        self.forget()
+
+    def forget(self) -> None:
+        """The actor has died."""
+        self._here: dict[Chunk, int] = {}  # rows that are still to come
+        self._waiting: list[tuple[Chunk, Callable[[], None]]] = []
+        self._following: Chunk | None = None
+        self._cold: Chunk | None = None
+        self._used: Chunk | None = None
+
+    def begin(self, chunk: Chunk) -> None:
+        """Starts reading a chunk that will be asked for."""
+        if chunk not in self._here:
+            self._here.clear()
+            self._start(chunk)
+
+    def gather(self, item: WorkItem, following: Chunk | None, then: Callable[[], None]) -> None:
+        """Calls back when the rows of an item are here."""
+        chunk, self._following = item.chunk, following
+        if chunk not in self._here:
+            self._here.clear()
+            self._cold = chunk
+            self._start(chunk)
+        left = self._here[chunk]
+        is_early = item.position < chunk.position + chunk.steps * self._fleet.plan.stride / 2
+        if left and chunk == self._cold and is_early:
+            self._fleet.read(self._node, item.rows, then)
+        elif left:
+            self._waiting.append((chunk, then))
+        else:
+            self._use(chunk)
+            then()
+
+    def _use(self, chunk: Chunk) -> None:
+        """What was before it is given up, and what follows it is read."""
+        if chunk == self._used:
+            return
+        self._used, following = chunk, self._following
+        for other in [other for other in self._here if other.position < chunk.position]:
+            del self._here[other]
+        if following is not None and following.epoch == chunk.epoch and following not in self._here:
+            self._start(following)
+
+    def _start(self, chunk: Chunk) -> None:
+        rows = self._here[chunk] = self._fleet.plan.chunk_size(chunk, self._rank)
+        held = sum(self._fleet.plan.chunk_size(other, self._rank) for other in self._here)
+        self.most_bytes = max(self.most_bytes, held * self._fleet.planned.raw_bytes)
+        self._fleet.read(self._node, min(rows, self._block), self._read, chunk, min(rows, self._block))
+
+    def _read(self, chunk: Chunk, rows: int) -> None:
+        if chunk not in self._here:
+            return
+        left = self._here[chunk] = self._here[chunk] - rows
+        if left:
+            self._fleet.read(self._node, min(left, self._block), self._read, chunk, min(left, self._block))
+            return
+        ready = [then for waits, then in self._waiting if waits == chunk]
+        self._waiting = [(waits, then) for waits, then in self._waiting if waits != chunk]
+        if ready:
+            self._use(chunk)
+        for then in ready:
+            then()
+
+
+class TimedRank(World):
+    """One rank: the helpers of `World`, which take time, and the feeder's thread, which does one thing at a time."""
+
+    def __init__(self, fleet: Any, number: int) -> None:
+        super().__init__(NoDraws(), fleet.scenario, None, fleet.clock)  # type: ignore[arg-type] - nothing is watched
+        run = fleet.planned
+        self.fleet, self.number, self.node = fleet, number, number // fleet.shared.ranks_per_node
+        self.reading: dict[int, Reading] = {}  # by reader
+        self.crew = make_crew(self.scenario, Wrong())
+        grows = run.most_readers > run.readers
+        self.scalers = [Scaler(run.readers, run.most_readers, run.readers, "reader")] if grows else []
+        self.dispatcher = make_dispatcher(
+            self.scenario, self.crew, fleet.plan, number, 0, Wrong(), row_bytes=(run.raw_bytes, run.decoded_bytes),
+            is_early=True, end=fleet.end, scalers=self.scalers,
+        )  # fmt: skip
+        self.step = self.bytes = self.most_bytes = self.events = 0
+        self.waited_s = self.decided_s = 0.0
+        self.delivered: list[WorkItem] = []
+        self._random = random.Random(f"{run.seed} {number}")
+        self._slowness = self._factor(fleet.times.rank_varies)
+        self._placed_decoders = 0
+        self._arrives: dict[int, float] = {}  # when what a decoder works on is where it is
+        self._todo: deque[Command] = deque()
+        self._whole: deque[int] = deque()  # steps that are here
+        self._finished: deque[int] = deque()
+        self._next = 0, 0  # step and row of it that is to be delivered
+        self._wanted_at: float | None = 0.0
+        self._taken: int | None = None
+        self._is_busy, self._timer = True, math.inf
+        self._do[Fetch], self._do[Deliver], self._do[GiveUp] = self._bring, self._deliver, self._fail
+
+    # The feeder's thread.
+
+    def begin(self) -> None:
+        """Begins the pass."""
+        self._todo.extend(self.dispatcher.begin(self.now))
+        self._pump()
+
+    def post(self, event: Event) -> None:
+        """Something has happened."""
+        super().post(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        if not self._is_busy:
+            self._is_busy = True
+            self.later(0.0, self._pump)
+
+    def _pump(self) -> None:
+        wait_s: float | None = 0.0
+        while wait_s == 0.0:
+            wait_s = self._next_thing()
+        self._is_busy = wait_s is not None
+        if wait_s is not None:
+            self.later(wait_s, self._pump)
+
+    def _next_thing(self) -> float | None:
+        """Does what is next, as the feeder does; returns what it takes, or None where there is nothing to do."""
+        times, plan = self.fleet.times, self.fleet.plan
+        if self._todo:
+            command = self._todo.popleft()
+            begin = self.now
+            self.do(command)
+            if type(command) is Fetch:
+                return self._arrives.pop(command.call) - begin
+            return times.submit_s if type(command) in (Read, Decode, Place) else 0.0
+        if self._whole and len(self._finished) < max(1, self.fleet.planned.prefetch_batches):
+            after = self._whole.popleft()
+            low, high = plan.rank_slice(after - plan.global_batch_size, self.number)
+            self.later((high - low) * times.batch_row_s, self._hand, after)
+            return (high - low) * times.batch_row_s
+        if self._taken is not None:
+            event: Event | None = Taken(self._taken)
+            self._taken = None
+        elif self.inbox:
+            event = self.inbox.popleft()
+        elif self._timer <= self.now:
+            event = None
+        else:
+            return None
+        self.dispatcher.is_awaited = self._wanted_at is not None
+        begin = time.perf_counter()
+        self._todo.extend(self.dispatcher.handle(event, self.now))
+        deadline = self.dispatcher.deadline()
+        self.decided_s += time.perf_counter() - begin
+        self.events += 1
+        if self._timer <= self.now:
+            self._timer = math.inf
+        if deadline is not None and deadline < self._timer:
+            self._timer = deadline
+            self.later(deadline - self.now, self._wake)
+        return times.event_s
+
+    def _bring(self, command: Fetch) -> None:
+        """Blocks the thread until the results are here."""
+        results = [self.table[call] for call in (command.read, command.decode) if call is not None]
+        times, here = self.fleet.times, self.now
+        here += len(results) * times.fetch_call_s
+        for result in results:
+            nbytes = self._bytes_of(result)
+            away = result is not None and result.node != 0
+            arrived = self.fleet.arriving[self.node].take(self.now, nbytes) if away else self.now
+            here = max(here, arrived) + nbytes * times.fetch_byte_s
+        self._arrives[command.call] = here
+        self.later(here - self.now, self.post, Fetched(command.call, results[0], results[-1]))  # type: ignore[arg-type]
+
+    def _deliver(self, command: Deliver) -> None:
+        """Every row once and in its place, or the simulation is wrong."""
+        item, plan = command.item, self.fleet.plan
+        if (item.position, item.low) != self._next or item.rank != self.number:
+            raise RuntimeError(f"rank {self.number}: {item} is delivered, {self._next} is next")
+        self.delivered.append(item)
+        low, high = plan.rank_slice(item.position, self.number)
+        self._next = item.position, item.high
+        if item.high == high - low:
+            self._whole.extend(item.position + step * plan.stride for step in range(1, item.steps + 1))
+            self._next = item.position + item.steps * plan.stride, 0
+
+    def _fail(self, command: GiveUp) -> None:
+        raise command.error
+
+    # The trainer.
+
+    def want(self) -> None:
+        """The trainer waits for a batch."""
+        self._wanted_at = self.now
+        if self.scalers and not self._finished:
+            self.post(Wake())  # as the feeder does, which matters to nobody else
+        self._take()
+
+    def _hand(self, after: int) -> None:
+        self._finished.append(after)
+        self._count(self._batch_bytes)
+        self._take()
+
+    def _take(self) -> None:
+        if self._wanted_at is None or not self._finished:
+            return
+        if self.step:
+            self.waited_s += self.now - self._wanted_at
+        self._wanted_at, self._taken = None, self._finished.popleft()
+        self._count(-self._batch_bytes)
+        self._wake()
+        times = self.fleet.times
+        self.fleet.stepped(times.step_s * self._factor(times.step_varies), self.step)
+        self.step += 1
+
+    @property
+    def _batch_bytes(self) -> int:
+        return self.fleet.planned.batch_size * self.fleet.planned.decoded_bytes
+
+    # The helpers.
+
+    def die(self, kind: str) -> None:
+        """A helper dies; nobody knows for a while."""
+        helper = next(helper for helper in self.helpers.values() if helper.kind == kind and helper.state == "up")
+        helper.state = "hung"  # it answers nothing, and what it is given says nothing either
+        if kind == "reader":
+            self.reading[helper.number].forget()
+        self.later(self.fleet.times.notice_s, self.post, Lost(helper.number, Fault(told="it died")))
+
+    def _place(self, command: Place) -> None:
+        is_decoder, fleet, now = command.kind == "decoder", self.fleet, self.now
+        self._placed_decoders += is_decoder
+        away = is_decoder and self._placed_decoders <= fleet.shared.decoders_elsewhere
+        helper = self.helpers[command.helper] = Helper(command.helper, command.kind, int(away), now)
+        if not is_decoder:
+            self.reading[command.helper] = Reading(fleet, self.number, self.node)
+        if fleet.planned.is_warm and not fleet.ended:
+            self._placed(helper)
+            return
+        started = max(fleet.starting.take(now, 1), fleet.starting_on[self.node].take(now, 1))
+        self.later(started - now + fleet.times.start_s, self._placed, helper)
+
+    def _begin(self, command: Prefetch) -> None:
+        self.reading[command.helper].begin(command.chunk)
+
+    def _give(self, command: Any) -> None:
+        if type(command) is Decode and self.helpers[command.helper].node:  # Ray brings it while others are worked on
+            nbytes = self._bytes_of(self.table[command.source])
+            self._arrives[command.call] = self.fleet.leaving[self.node].take(self.now, nbytes)
+        super()._give(command)
+
+    def _work(self, helper: Helper) -> None:
+        call, command, source = helper.queue[0]
+        helper.is_working = True
+        times, run = self.fleet.times, self.fleet.planned
+        if type(command) is Read:
+            rows = command.item.rows
+            took_s = times.read_call_s + rows * (times.read_row_s + run.raw_bytes * times.put_byte_s)
+            reading = self.reading[helper.number]
+            reading.gather(command.item, command.following, lambda: self.later(took_s, self._finish, helper, ""))
+        elif type(command) is Decode:
+            rows = source.item.rows
+            varies = math.hypot(times.decode_row_varies / math.sqrt(max(1, rows)), times.decode_item_varies)
+            took_s = times.decode_call_s + rows * times.decode_row_s * self._slowness * self._factor(varies)
+            wait_s = max(0.0, self._arrives.pop(call, 0.0) - self.now)
+            self.later(wait_s + took_s + rows * run.decoded_bytes * times.put_byte_s, self._finish, helper, "")
+        else:
+            self.later(0.0, self._finish, helper, "")
+
+    def _outcome(self, helper: Helper, call: int, command: Any, source: Result | None, fault: str) -> Event:
+        is_read, run = type(command) is Read, self.fleet.planned
+        item = command.item if is_read else source.item  # type: ignore[union-attr]
+        result = Result(helper.number, helper.node, item, [], not is_read)
+        nbytes = self._bytes_of(result)
+        if call in self.table:
+            self.table[call] = result
+            self._count(nbytes)
+        return Done(call, Receipt(raw_bytes=item.rows * run.raw_bytes if is_read else 0, nbytes=nbytes))
+
+    def _forget(self, command: Any) -> None:
+        self._count(-sum(self._bytes_of(self.table.get(call)) for call in command.calls))
+        super()._forget(command)
+
+    def _bytes_of(self, result: Result | None) -> int:
+        run = self.fleet.planned
+        return 0 if result is None else result.item.rows * (run.decoded_bytes if result.is_decoded else run.raw_bytes)
+
+    def _count(self, nbytes: int) -> None:
+        self.bytes += nbytes
+        self.most_bytes = max(self.most_bytes, self.bytes)
+
+    def _factor(self, varies: float) -> float:
+        """How much longer than the mean something takes: log-normal."""
+        if not varies:
+            return 1.0
+        width = math.sqrt(math.log1p(varies * varies))
+        return self._random.lognormvariate(-width * width / 2, width)

@@ -1,0 +1,405 @@
+"""Owns what must always hold, and says which of it does not; knows the dispatcher by its commands and `deadline` alone.
+What can be broken:
+
+    order     every row of the plan once, in its place; every step whole; decoded where it should be
+    bytes     a read is sent only where it has room, or where it is awaited first and no whole step waits to be taken
+    crew      never more helpers of a kind than were asked for; none ended that works
+    dead      no command to a helper that does not run, nothing awaited of one that is gone
+    turns     a chunk is read by one reader, unless that one goes
+    source    decoded and fetched is only what has been read, and was not forgotten
+    deadline  what may never come is awaited with a deadline, no wait is longer than work may take, and what is done at
+              a deadline moves it
+    deadlock  a pass that is not over waits for something that will happen
+    liveness  once the faults end, the pass does; a decision ends, and so does a schedule
+    cause     an error only where what it says has happened, and no try more where it has; nothing before all decoders
+              ran that were insisted upon
+    left      after a pass nothing is kept
+"""
+
+import dataclasses
+from collections import Counter
+from typing import Any
+
+from raylance.dispatch.dispatcher import MAX_FAULTS
+from raylance.dispatch.messages import (
+    Alive,
+    Ask,
+    Command,
+    Decode,
+    Deliver,
+    Dismiss,
+    Done,
+    Event,
+    Failed,
+    Faulted,
+    Fetch,
+    Fetched,
+    Forget,
+    GiveUp,
+    Lost,
+    NotPlaced,
+    Place,
+    Placed,
+    Prefetch,
+    Read,
+    Taken,
+)
+from raylance.errors import HelperError, PlacementError
+from raylance.planning.plan import WorkItem
+from tests.simulation.schedule import DECODED_BYTES, EPOCH, PlannedRun, Scenario
+
+PAUSE_S = 1.0  # before another helper is placed for one that was refused
+
+
+class Broken(AssertionError):  # noqa: N818 - it is no error of the code that raises it
+    """What must hold does not."""
+
+    def __init__(self, what: str, told: str) -> None:
+        super().__init__(f"{what}: {told}")
+        self.what = what
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Seen:
+    """A call, as far as was commanded and told."""
+
+    command: Any
+    item: WorkItem
+    charge: float = 0.0
+    is_answered: bool = False
+    has_result: bool = False
+    is_forgotten: bool = False
+    gone: int = 0  # helpers that were gone when it was answered
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Known:
+    """A helper, as far as was commanded and told."""
+
+    kind: str
+    since: float
+    is_running: bool = False
+    ended_by: str = ""
+    has_asked: bool = False
+    calls: dict[int, None] = dataclasses.field(default_factory=dict)
+
+
+class Watch:
+    """Looks at every event and every command of a rank's passes."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.world: Any = None
+        self.recovered: dict[str, int] = {}
+        self._helpers: dict[int, _Known] = {}
+        self._calls: dict[int, _Seen] = {}
+        self._open: dict[int, _Seen] = {}  # neither answered nor forgotten
+        self._hopeless = self._has_all = False
+        self._hits: dict[tuple[int, int], set[int]] = {}
+        self._blamed: Counter[tuple[int, int]] = Counter()
+        self._gone_count = 0
+        self._is_exact = scenario.insists or not scenario.decoders
+        self._limit = scenario.limit_bytes * (1 + 1e-9)
+
+    def begin(self, planned: PlannedRun, rank: int, position: int) -> None:
+        """A pass begins."""
+        self._planned, self._rank = planned, rank
+        self._next = (position, 0)  # step and row of its slice that are to be delivered next
+        self._part: list[int] = []
+        self._hits.clear()
+        self._blamed.clear()
+        self._flying: dict[int, float] = {}  # charges of reads
+        self._opened, self._ready = 0.0, list[tuple[int, float]]()
+        self.steps: list[tuple[int, list[int]]] = []
+        self._answers: Any = None
+        self._readers: dict[tuple[int, int], int] = {}  # of each chunk, by what it ends with
+        self._spent = {"reader": 0.0, "decoder": 0.0}  # seconds of those that were refused: others have the rest
+        for helper in self._helpers.values():
+            helper.since = self.world.now  # nobody looked for it in between
+
+    def _recover(self, what: str) -> None:
+        self.recovered[what] = self.recovered.get(what, 0) + 1
+
+    # Events.
+
+    def told(self, event: Event | None) -> None:
+        """The dispatcher is about to be told."""
+        self._answers = None
+        match event:
+            case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
+                seen = self._calls.get(call)
+                if seen is None or seen.is_answered:
+                    return
+                seen.is_answered = True
+                is_result = type(event) is Done and not event.receipt.too_large_bytes
+                seen.has_result = is_result and not seen.is_forgotten
+                if self._open.pop(call, None) is not None:
+                    self._answers = seen
+                    seen.gone = self._gone_count
+                    if type(event) is Faulted and self._is_its_own(seen.command):
+                        self._blame(seen)
+                helper = self._helpers.get(getattr(seen.command, "helper", -1))
+                if helper is not None:
+                    helper.calls.pop(call, None)
+                    helper.has_asked = False
+            case Placed(number) | Alive(number):
+                helper = self._helpers[number]
+                if not helper.ended_by:
+                    helper.is_running, helper.has_asked = True, False
+            case NotPlaced(number) | Lost(number):
+                helper = self._helpers[number]
+                if type(event) is NotPlaced and not helper.ended_by:
+                    self._spent[helper.kind] += self.world.now - helper.since + PAUSE_S
+                    self._hopeless = self._hopeless or event.hopeless
+                self._gone(number, "told")
+            case Taken(position):
+                self._ready = [(after, charge) for after, charge in self._ready if after > position]
+
+    def _gone(self, number: int, by: str) -> None:
+        helper = self._helpers[number]
+        if helper.ended_by:
+            return
+        helper.ended_by = by
+        self._gone_count += 1
+        if helper.is_running and helper.calls:  # it was working on the first that it had not answered, if on any
+            self.hit(next(iter(helper.calls)), self.world.helpers[number].cause)
+            self._blame(self._calls.get(next(iter(helper.calls))))
+
+    def _is_its_own(self, command: Any) -> bool:
+        """Whether what failed cannot have gone with a helper that is known to be gone: none went since it was read."""
+        read = getattr(command, "source", getattr(command, "read", None))
+        return read is None or self._calls[read].gone == self._gone_count
+
+    def _blame(self, seen: _Seen | None) -> None:
+        """Counts a fault that is these rows' own, whatever else has happened: they may not be tried for ever."""
+        if seen is not None and not seen.is_forgotten:
+            self._blamed.update(self._keys(seen.item))
+
+    def hit(self, call: int, cause: int) -> None:
+        """A fault hits the rows of a call: this is the truth, whatever the dispatcher thinks."""
+        seen = self._calls.get(call)
+        if seen is not None and not seen.is_forgotten:
+            for key in self._keys(seen.item):
+                self._hits.setdefault(key, set()).add(cause)
+
+    def _keys(self, item: WorkItem) -> list[tuple[int, int]]:
+        size = self._planned.plan.global_batch_size
+        rows = range(item.low, max(item.high, item.low + 1))
+        return [(item.position + step * size, row) for step in range(item.steps) for row in rows]
+
+    # Commands.
+
+    def commanded(self, command: Command, now: float) -> None:
+        """The runtime is about to be commanded."""
+        match command:
+            case Place(number, kind):
+                self._check_crew(number, kind, now)
+            case Dismiss(number) if number not in self._helpers:
+                raise Broken("crew", f"helper {number} is given up before it was to be placed")
+            case Dismiss(number, is_lost):
+                self._check_end(number, now) if is_lost else self._check_leave(number)
+            case Ask(number):
+                self._check_runs(number, command)
+                self._helpers[number].has_asked = True
+            case Read(call, number, item):
+                self._check_runs(number, command)
+                self._check_turn(number, command)
+                self._see(call, command, item, number)
+                self._check_room(command)
+            case Prefetch(number):
+                self._check_runs(number, command)
+                self._recover("a reader told to begin")
+            case Decode(call, number, source):
+                self._check_runs(number, command)
+                self._see(call, command, self._check_source(source, command).item, number)
+                self._recover("decoded by a decoder")
+            case Fetch(call, read, decode):
+                item = self._check_source(read, command).item
+                if decode is not None and self._check_source(decode, command).item != item:
+                    raise Broken("source", f"{command} joins two items")
+                self._see(call, command, item, None)
+            case Forget(calls):
+                for call in calls:
+                    self._flying.pop(call, None)
+                    self._open.pop(call, None)
+                    if call in self._calls:
+                        self._calls[call].is_forgotten = True
+                        self._calls[call].has_result = False
+            case Deliver():
+                self._check_delivery(command)
+            case GiveUp(error):
+                self._check_cause(error, now)
+
+    def _see(self, call: int, command: Any, item: WorkItem, helper: int | None) -> None:
+        if call in self._calls:
+            raise Broken("source", f"{command} has the number of another call")
+        if any(row in self._hits for row in self._keys(item)) and type(command) is not Fetch:
+            self._recover(f"{type(command).__name__.lower()} again after a fault")
+        worst = max((self._blamed[row] for row in self._keys(item)), default=0)
+        if worst > MAX_FAULTS:
+            raise Broken("cause", f"{item} is tried again, after {worst} faults of its own")
+        self._calls[call] = self._open[call] = _Seen(command, item)
+        if helper is not None:
+            self._helpers[helper].calls[call] = None
+
+    def _check_crew(self, number: int, kind: str, now: float) -> None:
+        if self._spent[kind]:
+            self._recover("placed again after a refusal")
+        self._helpers[number] = _Known(kind, now)
+        held = sum(helper.kind == kind for n, helper in self._helpers.items() if self._is_held(n))
+        begin = self.scenario.readers if kind == "reader" else self.scenario.decoders
+        if held > begin + (2 if self.scenario.scales and (kind == "decoder" or begin > 1) else 0):
+            raise Broken("crew", f"{held} {kind}s at {now:.2f} s")
+
+    def _is_held(self, number: int) -> bool:
+        return number not in self.world.helpers or self.world.helpers[number].state != "dismissed"
+
+    def _check_leave(self, number: int) -> None:
+        """One that is not needed goes only when it runs and has no work."""
+        known = self._helpers[number]
+        if not known.is_running or known.calls or known.ended_by:
+            raise Broken("crew", f"helper {number} is let go, and has calls {list(known.calls)}")
+        self._recover("one not needed let go")
+        self._gone(number, "dismissed")
+
+    def _check_end(self, number: int, now: float) -> None:
+        known, helper = self._helpers[number], self.world.helpers.get(number)
+        if known.ended_by:
+            self._recover("a dead one dismissed")
+            return
+        if not known.is_running:
+            if not self._is_late(known, now) or self._says(Placed, number):
+                raise Broken("crew", f"helper {number} is given up at {now:.2f} s, too early")
+            self._recover("one too late dismissed")
+        elif helper.state == "up" or any(self._says_done(call) for call in known.calls):
+            raise Broken("crew", f"helper {number}, which works, is ended at {now:.2f} s")
+        else:
+            self._recover("a hung one dismissed")
+        self._gone(number, "dismissed")
+
+    def _is_late(self, helper: _Known, now: float) -> bool:
+        """Whether it had its time: what was left of it, where others were refused before."""
+        allowed_s = self.scenario.placement_timeout_s - self._spent[helper.kind]
+        return now >= helper.since + allowed_s - 1e-6
+
+    def _says(self, kind: type, number: int) -> bool:
+        return any(type(event) is kind and event.helper == number for event in self.world.inbox)
+
+    def _says_done(self, call: int) -> bool:
+        return any(type(event) in (Done, Failed, Faulted) and event.call == call for event in self.world.inbox)
+
+    def _check_runs(self, number: int, command: Command) -> None:
+        helper = self._helpers.get(number)
+        if helper is None or not helper.is_running or helper.ended_by:
+            raise Broken("dead", f"{command} to a helper that does not run")
+
+    def _check_turn(self, number: int, command: Read) -> None:
+        chunk, plan = command.item.chunk, self._planned.plan
+        if not command.item.rows:
+            return
+        other = self._readers.setdefault((chunk.epoch, chunk.position + chunk.steps * plan.stride), number)
+        if other != number and not self._helpers[other].ended_by:
+            raise Broken("turns", f"{command}, and reader {other} has its chunk")
+        self._readers[chunk.epoch, chunk.position + chunk.steps * plan.stride] = number
+
+    def _check_source(self, call: int, command: Command) -> _Seen:
+        seen = self._calls.get(call)
+        if seen is None or not seen.has_result:
+            raise Broken("source", f"{command} of call {call}, which has no result")
+        return seen
+
+    def _check_room(self, command: Read) -> None:
+        item, scenario = command.item, self.scenario
+        raw = 0 if command.decodes or not item.rows else command.allowed_bytes
+        charge = raw + item.rows * DECODED_BYTES * scenario.decodes
+        if command.decodes and not scenario.decodes:
+            raise Broken("order", f"{command} decodes what is not to be decoded")
+        used = sum(self._flying.values()) + sum(charge for _, charge in self._ready)
+        is_first = (item.position, item.low) == self._next and not self._ready
+        if self._is_exact and used + charge > self._limit and not is_first and item.rows:
+            raise Broken("bytes", f"{used:.0f} and {charge:.0f} more, of {self._limit:.0f}")
+        self._flying[command.call] = charge
+        if is_first and used + charge > self._limit:
+            self._recover("alone beyond the limit")
+
+    def _check_delivery(self, command: Deliver) -> None:
+        item, plan = command.item, self._planned.plan
+        fetch = self._answers
+        if fetch is None or type(fetch.command) is not Fetch:
+            raise Broken("order", f"{item} is delivered and was not fetched")
+        if (item.position, item.low) != self._next or item.rank != self._rank or item.epoch != EPOCH:
+            raise Broken("order", f"{item} is delivered, but {self._next} is next")
+        if self.scenario.insists and not self._has_all:
+            ran = [h for h in self._helpers.values() if h.kind == "decoder" and h.is_running]
+            self._has_all = len(ran) >= self.scenario.decoders
+            if not self._has_all:
+                raise Broken("cause", f"{item} is delivered before all decoders ran")
+        made = command.decoded
+        if command.plain.item != item or made.item != item or made.is_decoded != self.scenario.decodes:
+            raise Broken("order", f"{item} is delivered with what belongs to another, or is not decoded")
+        self._opened += self._flying.pop(fetch.command.read, 0.0)
+        width = item.high - item.low
+        for step in range(item.steps):
+            position = item.position + step * plan.global_batch_size
+            self._part += made.rows[step * width : (step + 1) * width]
+            low, high = plan.rank_slice(position, self._rank)
+            self._next = (position, item.high)
+            if item.high >= high - low:
+                if self._part != self._planned.step(position, self._rank):
+                    raise Broken("order", f"step {position} has the rows {self._part}")
+                after = plan.after(position)
+                self.steps.append((after, self._part))
+                self._next, self._part = (position + plan.global_batch_size, 0), []
+        if not self._part and self._next[1] == 0:
+            self._ready.append((self.steps[-1][0], self._opened))
+            self._opened = 0.0
+
+    def _check_cause(self, error: BaseException, now: float) -> None:
+        row = getattr(error, "row", None)
+        if row is not None:
+            if row not in self._planned.step(self._next[0], self._rank):
+                raise Broken("cause", f"row {row} fails, in another step than {self._next}")
+            self._recover("ended by a row")
+        elif isinstance(error, PlacementError):
+            if not any(h.ended_by == "dismissed" and not h.is_running for h in self._helpers.values()):
+                raise Broken("cause", f"{error}, and none was late")
+            self._recover("ended by a late helper")
+        elif isinstance(error, HelperError) and "could not start" in str(error):
+            refused = [
+                helper for helper in self._helpers.values() if helper.ended_by == "told" and not helper.is_running
+            ]
+            if not self._hopeless and not any(self._is_late(helper, now + PAUSE_S) for helper in refused):
+                raise Broken("cause", f"{error}, and there was time")
+            self._recover("ended by a helper that cannot start")
+        elif isinstance(error, HelperError):
+            hits = self._hits.get(self._next, set())
+            if len(hits) <= MAX_FAULTS:
+                raise Broken("cause", f"{error}, and {self._next} was hit by {sorted(hits)}")
+            self._recover("ended by work lost again and again")
+        else:
+            raise Broken("cause", repr(error))
+
+    # Between.
+
+    def settled(self, event: Event | None, deadline: float | None, now: float) -> None:
+        """The dispatcher has said all that there is to do."""
+        if type(event) is Lost:
+            for call in self._helpers[event.helper].calls:
+                if not self._calls[call].is_forgotten:
+                    raise Broken("dead", f"call {call} of helper {event.helper} is awaited, which is lost")
+        if event is None and deadline is not None and deadline <= now:
+            raise Broken("deadline", f"{deadline:.3f} s is past at {now:.3f} s")
+        helpers = [helper for helper in self._helpers.values() if not helper.ended_by]
+        waits = self._open or any(not helper.is_running or helper.has_asked or helper.calls for helper in helpers)
+        if deadline is None:
+            if waits:
+                raise Broken("deadline", "something is awaited for ever")
+        elif deadline > now + self.scenario.work_timeout_s:  # of a pause, too: a wait that ends only there has no end
+            raise Broken("deadline", f"something is awaited until {deadline}")
+
+    def closed(self) -> None:
+        """The pass is over, and its commands are done."""
+        kept = [call for call, seen in self._calls.items() if seen.has_result]
+        if self.world.table or self._open or kept:
+            raise Broken("left", f"calls {sorted({*self.world.table, *self._open, *kept})} are kept")
+        self._calls = {call: self._calls[call] for helper in self._helpers.values() for call in helper.calls}

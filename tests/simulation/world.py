@@ -1,0 +1,366 @@
+"""Owns the simulated machines: a runtime in virtual time, whose helpers take time, die, hang and lose what they made,
+as a schedule draws it; never decides, and never looks into the dispatcher.
+
+It keeps the truth that the dispatcher has to guess: who is dead, what lies where, and which rows each fault really hit.
+"""
+
+import dataclasses
+import heapq
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from raylance.dispatch.messages import (
+    Alive,
+    Ask,
+    Command,
+    Decode,
+    Dismiss,
+    Done,
+    Event,
+    Failed,
+    Fault,
+    Faulted,
+    Fetch,
+    Fetched,
+    Forget,
+    Lost,
+    NotPlaced,
+    Place,
+    Placed,
+    Prefetch,
+    Read,
+)
+from raylance.observe import Receipt
+from raylance.planning.plan import WorkItem
+from tests.simulation.schedule import BITS, DECODED_BYTES, RAW_BYTES, Draws, PlannedRun, Scenario
+from tests.simulation.watch import Watch
+
+_WAITS_S = (0.0, 0.05, 0.2, 0.2, 0.5, 0.5, 1.0, 3.0)
+_TRANSIT_S = (0.0, 0.0, 0.01, 0.3)
+
+
+class RowError(Exception):
+    """A row that cannot be decoded, or read."""
+
+    def __init__(self, row: int) -> None:
+        super().__init__(row)
+        self.row = row
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Result:
+    """What a read or a decode has made: rows, and whether they are decoded; `lost_by` names the fault that took it."""
+
+    maker: int
+    node: int
+    item: WorkItem
+    rows: list[int]
+    is_decoded: bool
+    lost_by: int | None = None
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Helper:
+    """A helper as it really is.
+
+    Attributes:
+        state: "placing", "up", "hung", "dead" or "dismissed".
+        queue: What it has not finished.
+        cause: The fault that ended it, or that it hangs by.
+    """
+
+    number: int
+    kind: str
+    node: int
+    asked_at: float
+    state: str = "placing"
+    queue: deque[Any] = dataclasses.field(default_factory=deque)
+    cause: int = 0
+    is_working: bool = False
+
+
+class Clock:
+    """Virtual time, and what is under way in it: of one world, or of several that share it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._under_way: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._number = 0
+
+    def later(self, wait_s: float, what: Callable[..., None], *about: Any) -> None:
+        self._number += 1
+        heapq.heappush(self._under_way, (self.now + wait_s, self._number, what, about))
+
+    def pass_time(self, until: float | None) -> bool:
+        """Lets the next thing happen, or time pass until then; says whether anything could."""
+        if self._under_way and (until is None or self._under_way[0][0] <= until):
+            at, _, what, about = heapq.heappop(self._under_way)
+            self.now = max(self.now, at)
+            what(*about)
+            return True
+        if until is None:
+            return False
+        self.now = max(self.now, until)
+        return True
+
+    def busy(self, seconds: float) -> None:
+        """Lets time pass while nobody takes events."""
+        until = self.now + seconds
+        while self._under_way and self._under_way[0][0] <= until:
+            self.pass_time(until)
+        self.now = until
+
+
+class World:
+    """A `Runtime` without threads or Ray, by a clock of its own unless it is given one."""
+
+    def __init__(self, draws: Draws, scenario: Scenario, watch: Watch, clock: Clock | None = None) -> None:
+        self.draws, self.scenario, self.watch = draws, scenario, watch
+        self.clock = clock or Clock()
+        self.helpers: dict[int, Helper] = {}
+        self.table: dict[int, Result | None] = {}  # as the runtime's: by call, None until it is there
+        self.inbox: deque[Event] = deque()
+        self.counts: Counter[str] = Counter()
+        self.planned: PlannedRun | None = None
+        self.faults = 0
+        self._threshold = int((1 - scenario.rate) * (1 << BITS)) if scenario.faults else 1 << BITS
+        self._do: dict[type, Callable[[Any], None]] = {
+            Place: self._place,
+            Read: self._give,
+            Prefetch: self._begin,
+            Decode: self._give,
+            Ask: self._give,
+            Fetch: self._fetch,
+            Forget: self._forget,
+            Dismiss: self._dismiss,
+        }
+        for kind in sorted(scenario.faults & {"idle dies", "idle hangs", "node dies"}):
+            for _ in range(1 + draws.bits() * 3 // (1 << BITS)):
+                self.later(draws.seconds(30.0), self._strike, kind, draws.bits())
+
+    # Time.
+
+    @property
+    def now(self) -> float:
+        return self.clock.now
+
+    def later(self, wait_s: float, what: Callable[..., None], *about: Any) -> None:
+        self.clock.later(wait_s, what, *about)
+
+    def pass_time(self, until: float | None) -> bool:
+        return self.clock.pass_time(until)
+
+    def busy(self, seconds: float) -> None:
+        self.clock.busy(seconds)
+
+    def post(self, event: Event) -> None:
+        self.inbox.append(event)
+
+    # Commands.
+
+    def do(self, command: Command) -> None:
+        self._do[type(command)](command)
+
+    def _place(self, command: Place) -> None:
+        bits = self.draws.bits()
+        helper = Helper(command.helper, command.kind, bits % 3 if command.kind == "decoder" else bits % 2, self.now)
+        self.helpers[command.helper] = helper
+        wait_s = _WAITS_S[(bits >> 4) % 8]
+        fault = self._fault(bits, ("refused", "hopeless", "delayed", "never placed"))
+        if fault in ("refused", "hopeless"):
+            told = NotPlaced(command.helper, Fault(told=fault), fault == "hopeless")
+            self.later(wait_s, self._not_placed, helper, told)
+        elif fault != "never placed":
+            self.later(wait_s + (self.draws.seconds(60.0) if fault == "delayed" else 0), self._placed, helper)
+
+    def _not_placed(self, helper: Helper, told: NotPlaced) -> None:
+        if helper.state == "placing":
+            helper.state = "dead"
+            self.post(told)
+
+    def _placed(self, helper: Helper) -> None:
+        if helper.state == "placing":
+            helper.state = "up"
+            self.post(Placed(helper.number))
+
+    def _dismiss(self, command: Dismiss) -> None:
+        self.helpers[command.helper].state = "dismissed"
+        for call, _, _ in self.helpers[command.helper].queue:
+            if call is not None and self.draws.chance(0.1):  # it was dead or hung: what it says now comes late
+                self.counts["said after it was dismissed"] += 1
+                self.later(0.1, self.post, Done(call, Receipt()))
+
+    def _give(self, command: Any) -> None:
+        helper = self.helpers[command.helper]
+        is_ask = type(command) is Ask
+        call = None if is_ask else command.call
+        source = self.table[command.source] if type(command) is Decode else None
+        if not is_ask:
+            self.table[call] = None
+        helper.queue.append((call, command, source))
+        if helper.state == "dead":
+            self.later(_TRANSIT_S[2], self.post, Lost(helper.number, Fault(told="it died")))
+        elif helper.state == "up" and not helper.is_working:
+            self._work(helper)
+
+    def _begin(self, command: Prefetch) -> None:
+        """What is read ahead is no result: it changes nothing that can be told from here."""
+
+    def _forget(self, command: Forget) -> None:
+        for call in command.calls:
+            self.table.pop(call, None)
+
+    # Helpers at work.
+
+    def _work(self, helper: Helper) -> None:
+        call = helper.queue[0][0]
+        helper.is_working = True
+        bits = self.draws.bits()
+        wait_s = _WAITS_S[bits % 8] if call is not None else 0.0
+        kinds = ("dies", "hangs", "faulted", "lost later", "twice", "late", "slow", "node")
+        fault = self._fault(bits, kinds) if call is not None else ""
+        if fault in ("dies", "hangs"):
+            self.later(wait_s / 2, self._end, helper, "dead" if fault == "dies" else "hung", self.faults)
+            return
+        if fault == "node":
+            self.later(wait_s / 2, self._node, helper.node, self.faults)
+        if fault == "slow":
+            wait_s += self.draws.seconds(50.0)
+        self.later(wait_s, self._finish, helper, fault)
+
+    def _finish(self, helper: Helper, fault: str) -> None:
+        if helper.state != "up":
+            return
+        call, command, source = helper.queue.popleft()
+        helper.is_working = False
+        bits = self.draws.bits()
+        transit_s = _TRANSIT_S[bits % 4] + (10.0 if fault == "late" else 0.0)
+        event = Alive(helper.number) if call is None else self._outcome(helper, call, command, source, fault)
+        self.later(transit_s, self.post, event)
+        if fault == "twice":
+            self.later(transit_s + 0.1, self.post, event)
+        if helper.queue:
+            self._work(helper)
+
+    def _outcome(self, helper: Helper, call: int, command: Any, source: Result | None, fault: str) -> Event:
+        is_read = type(command) is Read
+        if fault == "faulted":
+            return self._faulted(call, self.faults)
+        if not is_read and (source is None or source.lost_by is not None):
+            return self._faulted(call, -1 if source is None or source.lost_by is None else source.lost_by)
+        decodes = command.decodes if is_read else True
+        if is_read:
+            item = command.item
+            rows = self.planned.rows(item) if self.planned else []
+            raw = sum(self._raw_bytes(row) for row in rows)
+            if raw > command.allowed_bytes:
+                self.counts["larger than thought"] += 1
+                return Done(call, Receipt(too_large_bytes=raw))
+        else:
+            item, rows, raw = source.item, source.rows, 0  # type: ignore[union-attr]
+        if decodes or not self.scenario.decodes:
+            for row in rows:
+                if (row if row >= 0 else -1 - row) in self.scenario.bad_rows:
+                    self.counts["rows that fail"] += 1
+                    return Failed(call, RowError(row))
+        result = Result(helper.number, helper.node, item, rows, decodes)
+        if call in self.table:
+            self.table[call] = result
+        if fault == "lost later":
+            self.later(_TRANSIT_S[self.draws.bits() % 4], self._lose, result, self.faults)
+        decoded = DECODED_BYTES * len(rows) if decodes and self.scenario.decodes else 0
+        return Done(call, Receipt(raw_bytes=raw, nbytes=decoded if decodes and self.scenario.decodes else raw))
+
+    def _raw_bytes(self, row: int) -> int:
+        if self.scenario.varies == 1.0:
+            return RAW_BYTES
+        return int(RAW_BYTES * (self.scenario.varies if (row * 7919) % 5 == 0 else 0.7))
+
+    def _faulted(self, call: int, cause: int) -> Event:
+        self.watch.hit(call, cause)
+        return Faulted(call, Fault(told=f"fault {cause}"))
+
+    def _lose(self, result: Result, cause: int) -> None:
+        result.lost_by = cause if result.lost_by is None else result.lost_by
+
+    # Faults.
+
+    def _fault(self, bits: int, kinds: tuple[str, ...]) -> str:
+        """The fault that some drawn bits mean, if any is left."""
+        if bits < self._threshold or self.faults >= self.scenario.budget:
+            return ""
+        able = [kind for kind in kinds if kind in self.scenario.faults]
+        if not able:
+            return ""
+        return self._count(able[(bits >> 5) % len(able)])
+
+    def _count(self, kind: str) -> str:
+        self.faults += 1
+        self.counts[kind] += 1
+        return kind
+
+    def _strike(self, kind: str, bits: int) -> None:
+        """What happens at a time, whatever is being done."""
+        up = [helper for helper in self.helpers.values() if helper.state == "up"]
+        if not up or self.faults >= self.scenario.budget:
+            return
+        self._count(kind)
+        helper = up[bits % len(up)]
+        if kind == "node dies":
+            self._node(helper.node, self.faults)
+        else:
+            self._end(helper, "dead" if kind == "idle dies" else "hung", self.faults)
+
+    def _node(self, node: int, cause: int) -> None:
+        for result in self.table.values():
+            if result is not None and result.node == node:
+                self._lose(result, cause)
+        for helper in self.helpers.values():
+            if helper.node == node:
+                self._end(helper, "dead", cause)
+
+    def _end(self, helper: Helper, state: str, cause: int) -> None:
+        if helper.state == "hung" and state == "dead":
+            helper.state = "up"
+        if helper.state == "placing" and state == "dead":
+            self._not_placed(helper, NotPlaced(helper.number, Fault(told="its node died"), False))
+        if helper.state != "up":
+            return
+        helper.state, helper.cause = state, cause
+        if state == "dead":
+            for at in range(min(len(helper.queue), 3)):  # each call says so
+                lost = Lost(helper.number, Fault(told="it died"))
+                self.later(_TRANSIT_S[(cause + at) % 4], self.post, lost)
+
+    # Fetching.
+
+    def _fetch(self, command: Fetch) -> None:
+        bits = self.draws.bits()
+        fault = self._fault(bits, ("fetch faulted", "fetch hangs"))
+        if fault == "fetch hangs":
+            self.watch.hit(command.call, self.faults)
+            if self.scenario.blocks:
+                self.busy(self.scenario.work_timeout_s)
+                self.post(Faulted(command.call, Fault(told="it took too long")))
+            elif bits % 2:
+                self.later(self.scenario.work_timeout_s + 5.0, self._fetched, command, "")
+            return
+        wait_s = _WAITS_S[bits % 8] / 4
+        if self.scenario.blocks:
+            self.busy(wait_s)
+            self._fetched(command, fault)
+        else:
+            self.later(wait_s, self._fetched, command, fault)
+
+    def _fetched(self, command: Fetch, fault: str) -> None:
+        calls = [command.read] if command.decode is None else [command.read, command.decode]
+        if not all(call in self.table for call in calls):
+            self.post(Fetched(command.call, "late", "late"))  # type: ignore[arg-type]
+            return
+        results = [self.table[call] for call in calls]
+        gone = [result.lost_by for result in results if result is not None and result.lost_by is not None]
+        if fault or gone:
+            self.post(self._faulted(command.call, gone[0] if gone else self.faults))
+            return
+        self.post(Fetched(command.call, results[0], results[-1]))  # type: ignore[arg-type]
