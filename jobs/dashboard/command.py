@@ -7,7 +7,7 @@ raylance.json        the dashboard: import it, or have it provisioned (docs/oper
 alerts.yaml          the alerts for the Prometheus operator
 prometheus.rules     the same alerts as a rule file, which prometheus.yml beside it loads
 
-Expressions name metrics of raylance/observe/metrics.py only; tests/test_dashboard.py asks a real Prometheus for each.
+Expressions name metrics of raylance/observe/metrics.py only; the tests ask a real Prometheus for each.
 """
 
 import argparse

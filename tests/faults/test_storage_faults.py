@@ -1,0 +1,372 @@
+"""Owns the checks that storage which fails is asked again, at opening and at reading alike, and that what cannot pass
+is an error at once, with its true cause; by a real S3 API on this machine, and by local folders that go away.
+"""
+
+import logging
+import shutil
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import boto3
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+from moto.server import ThreadedMotoServer
+
+import raylance
+from raylance.source import retrying
+from raylance.source.lance_errors import Failure, failure_of
+from tests.helpers.faulty_store import Fault, FaultyStore
+
+ROWS = 6000
+URI = "s3://faulty/data.lance"
+PASSING: list[Fault] = ["reset", "truncate", "500", "503", "hang"]
+
+
+def table(count: int = ROWS, width: int = 100) -> pa.Table:
+    rng = np.random.default_rng(0)
+    return pa.table({"id": np.arange(count), "bulk": [rng.bytes(width) for _ in range(count)]})
+
+
+class Healer(logging.Handler):
+    """Mends what is broken when raylance says for the first time that it asks the storage again."""
+
+    def __init__(self, mend: Callable[[], Any]) -> None:
+        super().__init__()
+        self.mend, self.warnings = mend, 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.warnings += 1
+        if self.warnings == 1:
+            self.mend()
+
+
+@pytest.fixture
+def healer() -> Iterator[Callable[[Callable[[], Any]], Healer]]:
+    logger, handlers = logging.getLogger("raylance.source.retrying"), []
+
+    def heal(mend: Callable[[], Any]) -> Healer:
+        handlers.append(Healer(mend))
+        logger.addHandler(handlers[-1])
+        return handlers[-1]
+
+    yield heal
+    for handler in handlers:
+        logger.removeHandler(handler)
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """Where the S3 API itself listens."""
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    _, port = server.get_host_and_port()
+    keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys).create_bucket(Bucket="faulty")
+    yield port
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def store(port: int) -> Iterator[FaultyStore]:
+    proxy = FaultyStore(port)
+    lance.write_dataset(table(), URI, max_rows_per_file=1500, storage_options=options_of(proxy))
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture(autouse=True)
+def calm(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "store" in request.fixturenames:
+        request.getfixturevalue("store").disturb("")
+
+
+def options_of(store: FaultyStore) -> dict[str, str]:
+    """Lance tries again by itself, too: not for long here, so that what is tested is what comes after."""
+    patience = {"client_max_retries": "1", "client_retry_timeout": "1", "timeout": "1s", "connect_timeout": "1s"}
+    keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "aws_region": "us-east-1"}
+    return {"aws_endpoint": f"http://127.0.0.1:{store.port}", "allow_http": "true", **keys, **patience}
+
+
+def opened(store: FaultyStore, **arguments: Any) -> raylance.Dataset:
+    chosen = {"order": raylance.Sequential(shard_rows=500, window_shards=1), **arguments}
+    return raylance.dataset(URI, storage_options=options_of(store), **chosen)
+
+
+def epoch(data: raylance.Dataset, broken: Callable[[], Any], **options: Any) -> list[int]:
+    """An epoch of single small windows, of which the storage fails from the first batch on."""
+    ids: list[int] = []
+    limits = {"max_window_bytes": 1 << 17, "max_inflight_bytes": 30_000, "runtime": "threads"}
+    with data.loader(**{**limits, **options}) as loader:
+        for batch in loader.iter_batches(global_batch_size=50):
+            if not ids:
+                broken()
+            ids += batch["id"].tolist()
+    return ids
+
+
+# What fails, and of what: opening a version, the newest, and what else is read at an opening.
+OPENINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "version": ({"version": 1}, "_versions"),
+    "newest": ({}, "_versions"),
+    "rows": ({"filter": "id >= 0"}, "/data/"),
+}
+QUICK = {("500", "version"), ("truncate", "version"), ("reset", "version"), ("503", "version"), ("hang", "version")}
+QUICK |= {("truncate", "rows")}
+
+
+@pytest.mark.parametrize(
+    ("fault", "what"),
+    [
+        pytest.param(fault, what, marks=[] if (fault, what) in QUICK else pytest.mark.slow)
+        for fault in PASSING
+        for what in OPENINGS
+    ],
+)
+def test_an_opening_outlasts_a_storage_that_fails(
+    store: FaultyStore, healer: Callable[..., Healer], fault: Fault, what: str
+) -> None:
+    healed = healer(lambda: store.disturb(""))
+    arguments, match = OPENINGS[what]
+    store.disturb(fault, match)
+    data = opened(store, **arguments)
+    assert healed.warnings >= 1
+    assert len(data) == ROWS
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "truncate",
+        pytest.param("reset", marks=pytest.mark.slow),
+        "500",
+        pytest.param("503", marks=pytest.mark.slow),
+        pytest.param("hang", marks=pytest.mark.slow),
+        "404",
+    ],
+)
+def test_a_loader_outlasts_a_storage_that_fails(
+    store: FaultyStore, healer: Callable[..., Healer], fault: Fault
+) -> None:
+    """Also where files are said to be missing that were there before."""
+    data = opened(store)
+    healed = healer(lambda: store.disturb(""))
+    assert epoch(data, lambda: store.disturb(fault, "/data/")) == list(range(ROWS))
+    assert healed.warnings >= 1
+
+
+@pytest.mark.parametrize("fault", ["500", pytest.param("hang", marks=pytest.mark.slow)])
+def test_a_storage_that_fails_for_too_long_is_an_error_that_says_so(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    data = opened(store)
+    monkeypatch.setattr(retrying, "OPENING_S", 0.1)
+    store.disturb(fault)
+    with pytest.raises(raylance.DatasetError, match=r"cannot be opened \(.*Its storage fails: try again") as caught:
+        opened(store, version=1)
+    assert "has no version" not in str(caught.value)
+    store.disturb("")
+    with pytest.raises(raylance.DatasetError, match=r"rows \d+ to \d+ of .* cannot be read .* tried \d+ times"):
+        epoch(data, lambda: store.disturb(fault, "/data/"), read_timeout_s=0.1)
+
+
+@pytest.mark.parametrize("arguments", [{"version": 1}, {}])
+def test_a_storage_that_refuses_is_an_error_at_once(
+    store: FaultyStore, healer: Callable[..., Healer], arguments: dict[str, Any]
+) -> None:
+    data = opened(store)
+    healed = healer(lambda: None)
+    store.disturb("403")
+    with pytest.raises(raylance.DatasetError, match=r"403 Forbidden.*Check the path, the credentials") as caught:
+        opened(store, **arguments)
+    assert "has no version" not in str(caught.value)
+    store.disturb("")
+    with pytest.raises(raylance.DatasetError, match="cannot be read .*403 Forbidden.*AccessDenied"):
+        epoch(data, lambda: store.disturb("403", "/data/"), read_timeout_s=1000)
+    assert healed.warnings == 0
+
+
+def test_a_filter_is_not_blamed_for_the_storage(store: FaultyStore) -> None:
+    store.disturb("403", "/data/")
+    with pytest.raises(raylance.DatasetError, match="its files cannot be read.*403 Forbidden"):
+        opened(store, filter="id >= 0")
+
+
+def test_what_is_not_there_is_said_at_once(store: FaultyStore, healer: Callable[..., Healer]) -> None:
+    healed = healer(lambda: None)
+    for uri, version, message in [
+        (URI, 7, "has no version 7 .* It has versions 1 to 1"),
+        (URI, "none", "has no tag 'none'"),
+        (URI, ("none", None), "has no reference"),
+        ("s3://faulty/none.lance", None, "no Lance dataset can be opened at"),
+        ("s3://faulty/none.lance", 1, "no Lance dataset can be opened at"),
+        ("s3://none/data.lance", 1, "NoSuchBucket"),
+    ]:
+        with pytest.raises(raylance.DatasetError, match=message):
+            raylance.dataset(uri, version=version, storage_options=options_of(store))
+    assert healed.warnings == 0
+
+
+def test_a_manifest_that_is_listed_is_asked_for_again(store: FaultyStore, healer: Callable[..., Healer]) -> None:
+    """A version cannot be missing of versions 1 to 1."""
+    healed = healer(lambda: store.disturb(""))
+    store.disturb("404", "HEAD .*manifest")
+    assert opened(store, version=1).version == 1
+    assert healed.warnings == 1
+
+
+def test_a_dataset_that_was_rewritten_in_a_bucket_is_refused(store: FaultyStore, port: int) -> None:
+    """Lance keeps no manifest of before; the loader ends though its storage is healthy."""
+    uri, options = "s3://faulty/other.lance", options_of(store)
+    lance.write_dataset(table(), uri, max_rows_per_file=500, storage_options=options)
+    order = raylance.Sequential(shard_rows=500, window_shards=1)
+    data = raylance.dataset(uri, storage_options=options, order=order)
+    keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "us-east-1"}
+    bucket = boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys).Bucket("faulty")
+
+    def rewrite() -> None:
+        bucket.objects.filter(Prefix="other.lance/").delete()
+        lance.write_dataset(table(), uri, max_rows_per_file=500, storage_options=options)
+
+    with pytest.raises(raylance.DatasetError, match=r"rewritten in place: its files were \w{32}.* and are \w{32}"):
+        epoch(data, rewrite, read_timeout_s=1000)
+
+
+# ---- a local folder
+
+
+@pytest.fixture(params=[10, 500], ids=["small files", "large files"])
+def local(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Six files, which Lance reads at once where they are small: what it says of one that is away differs."""
+    path = tmp_path / "data.lance"
+    lance.write_dataset(table(width=request.param), str(path), max_rows_per_file=1000)
+    return path
+
+
+def in_chunks(path: Path) -> raylance.Dataset:
+    return raylance.dataset(str(path), order=raylance.Sequential(shard_rows=1000, window_shards=1))
+
+
+@pytest.mark.parametrize("what", ["data", "."], ids=["its files", "all of it"])
+def test_a_local_folder_that_goes_away_and_comes_back_costs_time(
+    local: Path, healer: Callable[..., Healer], what: str
+) -> None:
+    data, folder = in_chunks(local), (local / what).resolve()
+    away = folder.with_name("away")
+    healed = healer(lambda: away.rename(folder))
+    assert epoch(data, lambda: folder.rename(away)) == list(range(ROWS))
+    assert healed.warnings >= 1
+
+
+def test_a_local_folder_that_is_away_before_the_first_batch(local: Path, healer: Callable[..., Healer]) -> None:
+    data, away = in_chunks(local), local.with_name("away")
+    healer(lambda: away.rename(local))
+    local.rename(away)
+    assert epoch(data, lambda: None) == list(range(ROWS))
+
+
+def test_one_outage_costs_one_deadline(local: Path, healer: Callable[..., Healer]) -> None:
+    """Also where a loader has opened nothing yet: each part of an item would wait for as long again."""
+    data, healed = in_chunks(local), healer(lambda: None)
+    shutil.rmtree(local)
+    with pytest.raises(raylance.DatasetError, match="no Lance dataset can be opened at .* now") as caught:
+        epoch(data, lambda: None, read_timeout_s=1.0, max_inflight_bytes=1 << 20)
+    tried = int(str(caught.value).split("It was tried ")[1].split()[0])
+    assert healed.warnings <= 30
+    assert tried >= 1
+
+
+def test_a_version_that_was_cleaned_up_is_an_error_at_once(local: Path, healer: Callable[..., Healer]) -> None:
+    data, healed = in_chunks(local), healer(lambda: None)
+    lance.write_dataset(table(10), str(local), mode="overwrite")
+    lance.dataset(str(local)).cleanup_old_versions(timedelta(0), delete_unverified=True)
+    with pytest.raises(raylance.DatasetError, match="has no version 1 any more: it has versions 2 to 2.*tag what"):
+        epoch(data, lambda: None, read_timeout_s=1000)
+    with pytest.raises(raylance.DatasetError, match="has no version 1 any more"):
+        data.head()
+    assert healed.warnings == 0
+
+
+def test_a_path_without_a_dataset_is_an_error_at_once(tmp_path: Path, healer: Callable[..., Healer]) -> None:
+    healed = healer(lambda: None)
+    (tmp_path / "file").write_text("x")
+    for path in (tmp_path / "none.lance", tmp_path, tmp_path / "file"):
+        with pytest.raises(raylance.DatasetError, match="no Lance dataset can be opened at"):
+            raylance.dataset(path)
+    assert healed.warnings == 0
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "noise"])
+def test_a_damaged_manifest_is_an_error_at_once(local: Path, healer: Callable[..., Healer], how: str) -> None:
+    """In noise, Lance panics, which is no Exception in Python."""
+    healed = healer(lambda: None)
+    (manifest,) = (path for path in (local / "_versions").iterdir() if path.suffix == ".manifest")
+    whole = manifest.read_bytes()
+    noise = np.random.default_rng(0).bytes(len(whole) - 16) + whole[-16:]
+    manifest.write_bytes({"cut": whole[: len(whole) // 2], "empty": b"", "noise": noise}[how])
+    with pytest.raises(raylance.DatasetError, match="whether the files are whole|that the dataset was written"):
+        raylance.dataset(str(local))
+    assert healed.warnings == 0
+
+
+@pytest.mark.parametrize("columns", [["id"], ["bulk"]])
+def test_a_data_file_that_is_missing_at_an_opening_is_an_error_at_once(local: Path, columns: list[str]) -> None:
+    for path in (local / "data").iterdir():
+        path.unlink()
+    with pytest.raises(raylance.DatasetError, match="cannot be (read|selected).*Not found"):
+        raylance.dataset(str(local), columns=columns, filter="id >= 0" if columns == ["id"] else None)
+
+
+# ---- the classification
+
+
+LIST = "LanceError(IO): Generic S3 error: Error performing list request: Error performing GET http://x in 1ms, after 1 "
+PASSES = [
+    f"{LIST}retries, max_retries: 1, retry_timeout: 2s  - HTTP error: error sending request",
+    f"{LIST}retries - Server returned non-2xx status code: 503 Service Unavailable: <Code>SlowDown</Code>",
+    f"{LIST}retries - Server returned non-2xx status code: 429 Too Many Requests: ",
+    "External error: LanceError(IO): Generic S3 error: HTTP error: request or response body error",
+    "LanceError(IO): Generic LocalFileSystem error: Unable to open file /x: Stale file handle (os error 116)",
+    "LanceError(IO): Generic LocalFileSystem error: Input/output error (os error 5)",
+]
+MISSES = [
+    "LanceError(IO): Generic N/A error: Not found: /x/data/1.lance, function.rs:250:5",
+    "Not found: x/data/1.lance",
+    "External error: Not found: x/data/1.lance",
+    "Dataset at path x/_versions/1.manifest was not found: Not found: x/_versions/1.manifest",
+    "Ref not found error: tag t does not exist",
+    f"{LIST}retries - Server returned non-2xx status code: 404 Not Found: <Error><Code>NoSuchKey</Code></Error>",
+    "LanceError(IO): Generic LocalFileSystem error: No such file or directory (os error 2)",
+]
+LASTS = [
+    "LanceError(IO): Generic memory error: Invalid range 0..1320 for object of size 660 bytes",
+    "External error: LanceError(IO): Generic LocalFileSystem error: failed to fill whole buffer",
+    "LanceError(IO): file size is too small",
+    "LanceError(IO): The operation lacked the necessary privileges to complete for path x: 403 Forbidden",
+    f"{LIST}retries - Server returned non-2xx status code: 403 Forbidden: <Error><Code>AccessDenied</Code></Error>",
+    f"{LIST}retries - Server returned non-2xx status code: 404 Not Found: <Error><Code>NoSuchBucket</Code></Error>",
+    f"{LIST}retries - HTTP error: builder error",
+    "LanceError(IO): Generic LocalFileSystem error: Unable to open file /x: Permission denied (os error 13)",
+    "LanceError(IO): Generic LocalFileSystem error: Unable to walk dir: Not a directory (os error 20)",
+]
+NO_STORAGE = ["Invalid user input: No field named x", "filter is no SQL", "LanceError(Schema): x"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "failure"),
+    [(PASSES, Failure.PASSING), (MISSES, Failure.MISSING), (LASTS, Failure.LASTING), (NO_STORAGE, None)],
+)
+def test_what_lance_says_is_classified(texts: list[str], failure: Failure | None) -> None:
+    """Whatever class the exception has; an error of raylance is as its cause."""
+    for text in texts:
+        for kind in (OSError, ValueError, pa.ArrowInvalid):
+            assert failure_of(kind(text)) is failure, text
+            told = raylance.DatasetError("rows cannot be read")
+            told.__cause__ = kind(text)
+            assert failure_of(told) is failure
+    assert failure_of(TimeoutError()) is failure_of(ConnectionResetError()) is Failure.PASSING
+    assert failure_of(raylance.DatasetError("it has no version 1 any more: Not found: x")) is Failure.LASTING

@@ -1,0 +1,137 @@
+"""Owns the runs of what README and docs/ show: each page's snippets, one behind the other in one namespace; its links;
+and that what is made of the sources is current.
+
+A block of ```python is run. One of ```py is shown alone: another library's, or what needs a run or a cluster.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import torch
+
+from jobs.create_dataset.command import main as create_dataset
+from tests.conftest import make_images
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+LINK = re.compile(r"\]\((?!\w+:)([^)#\s]*)(?:#([^)\s]*))?\)")
+# What the guide says of several processes, for this one; each must be found.
+GUIDE = {"num_workers=4, persistent_workers=True": "num_workers=0", "num_workers=2": "num_workers=0"}
+
+
+def snippets(page: Path) -> list[str]:
+    """The page's Python."""
+    return re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+
+
+def run_page(parts: list[str], folder: Path) -> None:
+    """As a script of its own, in this folder: what it defines is sent to helpers as a user's would be."""
+    script = folder / "page.py"
+    script.write_text("\n".join(parts))
+    done = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "guide"], ids=lambda page: page.stem)
+def test_snippets_run(page: Path, tmp_path: Path) -> None:
+    parts = snippets(page)
+    if not parts:
+        pytest.skip("shows no Python")
+    run_page(parts, tmp_path)
+
+
+def test_the_guide_runs_on_the_demo(tmp_path: Path, ray_session: None) -> None:
+    """The session's Ray makes the demo's dataset; the guide itself needs none."""
+    parts = snippets(ROOT / "docs" / "guide.md")
+    for there, here in GUIDE.items():
+        assert any(there in part for part in parts), f"the guide says {there!r} no more"
+        parts = [part.replace(there, here) for part in parts]
+    assert create_dataset(["demo", "--out", str(tmp_path / "digits.lance")]) == 0
+    run_page(parts, tmp_path)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link may name of a page, as GitHub makes it of headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CHANGELOG.md"], ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for path, anchor in LINK.findall(page.read_text()):
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), path
+        assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
+
+
+def test_the_reference_is_that_of_the_docstrings() -> None:
+    pytest.importorskip("griffe", reason="griffe makes the reference: pip install griffe")
+    from jobs.docs.reference import PAGE, render_reference
+
+    assert PAGE.read_text() == render_reference(), "python -m jobs.docs reference"
+
+
+@pytest.mark.slow
+def test_the_site_has_no_broken_link_and_fetches_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="mkdocs-material makes the site: pip install raylance[docs]")
+    command = [sys.executable, "-m", "jobs.docs", "site", "--out", tmp_path]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.stem for path in tmp_path.glob("*.html")}
+    assert {"index", *(page.stem for page in PAGES)} <= pages
+    tags = re.compile(r"<(?:script|img|link rel=.stylesheet.)[^>]+(?:src|href)=.(https?:[^\"']+)")
+    for path in tmp_path.rglob("*.html"):
+        fetched = tags.findall(path.read_text())
+        assert not fetched, path
+
+
+# What the README says of a bucket, eight GPUs and millions of rows, for this machine; each must be found.
+HERE = {
+    "s3://bucket/runs": "{runs}",
+    "s3://bucket/food101.lance": "{data}",
+    "num_workers=8, use_gpu=True": "num_workers=2",
+    "num_workers=4, persistent_workers=True": "num_workers=1",
+    "global_batch_size=256": "global_batch_size=8",
+    "loader.global_step % 500": "loader.global_step % 2",
+    '"epochs": 10': '"epochs": 1',
+    "world_size=8": "world_size=2",
+    "rows_of_step(1200": "rows_of_step(1",
+    "size=224": "size=16",
+}
+# What each snippet takes from its reader's program.
+GIVEN = (
+    "loss, model = 0.0, torch.nn.Linear(2, 2)",
+    "saved = train.loader().batches(global_batch_size=8).state_dict()",
+    "from types import SimpleNamespace\ntrainer = SimpleNamespace(fit=lambda: None)  # the one of above, which has run",
+    "from raylance.torch_data import IterableDataset\nepochs = 1\n"
+    "train = raylance.dataset(uri, decode=raylance.Image('image', size=16))\n"
+    "saved = IterableDataset(train, global_batch_size=8).state_dict()",
+    "state = saved",
+)
+
+
+def test_readme_snippets_run(write_dataset: Callable[..., str], tmp_path: Path, ray_session: None) -> None:
+    """What it trains on is sent to workers as a notebook's is: by value."""
+    rows = 40
+    columns = {"image": make_images(rows), "label": [row % 5 for row in range(rows)], "split": ["train"] * rows}
+    uri = write_dataset(pa.table(columns))
+    parts = snippets(ROOT / "README.md")
+    assert len(parts) == len(GIVEN)
+    for there, here in HERE.items():
+        assert any(there in part for part in parts), f"the README says {there!r} no more"
+        parts = [part.replace(there, here.format(data=uri, runs=tmp_path)) for part in parts]
+    space: dict[str, Any] = {"__name__": "__main__", "torch": torch, "uri": uri}
+    for given, part in zip(GIVEN, parts, strict=True):
+        exec(given, space)
+        exec(compile(part, "README.md", "exec"), space)
+    assert list(tmp_path.glob("food101/checkpoint_*")), "the first snippet has reported"
+    assert "shuffled" in (tmp_path / "food101" / "report.html").read_text()
+    assert space["saved"]["epoch"] == 1, "the last but one has gone through its epoch"
+    assert space["audit"].count().ok

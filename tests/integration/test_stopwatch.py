@@ -1,0 +1,484 @@
+"""Owns the promise P10: what is shown of a loader agrees with a stopwatch. Loaders run as they are, in virtual time,
+limited by causes that sleep; a stopwatch of the test's own adds up what each has slept, and all figures are compared
+with it exactly: sleeps are sums of powers of two.
+"""
+
+import dataclasses
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from raylance.observe import metrics
+from raylance.observe.stats import WAITS
+from raylance.observe.verdict import Verdict
+from raylance.reports import top
+from raylance.reports.page import _spent as spent
+from raylance.reports.page import render
+from raylance.reports.progress import progress
+from raylance.reports.reading import Run, read_run
+from raylance.reports.timeline import timeline
+from raylance.runtime.session import Helpers
+from raylance.source.rows import TableRows
+from tests.helpers.virtual_time import VirtualTime
+
+ROWS, BATCH = 128, 8
+STEPS = ROWS // BATCH
+
+
+class Watch:
+    """A stopwatch: adds up what each cause has slept, and how long the consumer waited."""
+
+    def __init__(self, time: VirtualTime) -> None:
+        self.time, self.slept, self.waits, self.rows_read = time, Counter[str](), list[float](), 0
+        self._lock = threading.Lock()
+
+    def sleep(self, cause: str, seconds: float) -> None:
+        self.time.sleep(seconds)
+        with self._lock:
+            self.slept[cause] += seconds
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlowDecoder(raylance.Decoder):
+    """A number, which takes a while; so does opening."""
+
+    watch: Any = None
+    row_s: float = 0.0
+    open_s: float = 0.0
+
+    shape, dtype = (), np.float32
+
+    def open(self) -> "SlowDecoder":
+        self.watch.sleep("opening", self.open_s)
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        self.watch.sleep("decoding", self.row_s)
+        out[...] = len(encoded)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SlowRows(TableRows):
+    """Rows of a storage that takes a while for each."""
+
+    watch: Any
+    row_s: float
+
+    def open_reader(self, retry_s: float = 0.0) -> Any:
+        return SlowReader(TableRows.open_reader(self, retry_s), self.watch, self.row_s)
+
+
+class SlowReader:
+    def __init__(self, reader: Any, watch: Watch, row_s: float) -> None:
+        self._reader, self._watch, self._row_s = reader, watch, row_s
+
+    def read_into(self, offsets: np.ndarray, add: Callable[[pa.Table], None]) -> None:
+        self._watch.sleep("reading", self._row_s * len(offsets))
+        self._watch.rows_read += len(offsets)
+        self._reader.read_into(offsets, add)
+
+
+class SlowHelpers(Helpers):
+    """Their runtime takes a while to be made, in the consumer's thread, as that of Ray does."""
+
+    def __init__(self, feed: Any, options: raylance.Options, ranks: int, watch: Watch, make_s: float) -> None:
+        super().__init__(feed, options, ranks)
+        self._watch, self._make_s = watch, make_s
+
+    def _make_runtime(self) -> Any:
+        self._watch.sleep("opening", self._make_s)
+        return super()._make_runtime()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What things take, in seconds; opening a decoder is what a start takes."""
+
+    read_row_s: float = 0.0
+    decode_row_s: float = 0.0
+    open_s: float = 0.0
+    make_s: float = 0.0
+    collate_s: float = 0.0
+    train_s: float = 0.0
+    save_s: float = 0.0
+    save_every: int = 0
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
+    made = VirtualTime()
+    made.put_in_place(monkeypatch)
+    monkeypatch.setattr("raylance.observe.recorder._TICK_S", 3600.0)  # samples are taken where the test asks for them
+    monkeypatch.setattr("raylance.observe.recorder._current", None)
+    made.enter()
+    yield made
+    made.end()
+
+
+@pytest.fixture(scope="module")
+def uri(write_dataset: Callable[..., str]) -> str:
+    cells = pa.array([bytes(100)] * ROWS, pa.binary())
+    return write_dataset(pa.table({"id": np.arange(ROWS), "cell": cells}))
+
+
+def make_loader(
+    uri: str, watch: Watch, costs: Costs, rank: int = 0, ranks: int = 1, name: str = "train", **options: Any
+) -> raylance.RankLoader:
+    """A loader that does not go on to the next epoch by itself: what is read ahead of it would be nobody's yet."""
+    decoder = SlowDecoder("cell", watch, costs.decode_row_s, costs.open_s)
+    dataset: Any = raylance.dataset(uri, decode=decoder, order="sequential")
+    source = dataset._feed.source
+    fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
+    feed = dataclasses.replace(dataset._feed, source=SlowRows(**fields, watch=watch, row_s=costs.read_row_s))
+    options = {"runtime": "threads", "num_decoders": 1, "name": name} | options
+    made = raylance.Options(**options)
+    watch.slept.clear()  # of what opening the dataset tried
+    return raylance.RankLoader(
+        feed, dataset._delivery, made, rank, ranks, helpers=SlowHelpers(feed, made, ranks, watch, costs.make_s)
+    )
+
+
+def train(
+    loader: raylance.RankLoader, watch: Watch, costs: Costs, in_step: Callable[[int], None] = lambda step: None
+) -> None:
+    """An epoch; reports are of the loader alone, as Ray Train is not here."""
+
+    def collate(batch: dict[str, Any]) -> dict[str, Any]:
+        watch.sleep("collating", costs.collate_s)
+        return batch
+
+    batches = iter(loader.iter_torch_batches(global_batch_size=BATCH, collate_fn=collate, device="cpu"))
+    for step in range(STEPS + 1):
+        asked = watch.time.now()
+        batch = next(batches, None)
+        watch.waits.append(watch.time.now() - asked)
+        if batch is None:
+            assert step == STEPS
+            return
+        watch.sleep("training", costs.train_s)
+        in_step(step)
+        if costs.save_every and step % costs.save_every == costs.save_every - 1:
+            with loader.reporting({"step": step}, has_checkpoint=True):
+                watch.sleep("saving", costs.save_s)
+
+
+def cells_of(page: str) -> list[list[str]]:
+    return [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", page)]
+
+
+def published(figures: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], float]:
+    """What the metrics show of figures: by name and cause."""
+    seen: dict[tuple[str, str], float] = Counter()
+
+    class Metric:
+        def __init__(self, metric: metrics.Metric) -> None:
+            self.name = metric.name
+
+        def inc(self, value: float, labels: dict[str, str]) -> None:
+            seen[self.name, labels.get("cause", "")] += value
+
+        def set(self, value: float, labels: dict[str, str]) -> None:
+            seen[self.name, ""] = value
+
+    monkeypatch.setattr(metrics, "_of_ray", Metric)
+    metrics.Publisher("run", "train", 0).publish(figures)
+    return seen
+
+
+def check_stats(stats: dict[str, Any], watch: Watch) -> None:
+    """`loader.stats()` against the stopwatch."""
+    slept = watch.slept
+    assert (stats["batches"], stats["rows"]) == (STEPS, ROWS)
+    assert stats["wait_s"] == sum(watch.waits)
+    assert stats["first_batch_s"] == stats["wait_start_s"] == watch.waits[0]
+    assert sum(stats[name] for name in WAITS.values()) == stats["wait_s"], "each second of waiting has one cause"
+    assert stats["user_s"] == slept["training"] + slept["saving"]
+    assert stats["save_s"] == slept["saving"]
+    assert stats["other_s"] == 0
+    assert stats["storage_s"] == slept["reading"]
+    assert stats["decode_s"] == slept["decoding"]
+    assert stats["collate_s"] == stats["collate_fn_s"] == slept["collating"]
+    assert stats["decoded_rows"] == ROWS
+
+
+def check_verdict(verdict: Verdict, limit: str, watch: Watch) -> None:
+    """A verdict against the stopwatch."""
+    slept, later_s, rows_read = watch.slept, sum(watch.waits[1:]), watch.rows_read
+    steady_s = slept["training"] + later_s
+    waits_for = limit if limit in WAITS else "decoding"
+    seconds = dict.fromkeys(WAITS, 0.0) | {"starting": watch.waits[0]} | ({waits_for: later_s} if later_s else {})
+    assert verdict.limit == limit
+    assert verdict.seconds == seconds | {"training": slept["training"], "saving": slept["saving"]}
+    assert verdict.waiting == later_s / steady_s
+    assert verdict.rates["delivered"] == pytest.approx(ROWS / steady_s, rel=1e-12)
+    assert verdict.rates["training"] == pytest.approx(ROWS / slept["training"], rel=1e-12)
+    for name in ("reading", "decoding"):
+        had = ROWS / (steady_s + slept["saving"] + watch.waits[0])
+        rows = rows_read if name == "reading" else ROWS  # first items are read by themselves, and again ahead of time
+        alone = rows / slept[name] if slept[name] else np.inf
+        assert verdict.rates[name] == pytest.approx(max(alone, had), rel=1e-12)
+
+
+def check_pages(run: Run, watch: Watch) -> None:
+    """The report, `top` and the progress line, which round, against the stopwatch."""
+    slept, waited_s = watch.slept, sum(watch.waits)
+    later_s = waited_s - watch.waits[0]
+    steady_s = slept["training"] + later_s
+    verdict, rate = run.verdict("train"), f"{ROWS / steady_s:,.0f}"
+    page = render(run)
+    (rank,) = (row for row in cells_of(page) if len(row) == 13)
+    spent = (slept["training"], slept["saving"], waited_s, *(verdict.seconds[cause] for cause in WAITS))
+    assert rank[2:11] == [f"{ROWS}", rate, *(f"{seconds:,.1f}" for seconds in spent)]
+    assert verdict.told[1:] in page
+    found = progress(run)
+    assert found is not None
+    assert (found.epoch, found.rows, found.epoch_rows) == (0, ROWS, ROWS)
+    assert found.rate == pytest.approx(ROWS / steady_s, rel=1e-12)
+    assert found.waiting == pytest.approx(waited_s / (waited_s + slept["training"]), rel=1e-12)
+    shown = top.show(run, run.records[0].last + 1)
+    assert f"epoch 0, {ROWS}/{ROWS} rows, {found.told()}" in shown
+    assert f"all starts: {verdict}" in shown
+    begun, last = run.records[0].started, run.records[0].last
+    assert last - begun == waited_s + slept["training"] + slept["saving"], "all of its time, and no more"
+    strips = timeline(run, bins=1).shares[0]
+    for part, seconds in {**verdict.seconds, "other datasets": 0.0}.items():
+        assert strips[part][0] == pytest.approx(seconds / (last - begun), rel=1e-9)
+
+
+LIMITED = {  # epochs of less than 15 s, which the progress line looks back
+    "training": Costs(make_s=0.5, read_row_s=1 / 1024, decode_row_s=1 / 256, open_s=1.0, train_s=0.5),
+    "reading": Costs(read_row_s=1 / 16, train_s=1 / 8),
+    "decoding": Costs(decode_row_s=1 / 16, train_s=1 / 8),
+    "finishing": Costs(collate_s=0.5, train_s=1 / 8),
+    "saving": Costs(decode_row_s=1 / 256, train_s=0.25, save_s=1.0, save_every=2),
+    "starting": Costs(open_s=1.0, make_s=2.0, train_s=1 / 8, decode_row_s=1 / 1024),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITED)
+def test_all_that_is_shown_agrees_with_a_stopwatch(
+    limit: str, uri: str, time: VirtualTime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch, costs, folder = Watch(time), LIMITED[limit], str(tmp_path / "run")
+    with make_loader(uri, watch, costs, record=folder) as loader:
+        train(loader, watch, costs)
+        stats, live, figures = loader.stats(), loader.explain(), loader._stats.sample()
+    check_stats(stats, watch)
+    check_verdict(live, limit, watch)
+    run = read_run(folder)
+    check_verdict(raylance.explain_run(folder), limit, watch)
+    check_pages(run, watch)
+    for name, value in stats.items():
+        if isinstance(value, int | float):
+            assert run.records[0].at(name, run.records[0].last) == value, name
+    shown = published(figures, monkeypatch)
+    for metric in metrics.METRICS:
+        wanted = stats["user_s"] if metric.field == "train_s" else stats.get(metric.field, 0)
+        assert shown.get((metric.name, metric.cause), 0) == wanted, metric
+
+
+def test_rows_that_their_reader_decodes_are_waited_for_by_what_they_took(uri: str, time: VirtualTime) -> None:
+    watch, costs = Watch(time), Costs(read_row_s=1 / 32, decode_row_s=1 / 16, train_s=1 / 8)
+    with make_loader(uri, watch, costs, num_decoders=0) as loader:
+        train(loader, watch, costs)
+        check_stats(loader.stats(), watch)
+        verdict = loader.explain()
+    assert verdict.limit == "decoding"
+    assert verdict.seconds["reading"] + verdict.seconds["decoding"] == pytest.approx(sum(watch.waits[1:]))
+
+
+class Barrier:
+    """Where ranks wait for each other, in virtual time."""
+
+    def __init__(self, time: VirtualTime, ranks: int) -> None:
+        self._time, self._ranks, self._arrived, self._lock = time, ranks, 0, threading.Lock()
+
+    def wait(self) -> None:
+        with self._lock:
+            self._arrived += 1
+            wanted = -(-self._arrived // self._ranks) * self._ranks
+        self._time.block(lambda: self._arrived >= wanted)
+
+
+def test_ranks_that_wait_for_each_other_are_no_stragglers(uri: str, time: VirtualTime, tmp_path: Path) -> None:
+    """Rank 1 waits for rows; rank 0 for rank 1 in each step, and rank 1 for rank 0, which writes, in each report."""
+    folder, collective, reports = str(tmp_path / "run"), Barrier(time, 2), Barrier(time, 2)
+    watches = [Watch(time), Watch(time)]
+    costs = [Costs(train_s=0.25, save_s=0.5, save_every=4), Costs(read_row_s=3 / 16, train_s=0.25, save_every=4)]
+    stats: list[dict[str, Any]] = [{}, {}]
+
+    def run_rank(rank: int) -> None:
+        watch, saved = watches[rank], watches[rank].sleep
+
+        def in_step(step: int) -> None:
+            begin = time.now()
+            collective.wait()
+            watch.slept["training"] += time.now() - begin
+
+        def save(cause: str, seconds: float) -> None:
+            begin = time.now()
+            saved(cause, seconds)
+            if cause == "saving":
+                reports.wait()
+                watch.slept["saving"] += time.now() - begin - seconds
+
+        watch.sleep = save  # type: ignore[method-assign]
+        with make_loader(uri, watch, costs[rank], rank, 2, record=folder) as loader:
+            train(loader, watch, costs[rank], in_step)
+            stats[rank] = loader.stats()
+
+    other = threading.Thread(target=lambda: (run_rank(1), time.leave()))
+    time.enter()
+    other.start()
+    run_rank(0)
+    time.block(lambda: not other.is_alive(), 1.0)
+    other.join()
+    for rank, watch in enumerate(watches):
+        assert stats[rank]["user_s"] == watch.slept["training"] + watch.slept["saving"]
+        assert stats[rank]["save_s"] == watch.slept["saving"]
+        assert stats[rank]["wait_s"] == sum(watch.waits)
+    assert watches[0].slept["saving"] == watches[1].slept["saving"] == STEPS / 4 * 0.5
+    assert watches[0].slept["training"] > 2 * watches[1].slept["training"] == 2 * STEPS * 0.25
+    verdict = raylance.explain_run(folder)
+    assert verdict.limit == "reading"
+    assert "trains slowest" not in verdict.told
+    assert "rank 1 waits most" in verdict.told
+    steady_s = [watch.slept["training"] + sum(watch.waits[1:]) for watch in watches]
+    assert verdict.rates["training"] == pytest.approx(BATCH / 0.25, rel=1e-12)
+    assert verdict.rates["delivered"] == pytest.approx(ROWS / max(steady_s), rel=1e-12)
+    found = progress(read_run(folder))
+    assert found is not None
+    assert found.rate == verdict.rates["delivered"]
+
+
+def test_a_straggler_is_named(uri: str, time: VirtualTime, tmp_path: Path) -> None:
+    """Of ranks that do not wait for each other."""
+    folder = str(tmp_path / "run")
+    for rank, train_s in enumerate((0.25, 0.75)):
+        watch, costs = Watch(time), Costs(train_s=train_s)
+        with make_loader(uri, watch, costs, rank, 2, record=folder) as loader:
+            train(loader, watch, costs)
+    assert raylance.explain_run(folder).told.endswith("; rank 1 trains slowest, 750 ms a step for 250")
+
+
+def test_a_pass_over_another_dataset_in_a_step_with_a_report_in_it(uri: str, time: VirtualTime, tmp_path: Path) -> None:
+    """Training is interrupted by validation, which reports after each of its batches and at its end."""
+    folder, watch, other = str(tmp_path / "run"), Watch(time), Watch(time)
+    costs, val_costs = Costs(train_s=0.25), Costs(decode_row_s=1 / 32, train_s=0.125, save_s=0.5, save_every=4)
+    passed: list[float] = []
+    with make_loader(uri, watch, costs, record=folder) as loader:
+        with make_loader(uri, other, val_costs, name="val", record=folder) as val:
+
+            def validate(step: int) -> None:
+                if step == STEPS // 2:
+                    begin = time.now()
+                    train(val, other, val_costs)
+                    passed.append(time.now() - begin)
+
+            train(loader, watch, costs, validate)
+            inner = val.stats()
+        with loader.reporting({}, has_checkpoint=True):  # after the pass
+            watch.sleep("saving", 2.0)
+        stats = loader.stats()
+    (took_s,) = passed
+    assert took_s == sum(other.waits) + other.slept["training"] + other.slept["saving"]
+    check_stats(inner, other)
+    assert stats["save_s"] == other.slept["saving"] + 2.0, "what is saved meanwhile is saving of both"
+    assert stats["other_s"] == sum(other.waits) + other.slept["training"]
+    assert stats["user_s"] - stats["save_s"] - stats["other_s"] == watch.slept["training"]
+    run = read_run(folder)
+    assert run.verdict("train").seconds["training"] == watch.slept["training"]
+    assert run.verdict("train").seconds["saving"] == stats["save_s"]
+    assert spent(run, run.verdict("train"))["other datasets"] == stats["other_s"]
+    (row,) = (cells for cells in cells_of(render(run)) if cells[:1] == ["val"] and len(cells) == 8)
+    assert row[4] == f"{other.slept['training'] + sum(other.waits):,.1f}"
+
+
+@pytest.mark.parametrize("slow", ["a", "b"])
+def test_datasets_that_are_iterated_side_by_side_are_all_trained_on(
+    slow: str, uri: str, time: VirtualTime, tmp_path: Path
+) -> None:
+    """As by zip(): the one that is waited for is judged, whichever comes first; the rows of both are proven."""
+    folder, watches = str(tmp_path / "run"), {"a": Watch(time), "b": Watch(time)}
+    costs = {name: Costs(decode_row_s=3 / 32 * (name == slow)) for name in watches}
+    costs["val"], watches["val"] = Costs(train_s=0.25), Watch(time)
+    loaders = {name: make_loader(uri, watches[name], costs[name], name=name, record=folder) for name in watches}
+    passes = {name: iter(loaders[name].iter_batches(global_batch_size=BATCH)) for name in "ab"}
+    trained_s, waits_s = STEPS * 0.5, {"a": list[float](), "b": list[float]()}
+    for step in range(STEPS):
+        for name, batches in passes.items():
+            begin = time.now()
+            next(batches)
+            waits_s[name].append(time.now() - begin)
+        if step == 1:  # within a step of both
+            train(loaders["val"], watches["val"], costs["val"])
+        time.sleep(0.5)
+    for name in loaders:
+        list(passes.get(name, ()))
+        loaders[name].close()
+    run = read_run(folder)
+    later_s = {name: sum(waits_s[name][1:]) for name in waits_s}
+    assert run.trained_on == sorted(waits_s, key=lambda name: -later_s[name])
+    verdict = raylance.explain_run(folder)
+    main, other = run.trained_on
+    assert main == slow
+    assert verdict.seconds["training"] == trained_s
+    assert verdict.seconds["decoding"] == later_s[main] > 0
+    assert verdict.told.startswith(f"{main}, iterated side by side with {other}: decoding is the limit")
+    assert "is waited for, too" not in str(verdict)
+    proven = f"epoch 0: {ROWS} rows were handed out: every selected row exactly once"
+    assert verdict.rows == f"a, {proven}; b, {proven}"
+    val_s = watches["val"].slept["training"] + sum(watches["val"].waits)
+    assert spent(run, verdict)["other datasets"] == val_s + sum(waits_s[other])
+    live = run.verdict(main, last_s=1e9)
+    assert (live.told, live.seconds) == (verdict.told, verdict.seconds)
+
+
+def test_what_is_under_way_is_shown_up_to_now(uri: str, time: VirtualTime) -> None:
+    """In a step and in a report; and what was prepared is waited for no longer than it takes."""
+    watch, costs = Watch(time), Costs(open_s=4.0, decode_row_s=1 / 256, train_s=0.5)
+    with make_loader(uri, watch, costs) as loader:
+        batches = loader.prepare(global_batch_size=BATCH, device="cpu")
+        watch.sleep("building the model", 3.0)
+        asked = time.now()
+        first = next(batches)
+        assert len(first["id"]) == BATCH
+        waited_s = watch.slept["opening"] + BATCH / 256 - 3.0
+        assert loader.stats()["wait_s"] == loader.stats()["wait_start_s"] == time.now() - asked == waited_s
+        watch.sleep("training", 0.5)
+        assert loader.stats()["user_s"] == 0.5
+        with loader.reporting({}, has_checkpoint=True):
+            watch.sleep("saving", 0.25)
+            assert (loader.stats()["user_s"], loader.stats()["save_s"]) == (0.75, 0.25)
+        assert loader._stats.sample()["train_s"] == 0.75
+        kept = iter(loader.iter_torch_batches(global_batch_size=BATCH, device="cpu"))
+        asked = time.now()
+        next(kept)  # the pass before is left alone, with its batch in hand
+        assert loader.stats()["user_s"] == 0.75
+        assert loader.stats()["wait_s"] == waited_s + time.now() - asked
+
+
+def test_top_shows_the_last_seconds_of_a_run_that_is_under_way(uri: str, time: VirtualTime, tmp_path: Path) -> None:
+    """Samples are taken after each step; steps take a second each, half of it waiting for decoders."""
+    watch, costs, folder = Watch(time), Costs(decode_row_s=1 / 8, train_s=0.5), str(tmp_path / "run")
+    with make_loader(uri, watch, costs, record=folder) as loader:
+        pages: list[str] = []
+
+        def look(step: int) -> None:
+            loader.record()
+            if step == STEPS - 1:
+                pages.append(top.show(read_run(folder), time.now()))
+
+        train(loader, watch, costs, look)
+    (page,) = pages
+    assert "epoch 0, 128/128 rows, 8 rows/s, waiting 50% (for decoding)" in page
+    # Of all its time, and of the time since its first batch.
+    assert "decoding is the limit: 1 decoder delivers 8 rows/s, the trainer takes 16 rows/s and waited for 48%" in page

@@ -1,0 +1,162 @@
+"""Owns the checks of jobs/benchmark.py: it sees what readers deliver, and pairs checkouts; never how fast they are."""
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from jobs.benchmark import command, gpu, measuring, memory, resuming, sizes, turns
+from jobs.benchmark.data import cached_dataset, vector_batches
+from jobs.benchmark.readers import READERS, Job, Source
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    uri = cached_dataset(tmp_path_factory.mktemp("vectors") / "vectors.lance", 300, vector_batches(300, 0))
+    return Job(uri=uri, columns=("vector", "id"), rows=300, batch_size=64, workers=1, seed=0)
+
+
+@pytest.mark.slow
+def test_the_raylance_of_another_checkout_takes_part(vectors: Job) -> None:
+    """It is measured by another process; here with a reader that starts no Ray."""
+    with ExitStack() as stack:
+        here = READERS["vectors"]["lance-torch"].open(vectors, stack)
+        there = measuring.open_before(vectors, stack, "vectors", "lance-torch", ROOT)
+        passes = [measuring.measure(source, 1) for source in (here, there)]
+    assert here.claims == there.claims == 300
+    for name in ("rows", "distinct_rows", "checksum"):
+        assert passes[0][name] == passes[1][name]
+    assert all(one["thread_ms"] > 0 for one in passes)
+
+
+def test_a_reader_that_fails_elsewhere_is_told_at_once(vectors: Job, tmp_path: Path) -> None:
+    with ExitStack() as stack, pytest.raises(SystemExit, match="nothing of .* failed; what it said stands above"):
+        measuring.open_before(vectors, stack, "vectors", "nothing", tmp_path)
+
+
+def test_rows_and_values_that_differ_are_faults() -> None:
+    def source(*numbers: int) -> Source:
+        rows = torch.tensor(numbers)
+        return Source(claims=3, open_pass=lambda _: [(rows.float()[:, None], rows)])
+
+    good, *wrong = (
+        {"claims": 3, "passes": [measuring.measure(source(*rows), 0, longest_rest_s=0)]}
+        for rows in ((0, 1, 2), (0, 1), (0, 1, 1), (0, 1, 3))
+    )
+    assert measuring.fault(good, good) == ""
+    told = [measuring.fault(result, good) for result in wrong]
+    assert told[0].endswith("claims 6 rows, delivered 4, 2 of them distinct in an epoch")
+    assert told[1].endswith("delivered 6, 2 of them distinct in an epoch")
+    assert told[2] == "other values than its peers"
+
+
+def test_each_raylance_has_its_earlier_self(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chosen = command.choose("images", command.parse(["--against", str(ROOT), "--data-dir", str(tmp_path)]))
+    before = {name for name in chosen if name.endswith("-before")}
+    assert {f"{name}-before" for name in READERS["images"] if name.startswith("raylance")} == before
+    assert all(chosen[name].ceiling == chosen[name.removesuffix("-before")].ceiling for name in before)
+    with pytest.raises(SystemExit):
+        command.parse(["--against", str(tmp_path)])
+    assert "is no checkout" in capsys.readouterr().err
+
+
+def test_the_training_of_the_gpu_part_runs_without_a_gpu() -> None:
+    """The loop itself, with a small model, on the CPU: what it tells, and that it learns."""
+    pixels, labels = torch.zeros((8, 16, 16, 3), dtype=torch.uint8), torch.arange(8) % 2
+    pixels[labels == 1] = 255
+    layers = torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(4, 1000))
+    told = gpu.train([(pixels, labels)] * 30, model, torch.device("cpu"))
+    assert told["rows"] == 240
+    assert 0 <= told["stall"] < told["busy"] <= 1
+    assert told["rows_per_s"] > 0
+    normal = (pixels.permute(0, 3, 1, 2) - 114.0) / 57.5
+    assert torch.equal(model(normal).argmax(1) % 1000, labels)
+
+
+def test_the_gpu_part_says_that_it_measures_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    setting = command.setting_of(command.parse(["--only", "gpu", "--data-dir", str(tmp_path)]))
+    assert gpu.of_gpu(gpu.measure_gpu(setting)) == []
+    assert "not measured" in capsys.readouterr().out
+
+
+def test_parts_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def parts(*argv: str) -> list[str]:
+        return command.parse(["--data-dir", str(tmp_path), *argv]).only
+
+    assert {"images", "vectors", "turns"} < set(parts())
+    assert not {"memory", "sizes"} & set(parts()), "they take minutes each"
+    assert parts("--only", "vectors") == ["vectors"]
+    assert parts("--only", "memory,sizes") == ["memory", "sizes"]
+    for argv in (["--only", "turns,nothing"], ["--only", "vectors", "--readers", "decode"], ["--plot", str(tmp_path)]):
+        with pytest.raises(SystemExit):
+            parts(*argv)
+    told = capsys.readouterr().err
+    assert "there is no nothing" in told
+    assert "decode cannot read vectors" in told
+    assert "is a folder" in told
+
+
+def test_a_slope_is_found_with_its_error() -> None:
+    rise, error = memory.slope([3.0 + 2 * x for x in range(50)])
+    assert rise == pytest.approx(2)
+    assert error == pytest.approx(0, abs=1e-9)
+    assert memory.slope([7.0] * 9) == (0, 0)
+    noise = np.random.default_rng(0).standard_normal(400)
+    rise, error = memory.slope(list(noise + 0.05 * np.arange(400)))
+    assert abs(rise - 0.05) < 3 * error < 0.01
+    # Values that stay where they are for long tell less than as many that are drawn anew.
+    assert memory.slope(list(np.repeat(noise[:40], 10)))[1] > 2 * memory.slope(list(noise))[1]
+
+
+def test_a_stall_leaves_the_first_batch_of_the_run_out() -> None:
+    def one(kind: str, *waited_s: float) -> dict[str, Any]:
+        return {"kind": kind, "seconds": 10.0, "waited_s": list(waited_s), "cpu_s": [0.001] * len(waited_s)}
+
+    passes = [one("train", 5.0, 0.1, 0.0), one("train", 0.2, 0.0, 0.1), one("val", 0.3, 0.0),
+              one("train", 0.0, 0.0), one("train", 0.0, 0.0), one("val", 0.0, 0.0)]  # fmt: skip
+    found = {"passes": passes, "batch_s": 0.1, "step_s": 0.15, "batch_size": 64}
+    told = {figure.told: figure for figure in turns.of_turns(found)}
+    stall = next(figure for name, figure in told.items() if name.startswith("stall"))
+    assert stall.values == pytest.approx((0.7 / 25, 0.0))
+    assert turns.pauses_s(found, "train-train") == pytest.approx([0.2, 0.0])
+    assert turns.pauses_s(found, "train-val") == pytest.approx([0.4, 0.0])
+    assert turns.pauses_s(found, "val-train") == pytest.approx([0.0])
+    assert told["pause at the turn into a validation pass / one batch's time"].is_reached is False
+
+
+def test_steps_of_a_share_leave_one() -> None:
+    job = Job(uri="", columns=("vector", "id"), rows=6401, batch_size=64, workers=1, seed=0)
+    assert [resuming.steps_at(share, job) for share in (0.0, 0.01, 0.5, 0.99, 1.0)] == [0, 1, 50, 100, 100]
+
+
+def test_figures_of_resumes_and_sizes_are_ratios() -> None:
+    shares = {"0.0": [0.2, 0.1], "0.01": [0.2, 0.2], "0.5": [0.2, 0.2], "0.99": [0.1, 0.2]}
+    first = resuming.of_resuming({"vectors": {"raylance": shares}})[0]
+    assert first.values == pytest.approx((0.5, 2.0))
+    one = {"rows_per_s": 10.0, "first_batch_s": 0.1, "own_bytes": 2.0**20}
+    linear = {"1": one | {"of_linear": 0.9}, "16": one | {"of_linear": 0.6}}
+    told = sizes.of_sizes({"rows": {"5": one}, "image side": {}, "decoders": linear, "ranks": linear})
+    shown = {figure.told: figure for figure in told}
+    assert shown["decoders 1 to 16: share of linear"].values == pytest.approx((2 / 3,))
+    assert shown["rows 5: memory"].values == (1.0,)
+
+
+def test_the_planner_is_measured_drawn_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the command line to the files, with the one part that starts no Ray."""
+    pytest.importorskip("matplotlib")
+    written, drawn = tmp_path / "o.json", tmp_path / "o.png"
+    argv = ["--only", "planning", "--data-dir", str(tmp_path), "--json", str(written), "--plot", str(drawn)]
+    assert command.main(argv) == 0
+    report = json.loads(written.read_text())
+    assert {figure["unit"] for figure in report["figures"]} == {"ms", "MB"}
+    assert "10¹⁰" in capsys.readouterr().out
+    assert drawn.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,237 @@
+"""Owns the examples: each runs for real, is killed in mid-epoch where it can be, and has each row once all the same."""
+
+import contextlib
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import raylance
+from jobs.examples import common
+from tests.conftest import make_images
+
+ROOT = Path(__file__).parents[2]
+TRAIN, VAL = 250, 40
+STEPS = 8  # of 32 rows
+
+
+@pytest.fixture(scope="module")
+def labelled_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Pictures with labels and splits, as `jobs/create_dataset.py` makes them."""
+    uri = str(tmp_path_factory.mktemp("examples") / "labelled.lance")
+    rng = np.random.default_rng(0)
+    table = pa.table(
+        {
+            "image": pa.array(make_images(TRAIN + VAL, seed=3), pa.binary()),
+            "label": pa.array(rng.integers(0, 10, TRAIN + VAL)),
+            "split": pa.array(["train"] * TRAIN + ["val"] * VAL),
+        }
+    )
+    lance.write_dataset(table, uri, max_rows_per_file=100)
+    return uri
+
+
+@pytest.fixture(scope="module")
+def tokens_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Documents of tokens."""
+    uri = str(tmp_path_factory.mktemp("examples") / "tokens.lance")
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(1, 1000, rng.integers(20, 200)).tolist() for _ in range(200)]
+    lance.write_dataset(pa.table({"tokens": pa.array(documents, pa.list_(pa.int32()))}), uri)
+    return uri
+
+
+def run(name: str, *arguments: object) -> int:
+    """Runs an example in this process; on the session's Ray, where there is one."""
+    example = importlib.import_module(f"jobs.examples.{name}")
+    status: int = example.main([str(argument) for argument in arguments])
+    return status
+
+
+def each_row_once(rows: Path, epochs: int = 2) -> bool:
+    """Whether all epochs had every row of the training split once."""
+    seen = common.rows_by_epoch(str(rows))
+    expected = list(range(TRAIN))
+    return list(seen) == list(range(epochs)) and all(sorted(epoch) == expected for epoch in seen.values())
+
+
+@pytest.mark.slow
+def test_local_mode(labelled_uri: str, tmp_path: Path) -> None:
+    """By the command line: Ray Train takes a process that was in local mode once for one that still is."""
+    rows = tmp_path / "rows"
+    words = ["-m", "jobs.examples.local_mode", "--data", labelled_uri, "--rows", rows, "--global-batch-size", "32"]
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert each_row_once(rows)
+    assert "epoch 1: each row once, of 250" in done.stdout
+
+
+def test_rows_that_come_twice_or_not_are_told(labelled_uri: str, tmp_path: Path) -> None:
+    """The witness itself: a step that was made twice counts once, a row that is missing shows."""
+    line = '{{"epoch": {}, "position": {}, "rows": {}, "rank": {}, "world_size": {}}}\n'
+    first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
+    first.write_text(line.format(0, 2, "[0, 1]", 0, 1) + line.format(0, 4, "[2, 3]", 0, 1))
+    second.write_text(line.format(0, 4, "[2, 3]", 0, 1) + line.format(1, 0, "[4]", 0, 1))
+    assert common.rows_by_epoch(str(tmp_path)) == {0: [0, 1, 2, 3, 4]}
+    second.write_text(line.format(0, 4, "[2]", 1, 2) + line.format(1, 0, "[4]", 0, 1))
+    with pytest.raises(RuntimeError, match="epoch 0, position 4: 1 of 2 ranks were seen"):
+        common.rows_by_epoch(str(tmp_path))
+
+
+def test_torchdata_nodes(labelled_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torchdata")
+    arguments = "--data", labelled_uri, "--global-batch-size", 32, "--checkpoint-every-steps", 3
+    assert run("torchdata_nodes", *arguments) == 0
+    assert "250 rows, 250 different ones" in capsys.readouterr().out
+
+
+def test_torchtitan(tokens_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torchtitan")
+    packed = raylance.dataset(tokens_uri, pack=raylance.PackTokens("tokens", length=65, eos_id=0))
+    steps = len(packed.loader().batches(batch_size=4))
+    assert run("torchtitan_loader", "--data", tokens_uri, "--seq-len", 64) == 0
+    assert f"{steps} steps, {steps * 4 * 64:,} tokens" in capsys.readouterr().out
+    example = importlib.import_module("jobs.examples.torchtitan_loader")
+    config = example.LanceDataLoader.Config(dataset_path=tokens_uri)
+
+    def take(state: dict[str, Any], rank: int, world_size: int, size: int, count: int | None = None) -> Any:
+        place = {"dp_rank": rank, "dp_world_size": world_size, "local_batch_size": size, "seq_len": 64}
+        made = example.LanceDataLoader(config, **place)
+        made.load_state_dict(state)
+        taken = []
+        with contextlib.suppress(example.DataloaderExhaustedError):
+            for inputs, labels in made:
+                assert (inputs["input"][:, 1:] == labels[:, :-1]).all()
+                taken.append(inputs["input"])
+                if len(taken) == count:
+                    break
+        return taken, made.state_dict()
+
+    whole, _ = take({}, 0, 1, 4)
+    before, state = take({}, 0, 1, 4, count=5)
+    ranks = [take(state, rank, 2, 2)[0] for rank in range(2)]
+    behind = [torch.cat(parts) for parts in zip(*ranks, strict=True)]
+    assert torch.equal(torch.cat(whole), torch.cat(before + behind)), "on twice as many ranks"
+
+
+KILLED: list[Any] = [
+    pytest.param("failures", None, []),
+    pytest.param("elastic", None, []),
+    pytest.param("async_upload", None, []),
+    pytest.param("async_validation", None, []),
+    pytest.param("tracking", "tensorboard", ["--log-dir", "curves"]),
+    pytest.param("fsdp2", None, []),
+    pytest.param("lightning_loop", "lightning", []),
+    pytest.param("accelerate_loop", "accelerate", []),
+    pytest.param("transformers_trainer", "transformers", []),
+    pytest.param("jax_loop", "jax", []),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(("name", "package", "arguments"), KILLED)
+def test_each_row_comes_once_when_a_rank_is_killed(
+    name: str,
+    package: str | None,
+    arguments: list[str],
+    labelled_uri: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last rank dies in the second epoch's third step, two steps behind a checkpoint."""
+    if package is not None:
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    rows = tmp_path / "rows"
+    given = ["--data", labelled_uri, "--storage-path", tmp_path / "runs", "--rows", rows, "--global-batch-size", 32]
+    given += ["--checkpoint-every-steps", 3, "--die-at-step", STEPS + 5, *arguments]
+    assert run(name, *given) == 0
+    assert (rows / "killed").exists()
+    assert each_row_once(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_two_runs_are_the_same_to_the_byte(
+    labelled_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = []
+    for name in ("one", "two"):
+        given = ["--data", labelled_uri, "--storage-path", tmp_path, "--run-name", name, "--global-batch-size", 32]
+        assert run("reproducible", *given) == 0
+        told.append(re.findall(r"'digest': '(\w+)'", capsys.readouterr().out))
+    assert len(told[0]) == 1
+    assert told[0] == told[1]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_trials_share_a_selection(labelled_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--data", labelled_uri, "--storage-path", tmp_path, "--trials", 2, "--at-once", 1, "--epochs", 1]
+    assert run("tuning", *given, "--global-batch-size", 32) == 0
+    assert capsys.readouterr().out.count("learning rate") == 2
+
+
+SLOWLY = """
+import sys, time
+from jobs.examples import elastic
+
+def train(config):  # runs in a process where the module is as it was
+    from jobs.examples import common
+    at_once = common.loss_of
+    common.loss_of = lambda model, batch: time.sleep(0.5) or at_once(model, batch)
+    return common.train(config)
+
+elastic.common.train = train
+sys.exit(elastic.main(sys.argv[1:]))
+"""
+NODES = """
+import json, os, pathlib, subprocess, sys, time
+from ray.cluster_utils import Cluster
+
+rows = pathlib.Path(sys.argv[1])
+cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+cluster.add_node(num_cpus=1)
+run = subprocess.Popen([sys.executable, *sys.argv[2:]], env=os.environ | {"RAY_ADDRESS": cluster.address})
+
+def world_sizes():
+    texts = [file.read_text() for file in sorted(rows.glob("*.jsonl"))]
+    return [json.loads(text.splitlines()[0])["world_size"] for text in texts if text.count("\\n") > 4]
+
+def wait_for(size, behind):
+    while run.poll() is None and size not in world_sizes()[behind:]:
+        time.sleep(0.2)
+    assert size in world_sizes()[behind:], world_sizes()
+    return len(world_sizes())
+
+try:
+    seen = wait_for(1, 0)
+    node = cluster.add_node(num_cpus=1)
+    seen = wait_for(2, seen)
+    cluster.remove_node(node, allow_graceful=False)
+    wait_for(1, seen)
+    status = run.wait()
+finally:
+    cluster.shutdown()  # its address would stay behind, for the next Ray of this machine to wait for
+print("ranks of each start:", world_sizes())
+sys.exit(status)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_that_nodes_bring_and_take_along_cost_no_row(labelled_uri: str, tmp_path: Path) -> None:
+    words: list[object] = [sys.executable, "-c", NODES, tmp_path / "rows", "-c", SLOWLY, "--data", labelled_uri]
+    words += ["--storage-path", tmp_path / "runs", "--rows", tmp_path / "rows", "--num-workers", 2, "--epochs", 8]
+    words += ["--global-batch-size", 32, "--checkpoint-every-steps", 3, "--resize-interval-s", 5]
+    ran = subprocess.run([*map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.count("each row once, of 250") == 8

@@ -1,0 +1,703 @@
+"""Owns the checks of jobs/train_images.py on a real Ray head with its job server; never mocks it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import lance
+import numpy as np
+import psutil
+import pyarrow as pa
+import pytest
+import torch
+
+import raylance
+from jobs import common
+from jobs.create_dataset import command as create_dataset
+from jobs.create_dataset.images import Digits
+from jobs.materialize import command as materialize
+from jobs.train_images import command as job
+from jobs.train_images.data import count_classes, open_data
+from jobs.train_images.model import learning_rate
+from jobs.train_images.telling import as_options, short
+from jobs.train_images.training import Pace
+from tests.conftest import encode
+from tests.helpers.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard, curves_of_wandb
+
+JOBS = Path(__file__).parents[2] / "jobs"
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+TOKEN = secrets.token_hex(16)
+
+
+class Started(NamedTuple):
+    """A job that runs as a driver, in a process group of its own; stdout holds all its output."""
+
+    process: subprocess.Popen[str]
+
+    def read_to(self, text: str) -> str:
+        """Returns the next line that holds the text."""
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if text in line:
+                return line
+        raise AssertionError("".join(lines))
+
+    def end(self, number: signal.Signals) -> tuple[int, str]:
+        """Sends a signal, SIGINT to the whole group as terminals do; returns the exit status and the rest of stdout."""
+        if number == signal.SIGINT:
+            os.killpg(self.process.pid, number)
+        else:
+            self.process.send_signal(number)
+        rest, _ = self.process.communicate(timeout=120)
+        return self.process.returncode, rest
+
+
+class Head(NamedTuple):
+    """A Ray head: its job server, and the environment of a driver beside it."""
+
+    jobs: str
+    env: dict[str, str]
+    pid: int
+
+    def submit(self, script: str, *options: object) -> subprocess.CompletedProcess[str]:
+        """Runs a script of jobs/ as a job; stdout holds the job's whole output."""
+        return run([*RAY, "job", "submit", "--address", self.jobs, "--", sys.executable, JOBS / script, *options])
+
+    def python(self, *command: object) -> subprocess.CompletedProcess[str]:
+        """Runs Python as a driver of this Ray."""
+        return run([sys.executable, *command], self.env)
+
+    @contextlib.contextmanager
+    def start(self, *command: object) -> Iterator[Started]:
+        """Starts Python as a driver of this Ray; kills what is left of it."""
+        words = [sys.executable, *map(str, command)]
+        process = subprocess.Popen(
+            words, env=self.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        )
+        try:
+            yield Started(process)
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def run(command: list[object], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        list(map(str, command)),
+        env=env or clean_environment(),
+        cwd=JOBS.parent,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without an address of another Ray, and without a way to W&B."""
+    addresses = "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_JOB_ID"
+    kept = {name: value for name, value in os.environ.items() if name not in addresses}
+    return kept | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "WANDB_MODE": "offline"}
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def is_up(url: str) -> bool:
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except urllib.error.HTTPError:
+        return True  # it answers, be it only to ask who we are
+    except OSError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    """A head of two CPUs in a process group of its own, so that ending it ends no other Ray."""
+    temporary = tempfile.mkdtemp(prefix="ray")  # not tmp_path: Ray's sockets need a short one
+    dashboard, agent, client = free_ports(3)
+    command = [*RAY, "start", "--head", "--block", "--port", 0, "--num-cpus", 2, "--temp-dir", temporary]
+    command += ["--dashboard-host", "127.0.0.1", "--dashboard-port", dashboard, "--disable-usage-stats"]
+    command += ["--dashboard-agent-listen-port", agent, "--ray-client-server-port", client]
+    with open(f"{temporary}/start.log", "w") as log:
+        process = subprocess.Popen(
+            list(map(str, command)), env=clean_environment(), stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        url, found = f"http://127.0.0.1:{dashboard}", Path(temporary, "ray_current_cluster")
+        deadline = time.monotonic() + 90
+        while not (found.exists() and is_up(f"{url}/api/version")):
+            assert process.poll() is None, Path(temporary, "start.log").read_text()
+            assert time.monotonic() < deadline, Path(temporary, "start.log").read_text()
+            time.sleep(0.2)
+        yield Head(url, clean_environment() | {"RAY_ADDRESS": found.read_text().strip()}, process.pid)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)  # a SIGTERM would be a request to drain the node first
+        process.wait()
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo dataset, of which each tenth row is to validate."""
+    out = tmp_path_factory.mktemp("digits") / "digits.lance"
+    source = Digits()
+    splits = pa.array(["val" if row % 10 == 0 else "train" for row in range(source.rows.num_rows)])
+    rows = source.rows.append_column("split", splits)
+    lance.write_dataset(rows.replace_schema_metadata({"classes": json.dumps(source.classes)}), out)
+    return out
+
+
+class Run(NamedTuple):
+    """Command line of a run, and where it puts its checkpoints."""
+
+    options: list[object]
+    place: Path
+
+    def checkpoints(self) -> list[Path]:
+        return sorted(path for path in self.place.glob("checkpoint_*") if path.is_dir())
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    return json.loads((checkpoint / "raylance_state.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def make_run(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    storage = tmp_path_factory.mktemp("runs") / ".data"  # hidden, as quickstart.sh has it
+
+    def make(name: str) -> Run:
+        options = ["--data", digits, "--storage-path", storage, "--run-name", name, "--epochs", 2]
+        options += ["--order", "shard", "--checkpoint-every-steps", 15, "--target-accuracy", 0.9, "--max-failures", 0]
+        return Run(options, storage / name)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def trained(head: Head, make_run: Callable[[str], Run]) -> tuple[Run, subprocess.CompletedProcess[str]]:
+    """A run that was submitted as a job and is finished."""
+    made = make_run("whole")
+    return made, head.submit("train_images.py", *made.options)
+
+
+def test_a_submitted_job_trains_and_leaves_checkpoints(trained):
+    made, ran = trained
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    accuracy = float(re.search(r"^validation accuracy ([\d.]+)% after 2 epochs, [\d,]+ images/s$", ran.stdout, re.M)[1])
+    assert accuracy >= 90
+    limits = "training|starting|saving|reading|decoding|making batches"
+    assert re.search(rf"^({limits}) is the limit( at times)?: ", ran.stdout, re.M)
+    assert "epoch 1 of 2: train loss 0." in ran.stdout
+    middle, end = made.checkpoints()  # two are kept: step 15 of 25 of the last epoch, and its end
+    assert f"checkpoint {end}\n" in ran.stdout
+    state = read_state(middle)  # in shard order: a window of so few rows would hold the whole epoch
+    assert (state["epoch"], state["position"], state["world_size"]) == (1, 15 * 64, 2)
+    assert 0 < state["completed_shards"]["complete"] < state["completed_shards"]["shards"]
+    places = state["completed_shards"]["places"]
+    assert sum(end - first for first, end in places) == state["completed_shards"]["complete"]
+    assert (read_state(end)["epoch"], read_state(end)["position"]) == (2, 0)
+    weights = torch.load(end / "state.pt", weights_only=True)["model"]
+    assert not any(name.startswith("module.") for name in weights)
+
+
+def test_what_ray_prints_is_in_a_file_and_a_user_sees_what_concerns_one(trained):
+    made, ran = trained
+    lines = ran.stdout.splitlines()
+    [first] = [number for number, line in enumerate(lines) if line.startswith("raylance.dataset(")]
+    of_ray = r"-+$|Job '|  *Job |.*[Ss]ucceeded|.*\sSUCC cli"
+    shown = [line for line in lines[first:] if line and not re.match(of_ray, line)]
+    assert not [line for line in shown if re.search(r"pid=|INFO|WARNING|Traceback|lance is not fork-safe", line)]
+    assert len([line for line in shown if not line.startswith("epoch ")]) <= 14, "\n".join(shown)
+    assert ran.stdout.count("what Ray and its workers print: ") == 1
+    assert f"what Ray and its workers print: {made.place / 'output.log'}\n" in ran.stdout
+    log = (made.place / "output.log").read_text()
+    assert "Reporting training result" in log
+    assert "python " in log.splitlines()[0]
+
+
+def test_a_run_ends_with_its_report(trained):
+    made, ran = trained
+    assert f"report: {made.place / 'report.html'}\n" in ran.stdout
+    assert "<html" in (made.place / "report.html").read_text()
+
+
+def test_a_run_is_tracked_by_tensorboard(trained):
+    made, ran = trained
+    pytest.importorskip("tensorboard", reason="it is what the run is tracked by")
+    assert f"tensorboard --logdir {made.place / 'tensorboard'}\n" in ran.stdout
+    found = curves_of_tensorboard(made.place / "tensorboard")
+    assert found["loss"] == [20, 40]  # every 20 steps
+    assert found["epoch_loss"] == [15, 25, 40, 50]  # checkpoints in mid-epoch, and the ends of epochs
+    assert found["val_accuracy"] == [25, 50]
+    assert found["learning_rate"] == found["loss"]
+    assert found["waiting"] == found["loss"]
+    assert found["images_per_s"] == [20, 25, 40, 50]
+
+
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for Ray gets no answer."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+
+
+@pytest.mark.usefixtures("no_ray")
+def test_the_same_command_says_that_the_run_is_finished_before_it_asks_for_ray(trained, capsys):
+    made, first = trained
+    before = made.checkpoints()
+    assert job.main(list(map(str, made.options))) == 0
+    printed = capsys.readouterr().out
+    assert "run whole was finished already; nothing was done" in printed
+    told = re.compile(r"^validation accuracy .*$", re.M)
+    assert told.findall(printed) == told.findall(first.stdout)
+    assert made.checkpoints() == before
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seed", "1"], "saved 0, now 1"),
+        (["--num-classes", "11"], "the checkpoint is of model and classes ['small_cnn', 10], not of ['small_cnn', 11]"),
+        (["--epochs", "1"], None),
+    ],
+)
+def test_a_run_that_cannot_go_on_is_refused_before_ray_is_asked_for(trained, capsys, options, message):
+    made, _ = trained
+    assert job.main([*map(str, made.options), *options]) == (2 if message else 0)
+    printed = capsys.readouterr()
+    if message:
+        assert f"run whole in {made.options[3]} cannot go on: " in printed.err
+        assert message in printed.err
+
+
+@pytest.mark.usefixtures("no_ray")
+@pytest.mark.parametrize(
+    ("file", "held", "message"),
+    [
+        ("checkpoint_manager_snapshot.json", b"{", "list of its checkpoints is damaged"),
+        ("checkpoint_manager_snapshot.json", b"[]", "list of its checkpoints is damaged"),
+        ("checkpoint_*/state.pt", b"", "state.pt of the checkpoint is damaged"),
+        ("checkpoint_*/raylance_state.json", b"{", "raylance_state.json is truncated or damaged"),
+        ("", b"no folder", "cannot be written to"),
+    ],
+    ids=["list", "another list", "state", "position", "a file"],
+)
+def test_a_run_that_is_damaged_is_refused(trained, tmp_path, capsys, file, held, message):
+    made, _ = trained
+    copy = tmp_path / made.place.name
+    if file:
+        shutil.copytree(made.place, copy)
+        for path in copy.glob(file):
+            path.write_bytes(held)
+    else:
+        copy.write_bytes(held)
+    assert job.main([*map(str, made.options), "--storage-path", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("train_images.py: ") == told.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_run_that_failed_goes_on_in_mid_epoch_to_the_same_weights(head, make_run, trained):
+    made = make_run("broken")
+    made.options.extend(["--track", ",".join(INSTALLED) or "none", "--track-every-steps", 3])
+    script = f"""
+import sys
+from jobs.train_images import command, running, training
+learning_rate, train_fn = training.learning_rate, training.train_fn
+def fail_late(peak, progress):
+    if progress > 0.85:
+        raise RuntimeError("the cat pulled the plug")
+    return learning_rate(peak, progress)
+def train_until_then(config):
+    training.learning_rate = fail_late
+    return train_fn(config)
+running.train_fn = train_until_then
+sys.exit(command.main({[str(option) for option in made.options]}))
+"""
+    failed = head.python("-c", script)
+    assert failed.returncode == 1, failed.stdout + failed.stderr
+    assert "train_images.py: training failed: RuntimeError: the cat pulled the plug" in failed.stderr
+    assert "Traceback" not in failed.stderr + failed.stdout
+    assert f"(the traceback is in {made.place / 'output.log'})" in failed.stderr
+    assert "in fail_late" in (made.place / "output.log").read_text()
+    assert f"report: {made.place / 'report.html'}" in failed.stdout
+    assert read_state(made.checkpoints()[-1])["position"] == 15 * 64
+    ran = head.python(JOBS / "train_images.py", *made.options)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "epoch 0 of 2:" not in ran.stderr
+    assert "epoch 1 of 2:" in ran.stderr
+    assert f"goes on from checkpoint {made.checkpoints()[0]}" in ran.stdout
+    # 25 steps an epoch; the first attempt logged some behind its checkpoint at step 40, which the second made again.
+    losses, reports = [*range(3, 51, 3)], [15, 25, 40, 50]
+    if "tensorboard" in INSTALLED:
+        found = curves_of_tensorboard(made.place / "tensorboard")
+        assert (found["loss"], found["epoch_loss"]) == (losses, reports)
+    if "wandb" in INSTALLED:
+        found = curves_of_wandb(made.place / "wandb")
+        assert (found["loss"], found["epoch_loss"]) == (losses, reports)
+    if "mlflow" in INSTALLED:
+        found, status = curves_of_mlflow(f"sqlite:///{made.place.parent}/mlflow.db")
+        assert (found["loss"], found["epoch_loss"], status) == (losses, reports, "FINISHED")
+    wanted, found = (torch.load(run.checkpoints()[-1] / "state.pt", weights_only=True) for run in (trained[0], made))
+    for name, weights in wanted["model"].items():
+        torch.testing.assert_close(found["model"][name], weights, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_job_of_several_files_is_submitted_with_its_working_directory(head, digits, tmp_path):
+    """Its tasks find what they need where nothing but that directory is on their path."""
+    for name in ("jobs", "raylance"):
+        shutil.copytree(JOBS.parent / name, tmp_path / "here" / name, ignore=shutil.ignore_patterns("__pycache__"))
+    command = [*RAY, "job", "submit", "--address", head.jobs, "--working-dir", tmp_path / "here", "--", sys.executable]
+    made = run([*command, "jobs/materialize.py", "--data", digits, "--out", tmp_path / "copy.lance"])
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "1,797, each once" in made.stdout
+
+
+@pytest.mark.slow
+def test_a_job_that_cannot_start_fails_with_the_message(head, digits):
+    ran = head.submit("train_images.py", "--data", digits, "--train-filter", "split = 'nought'")
+    assert ran.returncode == 1
+    assert "train_images.py: " in ran.stdout
+    assert "split = 'nought'" in ran.stdout
+    assert "Traceback" not in ran.stdout
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_says_how_to_go_on_and_then_where_it_does(head, make_run):
+    made = make_run("stopped")
+    command = [JOBS / "train_images.py", *made.options, "--epochs", 50]
+    with head.start(*command) as started:
+        started.read_to("epoch 1 of 50: ")
+        status, rest = started.end(signal.SIGINT)
+    assert status == 130, rest
+    assert "Traceback" not in rest
+    told = r"run stopped was stopped by (\w+); its last checkpoint is (\S+) \(epoch (\d+), after step (\d+)\), and "
+    number, last, epoch, step = re.findall(told, rest)[-1]  # said at once, and once more where one more was made
+    assert number == "SIGINT"
+    assert f"\n{shlex.join(['python', *map(str, command)])}\n" in rest
+    assert not (made.place / "report.html").exists(), "a drawing takes too long where all has to end"
+    [report] = re.findall(r"^python -c .*report_run.*$", rest, re.MULTILINE)
+    subprocess.run([sys.executable, *shlex.split(report)[1:]], env=head.env, cwd=JOBS.parent, check=True)
+    assert (made.place / "report.html").exists()
+    with head.start(*command) as started:
+        line = started.read_to("goes on from checkpoint")
+        state = read_state(Path(last))
+        at = f"epoch {state['epoch']} of 50, after step {state['position'] // 64}/25 (row {state['position']:,} "
+        assert f"goes on from checkpoint {last}: {at}" in line
+        assert (int(epoch), int(step)) == (state["epoch"], state["position"] // 64)
+        status, rest = started.end(signal.SIGTERM)
+    assert status == 143, rest
+    assert "Traceback" not in rest
+    assert "run stopped was stopped by SIGTERM; " in rest, rest  # where it stands may take longer than is waited for
+
+
+@pytest.mark.slow
+def test_a_run_that_is_stopped_ends_though_ray_does_not_answer(head, make_run):
+    """What a loaded machine does to Ray, without end."""
+    made = make_run("stuck")
+    with head.start(JOBS / "train_images.py", *made.options, "--epochs", 50) as started:
+        started.read_to("epoch 0 of 50: train loss")
+        processes = psutil.Process(head.pid).children(recursive=True)
+        [controller] = [found for found in processes if "TrainController" in " ".join(found.cmdline())]
+        controller.suspend()
+        try:
+            status, rest = started.end(signal.SIGTERM)
+        finally:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                controller.resume()
+    assert status == 143, rest
+    again = "the same command (continues from|starts) it( again)?:\n"
+    assert re.search(f"run stuck was stopped by SIGTERM; .* {again}", rest)
+    assert "--run-name stuck" in rest
+
+
+@pytest.mark.slow
+def test_a_cluster_that_may_grow_is_waited_for_until_the_run_is_stopped(head, make_run):
+    made = make_run("large")
+    with head.start(JOBS / "train_images.py", *made.options, "--num-workers", 16) as started:
+        assert "needs 16 CPUs, the cluster has 2: waiting for nodes" in started.read_to("train_images.py: ")
+        status, rest = started.end(signal.SIGINT)
+    assert status == 130, rest
+    assert "Traceback" not in rest
+    assert "run large was stopped by SIGINT; no checkpoint was made, and the same command starts it again" in rest
+
+
+@pytest.mark.parametrize(
+    ("options", "numbers", "fix"),
+    [
+        (["--num-workers", 1000], r"needs 1000 CPUs, .* has \d+;", "fewer --num-workers or --num-decoders, or set"),
+        pytest.param(
+            ["--use-gpu"],
+            r"needs 2 GPUs, .* has 0;",
+            "or no --use-gpu, or set RAY_ADDRESS",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+@pytest.mark.slow
+def test_a_ray_of_its_own_that_is_too_small_is_refused_at_once(digits, tmp_path, options, numbers, fix):
+    command = ["--data", digits, "--storage-path", tmp_path, "--global-batch-size", 1000, *options]
+    alone = clean_environment() | {"RAY_ADDRESS": "local", "CUDA_VISIBLE_DEVICES": ""}
+    ran = run([sys.executable, JOBS / "train_images.py", *command], alone)
+    assert ran.returncode == 2, ran.stdout + ran.stderr
+    told = next(line for line in ran.stderr.splitlines() if line.startswith("train_images.py: "))
+    assert re.search(numbers, told)
+    assert fix in told
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.fixture(scope="module")
+def small(write_dataset: Callable[..., str]) -> str:
+    """Thirty images of two sizes, the first ten of one; labels up to 4, which no metadata names."""
+    sizes = [(8, 8) if row < 10 else (12, 8) for row in range(30)]
+    table = {
+        "image": pa.array([encode(np.full((*size, 3), row, np.uint8)) for row, size in enumerate(sizes)], pa.binary()),
+        "label": pa.array([row % 5 for row in range(30)], pa.int64()),
+        "split": pa.array(["val" if row % 3 == 0 else "train" for row in range(30)]),
+        "size": pa.array([height for height, _ in sizes], pa.int64()),
+        "score": pa.array([0.5] * 30),
+    }
+    return write_dataset(pa.table(table))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data", "nowhere.lance"], "no Lance dataset can be opened at"),
+        (["--train-filter", "split ="], "filter='split ='"),
+        (["--val-filter", "label > 7", "--image-size", "8"], "label > 7"),
+        (["--version", "7"], "has no version 7"),
+        (["--image-column", "photo"], "no column 'photo'"),
+        (["--label-column", "split", "--image-size", "8"], "--label-column split of "),
+        (["--label-column", "score", "--image-size", "8"], "name a column of integers"),
+        (["--image-column", "size"], "not binary"),
+        (["--model", "no_such_model", "--image-size", "8"], "--model no_such_model"),
+        (["--image-size", "1"], "images of 1x1"),
+        (["--augment", "crop"], "--image-size"),
+        ([], "If images differ in size, give --image-size"),
+        (["--image-column", "label", "--image-size", "8"], "--image-column and --label-column are both label"),
+        (["--image-size", "8", "--global-batch-size", "64"], "--global-batch-size 64 is more than the 20 rows"),
+        (["--image-size", "8", "--global-batch-size", "1"], "fewer workers"),
+        (
+            ["--image-size", "8", "--global-batch-size", "8", "--storage-path", "/dev/null/runs"],
+            "--storage-path /dev/null/runs",
+        ),
+    ],
+)
+def test_input_that_cannot_be_used_is_refused_before_anything_starts(small, capsys, options, message):
+    data = [] if "--data" in options else ["--data", small]
+    assert job.main([*data, *options]) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith("train_images.py: ")
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+
+
+def test_string_labels_become_classes_by_the_command_that_the_refusal_names(small, write_dataset, capsys):
+    uri = write_dataset(lance.dataset(small).to_table())
+    assert job.main(["--data", uri, "--image-size", "8", "--label-column", "split"]) == 2
+    told = capsys.readouterr().err
+    command = shlex.split(re.search(r"`python (jobs/create_dataset.py classes .+)`", told)[1])
+    made = run([sys.executable, JOBS.parent / command[0], *command[1:]])
+    assert made.returncode == 0, made.stderr
+    named = re.search(r"and train with (--label-column \S+)", told)[1].split()
+    assert f"jobs/train_images.py --data {uri} {' '.join(named)}" in made.stdout
+    args = job.parse_args(["--data", uri, "--image-size", "8", *named])
+    train, _ = open_data(args)
+    assert count_classes(args, train) == 2
+    assert set(train.head(20)[args.label_column]) == {0}  # train comes before val
+
+
+@pytest.mark.parametrize(
+    ("word", "shown"),
+    [
+        ("split = 'train'", "\"split = 'train'\""),
+        ("a's $HOME", "'a'\"'\"'s $HOME'"),
+        ("plain", "plain"),
+        ("two words", "'two words'"),
+        ("'!'", "''\"'\"'!'\"'\"''"),
+    ],
+)
+def test_printed_commands_are_what_a_shell_takes(word, shown):
+    assert common.show_command(["python", word]) == f"python {shown}"
+    assert shlex.split(common.show_command(["python", word])) == ["python", word]
+
+
+@pytest.mark.parametrize("words", [["--storage-options", "aws_secret_access_key=x"], ["--storage-options=token=x"]])
+def test_printed_commands_hide_secrets_and_such_a_command_is_refused(words):
+    shown = common.show_command(words)
+    assert "x" not in shown
+    with pytest.raises(common.RefusedError, match="stands for a secret that was not printed"):
+        common.store_options([common.key_value(shlex.split(shown)[-1].removeprefix("--storage-options="))])
+
+
+def test_an_endpoint_that_nothing_would_reach_is_refused(monkeypatch):
+    monkeypatch.delenv("AWS_ALLOW_HTTP", raising=False)
+    endpoint = ("aws_endpoint", "http://127.0.0.1:1")
+    with pytest.raises(common.RefusedError, match="allow_http=true"):
+        common.store_options([endpoint])
+    allowed = [endpoint, ("allow_http", "true")]
+    assert common.store_options(allowed) == dict(allowed)
+
+
+@pytest.mark.parametrize(
+    ("main", "words"),
+    [
+        (job.main, ["--data", "x.lance"]),
+        (create_dataset.main, ["demo", "--out", "x.lance"]),
+        (materialize.main, ["--data", "x.lance", "--out", "y.lance"]),
+    ],
+)
+def test_options_of_the_store_are_pairs(capsys, main, words):
+    with pytest.raises(SystemExit, match="2"):
+        main([*words, "--storage-options", "region"])
+    told = capsys.readouterr().err
+    assert "argument --storage-options: region has no =: it would not be used; write it as KEY=VALUE" in told
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--epochs", "0"],
+        ["--epochs", "many"],
+        ["--num-decoders", "some"],
+        ["--num-decoders", "-1"],
+        ["--num-readers", "0"],
+        ["--num-readers", "-1"],
+        ["--target-accuracy", "97"],
+        ["--augment", "rotate"],
+        ["--max-failures", "-2"],
+        ["--max-bad-rows", "1.5"],
+        ["--max-bad-rows", "-1"],
+        ["--max-bad-rows", "few"],
+    ],
+)
+def test_values_out_of_range_are_refused(capsys, options):
+    with pytest.raises(SystemExit) as refused:
+        job.main(["--data", "x.lance", *options])
+    assert refused.value.code == 2
+    assert f"argument {options[0]}" in capsys.readouterr().err
+
+
+def test_rows_to_validate_on_may_lie_elsewhere(small, write_dataset, capsys):
+    """As they must, where the dataset is a copy of the rows to train on."""
+    given = ["--data", small, "--image-size", "8", "--val-filter", "split = 'none'"]
+    assert job.main(given) == 2
+    assert "These are the rows to validate on: --val-filter, --val-data." in capsys.readouterr().err
+    other = write_dataset(pa.table({"image": [encode(np.zeros((9, 9), np.uint8))] * 7, "label": [1] * 7}))
+    train, val = open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
+    assert (len(train), len(val), val.opened[0].source.uri) == (20, 7, other)
+    for uri, names in ((small, ["a", "b", "c", "d", "e"]), (other, ["e", "d", "c", "b", "a"])):
+        lance.dataset(uri).update_schema_metadata({"classes": json.dumps(names)})
+    with pytest.raises(raylance.DatasetError, match="names other classes than --data"):
+        open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
+
+
+def test_how_many_bad_images_are_left_out(write_dataset):
+    """The error names the job's own options."""
+    images = [b"bad" if row in (5, 6, 7) else encode(np.zeros((9, 9), np.uint8)) for row in range(50)]
+    uri = write_dataset(pa.table({"image": images, "label": [0] * 50, "split": ["train", "val"] * 25}))
+    given = ["--data", uri, "--image-size", "8", "--order", "sequential", "--on-bad-row"]
+    for options, error in (
+        (["mask", "--max-bad-rows", "1"], r"cannot be decoded, more than .*raise --max-bad-rows \(none for no limit\)"),
+        (["raise"], "row offset 5 .*or give --on-bad-row mask to get"),
+        (["mask", "--max-bad-rows", "0.1"], None),
+        (["mask", "--max-bad-rows", "none"], None),
+        (["mask"], None),
+    ):
+        train, _ = open_data(job.parse_args([*given, *options, "--train-filter", "label = 0"]))
+        with contextlib.nullcontext() if error is None else pytest.raises(raylance.BadRowError) as caught:
+            assert len(list(train.iter_batches(batch_size=10))) == 5
+        if error is not None:
+            assert re.search(error, short(caught.value))
+
+
+def test_classes_are_counted_from_the_command_line_the_schema_or_the_labels(small, write_dataset):
+    def count(uri: str, *options: str) -> int:
+        args = job.parse_args(["--data", uri, "--image-size", "8", *options])
+        return count_classes(args, open_data(args)[0])
+
+    named = lance.dataset(small).to_table().replace_schema_metadata({"classes": json.dumps(list("abcdefg"))})
+    assert count(small) == 5
+    assert count(write_dataset(named)) == 7
+    assert count(small, "--num-classes", "12") == 12
+
+
+def test_the_learning_rate_warms_up_and_falls_to_zero():
+    rates = [learning_rate(2.0, progress / 100) for progress in range(101)]
+    assert rates[0] == 0
+    assert np.argmax(rates) == 5
+    assert rates[5] == pytest.approx(2.0, rel=0.01)
+    assert rates[-1] == pytest.approx(0)
+
+
+def test_advice_has_the_names_of_the_jobs_options():
+    said = "num_decoders=2 is; a larger prefetch_batches= keeps; loader.prepare(global_batch_size=…); Image(draft=True)"
+    told = "--num-decoders 2 is; a larger --prefetch-batches keeps; loader.prepare(global_batch_size=…); --draft"
+    assert as_options(said) == told
+
+
+def test_the_pace_is_the_verdicts(images_uri):
+    """Training and waiting, without the first wait, saving and validation between batches."""
+    data = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
+    with data.loader(runtime="threads") as loader, data.loader(runtime="threads") as val:
+        pace, lap = Pace(loader, 32), Pace(loader, 32)
+        assert pace.since(0) == {}
+        lap.begin(0)
+        for step, _ in enumerate(loader.iter_batches(global_batch_size=32), 1):
+            time.sleep(0.01)
+            if step == 10:
+                for _ in val.iter_batches(global_batch_size=32):
+                    time.sleep(0.01)
+            if step == 20:
+                paces = [pace.since(step), lap.since(step), pace.since(step)]  # the clock runs between them
+                assert paces[0]["images_per_s"] >= paces[1]["images_per_s"] >= paces[2]["images_per_s"]
+                with loader.reporting({}, has_checkpoint=False):
+                    time.sleep(0.2)
+        told = pace.since(953 / 32)
+        assert told["images_per_s"] == pytest.approx(loader.explain().rates["delivered"])
+        assert told["waiting"] == pytest.approx(loader.explain().waiting)
+        assert told["images_per_s"] > 1.5 * 953 / loader.stats()["user_s"], "the rest is left out"
+
+
+def test_help_tells_every_option():
+    ran = run([sys.executable, JOBS / "train_images.py", "--help"])
+    assert ran.returncode == 0, ran.stderr
+    for option in (
+        "--data",
+        "--num-workers",
+        "--use-gpu",
+        "--num-decoders",
+        "--num-readers",
+        "--run-name",
+        "--target-accuracy",
+    ):
+        assert option in ran.stdout

@@ -1,0 +1,498 @@
+"""Owns what iterators return and take: passes, positions, handles as values, arguments that are refused."""
+
+import datetime
+import fractions
+import functools
+import itertools
+import logging
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+import torch.utils.data
+
+import raylance
+from raylance.batches import device
+from raylance.torch_data import IterableDataset, MapDataset
+
+
+@pytest.fixture(scope="module")
+def uri(write_dataset: Callable[..., str]) -> str:
+    """103 rows with lists of one length and of several."""
+    rows = np.arange(103)
+    table = pa.table(
+        {
+            "id": rows,
+            "x": rows.astype(np.float64),
+            "pair": [[int(row), 1] for row in rows],
+            "tokens": pa.array([list(range(row % 4)) for row in rows], pa.list_(pa.int64())),
+            "name": [f"row {row}" for row in rows],
+        }
+    )
+    return write_dataset(table)
+
+
+def open_ids(uri: str, **changes: Any) -> raylance.Dataset:
+    return raylance.dataset(uri, **({"columns": ["id"], "seed": 3} | changes))
+
+
+def ids_of(batches: Any) -> list[list[int]]:
+    return [batch["id"].tolist() for batch in batches]
+
+
+def take(batches: Any, count: int) -> list[list[int]]:
+    return ids_of(itertools.islice(batches, count))
+
+
+def test_a_consumer_that_stops_by_count_gets_every_epoch(uri: str) -> None:
+    """The last batch of an epoch moves the loader to the next one, whoever stops and how."""
+    with open_ids(uri).loader() as loader, open_ids(uri).loader() as whole:
+        wanted = [ids_of(whole.iter_batches(global_batch_size=10)) for _ in range(3)]
+        assert len({str(epoch) for epoch in wanted}) == 3
+        assert take(loader.iter_batches(global_batch_size=10), 10) == wanted[0]
+        assert (loader.epoch, loader.state_dict()["position"]) == (1, 0)
+        seen = []
+        for batch in loader.iter_batches(global_batch_size=10):
+            seen.append(batch["id"].tolist())
+            if len(seen) == 10:
+                break
+        assert seen == wanted[1]
+        assert ids_of(loader.iter_batches(global_batch_size=10)) == wanted[2]
+        assert loader.epoch == 3
+        assert loader.stats()["epoch_certificate"]["epoch"] == 2
+
+
+def test_zipped_loaders_stay_together(uri: str) -> None:
+    with open_ids(uri).loader() as left, open_ids(uri, seed=4).loader() as right:
+        for epoch in range(3):
+            batches = left.iter_batches(global_batch_size=26), right.iter_batches(global_batch_size=26)
+            assert len(list(zip(*batches, strict=False))) == 3
+            assert (left.epoch, right.epoch) == (epoch + 1, epoch + 1)
+
+
+def test_an_iterator_is_kept_for_every_epoch(uri: str) -> None:
+    with open_ids(uri).loader() as loader, open_ids(uri).loader() as other:
+        batches = loader.iter_batches(global_batch_size=10)
+        assert len(batches) == 10
+        assert "numpy batches" in repr(batches)
+        assert "10 steps an epoch" in repr(batches)
+        passes = [ids_of(batches) for _ in range(3)]
+        assert passes == [ids_of(other.iter_batches(global_batch_size=10)) for _ in range(3)]
+        assert ids_of([next(batches)]) == [ids_of(other.iter_batches(global_batch_size=10))[0]], "next() works, too"
+
+
+def test_bound_batches_carry_the_state(uri: str) -> None:
+    with open_ids(uri).loader() as loader, open_ids(uri).loader() as other:
+        bound = loader.batches(global_batch_size=10)
+        first = take(bound, 4)
+        state = bound.state_dict()
+        assert (state["position"], bound.epoch) == (40, 0)
+        rest = ids_of(bound)
+        again = other.batches(global_batch_size=10)
+        again.load_state_dict(state)
+        assert ids_of(again) == rest
+        again.set_epoch(0)
+        assert ids_of(again) == first + rest
+        assert len(again) == 10
+
+
+def test_an_empty_pass_is_said(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    """95 of 103 rows are consumed: under "drop", 8 rows make no step of 20."""
+    with open_ids(uri, remainder="ragged").loader() as loader:
+        take(loader.iter_batches(global_batch_size=19), 5)
+        with caplog.at_level(logging.WARNING, logger="raylance"):
+            assert ids_of(loader.iter_batches(global_batch_size=20, drop_last=True)) == []
+        assert "no step is left of epoch 0: 95 of 103 rows" in caplog.text
+        assert loader.epoch == 1
+        assert len(ids_of(loader.iter_batches(global_batch_size=20, drop_last=True))) == 5
+
+
+def test_a_handle_is_a_value(uri: str) -> None:
+    """Iterating on it begins at the beginning, settles nothing, and leaves nothing behind."""
+    handle, fresh = open_ids(uri), open_ids(uri)
+    with handle, fresh.loader() as loader:
+        batches = handle.iter_batches(batch_size=7)
+        looked = take(batches, 3)
+        assert take(batches, 3) == looked, "a cell that is run again shows the same"
+        assert ids_of(handle.iter_batches(batch_size=7))[:3] == looked
+        assert len(ids_of(batches)) == len(batches) == 14
+        epoch_1 = ids_of(handle.iter_batches(batch_size=7, epoch=1))
+        assert epoch_1 != ids_of(batches)
+        # Training on it is as if nobody had looked: "auto" is settled by the training's own batch size.
+        with handle.loader() as trained:
+            assert ids_of(trained.iter_batches(batch_size=20)) == ids_of(loader.iter_batches(batch_size=20))
+            state = trained.state_dict()
+        loader.load_state_dict(state)
+        assert ids_of(loader.iter_batches(batch_size=7)) != epoch_1, "lanes are those of the batch of 20"
+        for position in (handle.state_dict, lambda: handle.set_epoch(1), lambda: handle.epoch, batches.state_dict):
+            with pytest.raises(raylance.ConfigError, match=r"handle.*loader\(\)"):
+                position()
+
+
+def test_two_passes_over_a_handle_at_once(uri: str) -> None:
+    with open_ids(uri) as handle:
+        batches = handle.iter_batches(batch_size=10)
+        left, right = iter(batches), iter(batches)
+        assert ids_of(batch for pair in zip(left, right, strict=True) for batch in pair) == [
+            found for one in ids_of(batches) for found in (one, one)
+        ]
+
+
+def test_a_handle_gives_its_cpus_back_whatever_passes_go_on(uri: str) -> None:
+    dataset = open_ids(uri, transform=twice)
+    with dataset:
+        batches = [dataset.iter_batches(batch_size=10) for _ in range(2)]
+        for found in batches:
+            next(found)
+        runtimes = [loader.helpers.runtime for loader in dataset._passes]
+        assert [len(runtime._helpers) > 1 for runtime in runtimes] == [True, True]
+    assert not any(runtime._helpers for runtime in runtimes)
+    for found in batches:
+        with pytest.raises(raylance.RaylanceError, match="superseded"):
+            next(found)
+    assert dataset._idle is None
+
+
+def twice(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"id": batch["id"] * 2}
+
+
+def fails_at_50(batch: dict[str, Any]) -> dict[str, Any]:
+    if 50 in batch["id"]:
+        raise ValueError("row 50")
+    return batch
+
+
+def test_an_error_is_no_end_of_an_epoch(uri: str) -> None:
+    with open_ids(uri, transform=fails_at_50, order="sequential").loader(num_decoders=0) as loader:
+        batches = loader.batches(global_batch_size=10)
+        assert [int(next(batches)["id"][0]) for _ in range(5)] == [0, 10, 20, 30, 40]
+        for _ in range(2):
+            with pytest.raises(raylance.BadRowError, match="transform fails on row offset 50 "):
+                next(batches)
+
+
+def test_a_handle_gives_rows_by_offset_and_by_place(images_uri: str, write_dataset: Callable[..., str]) -> None:
+    handle = raylance.dataset(images_uri, filter="label = 3", decode=raylance.Image("image", size=(8, 6)))
+    with handle.loader() as loader:
+        batch = next(iter(loader.iter_batches(batch_size=32, with_row_offset=True)))
+    found = handle.take(batch["_rowoffset"])
+    for name in ("id", "label", "_rowoffset", "image"):
+        np.testing.assert_array_equal(found[name], batch[name])
+    assert handle.take([9, 2, 9])["id"].tolist() == [9, 2, 9], "any row of the version, duplicates too"
+    assert handle[0]["id"] == 3
+    assert handle[[-1, 1]]["id"].tolist() == [997, 10]
+    assert handle[2:4]["image"].shape == (2, 8, 6, 3)
+    frame = handle.to_pandas(4)
+    assert frame["id"].tolist() == [3, 10, 17, 24]
+    assert frame["image"][0].shape == (8, 6, 3)
+    with pytest.raises(IndexError, match="row 5000 lies outside"):
+        handle[5000]
+    with pytest.raises(raylance.DatasetError, match="cannot give these rows"):
+        handle.take([10**6])
+    packed = raylance.dataset(write_dataset(pa.table({"t": [[1, 2, 3]] * 4})), pack=raylance.PackTokens("t", 4))
+    assert packed.take([2, 0])["input_ids"].tolist() == [[3, 1, 2, 3], [1, 2, 3, 1]]
+    for sequence in (3, -1):
+        with pytest.raises(raylance.DatasetError, match="numbered from 0 to 2"):
+            packed.take([sequence])
+    with pytest.raises(raylance.ConfigError, match="give row offsets"):
+        handle.take(["a"])
+    other = write_dataset(pa.table({"id": pa.array(np.arange(5) + 100), "label": np.zeros(5, np.int64)}))
+    parts = {"a": (raylance.dataset(images_uri, columns=["id"]), 1), "b": (raylance.dataset(other, columns=["id"]), 1)}
+    mixture = raylance.mix(parts)
+    assert mixture.take([4, 0], component="b")["id"].tolist() == [104, 100]
+    assert mixture.take([4], component=np.int64(0))["id"].tolist() == [4]
+    with pytest.raises(raylance.ConfigError, match="each dataset of a mixture counts its own rows.*'a', 'b'"):
+        mixture.take([4])
+
+
+def test_lists_of_one_length_are_tensors_and_others_are_named(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    handle = raylance.dataset(uri, columns=["pair", "tokens"], order="sequential")
+    with handle, caplog.at_level(logging.WARNING, logger="raylance"):
+        batch = next(iter(handle.iter_torch_batches(batch_size=8)))
+        assert batch["pair"].tolist() == [[row, 1] for row in range(8)]
+        assert [tokens.tolist() for tokens in batch["tokens"]] == [list(range(row % 4)) for row in range(8)]
+        assert "tokens" in caplog.text
+        assert "pad_lists={'tokens': 0}" in caplog.text
+        assert "pair" not in caplog.text
+        padded = next(iter(handle.iter_torch_batches(batch_size=8, pad_lists={"tokens": -1, "pair": None})))
+        assert padded["tokens"].shape == (8, 3)
+        assert [pair.tolist() for pair in padded["pair"]] == [[row, 1] for row in range(8)]
+
+
+def test_a_list_of_another_length_than_those_looked_at_is_an_error(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(pa.table({"pair": [[1, 2]] * 50 + [[1, 2, 3]] + [[1, 2]] * 49}))
+    with raylance.dataset(uri, order="sequential") as handle:
+        with pytest.raises(raylance.DatasetError, match="a list of 3 numbers.*all have 2.*pad_lists={'pair': 0}"):
+            list(handle.iter_torch_batches(batch_size=10))
+        # Where rows are looked at, there is no pad_lists, and lists stay lists.
+        assert [len(pair) for pair in handle[45:55]["pair"]] == [2] * 5 + [3] + [2] * 4
+        assert handle.head(3)["pair"].tolist() == [[1, 2]] * 3
+        assert [len(MapDataset(handle)[row]["pair"]) for row in (49, 50)] == [2, 3]
+        shapes = [batch["pair"].shape for batch in handle.iter_torch_batches(batch_size=10, pad_lists={"pair": 0})]
+        assert shapes.count((10, 3)) == 1
+
+
+@pytest.fixture(scope="module")
+def lists_uri(write_dataset: Callable[..., str]) -> str:
+    """Lists of unlike lengths, a column for each type."""
+    lists = [[1], [0, 1], []]
+    columns = {kind: pa.array(lists).cast(pa.list_(getattr(pa, kind)())) for kind in ("uint8", "int32", "float32")}
+    columns["bool"] = pa.array([[True], [False, True], []])
+    columns["half"] = pa.array([[np.float16(one) for one in some] for some in lists], pa.list_(pa.float16()))
+    columns["date"] = pa.array([[datetime.date(2020, 1, one + 1) for one in some] for some in lists])
+    columns["when"] = pa.array(
+        [[np.datetime64(one, "us") for one in some] for some in lists], pa.list_(pa.timestamp("us"))
+    )
+    columns["time"] = pa.array([[datetime.time(one) for one in some] for some in lists])
+    return write_dataset(pa.table(columns))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "padded"),
+    [
+        ("uint8", 255, 255),
+        ("uint8", 2.0, 2),
+        ("int32", np.int64(-100), -100),
+        ("int32", torch.tensor(7), 7),
+        ("bool", True, True),
+        ("bool", 0, False),
+        ("half", -65504, -65504),
+        ("float32", 0.1, np.float32(0.1)),
+        ("float32", float("-inf"), -np.inf),
+        ("float32", float("nan"), np.nan),
+        ("float32", -1e30, np.float32(-1e30)),
+        ("float32", fractions.Fraction(1, 3), np.float32(1 / 3)),
+        ("date", 2, datetime.date(1970, 1, 3)),
+        ("when", np.datetime64("2020-01-01"), datetime.datetime(2020, 1, 1)),
+        ("when", np.datetime64("NaT"), np.datetime64("NaT")),
+        ("time", None, None),
+    ],
+)
+def test_lists_are_padded_with_what_was_asked_for(lists_uri: str, column: str, value: Any, padded: Any) -> None:
+    with raylance.dataset(lists_uri, columns=[column], order="sequential", remainder="ragged") as handle:
+        (batch,) = handle.iter_batches(batch_size=3, pad_lists={column: value})
+        if value is None:
+            assert [len(some) for some in batch[column]] == [1, 2, 0]
+        else:
+            np.testing.assert_array_equal(batch[column][[0, 2, 2], [1, 0, 1]], np.array([padded] * 3))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("uint8", -100, "'uint8': -100.*the lists hold uint8, which cannot hold -100.*Pad with a number"),
+        ("uint8", 256, "cannot hold 256"),
+        ("int32", 0.5, "the lists hold int32, which cannot hold 0.5"),
+        ("int32", 2**31, "cannot hold 2147483648"),
+        ("int32", 2**70, "cannot hold"),
+        ("int32", float("nan"), "cannot hold nan"),
+        ("int32", True, "cannot hold True"),
+        ("bool", 2, "the lists hold bool, which cannot hold 2"),
+        ("bool", 0.5, "cannot hold 0.5"),
+        ("float32", 1e60, r"the lists hold float32, which cannot hold 1e\+60"),
+        pytest.param("float32", 10**400, "cannot hold", id="beyond all floats"),
+        ("float32", 1e-60, "cannot hold"),
+        ("float32", 2**24 + 1, "cannot hold 16777217"),
+        ("float32", 2.0**24 + 1, "cannot hold 16777217.0"),
+        ("half", 65520, "the lists hold float16"),
+        ("half", 2049, "cannot hold 2049"),
+        ("date", np.datetime64("2020-01-01T12"), "the lists hold datetime64.D., which cannot hold"),
+        ("date", 0.5, "cannot hold 0.5"),
+        ("date", 2**63, "cannot hold"),
+        ("time", 0, "holds no lists of numbers"),
+        ("int32", 1j, "with a number"),
+        ("int32", [0, 1], "with a number"),
+        ("int32", np.arange(2), "cannot hold"),
+    ],
+)
+def test_paddings_that_the_lists_cannot_hold(lists_uri: str, column: str, value: Any, message: str) -> None:
+    """Until they were refused, 0.5 became 0, 2 True, 1e60 an infinity, and -100 an OverflowError in mid-epoch."""
+    handle = raylance.dataset(lists_uri, columns=[column])
+    loader = handle.loader()
+    arguments: dict[str, Any] = {"batch_size": 2, "pad_lists": {column: value}}
+    for call in (
+        handle.iter_batches,
+        handle.iter_torch_batches,
+        loader.iter_batches,
+        loader.iter_torch_batches,
+        loader.prepare,
+        functools.partial(loader.iter_torch_batches, collate_fn=dict),
+        functools.partial(IterableDataset, handle),
+    ):
+        with pytest.raises(raylance.ConfigError, match=message):
+            call(**arguments)
+
+
+def test_paddings_that_a_cast_behind_them_would_change(lists_uri: str) -> None:
+    with raylance.dataset(lists_uri, columns=["int32", "float32"], order="sequential", remainder="ragged") as handle:
+        for column, value, dtype in (
+            ("int32", -100, torch.uint8),
+            ("int32", 300, {"int32": torch.uint8}),
+            ("int32", 2, torch.bool),
+            ("float32", 1e30, torch.float16),
+            ("float32", 0.5, {"float32": torch.int64}),
+            ("int32", 70000, torch.float8_e4m3fn),
+            ("int32", -100, torch.float8_e4m3fn),
+            ("int32", 2049, torch.float16),
+            ("int32", 2049, torch.bfloat16),
+            ("int32", 70000, {"int32": torch.bfloat16}),
+            ("float32", 2049, torch.bfloat16),
+            ("float32", -1e30, torch.float8_e4m3fn),
+            ("float32", 600.5, torch.float8_e4m3fn),
+        ):
+            with pytest.raises(raylance.ConfigError, match=f"{column}.*dtypes= makes torch.*of them"):
+                handle.iter_torch_batches(batch_size=3, pad_lists={column: value}, dtypes=dtype)
+        paddings = {"int32": -100, "float32": -1}
+        (batch,) = handle.iter_torch_batches(batch_size=3, pad_lists=paddings, dtypes=torch.bfloat16)
+        assert batch["int32"].tolist() == [[1, -100], [0, 1], [-100, -100]]
+        fitting = ((0.1, torch.float8_e4m3fn), (449.5, torch.float8_e4m3fn), (-1e30, torch.bfloat16))
+        for value, dtype in (*fitting, (448, torch.float8_e4m3fn), (float("inf"), torch.bfloat16)):
+            handle.iter_torch_batches(batch_size=3, pad_lists={"float32": value}, dtypes=dtype)
+        with pytest.raises(raylance.ConfigError, match=r"pad_lists=0: say which column"):
+            handle.iter_torch_batches(batch_size=3, pad_lists=0)
+
+
+def test_lists_of_times_are_no_tensors_padded_or_not(lists_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    with raylance.dataset(lists_uri, columns=["when", "date"]) as handle:
+        with caplog.at_level(logging.WARNING, logger="raylance"):
+            batches = handle.iter_torch_batches(batch_size=3)
+            with pytest.raises(raylance.DatasetError, match="torch has no type"):
+                list(batches)
+        assert "pad them" not in caplog.text
+        with caplog.at_level(logging.WARNING, logger="raylance"):
+            list(handle.iter_torch_batches(batch_size=3, collate_fn=dict))
+        assert "pad_lists={'when': 0, 'date': 0}" in caplog.text
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="memory is pinned here")
+def test_without_an_accelerator_nothing_is_pinned(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    device._warn_of_no_pinning.cache_clear()
+    with open_ids(uri) as handle, caplog.at_level(logging.WARNING, logger="raylance"):
+        for _ in range(2):
+            (batch, *_) = handle.iter_torch_batches(batch_size=8, pin_memory=True)
+            assert not batch["id"].is_pinned()
+    assert caplog.text.count("pin_memory=True, but torch sees no accelerator") == 1
+
+
+def test_dtypes_leave_offsets_alone(uri: str) -> None:
+    with raylance.dataset(uri, columns=["x", "id"], order="sequential", remainder="pad") as handle:
+        arguments = {"batch_size": 8, "with_row_offset": True}
+        batch = next(iter(handle.iter_torch_batches(dtypes=torch.float16, **arguments)))
+        assert {name: tensor.dtype for name, tensor in batch.items()} == {
+            "x": torch.float16,
+            "id": torch.float16,
+            "_rowoffset": torch.int64,
+            "_valid": torch.bool,
+        }
+        batch = next(iter(handle.iter_torch_batches(dtypes={"x": torch.float32}, **arguments)))
+        assert (batch["x"].dtype, batch["id"].dtype) == (torch.float32, torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dtypes": {"y": torch.float32}}, "dtypes names 'y'.*columns are id, x, pair, tokens, name"),
+        ({"dtypes": np.float32}, "no dtype of torch; write e.g. torch.float32"),
+        ({"dtypes": torch.int8, "collate_fn": dict}, "exclude each other"),
+        ({"pad_lists": {"token": 0}}, "pad_lists names 'token'"),
+        ({"pad_lists": {"x": 0}}, "'x', which holds no lists of numbers"),
+        ({"pad_lists": {"tokens": "0"}}, "pad 'tokens' with a number"),
+        ({"shuffle": True}, r"no argument shuffle=: the dataset has an order.*raylance.dataset\(…, order="),
+        ({"local_shuffle_buffer_size": 100}, r"local_shuffle_buffer_size=.*raylance.WindowShuffle\(…\)"),
+        ({"num_workers": 2}, r"num_workers=.*num_decoders"),
+        ({"prefetch_batch": 2}, r"did you mean prefetch_batches=\?"),
+        ({"prefetch_batches": 1.5}, "prefetch_batches=1.5"),
+        ({"drop_last": "no"}, "drop_last='no': must be True or False"),
+        ({"with_row_offset": "yes"}, "with_row_offset='yes': must be True or False"),
+        ({"pin_memory": 1}, "pin_memory=1: must be True or False"),
+        ({"collate_fn": 5}, "collate_fn=5: give a function"),
+        ({"batch_size": 2.5}, "batch_size=2.5: must be an integer"),
+    ],
+)
+def test_what_an_iterator_cannot_honour_is_said_at_once(uri: str, arguments: dict[str, Any], message: str) -> None:
+    handle = raylance.dataset(uri)
+    for owner in (handle, handle.loader()):
+        with pytest.raises(raylance.ConfigError, match=message):
+            owner.iter_torch_batches(**({"batch_size": 8} | arguments))
+
+
+def test_misuse_names_what_to_do(uri: str) -> None:
+    handle = open_ids(uri)
+    loader = handle.loader()
+    assert loader, "a loader is true, though it has no length"
+    cases: list[tuple[Callable[[], Any], str]] = [
+        (lambda: handle.plan(2.5), "global_batch_size=2.5: must be an integer"),
+        (lambda: handle.plan(8, world_size="2"), "world_size='2'"),
+        (lambda: loader.set_epoch("1"), "epoch='1': must be an integer"),
+        (lambda: raylance.dataset([uri]), r"is a list: give the path or URI of one.*raylance.mix\(\)"),
+        (lambda: raylance.dataset(uri, shuffle=True), "shuffle=: the dataset has an order"),
+        (lambda: raylance.dataset(uri, version=1.0), "version=1.0: give a version number"),
+        (lambda: handle.loader(decoders=2), "did you mean num_decoders="),
+        (lambda: list(loader), r"iterate over loader.batches\(global_batch_size=…\)"),
+        (lambda: list(handle), r"iterate over handle.iter_torch_batches"),
+        (lambda: list(torch.utils.data.DataLoader(loader)), "raylance.torch_data.MapDataset"),
+        (lambda: list(torch.utils.data.DataLoader(handle)), "raylance.torch_data.MapDataset"),
+        (lambda: handle.loader(world_size=4), r"loader\(world_size=4\) without rank=: every process would be rank 0"),
+        (lambda: handle["id"], "give an integer, a slice"),
+        (lambda: pickle.dumps(loader.batches(batch_size=4)), "raylance.torch_data"),
+        (lambda: handle.iter_batches(batch_size=4, batch_format="polars"), "must be one of 'numpy'"),
+    ]
+    for call, message in cases:
+        with pytest.raises(raylance.ConfigError, match=message):
+            call()
+    assert len(handle.iter_batches(batch_size=np.int64(4))) == 25, "NumPy's integers are integers"
+
+
+@pytest.mark.parametrize("remainder", ["drop", "pad"])
+def test_ranks_without_a_row_are_refused(uri: str, remainder: str) -> None:
+    handle = open_ids(uri, remainder=remainder)
+    with pytest.raises(raylance.ConfigError, match="global batch of 3 rows on 4 ranks.*global_batch_size=4"):
+        handle.loader(rank=0, world_size=4).iter_batches(global_batch_size=3)
+    with pytest.raises(raylance.ConfigError, match="3 rows on 4 ranks"):
+        handle.plan(global_batch_size=3, world_size=4)
+    assert len(open_ids(uri, remainder="ragged").loader(rank=0, world_size=4).iter_batches(global_batch_size=3)) == 35
+
+
+class _Wrapped(torch.utils.data.IterableDataset[Any]):
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+
+    def __iter__(self) -> Any:
+        return iter(self.owner.iter_torch_batches(batch_size=10))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_data_loader_with_workers_is_refused_and_does_not_hang(uri: str, context: str) -> None:
+    """Around the batches themselves, and around a dataset that iterates inside of the worker."""
+    script = f"""
+import sys
+import ray, raylance, torch.utils.data
+sys.path.insert(0, {sys.path[0]!r})
+from tests.unit.batches.test_batches import _Wrapped
+
+if __name__ == "__main__":
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    handle = raylance.dataset({uri!r}, columns=["id"])
+    for owner in (handle.loader(), handle):
+        for dataset in (_Wrapped(owner), owner.iter_torch_batches(batch_size=10)):
+            loader = torch.utils.data.DataLoader(
+                dataset, batch_size=None, num_workers=1, multiprocessing_context={context!r}
+            )
+            try:
+                list(loader)
+            except raylance.ConfigError as error:
+                assert "raylance.torch_data" in str(error), error
+                print("refused")
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.split() == ["refused"] * 4, done.stderr[-2000:]

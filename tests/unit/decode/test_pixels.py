@@ -1,0 +1,255 @@
+"""Owns the checks that pixels are Pillow's whichever codec made them, on every processor, and that the fast one did."""
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import PIL.ImageFilter
+import PIL.ImageOps
+import pyarrow as pa
+import pytest
+import simplejpeg
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raylance
+from raylance.decode.images import Image
+from raylance.decode.pixels import CODEC, PixelDecoder, Pixels
+from raylance.decode.rows import Decoding
+from tests.conftest import make_images
+
+
+def picture(width: int, height: int, seed: int = 0) -> PIL.Image.Image:
+    """Smooth colours with edges and some noise, as photographs have."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 256, (max(1, height // 8), max(1, width // 8), 3), dtype=np.uint8)
+    smooth = np.asarray(PIL.Image.fromarray(small).resize((width, height), PIL.Image.Resampling.BICUBIC)).astype(int)
+    smooth[height // 3 :, width // 2 :] ^= 63
+    return PIL.Image.fromarray((smooth + rng.integers(-12, 13, smooth.shape)).clip(0, 255).astype(np.uint8))
+
+
+def saved(image: PIL.Image.Image, **how: Any) -> bytes:
+    image.save(buffer := io.BytesIO(), "JPEG", **how)
+    return buffer.getvalue()
+
+
+def by_pillow(data: bytes) -> Pixels:
+    image = PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data)))
+    return np.asarray(image.convert("RGB"))
+
+
+def whole(height: int, width: int) -> tuple[int, int, int, int]:
+    return 0, 0, width, height
+
+
+def rotated(image: PIL.Image.Image, orientation: int) -> bytes:
+    exif = PIL.Image.Exif()
+    exif[0x0112] = orientation
+    return saved(image, exif=exif)
+
+
+def behind(data: bytes, before: bytes) -> bytes:
+    """A JPEG with bytes between its first marker and all that follows."""
+    return data[:2] + before + data[2:]
+
+
+KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
+    "4:4:4": lambda image: saved(image, subsampling="4:4:4"),
+    "4:2:2": lambda image: saved(image, subsampling="4:2:2"),
+    "4:2:0": lambda image: saved(image, subsampling="4:2:0"),
+    "4:4:0": lambda image: simplejpeg.encode_jpeg(np.asarray(image), colorsubsampling="440"),
+    "4:1:1": lambda image: simplejpeg.encode_jpeg(np.asarray(image), colorsubsampling="411"),
+    "grey": lambda image: saved(image.convert("L")),
+    "colours as they are": lambda image: saved(image, keep_rgb=True),
+    "progressive": lambda image: saved(image, progressive=True),
+    "progressive 4:4:4": lambda image: saved(image, progressive=True, subsampling="4:4:4", quality=95),
+    "restart markers": lambda image: saved(image, restart_marker_rows=1),
+    "restart markers of blocks": lambda image: saved(image, restart_marker_blocks=3, optimize=True),
+    "best": lambda image: saved(image, quality=100),
+    "worst": lambda image: saved(image, quality=1),
+    "trailing bytes": lambda image: saved(image) + b"\xff\xd8 and more \0" * 7,
+    "a thumbnail's data behind it": lambda image: saved(image) + saved(image.resize((8, 8))),
+    **{f"EXIF {number}": lambda image, number=number: rotated(image, number) for number in range(1, 10)},
+    "EXIF behind a segment": lambda image: behind(rotated(image, 6), b"\xff\xe2\0\x0aICC\xff\xda\xff\xda\0"),
+    "EXIF behind a fill byte": lambda image: behind(rotated(image, 6), b"\xff"),
+    "a thumbnail in a segment": lambda image: behind(saved(image), b"\xff\xe5\0\x0aExif\0\0\xff\xda"),
+    "Exif as a comment": lambda image: saved(image, comment=b"Exif\0\0 is not there"),
+}
+TO_PILLOW: dict[str, Callable[[PIL.Image.Image], bytes]] = {
+    "CMYK": lambda image: saved(image.convert("CMYK")),
+    "damage that is decoded around": lambda image: saved(image)[:-300] + b"\xff\xd9",
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [(64, 48), (61, 47), (1, 1), (7, 130), (16, 8), (33, 1)])
+def test_pixels_are_those_of_pillow(kind: str, size: tuple[int, int]) -> None:
+    data = KINDS[kind](picture(*size))
+    decoder = PixelDecoder()
+    np.testing.assert_array_equal(decoder.decode(data, whole)[..., :3], by_pillow(data))
+    assert decoder.fallbacks == 0
+
+
+@given(
+    st.sampled_from(sorted(KINDS)),
+    st.integers(1, 90),
+    st.integers(1, 90),
+    st.integers(0, 99),
+    st.randoms(use_true_random=False),
+)
+def test_pixels_of_a_box_are_those_of_pillow(kind: str, width: int, height: int, seed: int, random: Any) -> None:
+    data = KINDS[kind](picture(width, height, seed))
+    wanted = by_pillow(data)
+    left, top = random.randrange(wanted.shape[1]), random.randrange(wanted.shape[0])
+    box = left, top, random.randint(1, wanted.shape[1] - left), random.randint(1, wanted.shape[0] - top)
+    decoder = PixelDecoder()
+    decoder.decode(KINDS["best"](picture(91, 91)), whole)  # memory that was used before
+    found = decoder.decode(
+        memoryview(data), lambda high, wide: box if (high, wide) == wanted.shape[:2] else (0, 0, 0, 0)
+    )
+    np.testing.assert_array_equal(found, wanted[top : top + box[3], left : left + box[2]])
+    assert decoder.fallbacks == 0
+
+
+@pytest.mark.parametrize("kind", TO_PILLOW)
+def test_what_the_fast_codec_refuses_is_pillows(kind: str) -> None:
+    data = TO_PILLOW[kind](picture(61, 47))
+    decoder = PixelDecoder()
+    np.testing.assert_array_equal(decoder.decode(data, whole)[..., :3], by_pillow(data))
+    assert decoder.fallbacks == 1
+
+
+@pytest.mark.parametrize("cut", [0.3, 0.9, 0.999])
+def test_a_truncated_image_is_a_bad_row(cut: float) -> None:
+    data = saved(picture(61, 47))
+    with pytest.raises(OSError, match="(?i)truncated"):
+        PixelDecoder().decode(data[: int(len(data) * cut)], whole)
+
+
+def test_what_is_too_large_for_pillow_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
+    with pytest.raises(PIL.Image.DecompressionBombError):
+        PixelDecoder().decode(saved(picture(61, 47)), whole)
+
+
+def test_the_fast_way_is_taken_and_stats_count_the_slow_one(write_dataset: Callable[..., str]) -> None:
+    """From Lance to the batch: Arrow lends memory in a format that simplejpeg refuses, and nobody would notice."""
+    jpegs = [saved(picture(40, 30, seed)) for seed in range(20)]
+    for slow in ([], [3, 17]):
+        images = [TO_PILLOW["CMYK"](picture(40, 30)) if row in slow else data for row, data in enumerate(jpegs)]
+        uri = write_dataset(pa.table({"image": pa.array(images, pa.binary())}))
+        with raylance.dataset(uri, decode=Image("image", size=24), remainder="ragged").loader(
+            runtime="threads"
+        ) as loader:
+            assert sum(len(batch["image"]) for batch in loader.batches(global_batch_size=8)) == 20
+            # What is made ahead for the next epoch counts as well, if it has come so far.
+            assert len(slow) <= loader.stats()["fallback_rows"] <= 2 * len(slow)
+
+
+def test_other_formats_are_no_fallback() -> None:
+    table = pa.table({"image": pa.array(make_images(3), pa.binary()), "_rowoffset": range(3)})
+    _, receipt = Decoding(decoders=(Image("image", size=8),), seed=0, mask_bad_rows=False).open().apply(table, 0)
+    assert receipt.fallback_rows == 0
+
+
+def shrunk(data: bytes, size: tuple[int, int], *, draft: bool) -> Pixels:
+    out = np.empty((*size, 3), np.uint8)
+    Image("image", size=size, draft=draft).decode_into(data, np.zeros(41), out)
+    return out
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_drafts_are_near_and_only_from_twice_the_size_on(orientation: int) -> None:
+    data = rotated(picture(400, 300).filter(PIL.ImageFilter.GaussianBlur(3)), orientation)
+    high, wide = by_pillow(data).shape[:2]
+    for factor in (1.5, 1.99, 2, 2.5, 4, 9):
+        size = int(high / factor), int(wide / factor)
+        differing = np.abs(shrunk(data, size, draft=True).astype(int) - shrunk(data, size, draft=False))
+        assert differing.any() == (factor >= 2)
+        assert differing.mean() < 10
+        reduced = PixelDecoder().decode(data, whole, size)
+        assert (reduced.shape[0] < high) == (factor >= 2)
+        assert reduced.shape[0] >= size[0]
+        assert reduced.shape[1] >= size[1]
+
+
+def test_a_draft_of_a_box_lies_where_the_box_lies() -> None:
+    data = saved(picture(400, 300).filter(PIL.ImageFilter.GaussianBlur(3)), quality=95)
+    decoder = PixelDecoder()
+    for box in ((40, 30, 200, 160), (199, 139, 201, 161), (0, 0, 400, 300)):
+        size = box[3] // 2 - 1, box[2] // 2 - 1
+        reduced = PIL.Image.fromarray(decoder.decode(data, lambda *_, box=box: box, size)[..., :3])
+        full = PIL.Image.fromarray(decoder.decode(data, lambda *_, box=box: box)[..., :3])
+        assert reduced.width < full.width
+        there, here = (
+            np.asarray(image.resize((20, 20), PIL.Image.Resampling.BOX)).astype(int) for image in (reduced, full)
+        )
+        assert np.abs(there - here).mean() < 4
+
+
+SCRIPT = """
+import hashlib, io, sys
+import numpy as np
+from raylance import Image, RandomResizedCrop
+from tests.unit.decode.test_pixels import KINDS, picture
+found = hashlib.sha256()
+image = Image("image", size=(37, 50), augment=RandomResizedCrop(), hflip=0.5)
+rows, out = image.open(), np.empty(image.shape, np.uint8)
+for number, make in enumerate(KINDS.values()):
+    data = make(picture(211 + number, 160, number))
+    for draw in range(4):
+        rows.decode_into(data, np.random.default_rng((number, draw)).random(41), out)
+        found.update(out.tobytes())
+print(found.hexdigest())
+"""
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"ATEN_CPU_CAPABILITY": "default"},
+        pytest.param({"ATEN_CPU_CAPABILITY": "avx2"}, marks=pytest.mark.slow),
+        pytest.param({"JSIMD_FORCENONE": "1"}, marks=pytest.mark.slow),
+    ],
+)
+def test_pixels_are_the_same_on_lesser_processors(setting: dict[str, str]) -> None:
+    """Without AVX-512 in torch, without AVX2, without any vectors in libjpeg-turbo; beside this machine's best."""
+
+    def digest(more: dict[str, str]) -> str:
+        command = [sys.executable, "-c", SCRIPT]
+        run = subprocess.run(command, env=os.environ | more, capture_output=True, text=True, timeout=120, check=False)
+        assert run.returncode == 0, run.stderr
+        return run.stdout
+
+    assert digest(setting) == digest({})
+
+
+def test_states_name_the_codec(write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
+    uri = write_dataset(pa.table({"image": pa.array([saved(picture(8, 8))] * 4, pa.binary())}))
+    opened = raylance.dataset(uri, decode=Image("image", size=8))
+    state = opened.loader().state_dict()
+    assert state["codecs"] == {"image": CODEC}
+    assert "draft" not in state["decode"][0]
+    opened.loader().load_state_dict(state)
+    assert not caplog.records
+    opened.loader().load_state_dict(state | {"codecs": {"image": "simplejpeg 0.1"}})
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert f"codecs.image: saved 'simplejpeg 0.1', now {CODEC!r}" in caplog.text
+    caplog.clear()
+    older = {key: value for key, value in state.items() if key != "codecs"} | {"format": 2}
+    opened.loader().load_state_dict(older)
+    assert not caplog.records
+
+
+def test_a_draft_is_recorded(write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
+    uri = write_dataset(pa.table({"image": pa.array([saved(picture(8, 8))] * 4, pa.binary())}))
+    state = raylance.dataset(uri, decode=Image("image", size=8)).loader().state_dict()
+    drafts = raylance.dataset(uri, decode=Image("image", size=8, draft=True)).loader()
+    assert drafts.state_dict()["decode"][0]["draft"] is True
+    drafts.load_state_dict(state)
+    assert "made into batches otherwise" in caplog.text

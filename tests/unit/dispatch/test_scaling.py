@@ -1,0 +1,211 @@
+"""Owns the promises of the number of decoders: as many as the trainer needs, reached soon and never left again."""
+
+import dataclasses
+import itertools
+import math
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raylance
+from raylance.dispatch.messages import Dismiss, Place, Placed
+from raylance.dispatch.scaling import Scaler
+from tests.conftest import actors_of
+from tests.unit.dispatch.test_dispatcher import make_crew, reader_of
+
+
+class Trainer:
+    """A trainer that needs `demand` decoders to never wait, and decoders that work as much as it takes."""
+
+    def __init__(self, scaler: Scaler, step_s: float = 0.2) -> None:
+        self.scaler, self.step_s, self.now, self.numbers = scaler, step_s, 0.0, [scaler.wanted]
+        scaler.begin()
+
+    def run(self, demand: float, steps: int, running: int | None = None) -> None:
+        """Takes steps: in each it computes for `step_s`, and waits for what the decoders have not done by then."""
+        for _ in range(steps):
+            there = self.scaler.wanted if running is None else running
+            busy = min(there, math.ceil(demand)) if demand < there else there
+            waits_s = max(0.0, demand / there - 1) * self.step_s
+            working_s = min(1.0, demand / busy) * self.step_s  # of the step, all that are busy work so long
+            self.scaler.observe(self.now, waits=False, busy=busy, running=there)
+            self.scaler.observe(self.now + working_s, waits=False, busy=busy if waits_s else 0, running=there)
+            self.scaler.observe(self.now + self.step_s, waits=waits_s > 0, busy=busy, running=there)
+            self.now += self.step_s + waits_s
+            self.scaler.stepped(self.now)
+            self.numbers.append(self.scaler.wanted)
+
+    def pause(self, seconds: float) -> None:
+        """Validates, say: nothing is taken, and nothing is decoded."""
+        self.scaler.observe(self.now, waits=False, busy=0, running=self.scaler.wanted)
+        self.now += seconds
+        self.scaler.stepped(self.now)
+
+
+def turns(numbers: list[int]) -> int:
+    """How often it went another way than before."""
+    ways = [later > earlier for earlier, later in itertools.pairwise(numbers) if later != earlier]
+    return sum(one != two for one, two in itertools.pairwise(ways))
+
+
+@given(
+    demand=st.floats(0.2, 40),
+    least=st.integers(1, 5),
+    most=st.integers(6, 32),
+    at_first=st.integers(1, 32),
+    step_s=st.sampled_from([0.01, 0.2, 3.0]),
+)
+def test_as_many_as_the_trainer_needs(demand: float, least: int, most: int, at_first: int, step_s: float) -> None:
+    trainer = Trainer(Scaler(least, most, min(max(at_first, least), most)), step_s)
+    trainer.run(demand, 2000)
+    wanted = trainer.scaler.wanted
+    assert all(least <= number <= most for number in trainer.numbers)
+    assert wanted >= min(most, math.floor(demand / 1.06))
+    assert wanted <= max(least, math.ceil(math.ceil(demand) * 1.4) + 1)
+    trainer.run(demand, 4000)
+    assert trainer.scaler.wanted == wanted, "found once, it stays"
+    assert turns(trainer.numbers) <= 1
+
+
+def test_growth_is_told_and_takes_few_looks(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = Trainer(Scaler(1, 16, 1))
+    with caplog.at_level("INFO", logger="raylance"):
+        trainer.run(12.0, 100)
+    assert trainer.scaler.wanted in (12, 13)
+    assert trainer.numbers.index(trainer.scaler.wanted) < 6 * 16
+    assert "decoders: 2 wanted instead of 1, because the trainer waited" in caplog.text
+
+
+def test_a_pause_of_the_trainer_says_nothing() -> None:
+    trainer = Trainer(Scaler(1, 16, 8))
+    trainer.run(7.9, 50)
+    for _ in range(30):
+        trainer.pause(120.0)
+        trainer.run(7.9, 10)
+    assert set(trainer.numbers) == {8}
+
+
+def test_waiting_for_anything_but_decoders_says_nothing() -> None:
+    scaler = Scaler(1, 16, 4)
+    for step in range(200):  # the reader is slow: the trainer waits, and two of four decoders do, too
+        scaler.observe(step * 0.2, waits=True, busy=2, running=4)
+        scaler.stepped(step * 0.2 + 0.1)
+    assert scaler.wanted == 4
+
+
+def test_a_number_that_was_too_small_is_not_tried_again() -> None:
+    """The load changes to and fro; each way back costs waiting once."""
+    trainer = Trainer(Scaler(1, 16, 8))
+    for _ in range(20):
+        trainer.run(2.0, 200)
+        trainer.run(8.0, 200)
+    assert turns(trainer.numbers) <= 4
+    assert trainer.scaler.wanted >= 8
+
+
+def test_what_finds_no_place_is_not_asked_for_again() -> None:
+    trainer = Trainer(Scaler(1, 16, 2))
+    trainer.run(10.0, 32, running=2)
+    assert trainer.scaler.wanted > 2
+    trainer.scaler.refused(2)
+    trainer.run(10.0, 500)
+    assert trainer.scaler.wanted == 2
+
+
+def test_a_crew_grows_at_once_and_shrinks_by_those_that_have_no_work() -> None:
+    crew = make_crew(decoders=3)
+    crew.open(0.0)
+    numbers = [command.helper for command in crew.due(0.0) if isinstance(command, Place)]
+    for number in numbers:
+        crew.heard(number, 0.0)
+    reader, *decoders = numbers
+    busy = crew.decoder(proven=False)
+    assert busy in decoders
+    call = crew.send(busy, 1.0)
+    gone = crew.resize("decoder", 1, 1.0)
+    assert all(isinstance(command, Dismiss) and not command.is_lost for command in gone)
+    assert {command.helper for command in gone if isinstance(command, Dismiss)} == set(decoders) - {busy}
+    assert crew.resize("decoder", 1, 1.0) == []
+    assert (crew.decoders_running, crew.decoders_busy) == (1, 1)
+    crew.answered(call, 2.0)
+    assert crew.decoders_busy == 0
+    assert crew.resize("decoder", 3, 2.0) == []
+    new = [command.helper for command in crew.due(2.0) if isinstance(command, Place)]
+    assert len(new) == 2
+    assert not set(new) & set(numbers)
+    assert reader_of(crew) == [reader]
+
+
+def test_what_grows_and_finds_no_place_is_done_without() -> None:
+    crew = make_crew(decoders=1)
+    crew.open(0.0)
+    for command in crew.due(0.0):
+        crew.heard(command.helper, 0.0)  # type: ignore[union-attr]
+    crew.resize("decoder", 3, 1.0)
+    (first, second) = (command.helper for command in crew.due(1.0) if isinstance(command, Place))
+    crew.heard(first, 2.0)
+    assert crew.late(1000.0) == [Dismiss(second)]
+    assert crew.failure is None
+    assert crew.wanted["decoder"] == 2
+    assert Placed(first).helper == first
+
+
+ROWS = 160
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slow(raylance.Decoder):
+    """Takes some milliseconds for a row, whatever the machine."""
+
+    shape, dtype = (), np.int64
+
+    def open(self) -> "Slow":
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        time.sleep(0.05)
+        out[...] = int.from_bytes(encoded, "little")
+
+
+def check_growth(loader: raylance.RankLoader) -> None:
+    """A trainer that waits, epoch after epoch: all decoders are there in the end, and every row came once an epoch."""
+    counts, deadline = [0], time.monotonic() + 120
+    while counts[-1] < 3 and time.monotonic() < deadline:
+        seen = []
+        for batch in loader.iter_torch_batches(global_batch_size=4):
+            counts.append(loader.stats()["decoders"])
+            seen += batch["cell"].tolist()
+        assert sorted(seen) == list(range(ROWS))
+    assert counts[1] == 1
+    assert counts == sorted(counts), "it never shrinks while the trainer waits"
+    assert counts[-1] == 3
+
+
+@pytest.fixture(scope="module")
+def cells(write_dataset: Callable[..., str]) -> str:
+    return write_dataset(pa.table({"cell": pa.array([row.to_bytes(4, "little") for row in range(ROWS)], pa.binary())}))
+
+
+@pytest.mark.slow
+def test_threads_come_while_the_trainer_waits(cells: str) -> None:
+    dataset = raylance.dataset(cells, decode=Slow("cell"), order="window")
+    with dataset.loader(num_decoders=(1, 3), runtime="threads") as loader:
+        check_growth(loader)
+
+
+@pytest.mark.slow
+def test_actors_come_while_the_trainer_waits(ray_session: None, cells: str) -> None:
+    with raylance.dataset(cells, decode=Slow("cell")).loader(num_decoders=(1, 3), decoder_cpus=0.1) as loader:
+        check_growth(loader)
+        assert len(actors_of(loader)[1]) == 3
+
+
+@pytest.mark.parametrize("given", [(0, 3), (4, 2), (1, 2, 3), (1.0, 2), "two"])
+def test_ranges_that_are_none(given: object) -> None:
+    with pytest.raises(raylance.ConfigError, match=r"num_decoders=.*1 <= min < max"):
+        raylance.Options(num_decoders=given)  # type: ignore[arg-type]

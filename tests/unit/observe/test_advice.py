@@ -1,0 +1,299 @@
+"""Owns the promise that what any text of ours advises is there: each flag is parsed by the job that it stands with,
+each option is one of what takes options, and each order has the name that advice knows it by.
+
+Texts are all string literals of raylance/ and jobs/, all pages, manifests, notebooks, dashboards and scripts: nothing
+has to be entered here to be looked at.
+"""
+
+import argparse
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import raylance
+import raylance.audit
+import raylance.testing
+import raylance.torch_data
+from jobs.train_images.telling import as_options
+from raylance.api.loader import RankLoader
+from raylance.observe import advice
+from raylance.observe.stats import NUMBERS
+from raylance.observe.verdict import judge
+from raylance.orders.order import Order
+from raylance.planning.summary import PlanSummary
+from tests.unit.observe.test_telemetry import part
+
+ROOT = Path(__file__).parents[3]
+
+# ---- texts
+
+
+def literals(path: Path) -> Iterator[str]:
+    """The strings of a Python file, with … for what is filled in."""
+    tree = ast.parse(path.read_text())
+    inner = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inner:
+            yield node.value
+
+
+def strings_of(value: Any) -> Iterator[str]:
+    if isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from strings_of(inner)
+    elif isinstance(value, str):
+        yield value
+
+
+@functools.cache
+def texts() -> list[tuple[str, str]]:
+    """(file, text) of all that we tell anybody."""
+    found: list[tuple[str, str]] = []
+    for folder in ("raylance", "jobs"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            found += [(str(path.relative_to(ROOT)), text) for text in literals(path)]
+        for kind in ("*.jinja", "*.sh"):
+            found += [(str(path.relative_to(ROOT)), path.read_text()) for path in sorted((ROOT / folder).rglob(kind))]
+    manifests = [
+        path for path in sorted((ROOT / "k8s").rglob("*.y*ml")) if path.name != "redis.yaml"
+    ]  # Redis' own flags
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *manifests]:
+        found.append((str(path.relative_to(ROOT)), path.read_text()))
+    for path in (*(ROOT / "k8s").rglob("*.json"), *(ROOT / "jobs").rglob("*.ipynb")):
+        content = json.loads(path.read_text())
+        cells = ["".join(cell["source"]) for cell in content["cells"]] if "cells" in content else strings_of(content)
+        found += [(str(path.relative_to(ROOT)), text) for text in cells]
+    return found
+
+
+# ---- flags
+
+
+class _Parsed(Exception):  # noqa: N818 - it carries a parser out of a job, and is no error
+    def __init__(self, parser: argparse.ArgumentParser) -> None:
+        super().__init__()
+        self.parser = parser
+
+
+def _flags(parser: argparse.ArgumentParser) -> set[str]:
+    found = set(parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {flag for inner in action.choices.values() for flag in _flags(inner)}
+    return found
+
+
+@functools.cache
+def flags_of(module: str) -> frozenset[str]:
+    """What the parser of a job takes; asked of that parser itself, as the job makes it."""
+    try:
+        main = importlib.import_module(module).main
+    except ImportError:  # of a framework that is not installed here: examples share a parser
+        return frozenset(_flags(importlib.import_module("jobs.examples.common").parser(module, None)))
+
+    def caught(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> None:
+        raise _Parsed(parser)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", caught)
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", caught)
+        with pytest.raises(_Parsed) as found:
+            main([])
+    return frozenset(_flags(found.value.parser))
+
+
+@functools.cache
+def jobs() -> dict[str, str]:
+    """What texts call a job, and its module; all that make a parser are found."""
+    found = {"raylance.top": "raylance.top"}
+    for path in sorted((ROOT / "jobs").rglob("*.py")):
+        name, module = path.relative_to(ROOT), ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        if name.parent.name == "examples" and "def main(" in path.read_text():
+            found |= {path.name: module, module: module}
+        elif "argparse.ArgumentParser(" in path.read_text() and "def main(" in path.read_text():
+            script = f"{name.parts[1]}.py" if path.name == "command.py" else path.name
+            folder = ".".join(name.parts[:-1]) if path.name == "command.py" else module
+            is_script = (ROOT / "jobs" / script).exists()
+            found |= (
+                {script: module, f"jobs.{name.parts[1].removesuffix('.py')}": module} if is_script else {folder: module}
+            )
+    return found
+
+
+# What takes flags of its own, as texts name it.
+OTHERS = (
+    "ray", "kubectl", "kind", "helm", "pip", "python -m venv", "python -m pip", "git", "docker", "promtool",
+    "prometheus", "grafana", "pytest", "torchrun", "chromium", "aws", "gcloud", "uv", "tensorboard", "mlflow",
+    "accelerate launch", "python -m tests.simulation", "tests.simulation", "ruff", "mypy", "tests/run", "nvidia-smi",
+    "jupyter", "apt-get", "curl", "mkdocs", "systemd-run", "rayStartParams", "minikube", "numactl", "sed", "tail",
+    "grep", "find",
+)  # fmt: skip
+
+
+@functools.cache
+def names() -> re.Pattern[str]:
+    """Who takes flags: the last one named before a flag does."""
+    every = sorted((*jobs(), *OTHERS), key=len, reverse=True)
+    return re.compile(r"(?<![\w./-])(?:[\w./-]*/)?(" + "|".join(map(re.escape, every)) + r")(?![\w-]|\.\w)")
+
+
+def advised_flags(text: str) -> Iterator[tuple[str, str]]:
+    """(who, flag) of a text; who is "" where no sentence says it."""
+    text = re.sub(r"\\\n\s*|\n(?![\n|\-*`#\s])\s*", " ", text)  # commands and paragraphs in one line
+    for line in re.split(r"\n|(?<=[.;:])\s", text):
+        for flag in re.finditer(r"(?<![\w-])(--[a-z][a-z0-9-]*[a-z0-9])(?![\w*…-])", line):
+            named = names().findall(line[: flag.start()])
+            yield (named[-1] if named else ""), flag[1]
+
+
+@functools.cache
+def allowed(file: str) -> frozenset[str]:
+    """The flags of a file where nobody is named with them: of a job's own texts, those of this job and of others that
+    it speaks of; elsewhere, those of all.
+    """
+    folder = ROOT / file
+    every = set(jobs().values())
+    own = {module for module in every if folder.parent == (ROOT / module.replace(".", "/")).parent}
+    if len(own) == 1:
+        own |= {jobs()[name] for of, text in texts() if of == file for name in names().findall(text) if name in jobs()}
+        own |= {jobs()["train_images.py"], jobs()["create_dataset.py"]}  # what one makes, the other trains on
+    return frozenset(flag for module in (own if 0 < len(own) < len(every) / 2 else every) for flag in flags_of(module))
+
+
+def test_flags_that_are_advised_are_parsed_by_their_job() -> None:
+    assert {"train_images.py", "materialize.py", "create_dataset.py", "verify.py", "benchmark.py"} <= jobs().keys()
+    assert {"jobs.scale", "jobs.dashboard", "jobs.docs", "raylance.top", "elastic.py"} <= jobs().keys()
+    of_others = {
+        "--object-store-memory",
+        "--working-dir",
+        "--detail",
+        "--quiet",
+    }  # Ray's and MkDocs', where none is named
+    wrong, seen = [], 0
+    for file, text in texts():
+        for who, flag in () if text.startswith("-") and " " not in text else advised_flags(text):
+            seen += who in jobs()
+            if who not in OTHERS and flag not in (flags_of(jobs()[who]) if who else allowed(file) | of_others):
+                wrong.append(f"{file}: {who or 'no job'} takes no {flag}: {text[:100]!r}")
+    assert not wrong, "\n".join(wrong)
+    assert seen > 150
+
+
+def test_what_advice_calls_options_is_taken_by_the_job_that_prints_it() -> None:
+    """`train_images.py` shows advice by the names of its own flags."""
+    for text in literals(ROOT / "raylance" / "observe" / "advice.py"):
+        for flag in re.findall(r"--[a-z][a-z-]+", as_options(text)):
+            known = flags_of(jobs()["materialize.py"]) if "materialize.py" in text else set()
+            assert flag in flags_of(jobs()["train_images.py"]) | known, text
+
+
+# ---- options
+
+
+def parameters() -> set[str]:
+    """What may be given by name to anything of raylance that a user calls."""
+    modules = (raylance, raylance.audit, raylance.testing, raylance.torch_data)
+    public = [getattr(module, name) for module in modules for name in dir(module) if not name.startswith("_")]
+    found = {field.name for field in dataclasses.fields(raylance.Options)}
+    for thing in (*public, RankLoader, PlanSummary):
+        methods = (
+            [getattr(thing, name) for name in dir(thing) if not name.startswith("_")] if inspect.isclass(thing) else []
+        )
+        for each in (thing, *methods):
+            if callable(each):
+                try:
+                    found |= set(inspect.signature(each).parameters)
+                except (TypeError, ValueError):  # of what is built in
+                    continue
+    return found
+
+
+# What stands beside a "=" in a text and is no option of ours: of other libraries, of SQL and of what is shown.
+NOT_OURS = {
+    "weights_only", "state", "num_workers", "num_cpus", "num_gpus", "object_store_memory", "max_failures", "dtype",
+    "persistent_workers", "storage_path", "split_batches", "dispatch_batches", "use_gpu", "scaling_config",
+    "allow_http", "mode", "frozen", "compare", "multiprocessing_context",
+}  # fmt: skip
+
+
+def advised_options(text: str) -> list[str]:
+    """Names that a text has somebody write before a "=": of words, not of HTML or PromQL."""
+    if text.startswith("<") or '="$' in text:
+        return []
+    return re.findall(r"(?<![\w.{\"'<%/&?-])([a-z_]{3,})=(?=[\w…\"'(\[{{.;:,)]|\s|$)", text)
+
+
+def test_options_that_are_advised_are_taken() -> None:
+    """Of messages, advice, and the dashboard's."""
+    taken, wrong, seen = parameters(), [], 0
+    docstrings = {
+        text for path in (ROOT / "raylance").rglob("*.py") for text in docstrings_of(path)
+    }  # these tell of what is inside, too
+    for file, text in texts():
+        is_told = file.startswith("raylance/") and file.endswith(".py") and text not in docstrings
+        if is_told or file in ("jobs/dashboard/alerts.py", "jobs/dashboard/panels.py"):
+            for name in advised_options(text):
+                seen += 1
+                if name not in taken | NOT_OURS:
+                    wrong.append(f"{file}: nothing takes {name}=: {text[:120]!r}")
+    assert not wrong, "\n".join(wrong)
+    assert seen > 150
+
+
+def docstrings_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found = ast.get_docstring(node, clean=False)
+            if found is not None:
+                yield found
+
+
+# ---- orders
+
+
+def orders(kind: type = Order) -> Iterator[type[Order]]:
+    for found in kind.__subclasses__():
+        if found.__module__.startswith("raylance."):
+            yield found
+        yield from orders(found)
+
+
+def test_orders_that_read_row_by_row_are_known_by_their_names() -> None:
+    """A record holds the name; the advice what its user wrote."""
+    named = {found.name: found for found in orders() if "name" in vars(found)}
+    by_row = {name for name, found in named.items() if found.repeats is True} - {"mix"} | {"row"}  # mixed as it may be
+    assert set(advice._BY_ROW) == by_row
+    for name, written in advice._BY_ROW.items():
+        assert written in (f'order="{name}"', f"order={named[name].__name__}")
+        assert name == "row" or hasattr(raylance, named[name].__name__)
+        (first, *_) = judge([part(facts={"order": name}, user_s=1.0, wait_read_s=1.0)]).advice
+        assert first.startswith(f'{written} reads rows one by one: order="window" reads them in runs'), name
+
+
+def test_orders_that_are_advised_by_name_have_it() -> None:
+    named = {found.name for found in orders() if "name" in vars(found)}
+    for file, text in texts():
+        if file.startswith(("raylance/", "jobs/dashboard/")):
+            assert set(re.findall(r'order="(\w+)"', text)) <= named, file
+
+
+def test_figures_that_docs_name_are_there() -> None:
+    """A field of `loader.stats()` that a page speaks of."""
+    known = {*NUMBERS, "epoch_certificate"}
+    for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        if path.stem != "reference":
+            for name in re.findall(
+                r"`(wait_\w+_s|\w+_batch_s|storage_s|collate_s|user_s|save_s|other_s)`", path.read_text()
+            ):
+                assert name in known, f"{path.name}: {name}"

@@ -1,0 +1,329 @@
+"""Owns the promises of the pure plan: exactly once, equal steps, the same global batches for every world size."""
+
+import dataclasses
+import itertools
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raylance.errors import ConfigError
+from raylance.orders.order import Facts, Resolved
+from raylance.orders.shuffles import RowShuffle, WindowShuffle
+from raylance.planning.plan import REMAINDERS, Plan, Remainder, portion_rows
+from raylance.planning.summary import summarise
+from tests.unit.orders.test_order import cases, every_row, settle
+
+Batches = list[list[int]]
+
+
+def make_plan(order: Resolved, batch: int, world: int, remainder: Remainder = "ragged") -> Plan:
+    return Plan(
+        order=order,
+        global_batch_size=batch,
+        world_size=world,
+        remainder=remainder,
+        chunk_positions=order.read_positions or 64,
+    )
+
+
+def rank_batches(plan: Plan, rank: int, epoch: int, position: int, item_rows: int) -> dict[int, list[int]]:
+    """A rank's rows by position of the step, put together from its work items as a stream does."""
+    batches: dict[int, list[int]] = {}
+    for item in plan.items(rank, epoch, position, item_rows):
+        rows = plan.select(item.epoch, plan.item_positions(item))
+        assert len(rows) == item.rows
+        begin = plan.line(item.position, rank) + item.low - plan.line(item.chunk.position, rank)
+        chunk_rows = plan.chunk_rows(item.chunk, rank)
+        assert plan.chunk_size(item.chunk, rank) == len(chunk_rows)
+        read = chunk_rows[begin : begin + item.rows]
+        np.testing.assert_array_equal(read, rows, "an item's rows are not where its chunk has them")
+        size = item.high - item.low
+        singles = [plan.select(epoch, plan.item_positions(single)) for single in plan.cut(item, item.steps)]
+        np.testing.assert_array_equal(np.concatenate(singles), rows)
+        for step in range(item.steps):
+            at = item.position + step * plan.stride
+            batches.setdefault(at, []).extend(rows[step * size : (step + 1) * size].tolist())
+    return batches
+
+
+def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -> Batches:
+    """The ranks' batches of each step, one behind the other."""
+    ranks = [rank_batches(plan, rank, epoch, position, item_rows) for rank in range(plan.world_size)]
+    assert all(list(batches) == list(ranks[0]) for batches in ranks), "ranks make different steps"
+    assert len(ranks[0]) == plan.steps(position)
+    return [[row for batches in ranks for row in batches[at]] for at in ranks[0]]
+
+
+@given(
+    order=cases(),
+    batch=st.integers(1, 50),
+    worlds=st.lists(st.integers(1, 9), min_size=2, max_size=3),
+    item_rows=st.lists(st.integers(1, 100), min_size=3, max_size=3),
+    remainder=st.sampled_from(REMAINDERS),
+    data=st.data(),
+)
+@settings(max_examples=25)
+def test_promises(
+    order: Resolved,
+    batch: int,
+    worlds: list[int],
+    item_rows: list[int],
+    remainder: Remainder,
+    data: st.DataObject,
+) -> None:
+    positions = order.epoch_rows
+    if remainder == "drop":
+        batch = min(batch, positions)
+    position = data.draw(st.integers(0, positions))
+    replayed = every_row(order, 1)
+    first: Batches | None = None
+    for world, rows_per_item in zip(worlds, item_rows, strict=False):
+        plan = make_plan(order, batch, world, remainder)
+        batches = global_batches(plan, 1, position, rows_per_item)
+        first = batches if first is None else first
+        assert batches == first, "the global batches depend on the world size"
+    assert first is not None
+    delivered = [row for rows in first for row in rows]
+    left = replayed[position:]
+    tail = len(left) % batch
+    if remainder == "ragged":
+        assert sorted(delivered) == sorted(left)
+    elif remainder == "drop":
+        assert sorted(delivered) == sorted(left[: len(left) - tail])
+    else:
+        assert set(left) <= set(delivered)
+        assert len(delivered) == (len(left) + batch - tail if tail else len(left))
+
+
+@given(
+    order=cases(),
+    seed=st.integers(),
+    epoch=st.integers(0, 5),
+    runs=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 7), st.integers(0, 6)), min_size=1, max_size=6),
+)
+def test_stop_and_resume_with_other_world_and_batch_sizes(
+    order: Resolved, seed: int, epoch: int, runs: list[tuple[int, int, int]]
+) -> None:
+    """Runs of (global batch, world size, steps before the stop), and a last one to the end of the epoch."""
+    order, position, delivered = dataclasses.replace(order, seed=seed), 0, []
+    wanted = every_row(order, epoch)
+    for batch, world, steps in runs:
+        plan = make_plan(order, batch, world)
+        for rows in global_batches(plan, epoch, position)[:steps]:
+            delivered += rows
+            position = plan.after(position)
+        assert sorted(delivered) == sorted(wanted[:position])
+    for rows in global_batches(make_plan(order, 5, 2), epoch, position):
+        delivered += rows
+    assert sorted(delivered) == sorted(wanted)
+
+
+@given(order=cases(), batch=st.integers(1, 50), world=st.integers(1, 12))
+def test_shares_differ_by_one_row_at_most(order: Resolved, batch: int, world: int) -> None:
+    plan = make_plan(order, batch, world, "pad")
+    slices = [plan.rank_slice(0, rank) for rank in range(world)]
+    assert slices[0][0] == 0
+    assert slices[-1][1] == batch
+    assert plan.steps() == -(-plan.epoch_rows // batch)
+    assert all(slices[rank][1] == slices[rank + 1][0] for rank in range(world - 1))
+    lengths = [high - low for low, high in slices]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@given(
+    order=cases(),
+    batch=st.integers(1, 50),
+    world=st.integers(1, 5),
+    workers=st.integers(1, 6),
+    item_rows=st.integers(1, 100),
+    remainder=st.sampled_from(REMAINDERS),
+    data=st.data(),
+)
+def test_workers_steps_interleaved_are_the_plans_own(
+    order: Resolved, batch: int, world: int, workers: int, item_rows: int, remainder: Remainder, data: st.DataObject
+) -> None:
+    """What k workers of a rank do with a plan of every k-th step each, as torch's DataLoader takes their batches."""
+    if remainder == "drop":
+        batch = min(batch, order.epoch_rows)
+    plan = make_plan(order, batch, world, remainder)
+    start = data.draw(st.integers(0, order.epoch_rows))
+    shares = []
+    for worker in range(workers):
+        share, at = dataclasses.replace(plan, every=workers), start + worker * batch
+        shares.append(global_batches(share, 1, at, item_rows))
+        for left in range(len(shares[-1]), 0, -1):
+            assert share.steps(at) == left
+            at = share.after(at)
+        assert share.steps(at) == 0
+    taken = [rows for turn in itertools.zip_longest(*shares) for rows in turn if rows is not None]
+    assert taken == global_batches(plan, 1, start, item_rows)
+
+
+@given(order=cases(), batch=st.integers(1, 50), world=st.integers(1, 5), data=st.data())
+def test_steps_are_arranged_by_lane_wherever_they_begin(
+    order: Resolved, batch: int, world: int, data: st.DataObject
+) -> None:
+    plan, lanes = make_plan(order, batch, world, "pad"), order.lane_count
+    at = data.draw(st.integers(0, order.epoch_rows))
+    arranged = [plan.positions(at, *plan.rank_slice(at, rank)) for rank in range(world)]
+    assert all(positions.dtype == np.int64 for positions in arranged)
+    wanted = sorted(range(at, at + batch), key=lambda position: (position % lanes, position // lanes))
+    assert np.concatenate(arranged).tolist() == wanted
+
+
+def test_a_step_that_begins_between_two_rounds_of_the_lanes() -> None:
+    plan = make_plan(settle(WindowShuffle(shard_rows=5, window_shards=1, lanes=3), 100), 7, 1)
+    assert plan.positions(4, 0, 7).tolist() == [6, 9, 4, 7, 10, 5, 8]
+
+
+def test_ranks_own_lanes_where_lanes_divide_the_batch() -> None:
+    order = WindowShuffle(shard_rows=10, window_shards=2, lanes=8)
+    plan = make_plan(settle(order, 1000), 32, 4)
+    for position in range(0, 960, 32):
+        for rank in range(4):
+            lanes = set((plan.positions(position, *plan.rank_slice(position, rank)) % 8).tolist())
+            assert lanes == {2 * rank, 2 * rank + 1}
+
+
+def test_padding_repeats_the_first_rows() -> None:
+    order = settle(RowShuffle(shard_rows=4), 10)
+    plan = make_plan(order, 4, 1, "pad")
+    last = plan.positions(8, 0, 4)
+    assert last.tolist() == [8, 9, 10, 11]
+    assert plan.select(0, last).tolist()[2:] == every_row(order)[:2]
+
+
+@given(order=cases(), batch=st.integers(1, 50), every=st.integers(1, 3), item_rows=st.integers(1, 100), data=st.data())
+def test_items_are_of_the_size_that_is_aimed_at_and_can_be_cut(
+    order: Resolved, batch: int, every: int, item_rows: int, data: st.DataObject
+) -> None:
+    plan = dataclasses.replace(make_plan(order, batch, 2), every=every)
+    for item in plan.items(1, 2, 0, item_rows):
+        begin = item.chunk.position
+        unit = begin // plan.chunk_positions
+        assert (begin + (item.chunk.steps - 1) * plan.stride) // plan.chunk_positions == unit
+        behind = begin + item.chunk.steps * plan.stride
+        assert behind // plan.chunk_positions > unit or behind >= plan.epoch_rows
+        assert item.rows <= item_rows
+        parts = data.draw(st.integers(0, 5))
+        cut = plan.cut(item, parts)
+        assert 1 <= len(cut) <= max(1, parts)
+        assert len(cut) == min(max(1, parts), max(item.steps if item.steps > 1 else item.rows, 1))
+        pieces = [plan.item_positions(part) for part in cut]
+        np.testing.assert_array_equal(np.concatenate(pieces), plan.item_positions(item))
+
+
+def test_items_join_small_steps_and_cut_large_ones() -> None:
+    def cuts(batch: int, rank: int = 0, **sizes: int) -> list[tuple[int, int, int, int]]:
+        plan = dataclasses.replace(make_plan(settle(RowShuffle(), 100), batch, rank + 1), chunk_positions=64)
+        return [(item.position, item.steps, item.low, item.high) for item in plan.items(rank, 0, 0, **sizes)]
+
+    assert cuts(10, item_rows=30) == [(0, 3, 0, 10), (30, 3, 0, 10), (60, 1, 0, 10), (70, 3, 0, 10)]
+    assert cuts(10, item_rows=29)[:2] == [(0, 2, 0, 10), (20, 2, 0, 10)]
+    assert cuts(10, item_rows=90, max_steps=5)[:3] == [(0, 5, 0, 10), (50, 2, 0, 10), (70, 3, 0, 10)]
+    assert cuts(40, item_rows=16)[:4] == [(0, 1, 0, 13), (0, 1, 13, 26), (0, 1, 26, 40), (40, 1, 0, 13)]
+    assert cuts(80, rank=1, item_rows=16)[:3] == [(0, 1, 0, 13), (0, 1, 13, 26), (0, 1, 26, 40)]
+    assert cuts(20, rank=1, item_rows=30)[:2] == [(0, 3, 0, 10), (60, 1, 0, 10)]
+    assert cuts(40, item_rows=20)[:2] == [(0, 1, 0, 20), (0, 1, 20, 40)]
+    assert cuts(2, item_rows=1)[:2] == [(0, 1, 0, 1), (0, 1, 1, 2)]
+    assert cuts(40, item_rows=90) == [(0, 2, 0, 40), (80, 1, 0, 20)], "a smaller last step stands alone"
+    assert [steps for _, steps, _, _ in cuts(1, item_rows=90)] == [64, 36]
+
+
+@pytest.mark.parametrize(
+    ("rows", "row_bytes", "limit", "wanted"),
+    [
+        (100, 10, 1334, 100),  # three quarters of the limit
+        (100, 10, 1333, 50),
+        (100, 10, 1000, 50),
+        (100, 10, 999, 33),  # of thirds, two have room together
+        (100, 10, 100, 5),
+        (100, 10, 3, 1),
+        (100, 10, 1, 1),
+        (300, 0.01, 4, 300),
+        (7, 1e6, 3, 1),
+    ],
+)
+def test_portions_of_which_two_have_room(rows: int, row_bytes: float, limit: int, wanted: int) -> None:
+    assert portion_rows(rows, row_bytes, limit) == wanted
+
+
+@pytest.mark.parametrize("position", [0, 5 * 10**9, 10**10 - 4096])
+def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> None:
+    """O(rows of the step): no array grows with the dataset, and no loop runs over it."""
+    order = WindowShuffle(shard_rows=4096, window_shards=8, lanes=32)
+    plan = make_plan(order.settle(Facts(rows=10**10, seed=3)), 4096, 8)
+    tracemalloc.start()
+    begin = time.perf_counter()
+    rows = plan.select(3, plan.positions(position, *plan.rank_slice(position, 5)))
+    elapsed = time.perf_counter() - begin
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    print(f"{elapsed * 1e3:.2f} ms, {peak / 1e6:.2f} MB")  # a figure to look at, not an assertion on the clock
+    assert len(set(rows.tolist())) == 512
+    assert peak < 50e6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch": 0}, "global_batch_size=0"),
+        ({"world": 0}, "world_size=0"),
+        ({"rows": 0}, "rows=0"),
+        ({"batch": 101, "remainder": "drop"}, "100 rows and the global batch 101.*ragged"),
+        ({"remainder": "keep"}, "remainder='keep'.*'drop'"),
+    ],
+)
+def test_bad_plans(change: dict[str, object], message: str) -> None:
+    arguments = {"rows": 100, "batch": 10, "world": 1} | change
+    order = RowShuffle(shard_rows=4).settle(Facts(rows=arguments.pop("rows"), seed=3))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message):
+        make_plan(order, **arguments)  # type: ignore[arg-type]
+
+
+def test_summary_says_what_is_dropped_and_repeated() -> None:
+    order = settle(WindowShuffle(shard_rows=10, window_shards=2, lanes=4), 1003)
+    dropped = summarise(make_plan(order, 20, 2, "drop"), row_bytes=1000, reads="range")
+    assert (dropped.steps, dropped.rows_dropped, dropped.rows_repeated, dropped.shards) == (50, 3, 0, 101)
+    padded = summarise(make_plan(order, 20, 2, "pad"), row_bytes=1000, reads="range")
+    assert (padded.steps, padded.rows_dropped, padded.rows_repeated) == (51, 0, 17)
+    assert padded.window_bytes == 4 * 20 // 2 * 1000
+    assert padded.held_bytes == 2 * padded.window_bytes, "the one in use and the next"
+    for text in ("1,003 rows", "101 shards", "4 lanes", "50 steps", "3 rows dropped", "MiB a window"):
+        assert text in repr(dropped)
+
+
+def test_summary_says_what_is_held_where_a_step_is_larger_than_the_limit() -> None:
+    """The window has 32 rows, and a step 256: what is read together is neither."""
+    plan = make_plan(settle(WindowShuffle(shard_rows=1, window_shards=1, lanes=32), 2000), 256, 1, "drop")
+    limit = 32 << 20
+    told = summarise(plan, 1 << 20, "take", limit, "the mean of a few rows")
+    assert limit // 4 < told.window_bytes <= limit // 2
+    assert limit // 2 < told.held_bytes <= limit
+    assert "MiB held (1,048,576 bytes a row, the mean of a few rows)" in repr(told)
+    roomy = summarise(plan, 1 << 20, "take", 1 << 30, "the mean of a few rows")
+    assert (roomy.window_bytes, roomy.held_bytes) == (256 << 20, 512 << 20), "a step is read at once where it fits"
+
+
+@pytest.mark.parametrize("helpers", [1, 2, 4, 5, 16])
+def test_a_consumer_slower_than_its_helpers_does_not_wait_while_items_grow(helpers: int) -> None:
+    """A pass is prepared up to its second step. From then on, helpers take items as they become free, a unit of time a
+    row, and half as much again as they take together goes by until the consumer asks for a row. All end together.
+    """
+    order = RowShuffle(shard_rows=4).settle(Facts(rows=10**5, seed=3))
+    plan = dataclasses.replace(make_plan(order, 80, 1), chunk_positions=10**6)
+    sizes = [item.rows for item in plan.items(0, 0, 0, 160, -(-80 // helpers))]
+    assert sizes[:helpers] == [80 // helpers] * helpers, "the first step goes to all"
+    assert sizes[len(sizes) // 2] == 160, "and later items are as large as they may be"
+    free, before = [0.0] * helpers, 0
+    for rows in sizes:
+        if before >= 160:
+            free.sort()
+            free[0] += rows
+            assert free[0] <= 1.5 * before / helpers, f"{rows} rows are awaited behind {before}"
+        before += rows
+    assert max(free) - min(free) <= 80 // helpers

@@ -1,0 +1,319 @@
+"""Owns what a state says of the data it belongs to, and what a loader takes over: branches, rewritten datasets, other
+decodings, damaged orders, and checkpoints of earlier versions.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+import ray.train
+
+import raylance
+from raylance.audit import EpochAudit, reopen
+from raylance.planning.state import read_state
+from tests.conftest import as_of_format
+
+DATA = Path(__file__).parents[2] / "data"
+
+
+def numbers(start: int, rows: int) -> pa.Table:
+    return pa.table({"id": np.arange(start, start + rows), "label": np.arange(rows) % 5})
+
+
+def position_of(handle: raylance.Dataset, position: int = 0) -> dict[str, Any]:
+    """A state of the handle's loader, as a checkpoint holds it."""
+    loader = handle.loader()
+    return json.loads(json.dumps(loader.state_dict() | {"position": position}))
+
+
+def test_a_tag_into_a_branch_reads_the_branch(write_dataset: Callable[..., str]) -> None:
+    """Main and branch have the same version number and as many rows, but other ones."""
+    uri = write_dataset(numbers(0, 10))
+    main = lance.dataset(uri)
+    branch = main.create_branch("exp")
+    branch.insert(numbers(500, 5))
+    main.insert(numbers(900, 5))
+    assert main.version == branch.version == 2
+    main.tags.create("best", ("exp", 2))
+    wanted = [*range(10), *range(500, 505)]
+    tagged = raylance.dataset(uri, version="best", order="sequential")
+    for handle in (tagged, raylance.dataset(uri, version=("exp", None)), raylance.dataset(branch.uri)):
+        assert handle[:]["id"].tolist() == wanted
+    assert raylance.dataset(uri)[:]["id"].tolist()[10:] == [*range(900, 905)]
+    assert raylance.dataset(uri, version=(None, 2))[:]["id"].tolist()[10:] == [*range(900, 905)]
+    state = position_of(tagged)
+    assert (state["branch"], state["version"]) == ("exp", 2)
+    raylance.dataset(uri, version=("exp", 2), order="sequential").loader().load_state_dict(state)
+    with pytest.raises(raylance.StateError, match="branch: saved 'exp', now None"):
+        raylance.dataset(uri, version=2, order="sequential").loader().load_state_dict(state)
+    with pytest.raises(raylance.DatasetError, match=r"no reference \('none', None\).*branches \['exp'\]"):
+        raylance.dataset(uri, version=("none", None))
+
+
+def test_a_tag_on_the_trunk_is_its_number(tmp_path: Path) -> None:
+    """Also below a folder that is called as Lance calls the one of its branches."""
+    uri = tmp_path / "tree" / "a.lance"
+    lance.write_dataset(numbers(0, 10), uri)
+    lance.dataset(uri).tags.create("first", 1)
+    state = position_of(raylance.dataset(uri, version="first"))
+    raylance.dataset(uri, version=1).loader().load_state_dict(state)
+    raylance.dataset(uri, version=("main", 1)).loader().load_state_dict(state)
+
+
+def test_the_main_branch_by_a_branchs_uri(write_dataset: Callable[..., str]) -> None:
+    uri = write_dataset(numbers(0, 10))
+    main = lance.dataset(uri)
+    branch = main.create_branch("exp")
+    main.insert(numbers(900, 5))
+    branch.insert(numbers(500, 5))
+    main.tags.create("trunk", 2)
+    assert raylance.dataset(branch.uri, version="trunk")[:]["id"].tolist()[10:] == [*range(900, 905)]
+
+
+def test_a_dataset_written_anew_in_its_place_is_noticed(tmp_path: Path) -> None:
+    uri = str(tmp_path / "a.lance")
+    lance.write_dataset(numbers(0, 50), uri)
+    state = position_of(raylance.dataset(uri))
+    raylance.dataset(uri).loader().load_state_dict(state)
+    shutil.copytree(uri, tmp_path / "copy.lance")
+    shutil.rmtree(uri)
+    lance.write_dataset(numbers(1000, 50), uri)
+    with pytest.raises(raylance.StateError, match="identity: saved '.*', now '"):
+        raylance.dataset(uri).loader().load_state_dict(state)
+    shutil.rmtree(uri)
+    shutil.move(tmp_path / "copy.lance", uri)
+    raylance.dataset(uri).loader().load_state_dict(state)  # the same files are the same dataset
+
+
+def test_components_that_change_places_are_noticed(write_dataset: Callable[..., str]) -> None:
+    """The places of a mixture's components decide which rows come when, whatever their names."""
+    left, right = (raylance.dataset(write_dataset(numbers(start, 60))) for start in (0, 1000))
+    state = position_of(raylance.mix({"a": (left, 1), "b": (right, 1)}))
+    raylance.mix({"a": (left, 1), "b": (right, 1)}).loader().load_state_dict(state)
+    with pytest.raises(raylance.StateError, match=r"order.components: saved \['a', 'b'\], now \['b', 'a'\]"):
+        raylance.mix({"b": (right, 1), "a": (left, 1)}).loader().load_state_dict(state)
+    with pytest.raises(raylance.StateError, match="uri.a: saved"):
+        raylance.mix({"a": (right, 1), "b": (left, 1)}).loader().load_state_dict(state)
+
+
+def double(batch: dict[str, Any]) -> dict[str, Any]:
+    return batch | {"label": batch["label"] * 2}
+
+
+def test_another_decoding_is_told_in_one_warning(images_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    decode = raylance.Image("image", size=8, augment=raylance.RandomResizedCrop(scale=(0.5, 1)))
+    saved = position_of(raylance.dataset(images_uri, decode=decode, transform=double))
+    with caplog.at_level(logging.WARNING, logger="raylance"):
+        raylance.dataset(images_uri, decode=decode, transform=double).loader().load_state_dict(saved)
+        assert not caplog.records
+        other = raylance.Image("image", size=16, augment=raylance.RandomResizedCrop())
+        raylance.dataset(images_uri, decode=other, columns=["image", "label"]).loader().load_state_dict(saved)
+    assert len(caplog.records) == 1
+    for part in (
+        "'scale': [0.5, 1]",
+        "'size': [16, 16]",
+        "tests.unit.planning.test_resume.double', now None",
+        "columns: saved",
+    ):
+        assert part in caplog.text
+    assert "0x" not in json.dumps(saved), "no address, which another process would not have"
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ({"shard_rows": "fragment"}, "order.shard_rows: saved 'fragment', now 'auto'"),
+        ({"lanes": 0}, "order.lanes: saved 0, now 'auto'"),
+        ({"lanes": 2.5}, "order.lanes: saved 2.5"),
+        ({"lanes": None}, "order.lanes: saved None"),
+        ({"window_shards": [1]}, r"order.window_shards: saved \[1\]"),
+        ({"name": 3}, "order.name: saved 3, now 'window'"),
+        (None, "damaged: its order is None"),
+    ],
+)
+def test_orders_that_do_not_fit_or_are_damaged(images_uri: str, order: Any, message: str) -> None:
+    handle = raylance.dataset(images_uri, columns=["id"])
+    state = position_of(handle)
+    state["order"] = order if order is None else state["order"] | order
+    with pytest.raises(raylance.StateError, match="changed after it was written|damaged"):
+        handle.loader().load_state_dict(state)
+    state = as_of_format(3, state)  # which has no checksum
+    with pytest.raises(raylance.StateError, match=message):
+        handle.loader().load_state_dict(state)
+
+
+def test_a_fragment_order_takes_its_own_state(images_uri: str) -> None:
+    handle = raylance.dataset(images_uri, columns=["id"], order=raylance.WindowShuffle(shard_rows="fragment"))
+    handle.loader().load_state_dict(position_of(handle))
+
+
+def test_the_end_of_an_epoch_is_the_start_of_the_next(images_uri: str) -> None:
+    """0.1.0 saved the position behind the last step: a resume there gave an epoch of no steps."""
+    handle = raylance.dataset(images_uri, columns=["id"])
+    with handle.loader() as loader:
+        for _ in range(2):
+            wanted = [batch["id"].tolist() for batch in loader.iter_batches(global_batch_size=50)]
+        state = loader.state_dict()
+    old = as_of_format(1, state)
+    with handle.loader() as loader:
+        loader.load_state_dict(old | {"epoch": 0, "position": 950})
+        assert (loader.epoch, loader.state_dict()["position"]) == (1, 0)
+        assert [batch["id"].tolist() for batch in loader.iter_batches(global_batch_size=50)] == wanted
+    with pytest.raises(raylance.StateError, match="position 960 of an epoch of 953"):
+        handle.loader().load_state_dict(state | {"position": 960})
+
+
+def test_rows_that_an_old_state_leaves_out_are_told(images_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    """0.1.0 could stand before a smaller last step, by drop_last=False, which its state does not say."""
+    handle = raylance.dataset(images_uri, columns=["id"])
+    state = as_of_format(1, handle.loader().state_dict())
+    loader = handle.loader()
+    loader.load_state_dict(state | {"position": 900, "global_batch_size": 100})
+    assert loader.epoch == 1
+    assert "53 rows before the end of epoch 0" in caplog.text
+    for damage in ({"format": 0}, {"format": True}, {"global_batch_size": "8"}):
+        with pytest.raises(raylance.StateError, match="no raylance state|damaged: global batch '8'"):
+            loader.load_state_dict(state | damage)
+
+
+@pytest.fixture(scope="module")
+def old_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The datasets that the states of 0.1.0 in tests/data were saved of, but for their path."""
+    path = tmp_path_factory.mktemp("old")
+    for name, rows in (("a.lance", 500), ("b.lance", 200)):
+        ids = np.arange(rows)
+        table = pa.table({"id": ids, "label": ids % 5, "weight": (ids % 3).astype(float)})
+        lance.write_dataset(table, path / name, max_rows_per_file=100)
+        lance.dataset(path / name).delete("id >= 30 and id < 40")
+    return path
+
+
+def open_as_0_1_0(path: Path, kind: str) -> raylance.Dataset:
+    uri = path / "a.lance"
+    if kind == "window":
+        return raylance.dataset(uri, filter="label != 3", seed=7, order=raylance.WindowShuffle(shard_rows=10))
+    if kind == "balanced":
+        split = raylance.FractionSplit(fractions={"train": 0.8, "val": 0.2}, part="train", by="id")
+        return raylance.dataset(
+            uri, seed=7, split=split, order=raylance.ClassBalanced(column="label", classes_per_batch=3)
+        )
+    if kind == "weighted":
+        return raylance.dataset(uri, seed=7, order=raylance.Weighted(weights="weight"))
+    if kind == "small_windows":
+        return raylance.dataset(uri, seed=7)
+    if kind == "row":
+        return raylance.dataset(uri, seed=7, order=raylance.RowShuffle(shard_rows=3), remainder="ragged")
+    other = raylance.dataset(path / "b.lance", seed=8, order="row")
+    return raylance.mix({"a": (raylance.dataset(uri, seed=7), 0.7), "b": (other, 0.3)})
+
+
+@pytest.mark.parametrize("kind", ["window", "balanced", "weighted", "mix"])
+def test_states_of_0_1_0_go_on_with_the_same_rows(old_data: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Saved by 0.1.0 after four steps, together with the rows of the two steps that followed there."""
+    text = (DATA / "states-0.1.0.json").read_text().replace("TMP", str(old_data))
+    saved = json.loads(text)[kind]
+    with open_as_0_1_0(old_data, kind).loader() as loader, caplog.at_level(logging.WARNING, logger="raylance"):
+        loader.load_state_dict(saved["state"])
+        assert "did not record branch, identity, columns, decode, transform" in caplog.text
+        batches = iter(loader.batches(global_batch_size=24, with_row_offset=True))
+        assert [next(batches)["_rowoffset"].tolist() for _ in range(2)] == saved["next"]
+        state = loader.state_dict()
+        assert (state["format"], state["step"], state["global_step"]) == (4, 6, 6)
+
+
+def saved_by_0_7_0(path: Path, kind: str) -> dict[str, Any]:
+    """A state of 0.7.0 of the datasets of `old_data`, and the rows of the two steps that followed there.
+
+    "small_windows" was saved by a loader whose own `max_window_bytes` made its windows small.
+    """
+    text = (DATA / "states-0.7.0.json").read_text().replace("TMP", str(path))
+    for name in ("a.lance", "b.lance"):
+        text = text.replace(f"IDENTITY {name}", raylance.dataset(path / name).loader().state_dict()["identity"])
+    saved: dict[str, Any] = json.loads(text)[kind]
+    return saved
+
+
+KINDS_OF_0_7_0 = {"window": 4, "balanced": 4, "weighted": 4, "small_windows": 17, "row": 17 + 2 * 21, "mix": 4}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_0_7_0)
+def test_states_of_0_7_0_continue_with_the_same_rows(
+    old_data: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = saved_by_0_7_0(old_data, kind)
+    handle = open_as_0_1_0(old_data, kind)
+    with handle.loader(runtime="threads") as loader, caplog.at_level(logging.WARNING, logger="raylance"):
+        loader.load_state_dict(saved["state"])
+        assert loader.global_step == KINDS_OF_0_7_0[kind]
+        batches = iter(loader.batches(global_batch_size=24, with_row_offset=True))
+        assert [next(batches)["_rowoffset"].tolist() for _ in range(2)] == saved["next"]
+        state = loader.state_dict()
+    assert not caplog.records
+    assert (state["format"], state["global_step"]) == (4, KINDS_OF_0_7_0[kind] + 2)
+    assert state["order"] == saved["state"]["order"]
+    handle.loader().load_state_dict(json.loads(json.dumps(state)))
+
+
+@pytest.mark.parametrize("kind", ["small_windows", "row", "window", "mix"])
+def test_complete_shards_are_found_whatever_wrote_their_list(old_data: Path, kind: str) -> None:
+    """0.7.0 listed IDs; now places are listed, or nothing where an order completes shards in no sequence."""
+    old = saved_by_0_7_0(old_data, kind)["state"]
+    ids = [shard for first, end in old["completed_shards"]["ranges"] for shard in range(first, end)]
+    handle = open_as_0_1_0(old_data, kind)
+    loader = handle.loader(runtime="threads")
+    loader.load_state_dict(old)
+    assert loader.completed_shards().tolist() == ids
+    new = json.loads(json.dumps(loader.state_dict()))
+    assert ("on_request" in new["completed_shards"]) == (kind == "row")
+    for state in (old, new):
+        assert EpochAudit(handle, state=state).completed_shards(state).tolist() == ids
+    if ids:
+        whole = {"shards": old["completed_shards"]["shards"]}
+        for lie in ({"ranges": [[0, whole["shards"]]]}, {"places": [[0, whole["shards"]]]}):
+            wrong = old | {"completed_shards": whole | {"complete": whole["shards"]} | lie}
+            with pytest.raises(raylance.StateError, match="have rows to come"):
+                EpochAudit(handle, state=wrong).completed_shards(wrong)
+
+
+@pytest.mark.parametrize("kind", ["window", "balanced", "weighted", "mix"])
+def test_a_run_of_0_1_0_is_reopened_and_looked_at(old_data: Path, kind: str) -> None:
+    """By its state alone, wherever the data lies now."""
+    saved = json.loads((DATA / "states-0.1.0.json").read_text())[kind]
+    uris = [str(old_data / name) for name in ("a.lance", "b.lance")][: 2 if kind == "mix" else 1]
+    given = {"order": raylance.Weighted(weights="weight")} if kind == "weighted" else {}
+    epoch = EpochAudit(reopen(saved["state"], uri=uris, **given), state=saved["state"])
+    assert [epoch.rows_of_step(step)["row_offset"].tolist() for step in (4, 5)] == saved["next"]
+    assert epoch.count().ok
+
+
+def test_a_checkpoint_of_0_1_0_is_restored(old_data: Path, tmp_path: Path) -> None:
+    """The directory that raylance.report() of 0.1.0 wrote, model included."""
+    shutil.copytree(DATA / "checkpoint-0.1.0", tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "raylance_state.json"
+    file.write_text(file.read_text().replace("TMP", str(old_data)))
+    loader = open_as_0_1_0(old_data, "window").loader()
+    saved = raylance.restore(loader, checkpoint=ray.train.Checkpoint.from_directory(tmp_path))
+    assert saved is not None
+    assert (saved["step"], saved["model"]["weight"].tolist()) == (4, [0, 1, 2])
+    assert loader.state_dict()["position"] == read_state(tmp_path)["position"] == 96
+
+
+def test_secrets_are_not_shown(images_uri: str) -> None:
+    handle = raylance.dataset(images_uri, storage_options={"aws_secret_access_key": "hunter2"})
+    loader = handle.loader()
+    for value in (handle, loader, loader._feed, loader._delivery, handle.plan(), loader.batches(batch_size=4)):
+        assert "hunter2" not in repr(value)
+    assert "hunter2" not in json.dumps(loader.state_dict())
+
+
+@pytest.mark.parametrize("filter", ['"label" = 3', 'label = "three" and "id" > 4'])
+def test_double_quotes_in_a_filter_get_a_hint(images_uri: str, filter: str) -> None:
+    with pytest.raises(raylance.DatasetError, match="'single quotes' for strings and `backticks` for names"):
+        raylance.dataset(images_uri, filter=filter)

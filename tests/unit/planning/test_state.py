@@ -1,0 +1,463 @@
+"""Owns the checks of saved states: round trips, and the refusal of what does not fit."""
+
+import base64
+import dataclasses
+import functools
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raylance.errors import StateError
+from raylance.orders import permutation, shuffles
+from raylance.orders.order import Facts, Order, Resolved
+from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
+from raylance.planning.plan import Remainder
+from raylance.planning.resume import DeliverySpec, load_state, make_state
+from raylance.planning.shards import list_shards, read_shards
+from raylance.planning.state import (
+    FORMAT,
+    UNKNOWN,
+    State,
+    check_state,
+    describe,
+    parse_state,
+    read_state,
+    write_state,
+)
+from raylance.settings import ReadSpec
+from raylance.source.rows import table_rows
+from raylance.source.selection import Selection
+from raylance.source.version import Source
+from raylance.store import Shared
+from tests.conftest import SINCE_FORMAT, as_of_format
+from tests.unit.orders.test_order import cases
+
+STATE = State(
+    uri="a.lance",
+    branch=None,
+    version=3,
+    identity="i",
+    filter="x > 1",
+    split=None,
+    rows=100,
+    fingerprint="f",
+    seed=0,
+    columns=["image", "label"],
+    decode=[],
+    transform=None,
+    codecs={},
+    order={"name": "window", "shard_rows": 10, "window_shards": 2, "lanes": 4},
+    epoch=1,
+    position=40,
+    window_bytes=512 << 20,
+    step=2,
+    global_step=7,
+    completed_shards={"shards": 10, "complete": 3, "places": [[0, 2], [3, 4]]},
+    components={},
+    global_batch_size=20,
+    world_size=2,
+)
+
+AUTO = {"name": "window", "shard_rows": "auto", "window_shards": "auto", "lanes": "auto"}
+
+
+def test_round_trip_through_a_file(tmp_path: Path) -> None:
+    write_state(STATE.to_dict(), tmp_path)
+    assert parse_state(read_state(tmp_path)) == STATE
+
+
+EPOCH = WindowShuffle(shard_rows=10, window_shards=2, lanes=4).settle(Facts(rows=100, seed=0)).epoch(1)
+
+
+@given(case=cases(), data=st.data())
+def test_the_list_of_complete_shards_is_read_as_it_was_written(case: Resolved, data: st.DataObject) -> None:
+    epoch, position = case.epoch(2), data.draw(st.integers(0, case.epoch_rows))
+    listed = json.loads(json.dumps(list_shards(epoch, position)))
+    done = read_shards(listed, epoch)
+    if done is None:
+        assert listed["on_request"]
+        assert epoch.completed_places(position) is None
+    else:
+        assert done.tolist() == epoch.completed_shards(position).tolist()
+        assert (listed["shards"], listed["complete"]) == (len(done), done.sum())
+
+
+@given(done=st.lists(st.booleans(), min_size=10, max_size=10))
+def test_lists_of_older_versions_are_read(done: list[bool]) -> None:
+    """0.7.0 listed IDs, by ranges or by a bitmap."""
+    flags = np.array(done)
+    edges = np.flatnonzero(np.diff(np.r_[False, flags, False].astype(np.int8))).reshape(-1, 2)
+    bits = base64.b64encode(zlib.compress(np.packbits(flags).tobytes())).decode()
+    for kind in ({"ranges": edges.tolist()}, {"bitmap": bits}):
+        read = read_shards({"shards": 10, "complete": int(flags.sum()), **kind}, EPOCH)
+        assert read is not None
+        assert read.tolist() == done
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shards": 11}, "11 shards, the order has 10"),
+        ({"complete": 3}, "3 complete shards, the list names 2"),
+        ({"places": [[0, 11]]}, "damaged"),
+        ({"places": 5}, "damaged"),
+        ({"places": [["a", "b"]]}, "damaged"),
+        ({"bitmap": "!"}, "damaged"),
+    ],
+)
+def test_a_damaged_list_of_shards_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(StateError, match=message):
+        read_shards({"shards": 10, "complete": 2, "places": [[0, 2]]} | change, EPOCH)
+
+
+MANY = [
+    WindowShuffle(),
+    ShardShuffle(),
+    Sequential(),
+    RowShuffle(),
+    WindowShuffle(shard_rows=1, window_shards=16, lanes=32),
+    WindowShuffle(shard_rows=100, window_shards=100_000, lanes=8),
+    WindowShuffle(shard_rows=7, window_shards=2, lanes=5000),
+    WindowShuffle(shard_rows=7, window_shards=2, lanes=100_000),
+    WindowShuffle(shard_rows=1 << 40, window_shards=1 << 40, lanes=8),
+]
+
+
+@pytest.mark.parametrize("order", MANY, ids=repr)
+def test_a_state_of_ten_billion_rows_is_small(order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It took 20 s at 10⁸ rows of a row shuffle, and 161 kB in windows: what grows with the rows is left to a request.
+
+    The work is counted, not timed: positions whose rows are computed.
+    """
+    asked: list[int] = []
+    real = permutation.permute
+
+    def counting(values: Any, *arguments: Any) -> Any:
+        asked.append(np.size(values))
+        return real(values, *arguments)
+
+    monkeypatch.setattr(shuffles, "permute", counting)
+    rows = 10**10
+    for row_bytes in (8.0, 3000.0):
+        facts = Facts(rows=rows, seed=0, row_bytes=row_bytes, global_batch_size=256)
+        delivery = dataclasses.replace(DELIVERY, rows=rows, order=order.settle(facts).settings)
+        for position in (256, rows // 3 // 256 * 256, rows - 256, rows):
+            asked.clear()
+            state = at(position, delivery).to_dict()
+            assert len(json.dumps(state, indent=1)) < 64_000
+            assert sum(asked) < 200_000
+
+
+def test_another_batch_world_or_auto_is_accepted() -> None:
+    check_state(STATE, dataclasses.replace(STATE, global_batch_size=7, world_size=5, epoch=0, position=0))
+    check_state(STATE, dataclasses.replace(STATE, order=AUTO))
+    check_state(dataclasses.replace(STATE, order=AUTO), STATE)
+    check_state(dataclasses.replace(STATE, order=AUTO | {"lanes": 1}), dataclasses.replace(STATE, order=AUTO))
+
+
+def test_components_are_told_apart_by_their_place() -> None:
+    parts = {"a": {"quota": 1}, "b": {"quota": 2}}
+    mixed, turned = (
+        dataclasses.replace(STATE, order={"name": "mix", "components": dict(items)})
+        for items in (parts.items(), reversed(parts.items()))
+    )
+    check_state(mixed, mixed)
+    check_state(STATE, dataclasses.replace(STATE, order=dict(reversed(STATE.order.items()))))
+    with pytest.raises(StateError, match=r"order.components: saved \['a', 'b'\], now \['b', 'a'\]"):
+        check_state(mixed, turned)
+    other = dataclasses.replace(STATE, order={"name": "mix", "components": {"a": {"quota": 1}, "c": {"quota": 2}}})
+    with pytest.raises(StateError, match=r"order.components.c: saved None, now \{'quota': 2\}"):
+        check_state(mixed, other)
+
+
+def test_what_is_made_of_the_rows_may_change_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    check_state(STATE, STATE)
+    assert not caplog.records
+    check_state(STATE, dataclasses.replace(STATE, columns=["image"], transform="of.mine"))
+    told = "  columns: saved ['image', 'label'], now ['image']\n  transform: saved None, now 'of.mine'"
+    assert [record.args for record in caplog.records] == [(told,)]
+    assert "same rows, but they are made into batches otherwise" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"uri": "b.lance"}, "uri: saved 'a.lance', now 'b.lance'"),
+        ({"uri": {"a": "a.lance"}}, "uri: saved 'a.lance', now {'a': 'a.lance'}"),
+        ({"version": 4}, "version: saved 3, now 4"),
+        ({"filter": None}, "filter: saved 'x > 1', now None"),
+        ({"rows": 99}, "rows: saved 100, now 99"),
+        ({"fingerprint": "g"}, "fingerprint: saved 'f', now 'g'"),
+        ({"seed": 1}, "seed: saved 0, now 1"),
+        ({"order": {**STATE.order, "lanes": 8}}, "order.lanes: saved 4, now 8"),
+        ({"order": {"name": "row", "shard_rows": 10}}, "order.name: saved 'window', now 'row'"),
+        ({"order": {"name": "row", "shard_rows": 10}}, "order.lanes: saved 4, now None"),
+    ],
+)
+def test_what_differs_is_shown_side_by_side(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(StateError, match=message):
+        check_state(STATE, dataclasses.replace(STATE, **change))
+
+
+def test_all_that_differs_is_shown_a_line_each() -> None:
+    with pytest.raises(StateError) as caught:
+        check_state(STATE, dataclasses.replace(STATE, version=4, order={**STATE.order, "lanes": 8}))
+    assert "\n  version: saved 3, now 4\n  order.lanes: saved 4, now 8\n" in str(caught.value)
+
+
+LATER = [name for names in SINCE_FORMAT.values() for name in names]
+
+
+def test_a_state_of_format_1_agrees_with_everything_that_it_did_not_say(caplog: pytest.LogCaptureFixture) -> None:
+    saved = parse_state(as_of_format(1, STATE.to_dict()))
+    assert saved == dataclasses.replace(STATE, **dict.fromkeys(LATER, UNKNOWN))
+    check_state(saved, STATE)
+    assert [record.args for record in caplog.records] == [("branch, identity, columns, decode, transform",)]
+    assert "earlier raylance, which did not record branch, identity" in caplog.text
+    with pytest.raises(StateError, match=r"missing \['branch'\]"):
+        parse_state({key: value for key, value in STATE.to_dict().items() if key != "branch"})
+
+
+def test_what_a_state_may_say() -> None:
+    for change in ({"seed": -1}, {"global_batch_size": None}, {"epoch": 0, "position": 0, "rows": 0}):
+        assert parse_state(STATE.to_dict() | change) == dataclasses.replace(STATE, **change)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"order": {**STATE.order, "lanes": 5}}, {"order": AUTO}, {"window_bytes": 1}, {"checksum": "0" * 16}],
+    ids=str,
+)
+def test_an_order_that_was_edited_is_refused(change: dict[str, Any]) -> None:
+    """A loader whose order is "auto" takes over what is saved: other lanes were another order, in silence."""
+    with pytest.raises(StateError, match=r"changed after it was written.*checksum"):
+        parse_state(STATE.to_dict() | change)
+    moved = parse_state(STATE.to_dict() | {"uri": "elsewhere", "epoch": 3, "position": 60})
+    assert (moved.uri, moved.epoch, moved.position) == ("elsewhere", 3, 60), "these are checked for themselves"
+
+
+@pytest.mark.parametrize("state", [None, [1], "state", {}, {"format": 0}, {"format": True}])
+def test_what_is_no_state(state: Any) -> None:
+    with pytest.raises(StateError, match="no raylance state"):
+        parse_state(state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Crop:
+    size: tuple[int, int]
+    scorer: Any = None
+    cache: dict[str, int] = dataclasses.field(default_factory=dict, repr=False)
+
+    def apply(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (
+            Crop((2, 3), functools.partial(sorted, [1], key=len)),
+            {
+                "class": "Crop",
+                "size": [2, 3],
+                "scorer": {"partial": "builtins.sorted", "args": [[1]], "keywords": {"key": "builtins.len"}},
+            },
+        ),
+        ({1: (2.5, None, True), "of": [Crop]}, {"1": [2.5, None, True], "of": ["tests.unit.planning.test_state.Crop"]}),
+        (Crop.apply, "tests.unit.planning.test_state.Crop.apply"),
+        (np.float32(1), "numpy.float32"),
+        (Path("a"), "pathlib.PosixPath"),
+    ],
+    ids=["settings", "mapping", "function", "number", "object"],
+)
+def test_settings_are_described_by_names(value: Any, told: Any) -> None:
+    assert json.loads(json.dumps(describe(value))) == told
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": FORMAT + 1}, f"format {FORMAT + 1}.*up to {FORMAT}.*Upgrade raylance"),
+        ({"format": None}, "no raylance state"),
+        ({"position": -1}, "damaged.*position -1"),
+        ({"epoch": -1}, "damaged"),
+        ({"position": "12"}, "damaged"),
+        ({"epoch": 2**70}, "damaged: epoch 1180591620717411303424"),
+        ({"position": 2**63}, "damaged: position"),
+        ({"step": -1}, "damaged: step -1"),
+        ({"global_step": True}, "damaged: global_step True"),
+        ({"window_bytes": 0}, "damaged: window_bytes 0"),
+        ({"seed": 0.5}, "damaged: seed 0.5"),
+        ({"world_size": "x"}, "damaged: world_size 'x'"),
+        ({"world_size": 0}, "damaged: world_size 0"),
+        ({"completed_shards": "x"}, "damaged: its completed_shards is 'x'"),
+        ({"components": None}, "damaged: its components is None"),
+        ({"global_batch_size": 0}, "damaged: global batch 0"),
+        ({"order": "row"}, "damaged: its order is 'row'"),
+        ({"colour": 1}, "unknown \\['colour'\\]"),
+    ],
+)
+def test_newer_or_damaged_states(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(StateError, match=message):
+        parse_state(STATE.to_dict() | change)
+
+
+def test_truncated_and_absent_files(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="not written by raylance.report"):
+        read_state(tmp_path)
+    write_state(STATE.to_dict(), tmp_path)
+    path = tmp_path / "raylance_state.json"
+    path.write_text(path.read_text()[:100])
+    with pytest.raises(StateError, match="truncated.*earlier checkpoint"):
+        read_state(tmp_path)
+    path.write_text("[]")
+    with pytest.raises(StateError, match="holds a list"):
+        read_state(tmp_path)
+
+
+ORIGIN = {
+    "uri": "a.lance",
+    "branch": None,
+    "version": 3,
+    "identity": "i",
+    "columns": ["image", "label"],
+    "decode": [],
+    "transform": None,
+    "codecs": {},
+}
+SETTLED = WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
+DELIVERY = DeliverySpec(
+    filter="x > 1",
+    split=None,
+    rows=100,
+    fingerprint="f",
+    order=SETTLED,
+    seed=0,
+    remainder="drop",
+    masks_bad_rows=False,
+)
+
+
+def at(position: int, delivery: DeliverySpec = DELIVERY, batch: int | None = 20) -> State:
+    steps = {"step": 2, "global_step": 7}
+    return make_state(ORIGIN, delivery, epoch=1, position=position, **steps, global_batch_size=batch, world_size=2)
+
+
+def test_what_a_state_says() -> None:
+    listed = list_shards(EPOCH, 90)
+    assert 0 < listed["complete"] < 10
+    assert at(90) == dataclasses.replace(STATE, position=90, completed_shards=listed)
+    split = dataclasses.replace(DELIVERY, order=WindowShuffle(), split="half")
+    assert at(90, split) == dataclasses.replace(STATE, position=90, completed_shards={}, order=AUTO, split="half")
+
+
+@pytest.mark.parametrize(
+    ("version", "remainder", "position", "batch", "wanted"),
+    [
+        (4, "drop", 40, 20, (1, 40)),
+        (4, "drop", 100, 20, (2, 0)),
+        (3, "drop", 40, 20, (1, 40)),
+        (2, "drop", 40, 20, (1, 40)),
+        (2, "drop", 90, 20, (1, 90)),
+        (2, "drop", 100, 20, (2, 0)),
+        (1, "drop", 90, 20, (2, 0)),
+        (1, "drop", 80, 20, (1, 80)),
+        (1, "drop", 100, 20, (2, 0)),
+        (1, "drop", 90, None, (1, 90)),
+        (1, "drop", 0, 200, (1, 0)),
+        (1, "ragged", 90, 20, (1, 90)),
+    ],
+)
+def test_where_a_run_goes_on(
+    version: int,
+    remainder: Remainder,
+    position: int,
+    batch: int | None,
+    wanted: tuple[int, int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Format 1 stood behind the last step of an epoch that leaves rows out, where format 2 is in the next epoch."""
+    current = dataclasses.replace(DELIVERY, order=WindowShuffle(), remainder=remainder)
+    delivery, state = load_state(as_of_format(version, at(position, batch=batch).to_dict()), at(0, current), current)
+    window_bytes = None if version < 4 else 512 << 20
+    assert delivery == dataclasses.replace(current, order=SETTLED, window_bytes=window_bytes)
+    assert (state.epoch, state.position) == wanted
+    told = [record.args for record in caplog.records if "earlier raylance stands" in record.getMessage()]
+    assert told == ([(10, 1, 20, 2)] if version == 1 and wanted == (2, 0) and position == 90 else [])
+
+
+@pytest.mark.parametrize(
+    ("version", "remainder", "position", "batch", "wanted"),
+    [
+        (4, "drop", 40, 30, (2, 7)),
+        (4, "drop", 100, 30, (0, 7)),
+        (3, "drop", 60, 30, (2, 5)),
+        (3, "ragged", 60, 30, (2, 6)),
+        (3, "ragged", 50, 30, (2, 6)),
+        (3, "ragged", 0, None, (0, 0)),
+        (3, "ragged", 100, 30, (0, 8)),
+    ],
+)
+def test_steps_are_counted_on(
+    version: int, remainder: Remainder, position: int, batch: int | None, wanted: tuple[int, int]
+) -> None:
+    """Older versions did not count: their steps follow from the position, as if all had the saved global batch."""
+    current = dataclasses.replace(DELIVERY, remainder=remainder)
+    _, state = load_state(as_of_format(version, at(position, batch=batch).to_dict()), at(0, current), current)
+    assert (state.step, state.global_step) == wanted
+
+
+def test_saved_window_bytes_win(caplog: pytest.LogCaptureFixture) -> None:
+    """What is saved before the first batch has no sizes yet, and the same will follow."""
+    auto = dataclasses.replace(DELIVERY, order=WindowShuffle(), window_bytes=1 << 20)
+    saved = at(0, auto).to_dict()
+    assert load_state(saved, at(0, auto), dataclasses.replace(auto, window_bytes=None))[0] == auto
+    assert not caplog.records
+    assert load_state(saved, at(0, auto), dataclasses.replace(auto, window_bytes=2 << 20))[0] == auto
+    assert [record.args for record in caplog.records] == [(1 << 20, 2 << 20)]
+
+
+@pytest.mark.parametrize("size", ["lanes", "shard_rows", "window_shards"])
+def test_sizes_that_no_order_has_are_damage(size: str) -> None:
+    """Of an old state, which has no checksum: NumPy had no room for them, and said so by itself."""
+    current = dataclasses.replace(DELIVERY, order=WindowShuffle())
+    saved = as_of_format(3, at(40).to_dict() | {"order": STATE.order | {size: 2**62}})
+    with pytest.raises(StateError, match=rf"damaged: WindowShuffle\({size}=4611686018427387904\): must be .* at most"):
+        load_state(saved, at(0, current), current)
+
+
+def test_a_position_behind_the_end_is_damage() -> None:
+    with pytest.raises(StateError, match="position 101 of an epoch of 100"):
+        load_state(at(100).to_dict() | {"position": 101}, at(0), DELIVERY)
+
+
+@given(order=cases(), batch=st.integers(1, 60))
+def test_states_of_every_order_round_trip_at_every_step(order: Resolved, batch: int) -> None:
+    """What is written is what is read; what was settled stays; and the state of a loaded state is that state."""
+    source = Source(uri="a.lance", version=1)
+    selection = Selection.whole(order.rows)
+    rows = table_rows(source, Shared("selection", selection, 0), ["id"], row_bytes=8.0)
+    feed = ReadSpec(source=rows, delivers=["id"])
+    delivery = DeliverySpec(
+        filter=None,
+        split=None,
+        rows=order.rows,
+        fingerprint=selection.fingerprint,
+        order=order.settings,
+        tables=order.tables,
+        seed=0,
+        remainder="ragged",
+        masks_bad_rows=False,
+    )
+    place = {"epoch": 2, "global_batch_size": batch, "world_size": 3}
+    for position in range(0, order.epoch_rows + 1, batch):
+        state = make_state(feed.origin, delivery, position=position, **place)
+        saved = parse_state(json.loads(json.dumps(state.to_dict())))
+        check_state(saved, make_state(feed.origin, delivery, position=0, **place))
+        adopted = dataclasses.replace(delivery, order=order.settings.adopt(saved.order))
+        assert make_state(feed.origin, adopted, position=saved.position, **place).to_dict() == state.to_dict()

@@ -1,0 +1,418 @@
+"""Owns the proof of real loaders' runs, from the records that they leave, and its words."""
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from jobs import verify
+from raylance.orders.order import Epoch, Order
+from raylance.orders.permutation import Int64Array, permute
+from raylance.reports.proving import prove_records
+from raylance.reports.reading import read_run
+from tests.conftest import make_images
+
+
+@pytest.fixture(scope="module")
+def uri(write_dataset: Callable[..., str]) -> str:
+    return write_dataset(pa.table({"id": np.arange(150)}), pa.table({"id": np.arange(150, 330)}))
+
+
+def open_data(uri: str, **changes: Any) -> raylance.Dataset:
+    arguments: dict[str, Any] = {"filter": "id >= 30", "remainder": "drop", "seed": 3}
+    return raylance.dataset(uri, **(arguments | changes))
+
+
+def train(
+    data: Any, folder: Path, steps: int, *, state: dict[str, Any] | None = None, size: int = 40, **options: Any
+) -> dict[str, Any]:
+    """Two ranks of this process take so many steps; both report at the end. Gives the state."""
+    handles = data if isinstance(data, list) else [data] * 2
+    world = len(handles)
+    loaders = [
+        handle.loader(rank=rank, world_size=world, runtime="threads", record=str(folder), **options)
+        for rank, handle in enumerate(handles)
+    ]
+    for loader in loaders:
+        if state is not None:
+            loader.load_state_dict(state)
+        left = steps
+        while left:
+            for batch in loader.iter_batches(global_batch_size=size):
+                del batch
+                left -= 1
+                if not left:
+                    break
+        loader._ledger.cut()
+    saved = loaders[0].state_dict()
+    for loader in loaders:
+        loader.close()
+    return saved
+
+
+def test_a_run_is_proven_over_its_ranks_and_starts(uri: str, tmp_path: Path) -> None:
+    data = open_data(uri)
+    state = train(data, tmp_path, 5)
+    assert str(raylance.prove_run(tmp_path)) == (
+        "data, epoch 0: 200 rows up to position 200 each came exactly once so far"
+    )
+    train(data, tmp_path, 4, state=state)  # was rolled back
+    train([data] * 3, tmp_path, 11, state=state, size=32)
+    proof = raylance.prove_run(tmp_path)
+    assert proof.ok
+    assert str(proof).splitlines() == [
+        "data, epoch 0: 296 rows were handed out: every selected row exactly once, but for 4 that the plan leaves out",
+        "data, epoch 1: 256 rows up to position 256 each came exactly once so far",
+    ]
+    assert proof.verdict == "; ".join(str(proof).splitlines())
+
+
+def test_ranks_with_unlike_plans_are_a_fault(uri: str, tmp_path: Path) -> None:
+    """Each rank had every row of its own plan: 300 rows over both, of which some are the same."""
+    handles = [open_data(uri, remainder="ragged", seed=seed) for seed in (3, 4)]
+    train(handles, tmp_path, 8)
+    proof = raylance.prove_run(tmp_path)
+    assert proof.verdict.startswith("FAULT: data, epoch 0: 300 rows were handed out, which are not the selected ones")
+    assert not proof.ok
+    assert len(proof.faults) == 1
+    assert str(proof).startswith("FAULT: data, epoch 0")
+    assert raylance.explain_run(tmp_path).rows == proof.verdict
+    page = Path(raylance.report_run(tmp_path, tmp_path / "o.html")).read_text()
+    assert "Other rows were handed out than had to be." in page
+    assert '<td class="bad">300 rows were handed out, which are not the selected ones' in page
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own(Order):
+    name: ClassVar[str] = "own"
+
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return permute(positions, epoch.order.rows, epoch.key())
+
+
+def test_an_order_of_ones_own_is_compared_as_far_as_it_is_known(uri: str, tmp_path: Path) -> None:
+    train(open_data(uri, order=Own(), remainder="ragged"), tmp_path, 10)
+    first, second = str(raylance.prove_run(tmp_path)).splitlines()
+    assert first.endswith("every selected row exactly once")
+    assert "counted, not compared" in second
+    assert "its order is not all in the record" in second
+    assert raylance.prove_run(tmp_path, order=Own()).ok
+
+
+def test_a_dataset_that_is_gone_leaves_counts(uri: str, tmp_path: Path) -> None:
+    moved = str(tmp_path / "moved.lance")
+    shutil.copytree(uri, moved)
+    run = tmp_path / "run"
+    train(open_data(moved), run, 8)
+    shutil.rmtree(moved)
+    proof = raylance.prove_run(run)
+    assert not proof.faults
+    assert proof.unproven[0].startswith("moved, epoch 0: 280 rows were counted, not compared with the selection: ")
+    assert not raylance.prove_run(run).ok
+    assert raylance.prove_run(run, uri=uri).ok, "where it lies now"
+    with pytest.raises(raylance.ConfigError, match="dataset='val': the run has 'moved'"):
+        raylance.prove_run(run, dataset="val")
+
+
+def test_draws_and_mixtures_are_proven_against_their_plans(uri: str, tmp_path: Path) -> None:
+    mixed = raylance.mix({"a": (open_data(uri), 2), "b": (open_data(uri, seed=9), 1)}, remainder="pad")
+    drawn = open_data(uri, order=raylance.ClassBalanced(column="id", rows_per_epoch=100))
+    for name, data in (("mixed", mixed), ("drawn", drawn)):
+        train(data, tmp_path, 13, name=name)
+    proof = raylance.prove_run(tmp_path)
+    assert proof.ok
+    assert "every draw of the plan exactly once" in str(proof)
+    assert {one.dataset for one in proof.datasets} == {"mixed", "drawn"}
+
+
+def test_packed_documents_are_proven_by_their_sequences(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    texts = write_dataset(pa.table({"tokens": [list(range(row % 50 + 1)) for row in range(100)]}))
+    pack = raylance.PackTokens(column="tokens", length=32)
+    train(raylance.dataset(texts, pack=pack, remainder="ragged"), tmp_path, 8, size=10)
+    assert "pack=" in raylance.prove_run(tmp_path).verdict, "no record holds how they were packed"
+    proof = raylance.prove_run(tmp_path, pack=pack)
+    assert proof.ok
+    assert proof.verdict == "data, epoch 0: 80 rows were handed out: every selected row exactly once"
+
+
+def test_masked_rows_were_delivered_and_padding_is_no_row(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    images = make_images(90)
+    images[17] = b"no picture"
+    data = raylance.dataset(
+        write_dataset(pa.table({"image": pa.array(images, pa.binary())})),
+        decode=raylance.Image("image", size=8),
+        on_bad_row="mask",
+        remainder="pad",
+    )
+    train(data, tmp_path, 3)
+    assert str(raylance.prove_run(tmp_path)) == (
+        "data, epoch 0: 90 rows were handed out: every selected row exactly once; 30 came again as padding"
+    )
+    assert sum(float(each.at("masked_rows", each.last)) for each in read_run(tmp_path).records) == 1
+
+
+def test_records_of_an_older_raylance_prove_nothing(uri: str, tmp_path: Path) -> None:
+    train(open_data(uri), tmp_path, 7)
+    for path in (tmp_path / "raylance").glob("*.arrow"):
+        table = pa.feather.read_table(path)
+        facts = json.loads(table.schema.metadata[b"raylance"])
+        del facts["digest"]
+        pa.feather.write_feather(table.replace_schema_metadata({"raylance": json.dumps(facts)}), path)
+    proof = raylance.prove_run(tmp_path)
+    assert not proof.ok
+    assert "do not say which rows were handed out" in proof.verdict
+
+
+def test_two_loaders_of_one_dataset_are_two_datasets_to_a_run(uri: str, tmp_path: Path) -> None:
+    data = open_data(uri)
+
+    def batches(loader: raylance.RankLoader) -> Iterator[Any]:
+        return iter(loader.iter_batches(global_batch_size=90))
+
+    options: dict[str, Any] = {"runtime": "threads", "record": str(tmp_path)}
+    with data.loader(**options) as one, data.loader(**options) as other:
+        for _ in zip(batches(one), batches(other), strict=True):
+            pass
+    with data.loader(**options) as again:
+        list(batches(again))
+    run = read_run(tmp_path)
+    assert sorted((str(each.facts["dataset"]), float(each.at("rows", each.last))) for each in run.records) == [
+        ("data", 270.0),
+        ("data", 270.0),
+        ("data-2", 270.0),
+    ]
+    assert len({each.name for each in run.records}) == 3
+    first, second = str(raylance.prove_run(tmp_path)).splitlines()
+    assert first.startswith("data, epoch 0: 270 rows are as planned, but were not all that was handed out; 270 rows")
+    assert second.startswith("data-2, epoch 0: 270 rows were handed out: every selected row exactly once")
+
+
+def test_what_is_damaged_in_a_record_is_left_out(uri: str, tmp_path: Path) -> None:
+    train(open_data(uri), tmp_path, 7)
+    (path, *_) = sorted((tmp_path / "raylance").glob("*.arrow"))
+    table = pa.feather.read_table(path)
+    facts = json.loads(table.schema.metadata[b"raylance"])
+    facts["digest"]["intervals"][0][6] = -1
+    pa.feather.write_feather(table.replace_schema_metadata({"raylance": json.dumps(facts)}), path)
+    proof = raylance.prove_run(tmp_path)
+    assert not proof.ok
+    assert "not proven at all" in proof.verdict
+
+
+def test_the_job_proves_a_run(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The exit status says whether all is proven."""
+    good, bad, own, out = tmp_path / "good", tmp_path / "bad", tmp_path / "own", tmp_path / "out.json"
+    train(open_data(uri), good, 8)
+    train([open_data(uri, seed=seed) for seed in (3, 4)], bad, 8)
+    train(open_data(uri, order=Own()), own, 8)
+    assert verify.main(["--run", str(good), "--json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.splitlines()[-1].startswith("OK: data, epoch 0: 280 rows were handed out: every")
+    assert json.loads(out.read_text())["datasets"][0]["epochs"][0]["status"] == "proven"
+    assert verify.main(["--run", str(bad)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("FAULT: data, epoch 0: 280 rows")
+    assert verify.main(["--run", str(own)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("NOT PROVEN: data, epoch 0: 280 rows were counted, not")
+    assert verify.main(["--run", str(tmp_path)]) == 2
+    assert "holds no record" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        verify.main(["--run", str(good), "--step", "3"])
+    assert "--step means nothing with --run" in capsys.readouterr().err
+
+
+def test_a_storage_that_fails_leaves_what_is_not_proven(uri: str, tmp_path: Path) -> None:
+    """It goes away in mid-epoch; then the process is gone, as far as the storage knows."""
+    folder, kept = tmp_path / "run" / "raylance", tmp_path / "kept" / "raylance"
+    with open_data(uri).loader(runtime="threads", record=str(folder.parent)) as loader:
+        for step, batch in enumerate(loader.iter_batches(global_batch_size=40)):
+            del batch
+            if step == 2:
+                with loader.reporting({}, has_checkpoint=True):
+                    pass
+                shutil.copytree(folder, kept)
+                shutil.rmtree(folder)
+                folder.write_text("no folder")
+            if step == 4:
+                with loader.reporting({}, has_checkpoint=True):
+                    pass
+        state = loader.state_dict() | {"epoch": 0, "position": 200}
+        folder.unlink()
+    assert str(raylance.prove_run(tmp_path / "run")) == (
+        "data, epoch 0: 280 rows were handed out: every selected row exactly once, but for 20 that the plan leaves out"
+    ), "what the storage missed is written when it is there again"
+    assert "up to position 120 each came exactly once so far" in str(raylance.prove_run(tmp_path / "kept"))
+    train([open_data(uri)], tmp_path / "kept", 2, state=state)
+    proof = raylance.prove_run(tmp_path / "kept")
+    assert not proof.ok
+    assert "200 rows are known; the epoch is not proven between positions 120 and 200" in proof.verdict
+
+
+def test_what_takes_long_is_left_to_prove_run(uri: str, tmp_path: Path) -> None:
+    train(open_data(uri, remainder="ragged"), tmp_path, 24)
+    proof = prove_records(read_run(tmp_path), ["data"], most_rows=400)
+    assert [(one.epoch, one.epochs, one.status) for one in proof.datasets[0].epochs] == [(0, 3, "proven")]
+    drawn = open_data(uri, order=raylance.ClassBalanced(column="id", rows_per_epoch=100), remainder="ragged")
+    train(drawn, tmp_path / "drawn", 9)
+    proof = prove_records(read_run(tmp_path / "drawn"), ["data"], most_rows=150)
+    assert [(one.epoch, one.epochs, one.status) for one in proof.datasets[0].epochs] == [
+        (0, 2, "counted"),
+        (2, 1, "proven"),
+    ]
+    assert "prove_run does it" in proof.verdict
+    assert raylance.prove_run(tmp_path / "drawn").ok
+
+
+def test_it_is_said_whose_data_has_moved(uri: str, tmp_path: Path) -> None:
+    for name in ("train", "val"):
+        train(open_data(uri), tmp_path, 7, name=name)
+    with pytest.raises(raylance.ConfigError, match="'train', 'val'.*Say which one is meant by dataset="):
+        raylance.prove_run(tmp_path, uri=uri)
+    assert raylance.prove_run(tmp_path, uri=uri, dataset="val").ok
+
+
+def take(loader: raylance.RankLoader, steps: int) -> dict[str, Any]:
+    """So many steps of 40 rows; gives the state."""
+    while steps:
+        for batch in loader.iter_batches(global_batch_size=40):
+            del batch
+            steps -= 1
+            if not steps:
+                break
+    return loader.state_dict()
+
+
+def test_set_epoch_rolls_nothing_back(uri: str, tmp_path: Path) -> None:
+    """The case that was reported: 200 rows of 500 came twice to one model, and each was "exactly once"."""
+    with open_data(uri).loader(runtime="threads", record=str(tmp_path)) as loader:
+        take(loader, 5)
+        loader.set_epoch(0)
+        take(loader, 7)
+        loader.set_epoch(2**40)
+        take(loader, 1)
+    proof = raylance.prove_run(tmp_path)
+    assert not proof.ok
+    assert proof.verdict.startswith(
+        "data, epoch 0: 280 rows are as planned, but were not all that was handed out; 200 rows were handed out "
+        "besides: by set_epoch"
+    )
+    assert str(proof).splitlines()[1].startswith(f"data, each of epochs 1 to {2**40 - 1}: not proven at all: no record")
+    assert verify.main(["--run", str(tmp_path)]) == 1
+
+
+def test_what_no_record_holds_is_not_proven(uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_data(uri).loader(runtime="threads", record=False) as loader:
+        state = take(loader, 14)
+    train([open_data(uri)], tmp_path, 7, state=state)
+    proof = raylance.prove_run(tmp_path)
+    assert not proof.ok
+    assert proof.verdict.startswith("data, each of epochs 0 to 1: not proven at all: no records of all its ranks say")
+    assert verify.main(["--run", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.splitlines()[-1].startswith("NOT PROVEN: data, each of epochs 0 to 1")
+
+
+def in_another_process(code: str, **names: Any) -> "subprocess.Popen[bytes]":
+    """Starts some lines, in which names have values and `take` is there."""
+    head = f"import time\nfrom tests.unit.reports.test_prove_run import *\nglobals().update({names!r})\n"
+    return subprocess.Popen([sys.executable, "-c", head + code], cwd=Path(__file__).parents[3])
+
+
+def test_two_processes_of_one_rank_at_one_time_are_not_proven(uri: str, tmp_path: Path) -> None:
+    """Both are rank 0 of 1, since nothing tells them that they are two."""
+    code = """
+with open_data(uri).loader(runtime="threads", record=str(folder) + "/run") as loader:
+    take(loader, 1)
+    Path(folder, mine).touch()
+    while not Path(folder, other).exists():
+        time.sleep(0.01)
+    take(loader, 6)
+"""
+    names = (("a", "b"), ("b", "a"))
+    both = [in_another_process(code, uri=uri, folder=str(tmp_path), mine=one, other=two) for one, two in names]
+    assert [process.wait() for process in both] == [0, 0]
+    proof = raylance.prove_run(tmp_path / "run")
+    assert not proof.ok
+    assert "2 processes were rank 0 of 1 at one time" in proof.verdict
+
+
+def test_datasets_are_told_apart_by_their_data(uri: str, write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    """Loaders made by hand of two datasets with one name: in the second start the other one is asked first."""
+    code = """
+parts = {"train": "id < 200", "val": "id >= 200"}
+for name in order:
+    path, done = Path(folder, f"{name}.json"), {"train": 3, "val": 2}[name]
+    with open_data(uri, filter=parts[name]).loader(runtime="threads", record=str(folder) + "/run") as loader:
+        if path.exists():
+            loader.load_state_dict(json.loads(path.read_text()))
+        path.write_text(json.dumps(take(loader, done)))
+"""
+    for order in (["train", "val"], ["val", "train"]):
+        assert in_another_process(code, uri=uri, folder=str(tmp_path), order=order).wait() == 0
+    proof = raylance.prove_run(tmp_path / "run")
+    assert not proof.faults
+    assert [sum(one.epochs for one in each.epochs) for each in proof.datasets] == [2, 2]
+    train_label, val_label = sorted((each.dataset for each in proof.datasets), key=lambda label: "id >= 200" in label)
+    assert (train_label, val_label) == (
+        f"data-2 (uri {uri}, filter id < 200)",
+        f"data (uri {uri}, filter id >= 200)",
+    )
+    lines = str(proof).splitlines()
+    assert f"{train_label}, epoch 0: 200 rows were handed out: every selected row exactly once" in lines
+    assert f"{val_label}, epoch 0: 120 rows were handed out: every selected row exactly once, but for 10" in str(proof)
+    assert raylance.prove_run(tmp_path / "run", dataset=train_label).datasets == tuple(
+        each for each in proof.datasets if each.dataset == train_label
+    )
+    with pytest.raises(raylance.ConfigError, match="Say which one is meant by dataset="):
+        raylance.prove_run(tmp_path / "run", dataset="data", uri=uri)
+
+
+def test_names_of_loaders_are_of_one_dataset(uri: str, write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    """Also where the first one was closed before the second is made; and in another run it has its own name."""
+    other = write_dataset(pa.table({"id": np.arange(1000, 1250)}))
+    assert other.rsplit("/", 1)[-1] == uri.rsplit("/", 1)[-1]
+    train([open_data(uri, remainder="ragged")], tmp_path / "one", 8)
+    train([open_data(other, filter=None, remainder="ragged")], tmp_path / "one", 7)
+    proof = raylance.prove_run(tmp_path / "one")
+    assert str(proof).splitlines() == [
+        "data, epoch 0: 300 rows were handed out: every selected row exactly once",
+        "data-2, epoch 0: 250 rows were handed out: every selected row exactly once",
+    ]
+    train([open_data(other, filter=None)], tmp_path / "two", 6)
+    assert [each.dataset for each in raylance.prove_run(tmp_path / "two").datasets] == ["data"]
+
+
+def test_a_dataset_that_grew_between_two_starts_is_no_fault(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    uri = write_dataset(pa.table({"id": np.arange(200)}))
+    train([open_data(uri, filter=None)], tmp_path, 5)
+    lance.write_dataset(pa.table({"id": np.arange(200, 280)}), uri, mode="append")
+    with open_data(uri, filter=None).loader(runtime="threads", record=str(tmp_path)) as loader:
+        loader.set_epoch(1)
+        take(loader, 7)
+    assert str(raylance.prove_run(tmp_path)).splitlines() == [
+        "data, epoch 0: 200 rows were handed out: every selected row exactly once",
+        "data, epoch 1: 280 rows were handed out: every selected row exactly once",
+    ]
+
+
+def test_data_that_was_written_anew_is_not_what_an_order_of_ones_own_was_compared_with(
+    uri: str, tmp_path: Path
+) -> None:
+    moved = str(tmp_path / "data.lance")
+    shutil.copytree(uri, moved)
+    train([open_data(moved, order=Own(), remainder="ragged")], tmp_path / "run", 8)
+    assert raylance.prove_run(tmp_path / "run").ok
+    shutil.rmtree(moved)
+    for rows, mode in ((np.arange(150), "create"), (np.arange(150, 330), "append")):
+        lance.write_dataset(pa.table({"id": rows + 1000 * (rows >= 30)}), moved, mode=mode)  # the same rows selected
+    proof = raylance.prove_run(tmp_path / "run")
+    assert not proof.ok
+    assert "were counted, not compared with the selection: the checkpoint belongs to other data" in proof.verdict

@@ -1,0 +1,891 @@
+"""Owns the promises of what a run shows: three limits told apart from real streams, records read over restarts, lines,
+tables and a page that a browser shows without a network.
+"""
+
+import dataclasses
+import io
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import PIL.Image
+import pyarrow as pa
+import pyarrow.fs
+import pytest
+
+import raylance
+from raylance import process, top
+from raylance.observe.record import Place, Record
+from raylance.observe.stats import NUMBERS
+from raylance.reports import drawing, reading, watching
+from raylance.reports.page import _spent, render
+from raylance.reports.progress import news, progress, table, told_report
+from raylance.reports.reading import Run, RunFolder, read_look, read_run
+from raylance.reports.timeline import PARTS, timeline
+from raylance.reports.watching import _Watcher
+from tests.conftest import encode, make_images
+from tests.unit.dispatch.test_readers import slow_loader
+
+Make = Callable[..., Run]
+T0 = 1.7e9
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Make:
+    """Writes records of so many seconds each and reads them: `grows` says by how much counters grow in a second."""
+
+    def make(*loaders: dict[str, Any]) -> Run:
+        for loader in loaders:
+            facts = {
+                "dataset": "train", "run": "r", "rank": 0, "world_size": 1, "host": "h", "split": True, "rows": 1000,
+                "row_bytes": 100.0, "decodes": ["image"], "order": "window", "cpus": 2, "cluster_cpus": 2.0,
+                "raylance": "0", "started": T0, "global_batch_size": 10, "steps": 100, "remainder": "drop",
+                "options": {"decoder_cpus": 1.0}, "state": {"uri": "/nowhere.lance", "columns": ["image"]},
+                "limits": {"inflight_limit_bytes": 1e6, "window_limit_bytes": 2e6, "epoch_rows": 1000.0},
+            }  # fmt: skip
+            record = Record(facts | loader.get("facts", {}))
+            for second in range(1, loader.get("seconds", 10) + 1):
+                figures = dict.fromkeys((*NUMBERS, "epoch", "position"), 0.0) | {"decoders": 1.0, "readers": 1.0}
+                record.add(figures | {name: second * each for name, each in loader.get("grows", {}).items()})
+                record._recent[-1][0] = record.facts["started"] + second
+            told = {name: loader.get(name) for name in ("events", "bad_rows", "ended", "shared_s")}
+            Place(pa.fs.LocalFileSystem(), str(tmp_path / "r" / "raylance")).write(
+                f"{record.name}.arrow", record.content(**told)
+            )
+        return read_run(str(tmp_path / "r"))
+
+    return make
+
+
+TRAINS = {"rows": 80, "batches": 8, "user_s": 0.5, "wait_s": 0.5, "wait_decode_s": 0.4, "wait_read_s": 0.1,
+          "decoded_rows": 80, "decode_s": 0.9, "read_bytes": 8000, "storage_s": 0.2, "position": 80}  # fmt: skip
+
+# ---- reading
+
+
+def test_figures_are_told_at_any_time(make_run: Make) -> None:
+    (record,) = make_run({"grows": TRAINS}).records
+    assert record.at("rows", np.array([T0 - 5, T0, T0 + 2.5, T0 + 10, T0 + 99])).tolist() == [0, 0, 200, 800, 800]
+    assert record.at("position", np.array([T0 + 2.5])).tolist() == [160], "a position does not grow steadily"
+    assert record.since(T0 + 6)["rows"] == 320
+    assert record.since(T0 + 6)["decoders"] == 1
+
+
+def test_the_dataset_that_is_trained_on_is_found(make_run: Make) -> None:
+    val = {"facts": {"dataset": "val"}, "grows": {"rows": 500, "user_s": 0.1}}
+    assert make_run(val, {"grows": TRAINS}).main == "train"
+
+
+def test_of_datasets_that_are_iterated_side_by_side_the_one_that_is_waited_for_most_is_judged(make_run: Make) -> None:
+    """And others that are waited for are named; one that is now and then iterated at the same time is another one."""
+    decodes = {"user_s": 0.8, "other_s": 0.35, "wait_s": 0.2, "wait_decode_s": 0.2, "wait_read_s": 0.0}
+    reads = {"user_s": 0.7, "other_s": 0.25, "wait_s": 0.3, "wait_decode_s": 0.0, "wait_read_s": 0.3, "storage_s": 0.9}
+    a = {"facts": {"dataset": "a"}, "grows": TRAINS | decodes, "shared_s": {"b": 4.5, "val": 0.3}}
+    b = {"facts": {"dataset": "b"}, "grows": TRAINS | reads, "shared_s": {"a": 4.5}}
+    val = {"facts": {"dataset": "val"}, "grows": {"rows": 1, "user_s": 0.05}, "shared_s": {"a": 0.3}}
+    run = make_run(a, b, val)
+    assert run.trained_on == ["b", "a"]
+    verdict = run.verdict(run.main)
+    assert verdict.told.startswith("b, iterated side by side with a: reading is the limit")
+    assert any(line.startswith("a is waited for, too: decoding is the limit") for line in verdict.advice)
+    assert run.verdict("val").told == "too early to tell: batches so far 0, 0.0 s waited"
+    shares = timeline(run, bins=10).shares[0]
+    assert {part: share[5] for part, share in shares.items() if share[5]} == pytest.approx(
+        {"training": 0.45, "reading": 0.3, "other datasets": 0.25}
+    )
+    assert _spent(run, verdict)["other datasets"] == pytest.approx(2.5)
+
+
+def test_restarts_are_joined_and_ranks_that_went_do_not_count(make_run: Make) -> None:
+    """Two ranks of ten seconds; an hour later one rank goes on."""
+    two = [{"facts": {"rank": rank, "world_size": 2}, "grows": TRAINS} for rank in (0, 1)]
+    later = {
+        "facts": {"started": T0 + 3600},
+        "grows": TRAINS,
+        "events": [(T0 + 3601, "resume", {"epoch": 0, "position": 80})],
+    }
+    run = make_run(*two, later)
+    assert [record.started for record in run.newest("train")] == [T0 + 3600]
+    assert run.verdict("train").seconds["decoding"] == pytest.approx(3 * 4.0)
+    assert run.verdict("train", last_s=5).seconds["decoding"] == pytest.approx(2.0)
+    found = timeline(run, bins=40)
+    assert found.edges[-1] == pytest.approx(20), "the hour is left out"
+    assert found.cuts == pytest.approx([10])
+    assert found.place(T0 + 3605) == pytest.approx(15)
+    assert found.rate[2] == pytest.approx(160)
+    assert found.rate[-2] == pytest.approx(80)
+    for shares in found.shares.values():
+        whole = sum(shares.values())
+        assert set(shares) == set(PARTS)
+        assert whole.max() <= 1 + 1e-9
+    assert found.shares[0]["decoding"][[3, 30]] == pytest.approx(0.4)
+    assert found.shares[1]["training"][30] == 0
+
+
+def test_a_loader_that_was_closed_and_goes_on_counts_once(images_uri: str, tmp_path: Path) -> None:
+    data = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
+    loader = data.loader(runtime="threads", record=str(tmp_path))
+    for _ in range(2):
+        for batch in loader.iter_batches(global_batch_size=100):
+            del batch
+        loader.close()
+    run = read_run(str(tmp_path))
+    assert len(run.records) == 2
+    assert sum(record.at("rows", record.last) for record in run.records) == loader.stats()["rows"] == 2 * 953
+    assert [what["epoch"] for _, _, kind, what in news(run) if kind == "epoch"] == [0, 1]
+    assert run.main == "images", "what the dataset is called"
+    assert run.verdict("images").seconds["training"] == pytest.approx(loader.stats()["user_s"])
+
+
+def test_parts_of_one_dataset_are_told_apart_by_the_names_that_they_are_given(images_uri: str, tmp_path: Path) -> None:
+    for name, rows in (("train", "id < 900"), ("val / all", "id >= 900")):
+        data = raylance.dataset(images_uri, columns=["id"], filter=rows, remainder="ragged")
+        with data.loader(runtime="threads", record=str(tmp_path), name=name) as loader:
+            for _ in loader.iter_batches(global_batch_size=100):
+                time.sleep(0.01 if name == "train" else 0)
+            assert loader.identity()["filter"] == rows
+            assert not {"epoch", "position"} & loader.identity().keys()
+    run = read_run(str(tmp_path))
+    assert {record.facts["dataset"] for record in run.records} == {"train", "val / all"}
+    assert run.main == "train"
+    assert sum(part.figures["rows"] for part in run.parts("val / all")) == 103
+
+
+def test_a_record_counts_the_rows_of_an_epoch_and_not_of_the_selection(images_uri: str, tmp_path: Path) -> None:
+    order = raylance.Weighted(weights="label", rows_per_epoch=100)
+    data = raylance.dataset(images_uri, columns=["id"], order=order, remainder="ragged")
+    with data.loader(runtime="threads", record=str(tmp_path)) as loader:
+        list(loader.iter_batches(batch_size=30))
+    (record,) = RunFolder(str(tmp_path)).read().records
+    assert record.facts["limits"]["epoch_rows"] == 100
+
+
+def test_what_is_no_run_is_refused_with_the_runs_beside_it(make_run: Make, tmp_path: Path) -> None:
+    make_run({"grows": TRAINS})
+    with pytest.raises(raylance.ConfigError, match=r"holds no record .* The runs in it: r; add one of the names"):
+        read_run(str(tmp_path))
+    with pytest.raises(raylance.ConfigError, match="holds no record"):
+        raylance.report_run(str(tmp_path / "nowhere"))
+    with pytest.raises(raylance.ConfigError, match=r"nothing://x cannot be opened"):
+        read_run("nothing://x")
+
+
+def test_a_run_with_a_space_in_its_name_is_found_by_its_uri(make_run: Make, tmp_path: Path) -> None:
+    make_run({"grows": TRAINS})
+    (tmp_path / "r").rename(tmp_path / "my rün")
+    for where in (str(tmp_path / "my rün"), f"file://{tmp_path}/my rün", f"file://{tmp_path}/my%20r%C3%BCn"):
+        assert len(read_run(where).records) == 1
+
+
+def test_a_dataset_that_is_read_between_batches_is_not_training_too(make_run: Make) -> None:
+    val = {"facts": {"dataset": "val"}, "grows": {"user_s": 0.2, "wait_s": 0.3}}
+    run = make_run({"grows": {"rows": 10, "user_s": 0.9, "other_s": 0.5, "wait_s": 0.1, "wait_read_s": 0.1}}, val)
+    shares = timeline(run, bins=10).shares[0]
+    assert shares["training"] == pytest.approx(0.4)
+    assert shares["other datasets"] == pytest.approx(0.5)
+    assert shares["reading"] == pytest.approx(0.1)
+
+
+def test_a_dataset_that_each_rank_sees_whole_is_recorded_by_each(
+    images_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its loaders are rank 0 of 1 everywhere; their records lie beside each other all the same."""
+    data, seat = raylance.dataset(images_uri, columns=["id"]), process.Seat(name="val", split=False)
+    for rank in range(2):
+        monkeypatch.setattr(process, "train_place", lambda rank=rank: (rank, 2))
+        with data.loader(rank=0, world_size=1, runtime="threads", record=str(tmp_path)) as loader:
+            loader.seat = seat
+            next(iter(loader.iter_batches(global_batch_size=100)))
+    assert [record.rank for record in read_run(str(tmp_path)).newest("val")] == [0, 1]
+
+
+def test_a_damaged_record_is_left_out(make_run: Make, tmp_path: Path) -> None:
+    make_run({"grows": TRAINS})
+    (path,) = (tmp_path / "r" / "raylance").glob("*.arrow")
+    (path.parent / "train-rank00001-0.arrow").write_bytes(path.read_bytes()[:500])
+    (path.parent / "train-rank00002-0.arrow").write_bytes(b"")
+    assert [record.name for record in read_run(str(tmp_path / "r")).records] == [path.stem]
+
+
+def test_a_record_of_a_newer_raylance_is_left_out(make_run: Make, tmp_path: Path) -> None:
+    run = make_run({"grows": TRAINS}, {"facts": {"format": 99, "started": T0 + 1}})
+    assert len(run.records) == 1
+
+
+# ---- lines and tables
+
+
+def test_progress_of_an_epoch_and_a_run(make_run: Make) -> None:
+    run = make_run(*({"facts": {"rank": rank, "world_size": 2}, "grows": TRAINS} for rank in (0, 1)))
+    found = progress(run)
+    assert found is not None
+    assert (found.epoch, found.rows, found.epoch_rows) == (0, 800, 1000)
+    assert (found.rate, found.waiting, found.cause) == (pytest.approx(160), pytest.approx(0.5), "decoding")
+    assert found.left_s() == pytest.approx(200 / 160)
+    assert found.left_s(epochs=3) == pytest.approx(2200 / 160)
+    assert found.told() == "160 rows/s, waiting 50% (for decoding)"
+
+
+def test_clocks_of_nodes_may_differ(make_run: Make) -> None:
+    run = make_run(*(
+        {"facts": {"rank": rank, "world_size": 2, "started": T0 - 300 * rank}, "grows": TRAINS} for rank in (0, 1)
+    ))  # fmt: skip
+    found = progress(run)
+    assert found is not None
+    assert found.rate == pytest.approx(160)
+    assert found.left_s() == pytest.approx(200 / 160)
+    assert "this start: decoding is the limit" in top.show(run, time.time())
+
+
+def test_steps_that_take_long_have_a_rate(make_run: Make) -> None:
+    """A batch of 64 rows each forty seconds, all of them training."""
+    run = make_run({"grows": {"user_s": 1.0}, "seconds": 410})
+    (record,) = run.records
+    batches = 1 + record.series["user_s"] // 40
+    record.series.update({"batches": batches, "rows": 64 * batches, "position": np.minimum(1000, 64 * batches)})
+    found = progress(run)
+    assert found is not None
+    assert found.rate == pytest.approx(64 / 40, rel=0.4)
+    assert "training is the limit: it takes 2 rows/s" in top.show(run, time.time())
+
+
+def test_behind_the_last_batch_an_epoch_has_all_its_rows(make_run: Make) -> None:
+    found = progress(make_run({"grows": TRAINS | {"epoch": 0.1, "position": 0}}))
+    assert found is not None
+    assert (found.epoch, found.rows, found.left_s(1)) == (0, 1000, 0)
+
+
+def test_rates_are_of_training_and_the_time_left_of_all_of_it(make_run: Make) -> None:
+    """Half of the time goes to validation, which goes on."""
+    trains = {
+        "rows": 80,
+        "batches": 8,
+        "position": 80,
+        "user_s": 0.9,
+        "other_s": 0.5,
+        "wait_s": 0.1,
+        "wait_read_s": 0.1,
+    }
+    val = {"facts": {"dataset": "val"}, "grows": {"rows": 20, "position": 20, "user_s": 0.4, "wait_s": 0.1}}
+    run = make_run({"grows": trains}, val)
+    found = progress(run)
+    assert found is not None
+    assert (found.rate, found.waiting) == (pytest.approx(160), pytest.approx(0.2))
+    assert found.left_s() == pytest.approx(200 / 80)
+    assert found.told() == "160 rows/s, waiting 20% (for reading); val 200/1,000"
+    assert "val 200" not in progress(make_run({"grows": trains}, val | {"ended": T0 + 10})).told()
+
+
+def test_a_validation_that_was_killed_goes_on_no_more(make_run: Make) -> None:
+    """The restart trains, in another process; its clock is a minute behind."""
+    trains = {"facts": {"started": T0 - 60, "pid": 2}, "grows": TRAINS | {"position": 60}}
+    val = {"facts": {"dataset": "val", "pid": 1}, "grows": {"rows": 20, "position": 20, "user_s": 0.4, "wait_s": 0.1}}
+    before = {"facts": {"pid": 1}, "grows": TRAINS | {"user_s": 0.9, "other_s": 0.5}}
+    found = progress(make_run(before, val))
+    assert found is not None
+    assert found.beside == "val 200/1,000"
+    found = progress(make_run(before, val, trains))
+    assert found is not None
+    assert (found.rows, found.beside) == (600, "")
+
+
+def test_a_trainer_that_hangs_has_no_rate(make_run: Make) -> None:
+    run = make_run({"grows": TRAINS, "seconds": 40})
+    (record,) = run.records
+    for name in ("rows", "batches", "wait_s", "wait_decode_s", "wait_read_s"):
+        record.series[name] = np.minimum(record.series[name], record.series[name][20])
+    found = progress(run)
+    assert found is not None
+    assert (found.rate, found.waiting) == (0, 0)
+
+
+def test_a_rank_that_only_waited_for_its_start_spoils_no_figure(make_run: Make) -> None:
+    """It came when the world grew, and has nothing yet."""
+    alone = {"facts": {"world_size": 1}, "grows": TRAINS}
+    new = {"facts": {"rank": 1, "world_size": 2}, "grows": {"wait_s": 1.0, "wait_start_s": 1.0}, "seconds": 2}
+    verdict = make_run(alone, new).verdict("train")
+    assert verdict.limit == "decoding"
+    assert verdict.rates["training"] == pytest.approx(160)
+    assert verdict.rates["delivered"] == pytest.approx(80)
+
+
+def test_ranks_that_were_not_there_all_the_time_count_by_their_share(make_run: Make) -> None:
+    """Of twenty seconds with two ranks, ten with two more."""
+    four = [{"facts": {"rank": rank, "world_size": 4}, "grows": TRAINS} for rank in range(4)]
+    two = [{"facts": {"rank": rank, "world_size": 2, "started": T0 + 10}, "grows": TRAINS} for rank in range(2)]
+    verdict = make_run(*four, *two).verdict("train")
+    assert verdict.rates["delivered"] == pytest.approx((4 * 80 + 2 * 80) / 2, rel=0.01)
+    assert verdict.rates["training"] == pytest.approx(3 * 160, rel=0.01)
+
+
+def test_a_file_that_has_not_changed_is_read_once(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run(*({"facts": {"rank": rank}, "grows": TRAINS} for rank in range(3)))
+    folder, seen, read = RunFolder(str(tmp_path / "r")), [], reading._read_whole
+    monkeypatch.setattr(reading, "_read_whole", lambda files, path: seen.append(path) or read(files, path))
+    assert len(folder.read().records) == len(folder.read().records) == 3
+    assert len(seen) == 3
+    make_run({"facts": {"rank": 1}, "grows": TRAINS, "seconds": 11})
+    seen.clear()
+    assert [record.last for record in folder.read().records] == [T0 + 10, T0 + 10, T0 + 11], "the last written is last"
+    assert ["rank00001" in path for path in seen] == [True]
+    (tmp_path / "r" / "raylance" / f"train-rank00002-{int(1000 * T0)}.arrow").unlink()
+    assert len(folder.read().records) == 2
+
+
+def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make) -> None:
+    ranks = [{"facts": {"rank": rank, "world_size": 5}, "grows": TRAINS | {"wait_s": 0.1 * rank}} for rank in range(5)]
+    run = make_run(*ranks, {"facts": {"dataset": "val"}, "ended": T0 + 9, "grows": {"rows": 5}})
+    whole = table(run, time.time())
+    assert len(whole.splitlines()) == 7
+    assert re.search(r"train +4 +h +0 +800/1,000 .* 44% +decoding +1/0 .* goes on", whole)
+    assert re.search(r"val +0 +h +0 +0/1,000 +0 .* ended", whole), "no time, no rate"
+    assert re.search(r"gone for (999|1,000) s", table(run, run.records[-1].written_s + 1000))
+    through = make_run({"grows": TRAINS | {"rows": 200, "position": 100}})
+    later = through.records[-1].written_s + 100
+    assert re.search(r"1,000/1,000 .* ended", table(through, later)), "it was through with its epoch: nobody killed it"
+    assert re.search(r"1,000/1,000 .* goes on", table(through, later - 50))
+    short = table(run, time.time(), most=2).splitlines()
+    assert [line.split()[1] for line in short[1:3]] == ["4", "3"]
+    assert short[-1] == "… and 4 more, which wait less"
+
+
+def test_where_shard_actors_decode_they_are_named_and_drawn(make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of no decoders none is at work, and none is drawn."""
+    run = make_run({"grows": TRAINS}, {"facts": {"dataset": "val"}, "grows": {"rows": 5}})
+    for record in run.records:
+        record.series["decoders"] = np.zeros(10)
+    (train, val) = table(run, time.time()).splitlines()[1:]
+    assert re.search(r"50% +decoding +in readers +- +0 ", train)
+    assert re.search(r"0% +- +- +- +0 ", val), "nothing was decoded"
+    labels: list[str] = []
+    monkeypatch.setattr(drawing, "picture", lambda figure, told, **_: labels.extend(
+        line.get_label() for axes in figure.axes for line in axes.lines) or "")  # fmt: skip
+    drawing.draw_helpers(timeline(run), run.of("train"))
+    assert labels[:2] == ["shard actors wanted", "there"]
+    run.records[0].series["decoders"] = np.ones(10)
+    labels.clear()
+    drawing.draw_helpers(timeline(run), run.of("train"))
+    assert labels[:3] == ["decoders wanted", "there", "at work"]
+
+
+def test_rows_that_were_decoded_ahead_and_masked_are_told_apart(make_run: Make) -> None:
+    bad = [(row, "image", "cut") for row in range(5)]
+    page = render(make_run({"grows": TRAINS | {"masked_rows": 0.3}, "bad_rows": bad}))
+    assert "3 times a row was handed out masked; 5 different ones are named, some of what was decoded" in page
+
+
+def test_of_a_first_batch_no_rate_is_told(make_run: Make) -> None:
+    run = make_run({"grows": {"rows": 8, "batches": 0.1, "wait_s": 1.0, "wait_start_s": 1.0, "position": 8}})
+    assert progress(run).told() == "waiting 100% (for starting)"
+
+
+def test_saving_is_told_beside_the_rate_that_leaves_it_out(make_run: Make) -> None:
+    assert "saving" not in progress(make_run({"grows": TRAINS | {"save_s": 0.01}})).told()
+    saves = make_run({"grows": TRAINS | {"user_s": 1.5, "save_s": 1.0}})
+    assert progress(saves).told() == "80 rows/s, waiting 50% (for decoding), saving 50% of the time"
+
+
+def test_a_dataset_beside_the_one_that_is_trained_on_is_waited_for_as_it_starts(make_run: Make) -> None:
+    val = {"facts": {"dataset": "val"}, "grows": {"rows": 10, "batches": 1, "user_s": 0.1, "wait_start_s": 0.3}}
+    run = make_run({"grows": TRAINS}, val)
+    line = "each rank waited 3.0 s for val to start: its loader.prepare(…) some steps before its pass hides that"
+    assert run.verdict("train").advice[-1] == line
+    assert line not in make_run({"grows": TRAINS}, {**val, "grows": {"wait_start_s": 0.01}}).verdict("train").advice
+
+
+def test_a_pass_that_is_left_is_recorded_up_to_there(images_uri: str, tmp_path: Path) -> None:
+    """Ray ends the process of a training function that returns."""
+    loader = raylance.dataset(images_uri, columns=["id"]).loader(runtime="threads", record=str(tmp_path))
+    for step, _ in enumerate(loader.iter_batches(global_batch_size=50)):
+        if step == 7:
+            break
+    (record,) = read_run(tmp_path).records
+    assert record.at("batches", record.last) == 8
+    loader.close()
+
+
+def test_starts_of_a_run_that_was_copied_are_in_their_order(images_uri: str, tmp_path: Path) -> None:
+    """Files of a copy are written in any order."""
+    data = raylance.dataset(images_uri, columns=["id"])
+    for _ in range(2):
+        with data.loader(runtime="threads", record=str(tmp_path)) as loader:
+            for _ in loader.iter_batches(global_batch_size=100):
+                pass
+            loader.record()
+    begun = [record.started for record in read_run(tmp_path).records]
+    assert begun == sorted(begun)
+    for number, path in enumerate(sorted((tmp_path / "raylance").glob("*.arrow"), reverse=True)):
+        os.utime(path, (T0 + number, T0 + number))
+    assert [record.started for record in read_run(tmp_path).records] == begun
+
+
+def test_a_run_is_named_by_a_path_too_and_not_by_a_file(make_run: Make, tmp_path: Path) -> None:
+    make_run({"grows": TRAINS})
+    out = raylance.report_run(tmp_path / "r", tmp_path / "there.html")
+    assert out == str(tmp_path / "there.html")
+    assert str(raylance.explain_run(tmp_path / "r"))
+    with pytest.raises(raylance.ConfigError, match=r"there\.html is a file: give the folder"):
+        raylance.explain_run(tmp_path / "there.html")
+
+
+def test_top_shows_it_and_the_verdict(make_run: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run({"grows": TRAINS})
+    assert top.main([str(tmp_path / "r"), "--once"]) == 0
+    shown = capsys.readouterr().out
+    assert "run r, " in shown
+    assert "epoch 0, 800/1,000 rows" in shown
+    assert "decoding is the limit" in shown
+    assert "ended" not in shown
+    make_run({"grows": TRAINS, "ended": T0 + 10})
+    assert top.main([str(tmp_path / "r"), "--once"]) == 0
+    assert re.search(r"run r, [\d:]+, ended: epoch 0, 800/1,000 rows", capsys.readouterr().out)
+    assert top.main([str(tmp_path), "--once"]) == 2
+    assert "holds no record" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        top.main([str(tmp_path / "r"), "--every", "0"])
+    assert "--every 0: give seconds" in capsys.readouterr().err
+
+
+def test_reports_are_told_by_their_numbers() -> None:
+    metrics = {"epoch": 2, "loss": 0.123456, "step": 30, "rows": 1e6}
+    assert told_report({"metrics": metrics}) == "epoch 2, step 30: loss 0.1235, rows 1e+06"
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("kind", [io.StringIO, Terminal])
+def test_watching_tells_what_is_new_and_moves_one_line(
+    images_uri: str, tmp_path: Path, kind: type[io.StringIO]
+) -> None:
+    """A real stream, watched from its start; what happens to it is told once."""
+    folder, out = str(tmp_path / "runs" / "images"), kind()
+    data = raylance.dataset(images_uri, decode=raylance.Image("image", size=16))
+    with raylance.watch(folder, epochs=2, file=out), data.loader(runtime="threads", record=folder) as loader:
+        for _epoch in range(2):
+            for _ in loader.iter_batches(global_batch_size=32):
+                time.sleep(0.03)
+            with loader.reporting({"epoch": loader.epoch, "loss": 0.5, "name": "x"}, has_checkpoint=False):
+                pass
+        time.sleep(1.2)  # a look at it
+    told = out.getvalue()
+    assert told.count("epoch 1: loss 0.5") == told.count("epoch 2: loss 0.5") == 1
+    assert re.search(r"epoch [01] of 2.*rows/s, waiting \d+%", told)
+    assert ("\r" in told) == (kind is Terminal)
+    assert kind is not Terminal or re.search(r"100%\|[#█]+\| epoch 1 of 2: 928/928 rows", told)
+
+
+def test_a_folder_that_no_record_came_to_is_told(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with raylance.watch(str(tmp_path / "mistyped"), file=out):
+        pass
+    assert "no record of a loader came to" in out.getvalue()
+
+
+def test_faults_and_bad_rows_are_told_while_it_goes_on(make_run: Make, tmp_path: Path) -> None:
+    out, now = io.StringIO(), time.time()
+    with raylance.watch(str(tmp_path / "r"), file=out):
+        make_run({
+            "facts": {"started": now + 1}, "grows": TRAINS | {"masked_rows": 1},
+            "events": [(now + 2, "fault", "a helper is replaced"), (now + 3, "error", "BadRowError: x")],
+            "bad_rows": [(7, "image", "OSError: cut")],
+        })  # fmt: skip
+    told = out.getvalue()
+    assert "train, rank 0: a helper is replaced\n" in told
+    assert "train, rank 0: BadRowError: x\n" in told
+    assert "train: image of row offset 7 is masked, OSError: cut\n" in told
+
+
+def test_what_comes_late_and_again_is_told_and_what_fails_ends_no_run(make_run: Make, tmp_path: Path) -> None:
+    """Records come at times of their own; `tell` is the user's."""
+    out, now, folder = io.StringIO(), time.time() + 1, str(tmp_path / "r")
+
+    def loader(rank: int, *events: Any, **more: Any) -> dict[str, Any]:
+        return {"facts": {"started": now, "rank": rank, "world_size": 2}, "grows": TRAINS, "events": events, **more}
+
+    watcher = _Watcher(RunFolder(folder), None, lambda metrics: f"loss {metrics['loss']}", out)
+    watcher.begin_safely()
+    make_run(loader(0, (now + 5, "fault", "a helper is replaced"), (now + 7, "fault", "a helper is replaced")))
+    watcher.look_safely()
+    make_run(
+        loader(1, (now + 3, "fault", "it came late"), (now + 4, "error", "the same"), (now + 6, "error", "the same"))
+    )
+    watcher.look_safely()
+    make_run(loader(0, (now + 9, "report", {"metrics": {"accuracy": 1.0}})))
+    watcher.look_safely()
+    assert out.getvalue().count("train, rank 0: a helper is replaced\n") == 2
+    assert "train, rank 1: it came late\n" in out.getvalue()
+    assert out.getvalue().count("the same") == 1, "of a start that failed by the same"
+
+
+def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(make_run: Make, tmp_path: Path) -> None:
+    """An earlier start by a clock that is ahead; the next by one that is behind; and the earlier one that goes on."""
+    ahead = {"facts": {"started": T0 + 3600}, "grows": TRAINS, "events": [(T0 + 3601, "fault", "of before")]}
+    make_run(ahead)
+    out = io.StringIO()
+    watcher = _Watcher(RunFolder(str(tmp_path / "r")), None, None, out)
+    watcher.begin_safely()
+    watcher.look_safely()
+    watcher.close()
+    assert out.getvalue() == f"no record of a loader came to {tmp_path / 'r'} meanwhile: is that the run's folder?\n"
+    out.truncate(0)
+    out.seek(0)
+    resumes = (T0 - 3600, "resume", {"epoch": 0, "position": 30})
+    make_run({"facts": {"started": T0 - 3600}, "grows": TRAINS | {"position": 50}, "events": [resumes]})
+    watcher.look_safely()
+    assert out.getvalue().startswith("epoch 0: 500/1,000 rows"), "where it begins, its user knows"
+    make_run(ahead | {"seconds": 11, "events": [*ahead["events"], (T0 + 3611, "fault", "of now")]})
+    watcher.look_safely()
+    assert "of before" not in out.getvalue()
+    assert "train, rank 0: of now\n" in out.getvalue()
+    again = (T0 + 7200, "resume", {"epoch": 0, "position": 90})
+    make_run({"facts": {"started": T0 + 7200}, "grows": TRAINS, "events": [again]})
+    watcher.look_safely()
+    assert "train continues in epoch 0 after 90 rows" in out.getvalue(), "behind a fault, not"
+
+
+def test_a_run_that_goes_on_is_watched_whole_from_now_on(make_run: Make, tmp_path: Path) -> None:
+    """Two ranks; the file of one has changed at the next look."""
+    bad = {"bad_rows": [(7, "image", "cut")]}
+    ranks = [{"facts": {"rank": rank, "world_size": 2}, "grows": TRAINS, **bad} for rank in (0, 1)]
+    make_run(*ranks)
+    out = io.StringIO()
+    watcher = _Watcher(RunFolder(str(tmp_path / "r")), None, None, out)
+    watcher.begin_safely()
+    make_run(ranks[0] | {"seconds": 11})
+    watcher.look_safely()
+    assert out.getvalue().startswith("epoch 0: 880/1,000 rows, 00:00 left, 160 rows/s"), "rows of before are known"
+
+
+def test_the_first_look_reads_no_start_but_the_last(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for start in range(5):
+        make_run({"facts": {"started": T0 + start}, "grows": TRAINS})
+        path = tmp_path / "r" / "raylance" / f"train-rank00000-{int(1000 * (T0 + start))}.arrow"
+        os.utime(path, (T0 + 1000 * start, T0 + 1000 * start))
+    seen, read = [], reading._read_whole
+    monkeypatch.setattr(reading, "_read_whole", lambda files, path: seen.append(path) or read(files, path))
+    watcher = _Watcher(RunFolder(str(tmp_path / "r")), None, None, io.StringIO())
+    watcher.begin_safely()
+    watcher.look_safely()
+    assert len(seen) == 1
+
+
+@pytest.mark.parametrize("failures", [1, 9])
+def test_a_storage_that_fails_at_the_first_look_swallows_no_run(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    monkeypatch.setattr(watching, "_RETRY_S", 0.0)
+    folder, out, left = RunFolder(str(tmp_path / "r")), io.StringIO(), [OSError("away")] * failures
+    listed = folder.list
+
+    def fail() -> dict[str, Any]:
+        if left:
+            raise left.pop()
+        return listed()
+
+    monkeypatch.setattr(folder, "list", fail)
+    watcher = _Watcher(folder, None, None, out)
+    watcher.begin_safely()
+    make_run({"grows": TRAINS, "events": [(T0 + 5, "fault", "a helper is replaced")]})
+    for _ in range(failures):
+        watcher.look_safely()
+    watcher.close()
+    assert "train, rank 0: a helper is replaced" in out.getvalue()
+    assert "no record" not in out.getvalue()
+
+
+def test_bad_rows_of_mixtures_are_named_by_their_own_offset(make_run: Make, tmp_path: Path) -> None:
+    out, now = io.StringIO(), time.time()
+    facts = {"started": now + 1, "sources": ["a (/a.lance)", "b (/b.lance)"]}
+    with raylance.watch(str(tmp_path / "r"), file=out):
+        make_run({
+            "facts": facts, "grows": TRAINS | {"masked_rows": 1}, "bad_rows": [((1 << 48) + 7, "image", "cut")],
+        })  # fmt: skip
+    assert "train: image of row offset 7 of b (/b.lance) is masked, cut\n" in out.getvalue()
+    assert ">7</td><td>image</td><td>b (/b.lance)</td>" in render(read_run(str(tmp_path / "r")))
+
+
+# ---- the three limits, from real streams
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SlowImage(raylance.Decoder):
+    """A mean of the bytes of an image, which takes some milliseconds, whatever the machine."""
+
+    shape, dtype = (), np.float32
+
+    def open(self) -> "SlowImage":
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        time.sleep(0.004)
+        out[...] = np.frombuffer(encoded, np.uint8).mean()
+
+
+@pytest.fixture(scope="module")
+def limited(write_dataset: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders of runs that are limited by reading, decoding and training: by a storage, a decoder, and a trainer that
+    sleep.
+    """
+    images = write_dataset(pa.table({"image": pa.array(make_images(300), pa.binary()), "label": np.arange(300) % 7}))
+    text = write_dataset(pa.table({"id": np.arange(300), "text": ["x" * 400] * 300}))
+    folders = {name: str(tmp_path_factory.mktemp("runs") / name) for name in ("reading", "decoding", "training")}
+
+    def drain(loader: raylance.RankLoader, pause_s: float) -> None:
+        with loader:
+            for _ in loader.iter_batches(global_batch_size=10):
+                time.sleep(pause_s)
+            assert str(loader.explain()).startswith(folders_of[loader])
+
+    folders_of: dict[raylance.RankLoader, str] = {}
+    small = {"max_window_bytes": 150_000, "max_inflight_bytes": 40_000, "runtime": "threads"}
+    loaders = {"reading": slow_loader(text, 0.004, record=folders["reading"], **small)}
+    for name, decoder in (("decoding", SlowImage(column="image")), ("training", raylance.Image("image", size=16))):
+        options: dict[str, Any] = {"num_decoders": 1, "runtime": "threads", "record": folders[name]}
+        loaders[name] = raylance.dataset(images, decode=decoder, remainder="ragged").loader(**options)
+    for name, loader in loaders.items():
+        folders_of[loader] = name
+        drain(loader, 0.06 if name == "training" else 0.002)
+    return folders
+
+
+@pytest.mark.parametrize("name", ["reading", "decoding", "training"])
+def test_three_limits_are_told_apart(limited: dict[str, str], name: str) -> None:
+    verdict = raylance.explain_run(limited[name])
+    assert verdict.limit == name
+    assert min(verdict.rates, key=lambda part: verdict.rates[part] if part != "delivered" else np.inf) == name
+    assert verdict.rates["delivered"] <= 1.5 * verdict.rates[name], (
+        "what was made before the first batch came for nothing"
+    )
+    assert (verdict.waiting < 0.05) == (name == "training")
+    waited_s = sum(float(record.at("wait_s", record.last)) for record in read_run(limited[name]).records)
+    causes = ("starting", "reading", "decoding", "finishing")
+    assert sum(verdict.seconds[cause] for cause in causes) == pytest.approx(waited_s, rel=0.15, abs=0.1)
+
+
+def test_a_slow_collate_fn_is_what_is_waited_for(write_dataset: Callable[..., str]) -> None:
+    """Many steps come in one piece: the thread makes batches of them one after the other, and hears of nothing."""
+    data = raylance.dataset(write_dataset(pa.table({"id": np.arange(600)})))
+
+    def collate(batch: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.01)
+        return batch
+
+    with data.loader(runtime="threads") as loader:
+        for _ in loader.iter_torch_batches(global_batch_size=10, collate_fn=collate, device="cpu"):
+            pass
+        stats, verdict = loader.stats(), loader.explain()
+    causes = sum(stats[f"wait_{cause}_s"] for cause in ("start", "read", "decode", "finish"))
+    assert causes == pytest.approx(stats["wait_s"], rel=0.1)
+    assert verdict.limit == "finishing"
+    assert verdict.waiting > 0.5
+
+
+def test_first_rows_with_nulls_are_shown_and_large_ones_are_not_kept(
+    write_dataset: Callable[..., str], tmp_path: Path
+) -> None:
+    """pyarrow's batches carry nulls, which no array does."""
+    rows = pa.table({"id": [1, None, 3, 4], "blob": pa.array([b"x" * (5 << 20)] * 4)})
+    folder, data = str(tmp_path / ".hidden" / "run"), raylance.dataset(write_dataset(rows))
+    with data.loader(runtime="threads", record=folder) as loader:
+        (batch,) = loader.iter_batches(global_batch_size=4, batch_format="pyarrow")
+        del batch
+        kept = loader._stats.first_rows
+        assert kept.num_rows <= 3
+    assert loader._stats.first_rows.num_rows == 0
+    (record,) = read_run(folder).records
+    assert record.ended
+    assert "<td>None</td>" in read_look(read_run(folder), record)
+
+
+# ---- the page
+
+
+def test_a_page_tells_it_all_and_needs_nothing_from_elsewhere(limited: dict[str, str], tmp_path: Path) -> None:
+    where = raylance.report_run(limited["decoding"], str(tmp_path / "o.html"))
+    assert where == str(tmp_path / "o.html")
+    page = Path(where).read_text()
+    assert "Decoding is the limit: 1 decoder delivers" in page
+    assert "every selected row exactly once" in page
+    assert "<td>all ranks together</td><td>0</td>" in page
+    assert "correlation with the next epoch" in page, "the dataset was opened again"
+    assert page.count("<img ") >= 6
+    assert not re.findall(r"""(?:src|href)=["'](?!data:)""", page)
+    assert "http://" not in re.sub(r"data:[^\"]*", "", page)
+    assert raylance.report_run(limited["decoding"]).endswith("/decoding/report.html")
+
+
+def test_bad_rows_are_shown_with_what_is_left_of_them(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    cells = make_images(40, size=(96, 128))
+    cells[5], cells[6] = cells[5][: 3 * len(cells[5]) // 4], b"no image <at> all"
+    uri = write_dataset(pa.table({"image": pa.array(cells, pa.binary())}))
+    folder = str(tmp_path / "run")
+
+    def transform(batch: dict[str, Any]) -> dict[str, Any]:
+        if 9 in batch["_rowoffset"]:
+            raise EOFError
+        return batch
+
+    decode = raylance.Image("image", size=16)
+    data = raylance.dataset(uri, decode=decode, transform=transform, on_bad_row="mask", remainder="ragged")
+    with data.loader(runtime="threads", record=folder) as loader:
+        for batch in loader.iter_batches(global_batch_size=8):
+            del batch
+    page = Path(raylance.report_run(folder)).read_text()
+    assert re.search(r'<td class="n">9</td><td>transform\(\)</td>', page)
+    rows = re.findall(
+        r'<td class="n">(\d+)</td><td>image</td><td>[^<]*</td><td>(.*?)</td><td>(.*?)</td>', page, re.DOTALL
+    )
+    assert sorted(row for row, _, _ in rows) == ["5", "6"]
+    left = {row: made for row, made, _ in rows}
+    assert left["5"].startswith("<img ")
+    assert "no image &lt;at&gt; all" in left["6"]
+    assert "3 times a row was handed out masked; 3 different ones are named. " in page
+    shutil.rmtree(uri)
+    assert "The dataset could not be opened for it" in Path(raylance.report_run(folder)).read_text()
+    lance.write_dataset(pa.table({"image": pa.array(make_images(40, seed=1), pa.binary())}), uri)
+    page = Path(raylance.report_run(folder)).read_text()
+    assert "could not be opened for it (it was rewritten since: its files were " in page
+    assert "what decodes of it" not in page, "rows of another dataset are no rows of this run"
+
+
+def test_a_report_has_no_loader_of_its_process_take_damaged_rows(
+    write_dataset: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While what is left of a damaged row is drawn, the same row is decoded beside it."""
+    noise = np.random.default_rng(0).integers(0, 255, (10, 64, 64, 3), np.uint8)
+    cells = [encode(pixels, "PNG") for pixels in noise]
+    cells[5] = cells[5][: len(cells[5]) // 2]
+    uri, folder = write_dataset(pa.table({"image": pa.array(cells, pa.binary())})), str(tmp_path / "run")
+    data = raylance.dataset(uri, decode=raylance.Image("image", size=16), on_bad_row="mask", remainder="ragged")
+
+    def masked() -> int:
+        with data.loader(runtime="threads", record=folder if not seen else False) as loader:
+            for batch in loader.iter_batches(global_batch_size=10):
+                del batch
+            return int(loader.stats()["masked_rows"])
+
+    seen: list[int] = []
+    seen.append(masked())
+    shrink = PIL.Image.Image.thumbnail
+    monkeypatch.setattr(PIL.Image.Image, "thumbnail", lambda *given: (seen.append(masked()), shrink(*given))[1])
+    assert 'alt="what decodes of it"' in Path(raylance.report_run(folder)).read_text()
+    assert seen == [1, 1]
+
+
+def test_a_page_and_a_record_tell_no_password(make_run: Make, images_uri: str) -> None:
+    """pyarrow takes keys in URIs, and reports are handed on."""
+    secret = "s3://me:hid/d@n@bucket/run"
+    loader = raylance.dataset(images_uri, columns=["id"]).loader(runtime="threads", record=secret)
+    assert loader._facts()["options"]["record"] == "s3://…@bucket/run"
+    page = render(dataclasses.replace(make_run({"grows": TRAINS}), uri=secret))
+    assert "s3://…@bucket/run" in page
+    assert "hid/d" not in page
+    with pytest.raises(raylance.ConfigError, match="cannot be opened") as refused:
+        read_run("nothing://me:hidden@x")
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_page_escapes_what_others_wrote(make_run: Make) -> None:
+    run = make_run({
+        "facts": {"host": "<script>h", "state": {"uri": "/x<script>", "filter": "a < '<b>'", "columns": ["<c>"]}},
+        "grows": TRAINS,
+        "events": [(T0 + 1, "fault", "<img src=x>"), (T0 + 2, "report", {"metrics": {"<loss>": 1.0, "epoch": 0}}),
+                   (T0 + 3, "report", {"metrics": {"<loss>": 0.5, "epoch": 1}})],
+    })  # fmt: skip
+    page = render(run)
+    assert "<script>" not in page
+    assert "<img src=x>" not in page
+    assert "&lt;img src=x&gt;" in page
+
+
+def test_the_page_has_the_figures_of_each_dataset_and_rank(make_run: Make) -> None:
+    """Ten seconds of two ranks, half of them in validation, most of which waits for its start."""
+    trains = {"rows": 40, "batches": 4, "user_s": 0.9, "other_s": 0.5, "save_s": 0.1, "wait_s": 0.1, "wait_read_s": 0.1}
+    val = {"rows": 10, "batches": 1, "user_s": 0.1, "wait_s": 0.4, "wait_start_s": 0.3, "wait_read_s": 0.1}
+    run = make_run(*(
+        {"facts": {"dataset": name, "rank": rank, "world_size": 2}, "grows": grows}
+        for name, grows in (("train", trains), ("val", val)) for rank in (0, 1)
+    ))  # fmt: skip
+    cells = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in re.findall(r"<tr>(.*?)</tr>", render(run))]
+    assert ["train", "2", "800", "200", "4.0", "25%", "0.0", "training"] in cells
+    assert ["val", "2", "200", "100", "5.0", "80%", "3.0", "starting"] in cells
+    assert ["1", "h", "400", "100", "3.0", "1.0", "1.0", "0.0", "1.0", "0.0", "0.0", "0", "0"] in cells
+    assert "A dataset whose time is mostly starting is helped by" in render(run)
+    for record in run.of("val"):
+        record.facts["prepared"] = True  # type: ignore[index]
+    assert "A dataset whose time is mostly starting is helped by" not in render(run), "it is prepared already"
+    spent = _spent(run, run.verdict("train"))
+    assert {part: seconds for part, seconds in spent.items() if seconds} == pytest.approx(
+        {"training": 6.0, "saving": 2.0, "reading": 2.0, "other datasets": 10.0}
+    )
+
+
+def test_a_run_that_failed_says_so_and_its_starts_are_told_apart(make_run: Make) -> None:
+    """Two starts: the first ended with an error in mid-epoch; so did the second."""
+    error = "BadRowError: column 'image' of row offset 7"
+    waits = TRAINS | {"user_s": 5.0, "wait_s": 1.0, "wait_start_s": 1.0, "wait_read_s": 0, "wait_decode_s": 0}
+    starts = [
+        {"facts": {"started": T0 + 100 * start, "world_size": 1 + start}, "grows": waits, "events": [
+            (T0 + 100 * start + 5, "error", error)]}
+        for start in range(2)
+    ]  # fmt: skip
+    run = make_run(*starts)
+    page = render(run)
+    assert "The last start ended with an error." in page
+    assert page.count("column &#39;image&#39; of row offset 7") == 3
+    assert "<h2>Faults survived</h2>\n<p>None.</p>" in page
+    assert "train: not all is proven, its records do not say which rows were handed out" in page
+    assert "1 and 2 ranks · 2 starts" in page
+    advice = " ".join(run.verdict("train").advice)
+    assert "each rank waited 20.0 s for the first batches of 2 starts: call loader.prepare(" in advice
+    for after_s, told in ((0.1, "although it was prepared as soon as its loader was made: fewer restarts"),
+                          (60.0, "although it was prepared, 60.0 s after its loader was made")):  # fmt: skip
+        prepared = [{**start, "facts": start["facts"] | {"prepared": True, "prepared_after_s": after_s}}
+                    for start in starts]  # fmt: skip
+        advice = " ".join(make_run(*prepared).verdict("train").advice)
+        assert told in advice
+        assert ("call it earlier" in advice) == (after_s > 20), "only to who can"
+    going_on = {"facts": {"started": T0 + 300, "world_size": 2}, "grows": TRAINS}
+    assert "The last start ended" not in render(make_run(*prepared, going_on))
+
+
+def test_many_ranks_are_shown_by_those_that_wait_most(make_run: Make) -> None:
+    run = make_run(*(
+        {"facts": {"rank": rank, "world_size": 40}, "seconds": 2, "grows": TRAINS | {"wait_s": 0.01 * rank}}
+        for rank in range(40)
+    ))  # fmt: skip
+    page = render(run)
+    assert "The 16 ranks that waited most, of 40" in page
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="there is no Chromium on this machine")
+def test_a_browser_shows_the_page_without_a_network(limited: dict[str, str], tmp_path: Path) -> None:
+    """The pictures have a size, the verdict is on top, and nothing is asked of anybody."""
+    page = Path(raylance.report_run(limited["reading"], str(tmp_path / "o.html")))
+    probe = "<script>onload=()=>{document.title=[...document.images].map(image=>image.naturalWidth).join()}</script>"
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    text = page.read_text()
+    assert policy in text, "the browser itself sees to it"
+    page.write_text(text.replace(policy, f"{policy}; script-src 'unsafe-inline'").replace("</body>", f"{probe}</body>"))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path}/profile",
+             "--dump-dom"]  # fmt: skip
+    done = subprocess.run(["chromium", *flags, page.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    widths = re.search(r"<title>([\d,]+)</title>", done.stdout)
+    assert widths is not None
+    assert min(map(int, widths[1].split(","))) > 0
+    assert "Reading is the limit" in done.stdout

@@ -1,0 +1,166 @@
+"""Owns the promises of reading ahead: the rows of the plan in their order, however they are cut, within the limit."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from raylance.errors import DatasetError
+from raylance.orders.order import Resolved
+from raylance.orders.shuffles import Sequential, WindowShuffle
+from raylance.planning.plan import REMAINDERS, Remainder
+from raylance.source.readahead import ReadAhead, TooLargeError
+from tests.unit.orders.test_order import cases, settle
+from tests.unit.planning.test_plan import make_plan
+
+
+class InMemory:
+    """A feed, a selection and a reader in one: row r has `sizes[r]` bytes, and its offset is 2 r."""
+
+    uri, version = "memory", 1
+
+    def __init__(self, sizes: list[int], read_bytes: float = 1.0) -> None:
+        self.table = pa.table({"data": pa.array([b"x" * size for size in sizes], pa.binary())})
+        self.likely_row_bytes, self.fails, self.reads = read_bytes, 0, 0
+
+    def load_selection(self) -> "InMemory":
+        return self
+
+    def open_reader(self, retry_s: float) -> "InMemory":
+        return self
+
+    def offsets(self, selected: np.ndarray) -> np.ndarray:
+        return selected * 2
+
+    def read_into(self, offsets: np.ndarray, add: Callable[[pa.Table], None]) -> None:
+        half = len(offsets) // 2  # some mebibytes at a time
+        for part in (offsets[:half], offsets[half:]) if half else (offsets,):
+            add(self.read(part))
+
+    def read(self, offsets: np.ndarray) -> pa.Table:
+        if self.fails:
+            self.fails -= 1
+            raise DatasetError("storage says no")
+        self.reads += len(offsets)
+        assert (np.diff(offsets) > 0).all()
+        return self.table.take(pa.array(offsets // 2)).append_column("_rowoffset", pa.array(offsets))
+
+
+@settings(max_examples=30)
+@given(
+    order=cases(),
+    batch=st.integers(1, 40),
+    world=st.integers(1, 5),
+    remainder=st.sampled_from(REMAINDERS),
+    item_rows=st.integers(1, 60),
+    limit=st.integers(200, 4000),
+    guess=st.sampled_from([1.0, 10.0, 300.0]),
+    seed=st.integers(0, 3),
+    data=st.data(),
+)
+def test_every_item_has_its_rows_whatever_the_limit(
+    order: Resolved,
+    batch: int,
+    world: int,
+    remainder: Remainder,
+    item_rows: int,
+    limit: int,
+    guess: float,
+    seed: int,
+    data: st.DataObject,
+) -> None:
+    """Two epochs, with items that are asked for again, as after a loss, and a jump, as after a break."""
+    if remainder == "drop":
+        batch = min(batch, order.epoch_rows)
+    plan = make_plan(order, batch, world, remainder)
+    rank = data.draw(st.integers(0, world - 1))
+    sizes = np.random.default_rng(seed).choice([1, 20, 150], order.rows, p=[0.8, 0.15, 0.05]).tolist()
+    feed = InMemory(sizes, guess)
+    ahead = ReadAhead(feed, limit)  # type: ignore[arg-type]
+    items = [item for epoch in range(2) for item in plan.items(rank, epoch, 0, item_rows)]
+    stops = data.draw(st.dictionaries(st.integers(0, len(items) - 1), st.integers(0, len(items) - 1), max_size=4))
+    for place, item in enumerate(items):
+        for asked in [item, *(items[back] for stop, back in stops.items() if stop == place)]:
+            rows = plan.select(asked.epoch, plan.item_positions(asked))
+            found = ahead.gather("plan", plan, asked)
+            assert found["_rowoffset"].to_pylist() == (rows * 2).tolist()
+            assert [len(value.as_buffer()) for value in found["data"]] == [sizes[row] for row in rows]
+    row_bytes = 150 + 8 + 4 + 4
+    assert ahead.peak_bytes <= limit + limit / 8 + max(limit / 4, 3 * row_bytes)
+
+
+def gather_all(ahead: ReadAhead, plan: object, items: list) -> list[int]:
+    return [offset // 2 for item in items for offset in ahead.gather("p", plan, item)["_rowoffset"].to_pylist()]  # type: ignore[arg-type]
+
+
+def test_ordinary_rows_are_read_once_and_whole_windows_ahead() -> None:
+    plan = make_plan(settle(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 256), 16, 1)
+    feed = InMemory([100] * 256, 112)
+    ahead = ReadAhead(feed, 4 * 64 * 112)  # type: ignore[arg-type]
+    items = list(plan.items(0, 0, 0, 16))
+    ahead.gather("p", plan, items[0])
+    assert ahead._used is not None
+    assert ahead._used.filling is not None
+    ahead._used.filling.result()
+    gather_all(ahead, plan, items[1:])
+    assert 256 <= feed.reads <= 16 + 256 + 64, "the first item by itself, each window once, one of the next epoch"
+
+
+def test_what_follows_is_read_as_a_portion_is_handed_out() -> None:
+    """Not all at once when a window turns over, and all of it before it is asked for."""
+    feed = InMemory([10] * 4000, 22)
+    plan = make_plan(settle(WindowShuffle(shard_rows=500, window_shards=1, lanes=4), 4000), 100, 1)
+    ahead = ReadAhead(feed, 6 * 2000 * 22)  # type: ignore[arg-type]  # two windows have room
+    items, later = (list(plan.items(0, epoch, 0, 100)) for epoch in (0, 1))
+    reads = []
+    for item in [*items, later[0]]:
+        ahead.gather("plan", plan, item)
+        ahead._thread.submit(lambda: None).result()  # what was begun is done
+        reads.append(feed.reads)
+    assert reads[0] < 2000 + 800, "an eighth of the next, a block more, and the first item by itself"
+    assert reads[0] < reads[4] < reads[8] < 4000 + 100 + 1
+    assert reads[12] >= 4000, "and all of it long before it is asked for"
+    assert reads[-1] < 8000 + 1000
+
+
+def test_a_row_that_exceeds_the_limit_is_refused_by_name_and_what_lies_before_it_comes() -> None:
+    sizes = [10] * 40
+    sizes[23] = 5000
+    plan = make_plan(settle(Sequential(shard_rows=8, window_shards=1), 40), 4, 1)
+    ahead = ReadAhead(InMemory(sizes), 2000)  # type: ignore[arg-type]
+    items = list(plan.items(0, 0, 0, 1))
+    assert gather_all(ahead, plan, items[:23]) == list(range(23))
+    for _ in range(2):
+        with pytest.raises(DatasetError, match="offset 46 of 'memory'.* bytes by itself, max_window_bytes allows 2,0"):
+            ahead.gather("p", plan, items[23])
+    assert gather_all(ahead, plan, items[24:]) == list(range(24, 40))
+
+
+def test_an_error_of_reading_is_not_kept() -> None:
+    plan = make_plan(settle(Sequential(shard_rows=8, window_shards=1), 64), 4, 1)
+    feed = InMemory([50] * 64, 62)
+    ahead = ReadAhead(feed, 1000)  # type: ignore[arg-type]
+    items = list(plan.items(0, 0, 0, 4))
+    assert gather_all(ahead, plan, items[:4]) == list(range(16))
+    feed.fails = 3
+    with pytest.raises(DatasetError, match="storage says no"):
+        for _ in range(3):
+            gather_all(ahead, plan, items[4:])
+    feed.fails = 0
+    assert gather_all(ahead, plan, items[4:]) == list(range(16, 64))
+
+
+def test_what_is_larger_than_allowed_is_not_given() -> None:
+    plan = make_plan(settle(Sequential(shard_rows=8, window_shards=1), 64), 16, 1)
+    ahead = ReadAhead(InMemory([1000 if row == 3 else 10 for row in range(64)]), 1 << 20)  # type: ignore[arg-type]
+    (item, *_) = plan.items(0, 0, 0, 16)
+    with pytest.raises(TooLargeError) as caught:
+        ahead.gather("p", plan, item, 500)
+    # An estimate, from as many rows as were looked at: which they are depends on what the thread has read ahead.
+    assert 1000 <= caught.value.nbytes <= 16 * 1030
+    parts = plan.cut(item, 4)
+    assert [part.rows for part in parts] == [4, 4, 4, 4]
+    assert [ahead.gather("p", plan, part, 500).num_rows for part in parts[1:]] == [4, 4, 4]

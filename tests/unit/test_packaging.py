@@ -1,0 +1,48 @@
+"""Owns the checks that pyproject.toml and constraints.txt fit each other; never installs anything."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+ALL = [*PROJECT["dependencies"], *(each for extra in PROJECT["optional-dependencies"].values() for each in extra)]
+REQUIREMENTS = [requirement for requirement in map(Requirement, ALL) if requirement.name != PROJECT["name"]]
+PINS = [
+    Requirement(line)
+    for line in (ROOT / "constraints.txt").read_text().splitlines()
+    if line and not line.startswith("#")
+]
+
+
+@pytest.mark.parametrize("pin", PINS, ids=str)
+def test_pins_are_of_packages_that_are_asked_for_by_name(pin):
+    # What others bring along is theirs to choose: a pin of theirs would keep users from installing what disagrees.
+    asked = [each for each in REQUIREMENTS if canonicalize_name(each.name) == canonicalize_name(pin.name)]
+    assert asked
+    [version] = pin.specifier
+    assert version.operator == "=="
+    assert all(each.specifier.contains(version.version) for each in asked)
+
+
+def test_the_package_asks_for_no_exact_version():
+    exact = [str(each) for each in REQUIREMENTS if any(one.operator in ("==", "===") for one in each.specifier)]
+    assert not exact
+
+
+def test_torchtitan_has_its_loader_where_the_example_takes_it_from():
+    """Only 0.3.0 was tried; its repository has moved the loader since."""
+    [torchtitan] = [each for each in REQUIREMENTS if each.name == "torchtitan"]
+    assert torchtitan.specifier.contains("0.3.0")
+    assert not any(torchtitan.specifier.contains(later) for later in ("0.3.1", "0.4.0", "1.0"))
+
+
+def test_every_package_that_runs_has_a_lower_bound_that_a_run_can_show():
+    for requirement in map(Requirement, PROJECT["dependencies"]):
+        bounds = [one.version for one in requirement.specifier if one.operator == ">="]
+        assert len(bounds) == 1, requirement
+        assert re.fullmatch(r"[\d.]+", bounds[0]), requirement
