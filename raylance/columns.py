@@ -41,7 +41,7 @@ def dataset_stem(uri: Any) -> str:
     return str(uri).rstrip("/").rpartition("/")[2].removesuffix(".lance") if isinstance(uri, str) else "data"
 
 
-def tell_rows(offsets: npt.NDArray[np.int64], datasets: tuple[str, ...]) -> str:
+def describe_rows(offsets: npt.NDArray[np.int64], datasets: tuple[str, ...]) -> str:
     """Says which rows these are, for an error: the range of offsets in each dataset that they are from.
 
     Args:

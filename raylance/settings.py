@@ -14,6 +14,7 @@ import numpy as np
 
 from raylance.arguments import check_integer, refuse_unknown
 from raylance.decode.rows import Decoding
+from raylance.environment.shared import Shared, SharedTables
 from raylance.errors import ConfigError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.order import WINDOW_BYTES, Auto, Tables
@@ -21,7 +22,6 @@ from raylance.planning.plan import Plan, Remainder
 from raylance.planning.resume import DeliverySpec as DeliverySpec
 from raylance.planning.state import describe
 from raylance.source.rows import RowSource
-from raylance.store import Shared, SharedTables
 
 logger = logging.getLogger(__name__)
 

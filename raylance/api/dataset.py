@@ -19,10 +19,11 @@ from raylance.api.passes import WholePasses
 from raylance.api.train_adapter import TrainData
 from raylance.arguments import check_integer
 from raylance.batches.batches import Batches
+from raylance.batches.display import Display
 from raylance.batches.lookup import Lookup
-from raylance.batches.showing import Shown
 from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET, VALID
 from raylance.decode.arrays import Lists, NumpyBatch, list_lengths, to_numpy
+from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.summary import PlanSummary, summarise
@@ -30,7 +31,6 @@ from raylance.runtime.session import Helpers
 from raylance.settings import DeliverySpec, ReadSpec, make_options, make_plan, map_shared, takes_options
 from raylance.source.packing import PackedRows
 from raylance.source.rows import TableRows
-from raylance.store import Shared
 
 
 class Dataset(TrainData):
@@ -63,7 +63,7 @@ class Dataset(TrainData):
     def _repr_html_(self) -> str:
         return describe(self)._repr_html_()
 
-    def show(self, rows: "int | Mapping[str, Any]" = 8) -> Shown:
+    def show(self, rows: "int | Mapping[str, Any]" = 8) -> Display:
         """Shows rows in a notebook: images as thumbnails, and how often each class is among 2,000 rows.
 
         Args:

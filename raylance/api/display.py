@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from raylance.batches.showing import Shown, joined, show_counts, show_facts, show_rows
+from raylance.batches.display import Display, display_counts, display_rows, facts_table, stacked
 from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, RaylanceError
 from raylance.orders.mixture import MixOrder
@@ -24,7 +24,7 @@ _COUNTED = 2000  # rows whose labels are read
 _LABEL = "label"  # where the schema names no other column beside the classes
 
 
-def describe(data: "Dataset") -> Shown:
+def describe(data: "Dataset") -> Display:
     """A dataset: what it is, with a few rows."""
     feed, delivery = data.opened
     schema, order = data.schema, delivery.order
@@ -46,7 +46,7 @@ def describe(data: "Dataset") -> Shown:
     facts |= {
         **{name: told(kind) for name, kind in zip(schema.names, schema.types, strict=True)},
     }
-    return joined(Shown(show_facts(facts), repr(data)), look(data, 4))
+    return stacked(Display(facts_table(facts), repr(data)), look(data, 4))
 
 
 def rows_in_words(delivery: DeliverySpec) -> str:
@@ -61,24 +61,24 @@ def told(kind: pa.DataType) -> str:
     return f"{kind.value_type} {tuple(kind.shape)}" if isinstance(kind, pa.FixedShapeTensorType) else str(kind)
 
 
-def look(data: "Dataset", rows: int) -> Shown:
+def look(data: "Dataset", rows: int) -> Display:
     """Some rows spread over a dataset, and its classes where it has labels."""
     parts, (label, classes) = [], naming(data)
     try:
         if rows:
             places = spread(data, rows)
             title = f"{len(places)} of {len(data):,} rows"
-            parts.append(show_rows(data[places], len(places), title, label, classes))
+            parts.append(display_rows(data[places], len(places), title, label, classes))
         labels = labels_of(data, label)
         if labels is not None:
             all_of = "" if len(labels) == len(data) else f" spread over all {len(data):,}"
-            parts.append(show_counts(labels, classes, f"{len(labels):,} rows{all_of}"))
+            parts.append(display_counts(labels, classes, f"{len(labels):,} rows{all_of}"))
     except RaylanceError as error:  # a row that cannot be read hides nothing else
-        parts.append(Shown(show_facts({"error": error}), str(error)))
-    return joined(*parts)
+        parts.append(Display(facts_table({"error": error}), str(error)))
+    return stacked(*parts)
 
 
-def look_at(data: "Dataset", batch: Mapping[str, Any]) -> Shown:
+def look_at(data: "Dataset", batch: Mapping[str, Any]) -> Display:
     """A batch of a dataset."""
     label, classes = naming(data)
     shown = {name: values for name, values in batch.items() if not name.startswith("_") or name == ROW_OFFSET}
@@ -86,11 +86,11 @@ def look_at(data: "Dataset", batch: Mapping[str, Any]) -> Shown:
     rows = max(lengths.values(), default=0)
     if any(length != rows for length in lengths.values()):
         raise ConfigError(f"show(): columns of {lengths} values make no rows; pass one batch as the loader gave it.")
-    parts = [show_rows(shown, 16, f"{min(rows, 16)} of {rows:,} rows", label, classes)]
+    parts = [display_rows(shown, 16, f"{min(rows, 16)} of {rows:,} rows", label, classes)]
     labels = shown.get(label)
     if labels is not None and label in data.schema.names and _holds_classes(data.schema.field(label).type):
-        parts.append(show_counts(labels, classes, f"{rows:,} rows"))
-    return joined(*parts)
+        parts.append(display_counts(labels, classes, f"{rows:,} rows"))
+    return stacked(*parts)
 
 
 def how_read(data: "Dataset", plan: Plan) -> str:

@@ -16,7 +16,15 @@ from raylance import process
 from raylance.api.recording import Recorded
 from raylance.arguments import check_flag, check_integer, refuse_unknown
 from raylance.batches.assembly import Step
-from raylance.batches.batches import Batches, BatchFormat, BatchSpec, Dtypes, bind, host_converter, torch_converter
+from raylance.batches.batches import (
+    Batches,
+    BatchFormat,
+    BatchSpec,
+    Dtypes,
+    host_converter,
+    make_batch_spec,
+    torch_converter,
+)
 from raylance.batches.device import can_pin, torch_device
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.errors import ConfigError, CoverageError, RaylanceError
@@ -326,7 +334,7 @@ class RankLoader(process.Seated, Recorded):
     def _bind(self, sizes: Sizes, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool) -> BatchSpec:
         """Checks what all iterators take; settles nothing."""
         size = check_batch_size(*sizes, self.world_size)
-        bound = bind(self._delivery, size, prefetch_batches, drop_last, with_row_offset)
+        bound = make_batch_spec(self._delivery, size, prefetch_batches, drop_last, with_row_offset)
         self._make_plan(size, bound.remainder)
         return bound
 

@@ -18,11 +18,11 @@ from typing import Any
 import pyarrow as pa
 
 from raylance import process
-from raylance.batches.showing import show_rows
+from raylance.batches.display import display_rows
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, dataset_stem
-from raylance.connection import current_session, long_call, ray_session
 from raylance.decode.arrays import to_numpy
 from raylance.decode.images import Image
+from raylance.environment.connection import current_session, long_call, ray_session
 from raylance.errors import DatasetError
 from raylance.observe import Stats, clock
 from raylance.observe.metrics import Publisher
@@ -318,7 +318,7 @@ def _look(rows: pa.Table) -> str:
     columns = [name for name in rows.column_names if name not in (COMPONENT, VALID)]
     batch = {name: _values(rows.select([name]))[name] for name in columns}
     shown = {name: values for name, values in batch.items() if name != ROW_OFFSET} | {ROW_OFFSET: batch[ROW_OFFSET]}
-    return show_rows(shown, rows.num_rows, "", "", None)._repr_html_()
+    return display_rows(shown, rows.num_rows, "", "", None)._repr_html_()
 
 
 def _values(column: pa.Table) -> Mapping[str, Any]:

@@ -8,11 +8,11 @@ from typing import Any, Self
 from raylance import process
 from raylance.api.loader import RankLoader
 from raylance.batches.batches import Batches
+from raylance.environment.shared import Shared
 from raylance.errors import ConfigError
 from raylance.observe.verdict import Verdict
 from raylance.orders.permutation import Int64Array
 from raylance.settings import DeliverySpec, Options, ReadSpec, map_shared
-from raylance.store import Shared
 
 
 class TrainData:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID, dataset_names, tell_rows
+from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID, dataset_names, describe_rows
 from raylance.errors import CoverageError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.digest import Digest
@@ -86,10 +86,10 @@ class Assembly:
             digest=digest,
         )
 
-    def tell(self, table: pa.Table) -> str:
+    def describe(self, table: pa.Table) -> str:
         """Names the rows of a step, for an error."""
         names = dataset_names(self._feed.source.uri)
-        return tell_rows(_offsets(table), names) if len(table) else f"no row of {', '.join(names)}"
+        return describe_rows(_offsets(table), names) if len(table) else f"no row of {', '.join(names)}"
 
     def _merge(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> tuple[pa.Table, Any, list[Digest]]:
         """Joins the columns in the feed's order; also says which rows were decoded, and the digest of each step."""

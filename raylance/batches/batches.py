@@ -150,7 +150,7 @@ class Batches:
         self.loader.load_state_dict(state)
 
 
-def bind(
+def make_batch_spec(
     delivery: DeliverySpec, global_batch_size: int, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool
 ) -> BatchSpec:
     """Checks what all iterators take; `RankLoader.iter_torch_batches` tells the arguments."""

@@ -8,7 +8,7 @@ from raylance.errors import DatasetError
 from raylance.observe import Stats
 from raylance.orders.permutation import Int64Array
 from raylance.settings import ReadSpec
-from raylance.source.lance_errors import tell
+from raylance.source.lance_errors import readable_text
 from raylance.source.memory import take_rows
 from raylance.source.rows import RowReader
 
@@ -37,7 +37,7 @@ class Lookup:
             self._opened = self._opened or source.open_reader()
             table = take_rows(self._opened.read(stored), places)
         except (IndexError, OverflowError, DatasetError) as error:
-            told = f"{source.uri!r}, version {source.version}, cannot give these rows: {tell(error)}"
+            told = f"{source.uri!r}, version {source.version}, cannot give these rows: {readable_text(error)}"
             raise DatasetError(told) from error
         valid = pa.array(np.ones(len(offsets), dtype=np.bool_))
         if self._decoding is not None:

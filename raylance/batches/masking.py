@@ -4,7 +4,7 @@ never decides what a bad one is.
 
 import numpy as np
 
-from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, TRANSFORM, tell_rows
+from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, TRANSFORM, describe_rows
 from raylance.errors import BadRowError
 from raylance.observe import Stats
 from raylance.orders.permutation import Int64Array
@@ -52,7 +52,7 @@ class MaskedRows:
 
     def _refuse(self, found: str) -> None:
         told = [
-            f"{column} of {tell_rows(np.array([offset]), self._datasets)} ({why})"
+            f"{column} of {describe_rows(np.array([offset]), self._datasets)} ({why})"
             for offset, (column, why) in self._first.items()
         ]
         offset, (column, why) = next(iter(self._first.items()))

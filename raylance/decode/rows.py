@@ -21,11 +21,11 @@ from raylance.columns import (
     ROW_OFFSET,
     TRANSFORM,
     VALID,
-    tell_rows,
+    describe_rows,
 )
 from raylance.decode.arrays import blank_row, is_bytes, to_arrow
 from raylance.decode.decoder import Decoder, RowDecoder, check_decoder_output
-from raylance.decode.transforms import Transform, Transformer, TransformError, no_fault_of_rows, say
+from raylance.decode.transforms import Transform, Transformer, TransformError, describe_exception, no_fault_of_rows
 from raylance.errors import BadRowError, ConfigError, DatasetError, HelperError
 from raylance.observe import Receipt, clock
 from raylance.orders.permutation import BoolArray, UInt64Array, derive_key, mix64, subkeys, uniform
@@ -161,10 +161,10 @@ class OpenDecoding:
         good, blank = np.setdiff1d(np.arange(len(encoded)), list(bad)), self._decoding.blank
         if not len(good):
             if blank is None:
-                rows = self._transformer.tell(encoded)
+                rows = self._transformer.describe(encoded)
                 raise ConfigError(
                     f"transform fails on each of the {len(encoded)} rows tried at the opening, {rows} "
-                    f"({say(failed.error)}); nothing was started. Mend it."
+                    f"({describe_exception(failed.error)}); nothing was started. Mend it."
                 ) from failed.error
             return blank.take(np.zeros(len(encoded), dtype=np.int64))
         rest = take_rows(encoded, good)
@@ -173,11 +173,11 @@ class OpenDecoding:
                 raise failed
             made = self._call(self._decode(rest, epoch, None, True)[0], epoch)
         except TransformError as together:
-            rows = self._transformer.tell(rest)
+            rows = self._transformer.describe(rest)
             raise HelperError(
-                f"transform fails on {rows} together ({say(together.error)}), and on none of these {len(rest)} rows by "
-                "itself; the epoch stops here. It gets pieces of batches, of any number of rows: what it does to a row "
-                "must not depend on the others."
+                f"transform fails on {rows} together ({describe_exception(together.error)}), and on none of these "
+                f"{len(rest)} rows by itself; the epoch stops here. It gets pieces of batches, of any number of rows: "
+                "what it does to a row must not depend on the others."
             ) from together.error
         self._bad_rows = noted  # those that cannot be decoded were noted once more
         places = np.full(len(encoded), len(made))
@@ -238,7 +238,7 @@ class OpenDecoding:
                 if made is not None:
                     raise ConfigError(f"was returned as {type(made).__name__}: decode_into must write it into `out`.")
             except ConfigError as error:  # a good row, which the settings have no place for
-                rows = tell_rows(offsets[row : row + 1], datasets)
+                rows = describe_rows(offsets[row : row + 1], datasets)
                 raise ConfigError(f"column {name!r} of {rows} {error}") from error
             except (ImportError, MemoryError) as error:
                 raise no_fault_of_rows(f"{type(column.decoder).__name__}({name!r}) cannot decode", error) from error
@@ -251,7 +251,7 @@ class OpenDecoding:
 
     def _note_bad(self, column: str, offset: int, error: Exception) -> None:
         """Notes a bad row, or raises that it is one."""
-        reason = say(error)
+        reason = describe_exception(error)
         if not self._decoding.mask_bad_rows:
             dataset = next(iter(self._decoding.datasets[offset >> COMPONENT_SHIFT :]), None)
             name = None if column == TRANSFORM else column
@@ -293,7 +293,7 @@ class _Local(threading.local):
             all_opened.append(opened)
         except Exception as error:
             raise ConfigError(
-                f"{type(decoder).__name__}({decoder.column!r}) cannot be opened ({say(error)}): "
+                f"{type(decoder).__name__}({decoder.column!r}) cannot be opened ({describe_exception(error)}): "
                 "open() must return an object with decode_into(encoded, draws, out)."
             ) from error
 
@@ -325,5 +325,6 @@ def settle(decoder: Decoder, probe: pa.Table) -> Decoder:
             failures.append(error)
     raise DatasetError(
         f"column {decoder.column!r} holds no {decoder.content}: of {len(failures)} rows sampled none decodes (the "
-        f"first says: {say(failures[0])}); nothing was started. Name a column of {decoder.content} in decode=."
+        f"first says: {describe_exception(failures[0])}); nothing was started. Name a column of {decoder.content} in "
+        "decode=."
     ) from failures[0]

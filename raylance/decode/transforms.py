@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raylance.columns import COMPONENT, DRAW, OFFSET_MASK, ROW_OFFSET, SEED, VALID, tell_rows
+from raylance.columns import COMPONENT, DRAW, OFFSET_MASK, ROW_OFFSET, SEED, VALID, describe_rows
 from raylance.decode.arrays import NumpyBatch, to_arrow, to_numpy
 from raylance.errors import ConfigError, HelperError, RaylanceError
 from raylance.orders.permutation import UInt64Array
@@ -54,12 +54,12 @@ class Transformer:
         try:
             made = self._transform(arrays) if self._transform is not None else arrays
         except ConfigError as error:
-            raise ConfigError(f"transform refuses {self.tell(table)}: {error}") from error
+            raise ConfigError(f"transform refuses {self.describe(table)}: {error}") from error
         except (ImportError, MemoryError) as error:
             raise no_fault_of_rows("transform cannot run", error) from error
         except Exception as error:  # whatever user code raises; StopIteration, too
             if type(error).__module__.startswith("ray."):
-                raise  # of a transform that asks Ray: a fault of the machines, say, for which no row is bad
+                raise  # of a transform that asks Ray: a fault of the machines, for example, for which no row is bad
             raise TransformError(error) from error
         return self._to_table(made, table)
 
@@ -68,12 +68,13 @@ class Transformer:
         schema = None if self._blank is None else self._blank.schema
         if not isinstance(made, dict) or not made:
             raise ConfigError(
-                f"transform returned {type(made).__name__} for {self.tell(given)}: it must return a dict of arrays by "
-                "column."
+                f"transform returned {type(made).__name__} for {self.describe(given)}: it must return a dict of "
+                "arrays by column."
             )
         if other := [name for name in made if not isinstance(name, str)]:
             raise ConfigError(
-                f"transform returned a column named {other[0]!r} for {self.tell(given)}: names of columns are strings."
+                f"transform returned a column named {other[0]!r} for {self.describe(given)}: names of columns are "
+                "strings."
             )
         made = {name: values for name, values in made.items() if name not in (ROW_OFFSET, SEED)}
         added = sorted({COMPONENT, DRAW, VALID} & set(made))
@@ -86,9 +87,9 @@ class Transformer:
         names = list(made) if schema is None else schema.names
         if set(names) != set(made):
             raise ConfigError(
-                f"transform returned the columns {', '.join(made)} for {self.tell(given)}, at the opening it returned "
-                f"{', '.join(names)}; the epoch stops here, because pieces of a step would not fit together. Return "
-                "the same columns always."
+                f"transform returned the columns {', '.join(made)} for {self.describe(given)}, at the opening it "
+                f"returned {', '.join(names)}; the epoch stops here, because pieces of a step would not fit together. "
+                "Return the same columns always."
             )
         return pa.table({name: self._to_column(name, made[name], given) for name in names})
 
@@ -97,8 +98,8 @@ class Transformer:
         if rows != len(given):
             what = type(values).__name__ if rows is None else f"{rows} rows"
             raise ConfigError(
-                f"transform returned {what} in {name!r} for {len(given)} rows, {self.tell(given)}: rows lost or added "
-                "here would make ranks uneven. Return one for each; filter rows with filter= instead."
+                f"transform returned {what} in {name!r} for {len(given)} rows, {self.describe(given)}: rows lost or "
+                "added here would make ranks uneven. Return one for each; filter rows with filter= instead."
             )
         kind = None if blank is None else blank.schema.field(name).type
         found = type(values).__name__
@@ -111,23 +112,23 @@ class Transformer:
                     raise ConfigError(
                         f"transform returned only None or empty lists in {name!r} for the {rows} rows tried at the "
                         f"opening, which does not tell its type ({found}), and later pieces could be of any; nothing "
-                        "was started. Return a pyarrow array, which says it: pa.array(values, pa.string()), say."
+                        "was started. Return a pyarrow array, which says it: pa.array(values, pa.string())."
                     )
             return array if kind is None else _cast(array, kind)
         except (pa.ArrowException, TypeError) as error:
             raise ConfigError(
-                f"transform returned {found} in column {name!r} for {self.tell(given)}, which cannot become "
+                f"transform returned {found} in column {name!r} for {self.describe(given)}, which cannot become "
                 f"{'one Arrow type' if kind is None else f'{kind}, as at the opening'} ({error}); it stops here, "
                 "because pieces of a step must be of one type. Return the same type always: values.astype(…), or a "
                 "pyarrow array such as pa.array(values, pa.string())."
             ) from error
 
-    def tell(self, table: pa.Table) -> str:
+    def describe(self, table: pa.Table) -> str:
         """Names the rows of a table, for an error."""
-        return tell_rows(table[ROW_OFFSET].to_numpy(), self._datasets)
+        return describe_rows(table[ROW_OFFSET].to_numpy(), self._datasets)
 
 
-def say(error: Exception) -> str:
+def describe_exception(error: Exception) -> str:
     """What an error says, on the whole."""
     try:
         text = _OBJECT.sub("", str(error))
@@ -138,7 +139,7 @@ def say(error: Exception) -> str:
 
 def no_fault_of_rows(what: str, error: ImportError | MemoryError) -> RaylanceError:
     """The error for one that says nothing of a row: here none can be decoded, good or bad."""
-    told = f"{what} on {socket.gethostname()} ({say(error)}): no row is bad for that."
+    told = f"{what} on {socket.gethostname()} ({describe_exception(error)}): no row is bad for that."
     if isinstance(error, ImportError):
         return ConfigError(f"{told} Install it wherever helpers run.")
     return HelperError(

@@ -16,11 +16,12 @@ import ray.train
 import torch
 from ray.train import CheckpointUploadMode, ValidationTaskConfig
 
-from raylance import process, temporary
+from raylance import process
 from raylance.api.dataset import Dataset
 from raylance.api.loader import RankLoader
 from raylance.api.recording import recorded
 from raylance.batches.batches import Batches
+from raylance.environment import temporary
 from raylance.errors import ConfigError, RaylanceError, StateError
 from raylance.planning.state import FILE_NAME, FORMAT, read_state, write_state
 

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import numpy as np
 from tqdm.std import tqdm as text_bar
 
-from raylance.columns import tell_rows
+from raylance.columns import describe_rows
 from raylance.reports.progress import Progress, news, progress, told_report
 from raylance.reports.reading import LoaderRecord, Run, RunFolder, Version
 
@@ -178,7 +178,7 @@ class _Watcher:
             for offset, column, why in record.bad_rows:
                 row = str(record.facts["dataset"]), offset, column
                 if row not in self._bad_rows:
-                    new[row] = f"{row[0]}: {column} of {tell_rows(np.array([offset]), sources)} is masked, {why}"
+                    new[row] = f"{row[0]}: {column} of {describe_rows(np.array([offset]), sources)} is masked, {why}"
         self._bad_rows |= new.keys()
         for line in list(new.values())[:_BAD_ROWS]:
             self._write(line)

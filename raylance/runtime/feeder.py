@@ -221,7 +221,7 @@ class Feeder:
             with self._stats.timed("collate_s"):
                 batch = bound.convert(table.drop_columns(bound.hidden))
         except Exception as error:
-            error.add_note(f"as a batch was made of {self._assembly.tell(table)}")
+            error.add_note(f"as a batch was made of {self._assembly.describe(table)}")
             raise
         if self._sender is not None:
             with self._stats.timed("transfer_s"):

@@ -8,10 +8,10 @@ import weakref
 from raylance.batches.assembly import Assembly
 from raylance.batches.batches import BatchSpec
 from raylance.batches.masking import MaskedRows
-from raylance.columns import dataset_names, tell_rows
-from raylance.connection import ray_session
+from raylance.columns import dataset_names, describe_rows
 from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.sizes import Sizes
+from raylance.environment.connection import ray_session
 from raylance.observe import Stats
 from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime.feeder import Feeder
@@ -98,7 +98,7 @@ class Helpers:
 
         def tell(item: WorkItem) -> str:
             rows = plan.select(item.epoch, plan.item_positions(item))
-            return tell_rows(source.load_selection().offsets(rows), dataset_names(source.uri))
+            return describe_rows(source.load_selection().offsets(rows), dataset_names(source.uri))
 
         return Dispatcher(
             plan=plan,

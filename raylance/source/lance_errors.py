@@ -115,12 +115,12 @@ def _of_code(text: str) -> Failure | None:
     return None
 
 
-def tell(error: BaseException) -> str:
+def readable_text(error: BaseException) -> str:
     """The text of an error without the lines of Lance's source code that it came by, and without an API's XML."""
     return _PLACE.sub("", _ANSWER.sub(r"\1: \2", str(error))).strip().rstrip(".")
 
 
-def suspect(uri: str, options: Mapping[str, str] | None) -> str:
+def describe_odd_option(uri: str, options: Mapping[str, str] | None) -> str:
     """A sentence on what is odd about the storage options of a dataset that does not open, or nothing."""
     if not uri.startswith("s3"):
         return ""

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
+from raylance.environment.shared import Shared
 from raylance.orders.permutation import Int64Array
 from raylance.source.rows import RowReader, RowSource, Selected
-from raylance.store import Shared
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

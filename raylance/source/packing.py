@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 
 from raylance.arguments import check_integer
 from raylance.columns import ROW_OFFSET
+from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.reader import Pace
 from raylance.source.rows import RowReader, RowSource, Selected
-from raylance.store import Shared
 
 _BLOCK_BYTES = 16 << 20  # of documents, to read at a time
 _FIRST_ROWS = 4  # of which nobody knows the size

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
-from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, tell
+from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
 from raylance.source.memory import take_rows
 from raylance.source.retrying import OPENING_S, patiently, retrying
 from raylance.source.version import Source, VersionCheck
@@ -79,8 +79,8 @@ def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> flo
         stats = patiently(dataset.stats.data_stats)
     except LANCE_ERRORS as error:
         raise DatasetError(
-            f"the files of {dataset.uri!r}, version {dataset.version}, cannot be read ({tell(error)}); nothing was "
-            "started. Look whether they are there, whole and readable, and try again."
+            f"the files of {dataset.uri!r}, version {dataset.version}, cannot be read ({readable_text(error)}); "
+            "nothing was started. Look whether they are there, whole and readable, and try again."
         ) from error
     stored = sum(int(field.bytes_on_disk) for field in stats.fields if field.id in wanted)
     rows = sum(int(fragment.physical_rows) for fragment in dataset.get_fragments())
@@ -170,9 +170,9 @@ class Reader:
                     else "and nothing more is read. Try again when the storage is back."
                 )
                 tried = f"It was tried {attempts} times in {time.monotonic() - begin:.0f} s, {fix}"
-                raise DatasetError(f"{what} ({tell(error)}). {tried}") from error
+                raise DatasetError(f"{what} ({readable_text(error)}). {tried}") from error
             found = self._reason(error) if failure is Failure.MISSING else error
-            raise DatasetError(f"{what} ({tell(found)}). The epoch stops here.") from found
+            raise DatasetError(f"{what} ({readable_text(found)}). The epoch stops here.") from found
 
     def _ready(self, *, is_first: bool) -> lance.LanceDataset:
         """Returns the dataset to read from: at the first attempt the open one, later one that is opened again.

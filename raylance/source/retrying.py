@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import tenacity
 
-from raylance.source.lance_errors import Failure, failure_of, tell
+from raylance.source.lance_errors import Failure, failure_of, readable_text
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +31,7 @@ def retrying(retry_s: float, *, missing: bool, attempts: int = 1) -> tenacity.Re
     def warn(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         pause_s = state.next_action.sleep if state.next_action is not None else 0.0
-        said = "" if error is None else tell(error.__cause__ or error)
+        said = "" if error is None else readable_text(error.__cause__ or error)
         logger.warning("the storage failed, and is asked again in %.1f s: %s", pause_s, said)
 
     return tenacity.Retrying(

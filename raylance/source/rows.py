@@ -7,12 +7,12 @@ from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
+from raylance.environment.shared import Shared
 from raylance.orders.permutation import Int64Array
 from raylance.source.reader import Reader, ReadMode
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection
 from raylance.source.version import Source
-from raylance.store import Shared
 
 
 class Selected(Protocol):

@@ -10,13 +10,13 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+from raylance.environment.shared import Shared
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
-from raylance.source.lance_errors import LANCE_ERRORS, failure_of, tell
+from raylance.source.lance_errors import LANCE_ERRORS, failure_of, readable_text
 from raylance.source.retrying import patiently
 from raylance.source.splits import Split
 from raylance.source.version import Source
-from raylance.store import Shared
 
 _SCAN_ROWS = 1 << 16
 
@@ -140,12 +140,12 @@ def _not_selected(source: Source, dataset: lance.LanceDataset, filter: str | Non
     if failure_of(error) is not None:
         return DatasetError(
             f"the rows of {source.uri!r}, version {source.version}, cannot be selected, because its files cannot be "
-            f"read ({tell(error)}); nothing was started. Look whether they are there, whole and readable."
+            f"read ({readable_text(error)}); nothing was started. Look whether they are there, whole and readable."
         )
     names = ", ".join(dataset.schema.names)
     return DatasetError(
-        f"filter={filter!r} cannot be applied to {source.uri!r} ({tell(error)}); nothing was started. A filter "
-        f"is an SQL expression over the columns {names}; string values take single quotes, and names that are "
+        f"filter={filter!r} cannot be applied to {source.uri!r} ({readable_text(error)}); nothing was started. A "
+        f"filter is an SQL expression over the columns {names}; string values take single quotes, and names that are "
         f"not plain words take backticks.{_quotes(filter)}"
     )
 

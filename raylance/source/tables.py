@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from raylance.environment.shared import Shared, SharedTables
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Column, Order, Tables
 from raylance.orders.permutation import Int64Array
@@ -16,7 +17,6 @@ from raylance.source.reader import Reader
 from raylance.source.rows import Selected
 from raylance.source.selection import Selection
 from raylance.source.version import Source
-from raylance.store import Shared, SharedTables
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import Self
 import lance
 
 from raylance.errors import ConfigError, DatasetError
-from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, suspect, tell
+from raylance.source.lance_errors import LANCE_ERRORS, Failure, describe_odd_option, failure_of, readable_text
 from raylance.source.retrying import patiently
 
 logger = logging.getLogger(__name__)
@@ -118,8 +118,8 @@ class Source:
             trunk = _open(self.uri, None, self.storage_options)
             if self.branch not in (None, _MAIN) and self.branch not in trunk.branches.list():
                 return DatasetError(
-                    f"{self.uri!r} has no branch {self.branch!r} any more ({tell(missing)}): what was pinned of it is "
-                    "gone. Keep the branches that you train on."
+                    f"{self.uri!r} has no branch {self.branch!r} any more ({readable_text(missing)}): what was pinned "
+                    "of it is gone. Keep the branches that you train on."
                 )
             line = trunk if self.branch is None else trunk.checkout_version((self.branch, None))
             numbers = _numbers(line)
@@ -144,7 +144,8 @@ class Source:
     def _away(self, error: Exception) -> DatasetError:
         return DatasetError(
             f"no Lance dataset can be opened at {self.uri!r} now, where version {self.version} was before "
-            f"({tell(error)}); nothing is read of it until it can.{_advice(self.uri, error, self.storage_options)}"
+            f"({readable_text(error)}); nothing is read of it until it "
+            f"can.{_advice(self.uri, error, self.storage_options)}"
         )
 
 
@@ -221,16 +222,17 @@ def _no_version(
         raise ConnectionError(f"{version!r} is listed, and was not there when it was asked for: {missing}")
     kind = "tag" if isinstance(version, str) else "reference" if isinstance(version, tuple) else "version"
     return DatasetError(
-        f"{uri!r} has no {kind} {version!r} ({tell(missing)}); nothing was started. It has versions {numbers[0]} to "
-        f"{numbers[-1]} and tags {tags}, and branches {branches} (version=(branch, None) takes a branch's newest): ask "
-        "for one of them, and tag the versions that you train on, because clean-up spares only tagged ones."
+        f"{uri!r} has no {kind} {version!r} ({readable_text(missing)}); nothing was started. It has versions "
+        f"{numbers[0]} to {numbers[-1]} and tags {tags}, and branches {branches} (version=(branch, None) takes a "
+        "branch's newest): ask for one of them, and tag the versions that you train on, because clean-up spares only "
+        "tagged ones."
     )
 
 
 def _not_opened(uri: str, error: BaseException, options: Mapping[str, str] | None) -> DatasetError:
     passes = failure_of(error) is Failure.PASSING
     what = f"{uri!r} cannot be opened" if passes else f"no Lance dataset can be opened at {uri!r}"
-    return DatasetError(f"{what} ({tell(error)}); nothing was started.{_advice(uri, error, options)}")
+    return DatasetError(f"{what} ({readable_text(error)}); nothing was started.{_advice(uri, error, options)}")
 
 
 def _advice(uri: str, error: BaseException, options: Mapping[str, str] | None) -> str:
@@ -242,7 +244,7 @@ def _advice(uri: str, error: BaseException, options: Mapping[str, str] | None) -
             said = " Check the path, the credentials in storage_options, and whether the files are whole."
         case _:
             said = " Check the path, the credentials in storage_options, and that the dataset was written."
-    return said + suspect(uri, options)
+    return said + describe_odd_option(uri, options)
 
 
 def _open(uri: str, version: Version | None, storage_options: Mapping[str, str] | None) -> lance.LanceDataset:

@@ -14,7 +14,7 @@ ROWS = 4_000
 BEGIN = """
 import faulthandler, logging, sys, threading, time
 import numpy as np, ray, raylance
-from raylance.connection import current_session, ray_session
+from raylance.environment.connection import current_session, ray_session
 
 faulthandler.dump_traceback_later(200, exit=True)
 PAUSE_S = float(sys.argv[2])

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.store import Shared
+from raylance.environment.shared import Shared
 
 ROWS = 400_000  # of which each table has more than a reference is worth
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.data
 
-from raylance.batches.batches import BatchSpec, Dtypes, bind, torch_converter
+from raylance.batches.batches import BatchSpec, Dtypes, make_batch_spec, torch_converter
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.errors import ConfigError
 from raylance.integrations.torch_data.steps import Pass, Steps
@@ -51,7 +51,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         return state
 
     def _bound(self) -> BatchSpec:
-        bound = bind(self._delivery, 1, 1, None, self._with_row_offset)
+        bound = make_batch_spec(self._delivery, 1, 1, None, self._with_row_offset)
         return dataclasses.replace(bound, convert=torch_converter(self._opened.feed, *self._arguments))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from raylance.batches.batches import bind, to_torch
+from raylance.batches.batches import make_batch_spec, to_torch
 from raylance.batches.lookup import Lookup
 from raylance.batches.masking import MaskedRows
 from raylance.columns import VALID
@@ -34,7 +34,7 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def __init__(self, handle: "Dataset", *, with_row_offset: bool = False) -> None:
         """Takes what `raylance.dataset` returned; `with_row_offset` adds `_rowoffset` to each row."""
         self._opened, self.epoch = Opened(handle), 0
-        self._hidden = bind(self._opened.delivery, 1, 0, None, with_row_offset).hidden
+        self._hidden = make_batch_spec(self._opened.delivery, 1, 0, None, with_row_offset).hidden
         self._lookup: Lookup | None = None
         self._masked = MaskedRows(self._opened.feed)
 

@@ -11,13 +11,13 @@ import torch.utils.data
 
 from raylance.api.passes import WholePasses, warn_of_one_order
 from raylance.arguments import check_flag, check_integer, refuse_unknown
+from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, RaylanceError
 from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.resume import DeliverySpec, load_state, make_state
 from raylance.planning.state import parse_state
 from raylance.process import DistInfo, find_place
 from raylance.settings import Options, check_batch_size, make_plan, map_shared
-from raylance.store import Shared
 
 if TYPE_CHECKING:
     from raylance.api.dataset import Dataset

@@ -15,7 +15,7 @@ from typing import Any
 
 import ray
 
-from raylance.connection import current_session, ray_session
+from raylance.environment.connection import current_session, ray_session
 from raylance.runtime.ray.decode_actor import DecodeActor
 from raylance.settings import Options
 

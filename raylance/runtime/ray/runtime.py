@@ -17,7 +17,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raylance.connection import current_session, fetch, in_session, long_call, ray_session
 from raylance.dispatch.messages import (
     Alive,
     Ask,
@@ -38,6 +37,7 @@ from raylance.dispatch.messages import (
     Read,
     Wake,
 )
+from raylance.environment.connection import current_session, fetch, in_session, long_call, ray_session
 from raylance.planning.plan import Plan
 from raylance.runtime.ray import decoders
 from raylance.runtime.ray.faults import as_raised, fault_of, is_helper_gone, is_machine_fault

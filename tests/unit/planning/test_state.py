@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raylance.environment.shared import Shared
 from raylance.errors import StateError
 from raylance.orders import permutation, shuffles
 from raylance.orders.order import Facts, Order, Resolved
@@ -34,7 +35,6 @@ from raylance.settings import ReadSpec
 from raylance.source.rows import table_rows
 from raylance.source.selection import Selection
 from raylance.source.version import Source
-from raylance.store import Shared
 from tests.conftest import SINCE_FORMAT, as_of_format
 from tests.unit.orders.test_order import cases
 

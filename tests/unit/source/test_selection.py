@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.errors import DatasetError
-from raylance.source.lance_errors import suspect, tell
+from raylance.source.lance_errors import describe_odd_option, readable_text
 from raylance.source.selection import Selection, select
 from raylance.source.version import pin
 
@@ -113,12 +113,12 @@ def test_missing_datasets(tmp_path: object) -> None:
 
 def test_what_lance_says_comes_without_its_source_and_without_xml() -> None:
     path = "/home/runner/work/lance/rust/lance/src/dataset.rs:765:44"
-    assert tell(OSError(f"Not found: x/_versions, {path}, {path}")) == "Not found: x/_versions"
+    assert readable_text(OSError(f"Not found: x/_versions, {path}, {path}")) == "Not found: x/_versions"
     answer = (
         '<?xml version="1.0"?>\n<Error><Code>NoSuchBucket</Code><Message>no such</Message><HostId>7</HostId></Error>'
     )
-    assert tell(OSError(f"Client error: {answer}, {path}")) == "Client error: NoSuchBucket: no such"
-    assert tell(OSError("<Error><Code>AccessDenied</Code></Error>")) == "AccessDenied:"
+    assert readable_text(OSError(f"Client error: {answer}, {path}")) == "Client error: NoSuchBucket: no such"
+    assert readable_text(OSError("<Error><Code>AccessDenied</Code></Error>")) == "AccessDenied:"
 
 
 @pytest.mark.parametrize(
@@ -135,4 +135,4 @@ def test_what_lance_says_comes_without_its_source_and_without_xml() -> None:
 )
 def test_storage_options_that_are_odd_are_named(uri: str, options: dict[str, str] | None, told: str) -> None:
     """Only where a dataset does not open: what is unknown here may be known to Lance."""
-    assert (told in suspect(uri, options)) if told else (suspect(uri, options) == "")
+    assert (told in describe_odd_option(uri, options)) if told else (describe_odd_option(uri, options) == "")

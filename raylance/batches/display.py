@@ -17,7 +17,7 @@ _CLASSES = 20
 _STYLE = "border-collapse:collapse;font-size:90%;text-align:left"
 
 
-class Shown:
+class Display:
     """What a notebook displays: HTML there, text elsewhere."""
 
     def __init__(self, markup: str, text: str) -> None:
@@ -31,7 +31,7 @@ class Shown:
         return self._text
 
 
-def show_rows(batch: Mapping[str, Any], rows: int, title: str, label: str, classes: Sequence[str] | None) -> Shown:
+def display_rows(batch: Mapping[str, Any], rows: int, title: str, label: str, classes: Sequence[str] | None) -> Display:
     """Rows of a batch, as many as asked for.
 
     Args:
@@ -51,10 +51,10 @@ def show_rows(batch: Mapping[str, Any], rows: int, title: str, label: str, class
     text = [title, "\t".join(named)]
     text += ["\t".join(_text(value) for value in row) for row in zip(*named.values(), strict=True)]
     markup = f"<div>{html.escape(title)}</div><table style='{_STYLE}'><tr>{heads}</tr>{''.join(lines)}</table>"
-    return Shown(markup, "\n".join(text))
+    return Display(markup, "\n".join(text))
 
 
-def show_facts(facts: Mapping[str, Any]) -> str:
+def facts_table(facts: Mapping[str, Any]) -> str:
     """A table of names and values."""
     lines = (
         f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in facts.items()
@@ -62,7 +62,7 @@ def show_facts(facts: Mapping[str, Any]) -> str:
     return f"<table style='{_STYLE}'>{''.join(lines)}</table>"
 
 
-def show_counts(labels: Sequence[Any], classes: Sequence[str] | None, of: str) -> Shown:
+def display_counts(labels: Sequence[Any], classes: Sequence[str] | None, of: str) -> Display:
     """How many rows each class has, the most frequent first."""
     counts = Counter(map(_plain, labels))
     named = [(_text(_named(value, classes or ())), count) for value, count in counts.most_common(_CLASSES)]
@@ -74,12 +74,12 @@ def show_counts(labels: Sequence[Any], classes: Sequence[str] | None, of: str) -
     title = f"{len(counts):,} class{'es' * (len(counts) != 1)} among {of}"
     title += f", the first {_CLASSES}" if len(counts) > _CLASSES else ""
     text = "\n".join([title, *(f"{name}\t{count:,}" for name, count in named)])
-    return Shown(f"<div>{html.escape(title)}</div><table style='{_STYLE}'>{bars}</table>", text)
+    return Display(f"<div>{html.escape(title)}</div><table style='{_STYLE}'>{bars}</table>", text)
 
 
-def joined(*parts: Shown) -> Shown:
+def stacked(*parts: Display) -> Display:
     """One below the other."""
-    return Shown("".join(part._repr_html_() for part in parts), "\n".join(map(repr, parts)))
+    return Display("".join(part._repr_html_() for part in parts), "\n".join(map(repr, parts)))
 
 
 def _named(value: Any, classes: Sequence[str]) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy.typing as npt
 
-from raylance.connection import current_session, fetch, ray_session
+from raylance.environment.connection import current_session, fetch, ray_session
 from raylance.errors import HelperError
 
 if TYPE_CHECKING:
