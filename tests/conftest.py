@@ -1,13 +1,9 @@
-"""Owns what tests share: one Ray for the session, and small real datasets; never a mock."""
+"""Owns the fixtures of all tests: one Ray for the session, and small real datasets; never a mock."""
 
-import io
 import os
-import re
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.1"  # read by Ray Train when it is imported
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -18,9 +14,11 @@ os.environ["RAY_API_SERVER_ADDRESS"] = "http://127.0.0.1:9"
 import hypothesis
 import lance
 import numpy as np
-import PIL.Image
 import pyarrow as pa
 import pytest
+
+from tests.helpers.cluster import CPUS
+from tests.helpers.images import make_images
 
 hypothesis.settings.register_profile("raylance", deadline=None, max_examples=30, derandomize=True)
 # Others each time: bash tests/run --hypothesis-profile=thorough
@@ -43,8 +41,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A Ray that was killed leaves its address on the machine, and whoever asks for any Ray waits for that one.
 os.environ.setdefault("RAY_ADDRESS", "local")
 
-CPUS = 4
-
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Marks what uses the session's Ray: `tests/run` has it in a process of its own."""
@@ -65,21 +61,6 @@ def ray_session() -> Iterator[None]:
     ray.init(address="local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
-
-
-def encode(pixels: np.ndarray, kind: str = "PNG", **options: object) -> bytes:
-    """Encodes uint8 pixels."""
-    buffer = io.BytesIO()
-    PIL.Image.fromarray(pixels).save(buffer, kind, **options)
-    return buffer.getvalue()
-
-
-def make_images(rows: int, seed: int = 0, size: tuple[int, int] = (24, 32)) -> list[bytes]:
-    """Smooth random JPEGs, each different."""
-    rng = np.random.default_rng(seed)
-    small = rng.integers(0, 255, (rows, 6, 8, 3), dtype=np.uint8)
-    resized = (PIL.Image.fromarray(pixels).resize(size[::-1], PIL.Image.Resampling.BICUBIC) for pixels in small)
-    return [encode(np.asarray(image), "JPEG", quality=90) for image in resized]
 
 
 @pytest.fixture(scope="session")
@@ -110,49 +91,3 @@ def write_dataset(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str
         return uri
 
     return write
-
-
-def actors_of(loader: Any) -> tuple[Any, list[Any]]:
-    """Handles of a loader's shard actor, and of its decode actors."""
-    runtime = loader.helpers.runtime
-    if runtime is None:
-        return None, []
-    by_kind: dict[str, list[Any]] = {"reader": [], "decoder": []}
-    for number, helper in runtime._helpers.items():
-        by_kind[runtime.crew._helpers[number].kind].append(helper.handle)
-    return next(iter(by_kind["reader"]), None), by_kind["decoder"]
-
-
-def wait_for_free_cpus(cpus: int) -> None:
-    """Waits until what earlier tests have ended gives its CPUs back; what they forgot to end is an error."""
-    import ray
-
-    deadline = time.monotonic() + 60
-    while ray.available_resources().get("CPU", 0) != cpus and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert ray.available_resources().get("CPU", 0) == cpus
-
-
-def in_object_store() -> int:
-    """Bytes of Ray's object store in use, of the node that holds this process."""
-    import ray
-    from ray._private.internal_api import memory_summary  # Ray has no public way to ask
-
-    told = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
-    found = re.search(r"Plasma memory usage (\d+) MiB", told)
-    assert found is not None
-    return int(found[1]) << 20
-
-
-SINCE_FORMAT = {
-    2: ["branch", "identity", "columns", "decode", "transform"],
-    3: ["codecs"],
-    4: ["window_bytes", "step", "global_step", "checksum"],
-}
-"""Fields of a state by the format that brought them."""
-
-
-def as_of_format(number: int, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state as an older raylance would have written it."""
-    later = {name for since, names in SINCE_FORMAT.items() if since > number for name in names}
-    return {name: value for name, value in state.items() if name not in later} | {"format": number}

@@ -23,7 +23,7 @@ import ray.exceptions
 
 import raylance
 from raylance.runtime.ray.faults import errors_travel
-from tests.conftest import CPUS, actors_of, wait_for_free_cpus
+from tests.helpers.cluster import CPUS, actors_of, wait_for_free_cpus
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

@@ -3,8 +3,6 @@
 import json
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +15,9 @@ from ray.train.torch import TorchTrainer
 import raylance
 from raylance.integrations import checkpoints
 from raylance.process import Seat
+from tests.helpers.reporting import report_slowly
 
 BATCH = 100
-
-
-class Collected(Mapping[str, int]):
-    """A state that takes a while to collect, and sees how much of that counts as saving, and how much as training."""
-
-    def __init__(self, loader: Any) -> None:
-        self._loader, self.grown = loader, []
-
-    def __getitem__(self, name: str) -> int:
-        before = self._loader.stats()
-        time.sleep(0.05)
-        after = self._loader.stats()
-        saved, trained = (after["save_s"] - before["save_s"], after["user_s"] - before["user_s"])
-        self.grown.append((saved, trained - saved))
-        return 1
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(["step"])
-
-    def __len__(self) -> int:
-        return 1
-
-
-def report_slowly(loader: Any, name: str) -> list[tuple[float, float]]:
-    """Reports; returns how much of what it took to collect the state counted as saving, and as training."""
-    raylance.report({"step": 5}, loader, collected := Collected(loader), checkpoint_dir_name=name)
-    return collected.grown
 
 
 def report_all(config: dict[str, Any]) -> dict[str, Any]:

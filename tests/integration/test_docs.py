@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from jobs.create_dataset.command import main as create_dataset
-from tests.conftest import make_images
+from tests.helpers.images import make_images
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))

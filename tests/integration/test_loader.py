@@ -20,7 +20,8 @@ import torch
 import raylance
 from raylance.api.loader import RankLoader
 from raylance.planning.digest import Digest
-from tests.conftest import CPUS, actors_of, encode, in_object_store
+from tests.helpers.cluster import CPUS, actors_of, in_object_store
+from tests.helpers.images import encode
 
 on_ray = pytest.mark.usefixtures("ray_session")
 

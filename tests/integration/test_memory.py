@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from tests.conftest import in_object_store
+from tests.helpers.cluster import in_object_store
 
 MIB = 1 << 20
 

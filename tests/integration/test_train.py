@@ -19,8 +19,8 @@ import raylance
 from raylance.integrations.checkpoints import _save
 from raylance.reports.progress import news
 from raylance.reports.reading import read_run
-from tests.conftest import CPUS, actors_of, wait_for_free_cpus
-from tests.integration.test_checkpoints import report_slowly
+from tests.helpers.cluster import CPUS, actors_of, wait_for_free_cpus
+from tests.helpers.reporting import report_slowly
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

@@ -21,7 +21,7 @@ from sklearn.datasets import load_digits
 from jobs.create_dataset import command as job
 from jobs.create_dataset.sources import Left, Piece
 from jobs.create_dataset.writing import _named as named_of
-from tests.conftest import make_images
+from tests.helpers.images import make_images
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

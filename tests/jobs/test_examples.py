@@ -16,7 +16,7 @@ import torch
 
 import raylance
 from jobs.examples import common
-from tests.conftest import make_images
+from tests.helpers.images import make_images
 
 ROOT = Path(__file__).parents[2]
 TRAIN, VAL = 250, 40

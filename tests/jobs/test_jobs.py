@@ -38,7 +38,7 @@ from jobs.train_images.data import count_classes, open_data
 from jobs.train_images.model import learning_rate
 from jobs.train_images.telling import as_options, short
 from jobs.train_images.training import Pace
-from tests.conftest import encode
+from tests.helpers.images import encode
 from tests.helpers.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard, curves_of_wandb
 
 JOBS = Path(__file__).parents[2] / "jobs"

@@ -19,7 +19,7 @@ from jobs import common, verify
 from jobs.create_dataset import command as create
 from jobs.materialize import command as materialize
 from jobs.train_images import command as train_images
-from tests.conftest import encode
+from tests.helpers.images import encode
 from tests.helpers.tracked import curves_of_tensorboard
 
 SECRET = "none-of-yours"

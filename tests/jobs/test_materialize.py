@@ -39,7 +39,8 @@ from jobs.materialize.shuffle import Work, scatter
 from jobs.materialize.survey import Chunk, Groups, Places, survey
 from raylance.orders.permutation import derive_key, subkeys
 from raylance.source import provenance
-from tests.conftest import CPUS, encode, make_images, wait_for_free_cpus
+from tests.helpers.cluster import CPUS, wait_for_free_cpus
+from tests.helpers.images import encode, make_images
 
 SCRIPT = Path(__file__).parents[2] / "jobs" / "materialize.py"
 SMALL = ("--bucket-bytes", 1 << 16)  # many chunks and buckets of few rows

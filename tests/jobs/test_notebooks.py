@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from tests.conftest import make_images
+from tests.helpers.images import make_images
 
 NOTEBOOKS = Path(__file__).parents[2] / "jobs" / "notebooks"
 

@@ -13,7 +13,7 @@ import pytest
 
 import raylance
 from raylance.process import Seat
-from tests.conftest import encode, make_images
+from tests.helpers.images import encode, make_images
 
 
 def test_a_notebook_needs_no_trainer_and_no_ray_to_look(images_uri: str) -> None:

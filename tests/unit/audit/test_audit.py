@@ -14,7 +14,7 @@ import pytest
 import raylance
 from raylance.audit import EpochAudit, Step, label_codes, read_setting, reopen
 from raylance.errors import ConfigError, DatasetError, StateError
-from tests.conftest import as_of_format
+from tests.helpers.states import as_of_format
 
 ROWS, OTHER = 203, 61
 WINDOW = raylance.WindowShuffle(shard_rows=10, window_shards=2, lanes=4)

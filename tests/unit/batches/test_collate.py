@@ -19,7 +19,7 @@ from raylance.batches.device import Sender, move, torch_device
 from raylance.batches.joining import Joiner
 from raylance.decode.arrays import Lists, to_numpy
 from raylance.errors import ConfigError, DatasetError
-from tests.conftest import make_images
+from tests.helpers.images import make_images
 
 TENSORS = pa.ExtensionArray.from_storage(
     pa.fixed_shape_tensor(pa.uint8(), (2, 2, 3)),

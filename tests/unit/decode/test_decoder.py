@@ -24,7 +24,7 @@ from raylance.decode.arrays import to_arrow
 from raylance.decode.rows import Decoding
 from raylance.testing import check_decoder
 from raylance.torch_data import IterableDataset, MapDataset, RowSampler
-from tests.conftest import encode, make_images
+from tests.helpers.images import encode, make_images
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 import raylance
 from raylance.decode.rows import Decoding
 from raylance.torch_data import IterableDataset
-from tests.conftest import make_images
+from tests.helpers.images import make_images
 
 
 def add_one(batch: dict[str, Any]) -> dict[str, Any]:

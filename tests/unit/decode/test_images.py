@@ -23,7 +23,7 @@ import raylance
 from raylance.decode.images import CenterCrop, Image, RandomResizedCrop
 from raylance.decode.rows import Decoding
 from raylance.errors import BadRowError, ConfigError
-from tests.conftest import encode, make_images
+from tests.helpers.images import encode, make_images
 
 
 def decode(values: list[bytes | None], image: Image, epoch: int = 0, offsets: list[int] | None = None, **more: object):

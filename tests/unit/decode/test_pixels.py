@@ -21,7 +21,7 @@ import raylance
 from raylance.decode.images import Image
 from raylance.decode.pixels import CODEC, PixelDecoder, Pixels
 from raylance.decode.rows import Decoding
-from tests.conftest import make_images
+from tests.helpers.images import make_images
 
 
 def picture(width: int, height: int, seed: int = 0) -> PIL.Image.Image:

@@ -2,7 +2,6 @@
 only where reading is what the trainer waits for.
 """
 
-import dataclasses
 import itertools
 import os
 import signal
@@ -26,11 +25,11 @@ from raylance.orders.order import Resolved
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.plan import Chunk, Plan, WorkItem
 from raylance.source.readahead import ReadAhead
-from raylance.source.rows import TableRows
-from tests.unit.dispatch.test_dispatcher import FAULT, Driver, make_crew
-from tests.unit.orders.test_order import cases, settle
-from tests.unit.planning.test_plan import make_plan
-from tests.unit.source.test_readahead import InMemory
+from tests.helpers.dispatch import FAULT, Driver, make_crew
+from tests.helpers.in_memory import InMemory
+from tests.helpers.orders import cases, settle
+from tests.helpers.plans import make_plan
+from tests.helpers.slow_reading import slow_loader
 
 # ---- turns
 
@@ -249,33 +248,6 @@ def grows(scaler: Scaler, stage: Stage) -> int:
 def test_readers_come_only_where_it_is_reading_that_is_waited_for() -> None:
     assert grows(Scaler(1, 4, 1, "reader"), Stage.READING) == 2, "and no third, as none has come yet"
     assert grows(Scaler(1, 4, 1, "reader"), Stage.DECODING) == 1
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SlowRows(TableRows):
-    """Takes a while for each read, as an object store does."""
-
-    wait_s: float
-
-    def open_reader(self, retry_s: float | None = None) -> Any:
-        return SlowReader(TableRows.open_reader(self, retry_s), self.wait_s)
-
-
-class SlowReader:
-    def __init__(self, reader: Any, wait_s: float) -> None:
-        self._reader, self._wait_s = reader, wait_s
-
-    def read_into(self, offsets: np.ndarray, add: Callable[[pa.Table], None]) -> None:
-        time.sleep(self._wait_s * len(offsets))
-        self._reader.read_into(offsets, add)
-
-
-def slow_loader(uri: str, wait_s: float, **options: Any) -> raylance.RankLoader:
-    dataset: Any = raylance.dataset(uri, columns=["id", "text"], remainder="ragged")
-    source = dataset._feed.source
-    fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
-    feed = dataclasses.replace(dataset._feed, source=SlowRows(**fields, wait_s=wait_s))
-    return raylance.RankLoader(feed, dataset._delivery, raylance.Options(**options))
 
 
 ROWS = 1200

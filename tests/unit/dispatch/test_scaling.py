@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import raylance
 from raylance.dispatch.messages import Dismiss, Place, Placed
 from raylance.dispatch.scaling import Scaler
-from tests.conftest import actors_of
-from tests.unit.dispatch.test_dispatcher import make_crew, reader_of
+from tests.helpers.cluster import actors_of
+from tests.helpers.dispatch import make_crew, reader_of
 
 
 class Trainer:

@@ -30,7 +30,7 @@ from raylance.observe.stats import NUMBERS
 from raylance.observe.verdict import judge
 from raylance.orders.order import Order
 from raylance.planning.summary import PlanSummary
-from tests.unit.observe.test_telemetry import part
+from tests.helpers.figures import part
 
 ROOT = Path(__file__).parents[3]
 

@@ -21,6 +21,7 @@ from raylance.observe.parts import Part
 from raylance.observe.record import COLUMNS, Place, Record
 from raylance.observe.stats import NUMBERS, Receipt, Stats, _in_step
 from raylance.observe.verdict import Verdict, judge
+from tests.helpers.figures import figures, part
 
 CAUSES = ("start", "read", "decode", "finish")
 
@@ -148,10 +149,6 @@ def read(content: bytes) -> tuple[Any, dict[str, Any]]:
 
 def make_record(**facts: Any) -> Record:
     return Record({"dataset": "train", "rank": 3, "limits": {}, **facts})
-
-
-def figures(**changes: float) -> dict[str, float]:
-    return dict.fromkeys((*NUMBERS, "epoch", "position"), 0.0) | changes
 
 
 @pytest.mark.parametrize("samples", [0, 1, 2048, 2049, 9001])
@@ -559,22 +556,6 @@ def test_counters_are_published_by_what_was_added(monkeypatch: pytest.MonkeyPatc
 
 
 # ---- the verdict
-
-OPTIONS = {"decoder_cpus": 1.0}
-
-
-def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -> Part:
-    """A rank that took 1,000 rows in ten batches; reading and decoding them took a second each."""
-    base = {
-        "rows": 1000.0,
-        "batches": 10.0,
-        "read_bytes": 1e6,
-        "storage_s": 1.0,
-        "decoded_rows": 1000.0,
-        "decode_s": 1.0,
-    }
-    known = {"rank": rank, "row_bytes": 1000.0, "order": "window", "options": OPTIONS, "cluster_cpus": 4.0}
-    return Part(figures=figures(**(base | {"readers": 1.0, "decoders": 1.0} | changes)), facts=known | (facts or {}))
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ from raylance.orders.sampling import Weighted
 from raylance.orders.shuffles import RowShuffle, ShardShuffle, WindowShuffle
 from raylance.testing import SampleRows
 from raylance.torch_data import IterableDataset
-from tests.conftest import as_of_format
-from tests.unit.orders.test_order import every_row, mixtures
-from tests.unit.planning.test_plan import global_batches, make_plan
+from tests.helpers.orders import every_row, mixtures
+from tests.helpers.plans import global_batches, make_plan
+from tests.helpers.states import as_of_format
 
 
 def parts_of(order: Resolved) -> tuple[Component, ...]:

@@ -12,77 +12,11 @@ from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder
 from raylance.orders.order import Epoch, Facts, Order, Resolved, Rows, Tables
 from raylance.orders.permutation import Int64Array
-from raylance.orders.registry import ORDERS, make_order
+from raylance.orders.registry import make_order
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle, auto_lanes
-from raylance.testing import SampleRows, check_order
-
-SHUFFLES = tuple(ORDERS.values())
-KINDS = (*SHUFFLES, Weighted, ClassBalanced, MixOrder)
-
-
-def sample(n: int) -> SampleRows:
-    """A selection of n rows in uneven fragments, with a weight and a class of each row."""
-    rows = np.arange(n)
-    classes = np.array([f"class {row * row % 5}" for row in rows])
-    return SampleRows(count=n, columns={"weight": rows % 7 + (n == 1), "class": classes})
-
-
-def settle(order: Order, n: int, seed: int = 3, **facts: float) -> Resolved:
-    """An order of n rows, looked up in the sample."""
-    bound, tables = order.bind(sample(n))
-    return bound.settle(Facts(rows=n, seed=seed, tables=tables, **facts))  # type: ignore[arg-type]
-
-
-def every_row(order: Resolved, epoch: int = 0) -> list[int]:
-    """A whole epoch."""
-    return order.epoch(epoch).rows(np.arange(order.epoch_rows)).tolist()
-
-
-MIXED: tuple[Order, ...] = (
-    RowShuffle(shard_rows=3),
-    WindowShuffle(shard_rows=3, window_shards=2, lanes=2),
-    WindowShuffle(shard_rows="fragment", window_shards=2, lanes=3),
-    ShardShuffle(shard_rows=4, window_shards=1, lanes=2),
-    Sequential(shard_rows=5),
-)
-
-
-@st.composite
-def mixtures(draw: st.DrawFn, draws: bool = True) -> Resolved:
-    """A settled mixture of one to four small datasets; `draws` has some drawn with replacement."""
-    components = []
-    for index in range(draw(st.integers(1, 4))):
-        rows, quota = draw(st.integers(1, 60)), draw(st.integers(1, 7))
-        drawn = Weighted(weights="weight", rows_per_epoch=draw(st.integers(1, 90)), shard_rows=1)
-        order, tables = draw(st.sampled_from([*MIXED, drawn] if draws else MIXED)).bind(sample(rows))
-        part = Component(name=f"part {index}", order=order, seed=index, rows=rows, quota=quota, tables=tables)
-        components.append(part)
-    stop = draw(st.sampled_from(["first_exhausted", "all_exhausted", 150]))
-    order = MixOrder(components=tuple(components), stop=stop, chunk_positions=draw(st.integers(1, 100)))
-    return order.settle(Facts(rows=sum(part.rows for part in components), seed=3))
-
-
-@st.composite
-def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> Resolved:
-    """Any order, settled, of some selected rows."""
-    kind, n = draw(st.sampled_from(kinds)), draw(st.integers(1, 400))
-    if kind is MixOrder:
-        return draw(mixtures())
-    shard_rows = draw(st.integers(1, 40))
-    if kind is RowShuffle:
-        order: Order = RowShuffle(shard_rows=shard_rows)
-    elif kind is Weighted:
-        order = Weighted(weights="weight", rows_per_epoch=draw(st.integers(1, 500)), shard_rows=1)
-    elif kind is ClassBalanced:
-        batch = draw(st.integers(1, 50))
-        order = ClassBalanced(column="class", batch_rows=batch, rows_per_epoch=draw(st.integers(1, 500)), shard_rows=1)
-        if draw(st.booleans()):
-            order = dataclasses.replace(order, classes_per_batch=1)
-    else:
-        sizes = {"window_shards": draw(st.integers(1, 5)), "lanes": draw(st.integers(1, 9))}
-        order = kind(shard_rows=draw(st.sampled_from([shard_rows, "fragment"])), **sizes)
-    return settle(order, n)
+from raylance.testing import check_order
+from tests.helpers.orders import SHUFFLES, cases, every_row, sample, settle
 
 
 @given(case=cases(), seed=st.integers(), epoch=st.integers(0, 9))

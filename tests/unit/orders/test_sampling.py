@@ -14,7 +14,7 @@ from raylance.orders.order import Epoch, Facts, Order
 from raylance.orders.permutation import subkeys, uniform
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.testing import SampleRows
-from tests.unit.orders.test_order import every_row, sample, settle
+from tests.helpers.orders import every_row, sample, settle
 
 
 def draw(order: Order, n: int) -> np.ndarray:

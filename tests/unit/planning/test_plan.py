@@ -13,49 +13,10 @@ from hypothesis import strategies as st
 from raylance.errors import ConfigError
 from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
-from raylance.planning.plan import REMAINDERS, Plan, Remainder, portion_rows
+from raylance.planning.plan import REMAINDERS, Remainder, portion_rows
 from raylance.planning.summary import summarise
-from tests.unit.orders.test_order import cases, every_row, settle
-
-Batches = list[list[int]]
-
-
-def make_plan(order: Resolved, batch: int, world: int, remainder: Remainder = "ragged") -> Plan:
-    return Plan(
-        order=order,
-        global_batch_size=batch,
-        world_size=world,
-        remainder=remainder,
-        chunk_positions=order.read_positions or 64,
-    )
-
-
-def rank_batches(plan: Plan, rank: int, epoch: int, position: int, item_rows: int) -> dict[int, list[int]]:
-    """A rank's rows by position of the step, put together from its work items as a stream does."""
-    batches: dict[int, list[int]] = {}
-    for item in plan.items(rank, epoch, position, item_rows):
-        rows = plan.select(item.epoch, plan.item_positions(item))
-        assert len(rows) == item.rows
-        begin = plan.line(item.position, rank) + item.low - plan.line(item.chunk.position, rank)
-        chunk_rows = plan.chunk_rows(item.chunk, rank)
-        assert plan.chunk_size(item.chunk, rank) == len(chunk_rows)
-        read = chunk_rows[begin : begin + item.rows]
-        np.testing.assert_array_equal(read, rows, "an item's rows are not where its chunk has them")
-        size = item.high - item.low
-        singles = [plan.select(epoch, plan.item_positions(single)) for single in plan.cut(item, item.steps)]
-        np.testing.assert_array_equal(np.concatenate(singles), rows)
-        for step in range(item.steps):
-            at = item.position + step * plan.stride
-            batches.setdefault(at, []).extend(rows[step * size : (step + 1) * size].tolist())
-    return batches
-
-
-def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -> Batches:
-    """The ranks' batches of each step, one behind the other."""
-    ranks = [rank_batches(plan, rank, epoch, position, item_rows) for rank in range(plan.world_size)]
-    assert all(list(batches) == list(ranks[0]) for batches in ranks), "ranks make different steps"
-    assert len(ranks[0]) == plan.steps(position)
-    return [[row for batches in ranks for row in batches[at]] for at in ranks[0]]
+from tests.helpers.orders import cases, every_row, settle
+from tests.helpers.plans import Batches, global_batches, make_plan
 
 
 @given(

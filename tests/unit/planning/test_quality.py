@@ -13,7 +13,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 from raylance.planning.plan import Plan, Remainder
 from raylance.planning.quality import Measure, ShuffleQuality, compare_windows, shuffle_quality
-from tests.unit.orders.test_order import settle
+from tests.helpers.orders import settle
 
 SEQUENTIAL = Sequential(shard_rows=100, window_shards=1, lanes=1)
 ROWS, BATCH = 60_000, 64

@@ -18,7 +18,7 @@ import ray.train
 import raylance
 from raylance.audit import EpochAudit, reopen
 from raylance.planning.state import read_state
-from tests.conftest import as_of_format
+from tests.helpers.states import as_of_format
 
 DATA = Path(__file__).parents[2] / "data"
 

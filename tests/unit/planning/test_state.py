@@ -35,8 +35,8 @@ from raylance.settings import ReadSpec
 from raylance.source.rows import table_rows
 from raylance.source.selection import Selection
 from raylance.source.version import Source
-from tests.conftest import SINCE_FORMAT, as_of_format
-from tests.unit.orders.test_order import cases
+from tests.helpers.orders import cases
+from tests.helpers.states import SINCE_FORMAT, as_of_format
 
 STATE = State(
     uri="a.lance",

@@ -20,7 +20,7 @@ from raylance.orders.order import Epoch, Order
 from raylance.orders.permutation import Int64Array, permute
 from raylance.reports.proving import prove_records
 from raylance.reports.reading import read_run
-from tests.conftest import make_images
+from tests.helpers.images import make_images
 
 
 @pytest.fixture(scope="module")

@@ -30,8 +30,8 @@ from raylance.reports.progress import news, progress, table, told_report
 from raylance.reports.reading import Run, RunFolder, read_look, read_run
 from raylance.reports.timeline import PARTS, timeline
 from raylance.reports.watching import _Watcher
-from tests.conftest import encode, make_images
-from tests.unit.dispatch.test_readers import slow_loader
+from tests.helpers.images import encode, make_images
+from tests.helpers.slow_reading import slow_loader
 
 Make = Callable[..., Run]
 T0 = 1.7e9

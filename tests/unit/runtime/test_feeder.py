@@ -21,7 +21,7 @@ import torch
 import raylance
 from raylance.errors import ConfigError, HelperError
 from raylance.runtime import feeder as feeder_module
-from tests.conftest import make_images
+from tests.helpers.images import make_images
 
 ROWS, BATCH = 400, 20
 BAD = 203
