@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from raylance import process
-from raylance.api.recording import Recorded
+from raylance.api.recording import Recorder
 from raylance.arguments import check_flag, check_integer, refuse_unknown
 from raylance.batches.assembly import Step
 from raylance.batches.batches import (
@@ -28,14 +28,15 @@ from raylance.batches.batches import (
 from raylance.batches.device import can_pin, torch_device
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.errors import ConfigError, CoverageError, RaylanceError
-from raylance.observe import clock
+from raylance.observe.recorder import position_of
+from raylance.observe.verdict import Verdict
 from raylance.orders.permutation import Int64Array
 from raylance.orders.shuffles import Sequential
 from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.proof import planned_digest, selected_digest
 from raylance.planning.resume import load_state, make_state
-from raylance.planning.state import State
+from raylance.planning.state import State, identity_of
 from raylance.runtime.session import Helpers
 from raylance.settings import DeliverySpec, Options, ReadSpec, check_batch_size, make_plan
 
@@ -44,11 +45,12 @@ logger = logging.getLogger(__name__)
 Sizes = tuple[int | None, int | None]  # rows of a step over all ranks, or of each rank
 
 
-class RankLoader(process.Seated, Recorded):
+class RankLoader(process.Seated):
     """One rank's loader. `ray.train.get_dataset_shard` returns it; picklable until it is iterated.
 
     Attributes:
         helpers: Who works for it.
+        recorder: Its statistics and its record.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class RankLoader(process.Seated, Recorded):
             leaves_nothing: Whether it is a pass over a handle, of which a run has no record.
         """
         process.Seated.__init__(self, rank, world_size, seat)
-        Recorded.__init__(self, leaves_nothing=leaves_nothing)
+        self.recorder = Recorder(feed, options, rank, world_size, seat, leaves_nothing=leaves_nothing)
         self._feed, self._delivery, self._options = feed, delivery, options
         self._epoch, self._position, self._iteration = 0, 0, 0
         self._step, self._global_step = 0, 0
@@ -101,6 +103,39 @@ class RankLoader(process.Seated, Recorded):
         `set_epoch` leaves it as it is.
         """
         return self._global_step
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Epoch and position of the next batch."""
+        return self._epoch, self._position
+
+    def stats(self) -> dict[str, Any]:
+        """Timings and counters since the loader was made; `raylance.observe.Stats` describes each."""
+        return self.recorder.stats.as_dict()
+
+    def explain(self) -> Verdict:
+        """Says in words what limits this rank so far, and what to change; see `Verdict`.
+
+        The trainer's time between its batches is compared with the time that it waited, and with what reading and
+        decoding would deliver by themselves. `explain_run` gives the same for a whole run, over all ranks.
+        """
+        return self.recorder.explain(self._delivery)
+
+    def identity(self) -> dict[str, Any]:
+        """Which data the loader reads and in which order, without the position, for experiment trackers. JSON-able; a
+        checkpoint holds the same.
+        """
+        return identity_of(self.state_dict())
+
+    def record(self, *, may_wait: bool = True) -> None:
+        """Writes what has been counted so far to the run's storage, where the loader is recorded: call it before a
+        process ends that may be killed. A thread writes the record all the time, some seconds late; `report` and each
+        end of an epoch write it, too.
+
+        Args:
+            may_wait: Whether to wait for the network where the storage is remote.
+        """
+        self.recorder.flush(may_wait=may_wait)
 
     def completed_shards(self) -> Int64Array:
         """IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
@@ -135,7 +170,7 @@ class RankLoader(process.Seated, Recorded):
                 self._position,
             )
         self._epoch, self._position, self._step = epoch, 0, 0
-        self._ledger.move(epoch)
+        self.recorder.ledger.move(epoch)
         self._iteration += 1
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
@@ -201,7 +236,7 @@ class RankLoader(process.Seated, Recorded):
         pin_memory = can_pin(check_flag("pin_memory", pin_memory))
         target = process.default_device() if device == "auto" else torch_device(device)
         if callable(collate_fn):
-            collate_fn = self._stats.timed("collate_fn_s")(collate_fn)
+            collate_fn = self.recorder.stats.timed("collate_fn_s")(collate_fn)
         convert = torch_converter(self._feed, dtypes, collate_fn, pad_lists, pin_memory or target.type == "cuda")
         bound = dataclasses.replace(bound, convert=convert, device=target, pin_memory=pin_memory)
         return self._batches(bound, "torch")
@@ -272,10 +307,10 @@ class RankLoader(process.Seated, Recorded):
             StateError: If the state is damaged, newer, or belongs to other rows or another order.
         """
         self._delivery, saved = load_state(state, self._state(), self._delivery)
-        self._stats.tell("resume", {"epoch": saved.epoch, "position": saved.position})
+        self.recorder.stats.tell("resume", {"epoch": saved.epoch, "position": saved.position})
         self._batch_size = saved.global_batch_size
         self._epoch, self._position = saved.epoch, saved.position
-        self._ledger.load(saved.epoch, saved.position)
+        self.recorder.ledger.load(saved.epoch, saved.position)
         self._step, self._global_step = saved.step, saved.global_step
         self._iteration += 1
 
@@ -283,7 +318,7 @@ class RankLoader(process.Seated, Recorded):
         """Ends the helpers. The position stays; another iteration starts new ones."""
         self._iteration += 1
         self.helpers.close()
-        self._end_record()
+        self.recorder.end()
 
     def __enter__(self) -> Self:
         return self
@@ -301,7 +336,6 @@ class RankLoader(process.Seated, Recorded):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._made_at_s = clock.now()
         self.enter_process()
 
     def _is_no_dataset(self, *_: Any) -> NoReturn:
@@ -352,19 +386,18 @@ class RankLoader(process.Seated, Recorded):
     def _prepare(self, bound: BatchSpec, epoch: int, position: int) -> None:
         """Begins to make the first batches of a pass that nobody has asked for yet."""
         self.check_place()
-        if not self._stats.batches and self._prepared_after_s is None:
-            self._prepared_after_s = clock.now() - self._made_at_s
+        self.recorder.on_prepare()
         plan = self._make_plan(bound.global_batch_size, bound.remainder)
         if plan.steps(position) > 0:
             plan.check_order(epoch)
             where = {"epoch": epoch, "position": position, "prefetch_batches": bound.prefetch_batches}
-            self.helpers.prepare(plan, self.rank, **where, stats=self._stats)
+            self.helpers.prepare(plan, self.rank, **where, stats=self.recorder.stats)
 
     def _pass(self, bound: BatchSpec) -> Iterator[Any]:
         """Hands out the rest of the epoch, and counts how long each batch is awaited and kept: whatever is done here
         while the consumer asks is waiting.
         """
-        stats, batches, is_first = self._stats, self._take_all(bound), True
+        stats, batches, is_first = self.recorder.stats, self._take_all(bound), True
         try:
             while True:
                 begun = stats.begin("wait_s")
@@ -393,15 +426,17 @@ class RankLoader(process.Seated, Recorded):
         iteration = self._iteration
         if plan.steps(position) <= 0:
             logger.warning("%s", no_step_left(plan, epoch, position))
-            self._ledger.add(epoch, position, position, Digest(), is_last=True)
+            self.recorder.ledger.add(epoch, position, position, Digest(), is_last=True)
             self._epoch, self._position, self._step = epoch + 1, 0, 0
             return
         plan.check_order(epoch)
-        self._begin_record(plan)
-        self._ledger.cut()
+        self.recorder.begin(plan, self._delivery, self.state_dict, position_of(self))
+        self.recorder.ledger.cut()
         self._passed = Digest()
         prepares = self._prepares
-        feeder = self.helpers.start(plan, self.rank, epoch=epoch, position=position, bound=bound, stats=self._stats)
+        feeder = self.helpers.start(
+            plan, self.rank, epoch=epoch, position=position, bound=bound, stats=self.recorder.stats
+        )
         try:
             for handed, step in feeder:
                 if iteration != self._iteration:
@@ -416,7 +451,7 @@ class RankLoader(process.Seated, Recorded):
                 if iteration != self._iteration:
                     break
         except RaylanceError as error:
-            self._tell_error(error)
+            self.recorder.on_error(error)
             raise
         finally:
             feeder.close()
@@ -428,7 +463,7 @@ class RankLoader(process.Seated, Recorded):
 
     def _hand_out(self, plan: Plan, epoch: int, begin: int, step: Step) -> None:
         """Counts a step as consumed, of a pass that began at a position; at the end of an epoch, certifies the pass."""
-        self._ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last)
+        self.recorder.ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last)
         self._passed += step.digest
         if step.is_last:
             self._check_epoch(plan, epoch, step.after)
@@ -443,8 +478,8 @@ class RankLoader(process.Seated, Recorded):
                 "positions": [begin, step.after],
                 **dataclasses.asdict(self._passed),
             }
-            self._stats.epoch_certificate = certificate
-            self._stats.tell("epoch", certificate)
+            self.recorder.stats.epoch_certificate = certificate
+            self.recorder.stats.tell("epoch", certificate)
 
     def _check_epoch(self, plan: Plan, epoch: int, end: int) -> None:
         """Compares an epoch that an order of one's own has ordered with the selection, where this rank saw all of it.
@@ -452,7 +487,7 @@ class RankLoader(process.Seated, Recorded):
         Raises:
             CoverageError: If rows came twice, and others never.
         """
-        handed = self._ledger.since(epoch, 0) if self.world_size == 1 else None
+        handed = self.recorder.ledger.since(epoch, 0) if self.world_size == 1 else None
         if not plan.order.is_custom or plan.order.repeats or handed is None:
             return
         selection, name = self._feed.source.load_selection(), type(plan.order.settings).__name__

@@ -1,5 +1,5 @@
-"""Owns what a loader tells of itself: its counters, the verdict in words, and what its record says of it; never moves
-a position, and never writes anything itself.
+"""Owns what one loader reports about itself: statistics, ledger, verdict, and its record's facts; never moves a
+position, and never writes a file itself.
 """
 
 import contextlib
@@ -27,107 +27,118 @@ from raylance.errors import DatasetError
 from raylance.observe import Stats, clock
 from raylance.observe.metrics import Publisher
 from raylance.observe.parts import Part
-from raylance.observe.record import FOLDER, Place, Record, open_folder, told_uri
-from raylance.observe.recorder import Recording, position_of
+from raylance.observe.record import FOLDER, Record, RecordFolder, open_folder, told_uri
+from raylance.observe.recorder import Position, Recording
 from raylance.observe.stats import now_s, saving
 from raylance.observe.verdict import Verdict, judge
 from raylance.planning.digest import Ledger
 from raylance.planning.plan import Plan
-from raylance.planning.state import identity_of, subject_of
+from raylance.planning.state import subject_of
 from raylance.settings import DeliverySpec, Options, ReadSpec
 
 
-class Recorded:
-    """What is counted of a loader, and where that goes."""
+class Recorder:
+    """Statistics, ledger and record of one loader. Picklable until the loader is iterated.
 
-    _feed: ReadSpec
-    _delivery: DeliverySpec
-    _options: Options
-    rank: int
-    world_size: int
-    seat: process.Seat | None
-    _epoch: int
-    _position: int
-    state_dict: Callable[[], dict[str, Any]]
+    Attributes:
+        stats: Its timings and counters.
+        ledger: Which rows it handed out.
+    """
 
-    def __init__(self, *, leaves_nothing: bool = False) -> None:
-        """Counts nothing yet; of a pass over a handle, which leaves nothing behind, no run has a record."""
-        self._leaves_nothing = leaves_nothing
-        self._called: str | None = None  # what its record calls it
-        self._number = 1  # among those of its data that are iterated at one time
-        self._stats = Stats()
-        self._ledger = Ledger()
-        self._recording: Recording | None = None
-        self._made_at_s = clock.now()  # in this process
-        self._prepared_after_s: float | None = None  # by its user, before the first batch was asked for
-
-    def stats(self) -> dict[str, Any]:
-        """Timings and counters since the loader was made; `raylance.observe.Stats` tells how to read each."""
-        return self._stats.as_dict()
-
-    def explain(self) -> Verdict:
-        """Says in words what limits this rank so far, and what to change; see `Verdict`.
-
-        The trainer's time between its batches is compared with what it waited for, and with what reading and decoding
-        would deliver by themselves. Of a whole run, `explain_run` says the same over all ranks.
-        """
-        facts = {**self._facts(), "cluster_cpus": _cluster_cpus()}
-        return judge([Part(figures=self._stats.sample(), facts=facts)])
-
-    def identity(self) -> dict[str, Any]:
-        """Which data these are, and in which order they come, as checkpoints say it, without the position: for what a
-        run is tracked by. JSON-able.
-        """
-        return identity_of(self.state_dict())
-
-    def record(self, *, may_wait: bool = True) -> None:
-        """Writes what has been counted so far to the run's storage, where the loader is recorded: before a process
-        that may be killed ends, say. A thread does it all the time, some seconds late; `report` does it, too, and each
-        end of an epoch.
+    def __init__(
+        self,
+        feed: ReadSpec,
+        options: Options,
+        rank: int,
+        world_size: int,
+        seat: process.Seat | None,
+        *,
+        leaves_nothing: bool = False,
+    ) -> None:
+        """Starts with empty counters and without a record.
 
         Args:
-            may_wait: Whether to wait for the network where the storage is remote.
+            feed: What the loader reads.
+            options: How the loader uses the machine.
+            rank: The loader's rank.
+            world_size: Ranks that share the epoch.
+            seat: How Ray Train handed the loader out, or None.
+            leaves_nothing: Whether the loader is one pass over a handle, of which a run has no record.
         """
+        self.stats, self.ledger = Stats(), Ledger()
+        self._feed, self._options = feed, options
+        self._rank, self._world_size, self._seat = rank, world_size, seat
+        self._leaves_nothing = leaves_nothing
+        self._called: str | None = None  # its name in the record
+        self._number = 1  # among the loaders of the same data that are iterated at one time
+        self._recording: Recording | None = None
+        self._made_at_s = clock.now()  # in this process
+        self._prepared_after_s: float | None = None  # since then: when prepare() was called, before the first batch
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._made_at_s = clock.now()
+
+    def explain(self, delivery: DeliverySpec) -> Verdict:
+        """Judges this rank's figures so far; see `RankLoader.explain`."""
+        facts = {**self._facts(delivery), "cluster_cpus": _cluster_cpus()}
+        return judge([Part(figures=self.stats.sample(), facts=facts)])
+
+    def flush(self, *, may_wait: bool = True) -> None:
+        """Writes what has been counted so far, where the loader has a record; see `RankLoader.record`."""
         if self._recording is not None:
             self._recording.flush(may_wait=may_wait)
 
+    def on_prepare(self) -> None:
+        """Notes when the user prepared the first batch."""
+        if not self.stats.batches and self._prepared_after_s is None:
+            self._prepared_after_s = clock.now() - self._made_at_s
+
+    def on_error(self, error: Exception) -> None:
+        """Records the error that ends a pass."""
+        self.stats.tell("error", f"{type(error).__name__}: {error}")
+        self.flush()
+
     @contextlib.contextmanager
     def reporting(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> Iterator[None]:
-        """Notes a report to Ray Train, and writes the record before and after it: a run often ends with one. All that
-        the report does belongs into the body, which counts as saving.
-
-        Args:
-            metrics: What is reported; numbers among it are noted.
-            has_checkpoint: Whether a checkpoint comes with it.
-        """
+        """Records a report to Ray Train, and counts the body as saving; see `RankLoader.reporting`."""
         begin = clock.now()
-        with saving([self._stats]):
+        with saving([self.stats]):
             if has_checkpoint:  # from which the run may resume
-                self._ledger.cut()
-            self.record()
+                self.ledger.cut()
+            self.flush()
             yield
             numbers = {str(name): value for name, value in metrics.items() if isinstance(value, int | float)}
-            told = {"metrics": numbers, "seconds": clock.now() - begin, "has_checkpoint": has_checkpoint}
-            self._stats.tell("report", told)
-            self.record()
+            report = {"metrics": numbers, "seconds": clock.now() - begin, "has_checkpoint": has_checkpoint}
+            self.stats.tell("report", report)
+            self.flush()
 
-    def _begin_record(self, plan: Plan) -> None:
-        """Begins the record, where there is to be one."""
+    def begin(
+        self, plan: Plan, delivery: DeliverySpec, state_dict: Callable[[], dict[str, Any]], position: Position
+    ) -> None:
+        """Begins the record and the metrics, where there are to be any and none have begun.
+
+        Args:
+            plan: Of the pass that begins.
+            delivery: What is delivered.
+            state_dict: Gives the loader's state.
+            position: Gives (epoch, position) of the next batch, and None when the loader is gone.
+        """
         if self._recording is not None or self._options.record is False:
             return
-        place, run = _place_of(self._options.record, leaves_nothing=self._leaves_nothing)
-        state = self.state_dict()
-        if place is not None:
-            self._name_apart(place.path, f"{subject_of(state)} {self._is_whole}")
+        folder, run = _folder_of(self._options.record, leaves_nothing=self._leaves_nothing)
+        state = state_dict()
+        if folder is not None:
+            self._choose_name(folder.path, f"{subject_of(state)} {self._is_whole}")
         # Not 0 where the loader was closed, and continues. The first batch is being waited for already.
-        before, waited_s = self._stats.counted(), self._stats.timed_s("wait_s")
+        before, waited_s = self.stats.counted(), self.stats.timed_s("wait_s")
         publisher = Publisher(run, self._name, self._worker[0], before) if ray_session() else None
-        if place is None:
-            self._stats.first_rows = pa.table({})  # nobody looks at them
-        if place is None and publisher is None:
+        if folder is None:
+            self.stats.first_rows = pa.table({})  # nothing shows them
+        if folder is None and publisher is None:
             return
         start = _start_of_run()
-        facts = self._facts() | {
+        facts = self._facts(delivery) | {
             "run": run,
             "start": start,
             "repeats": plan.order.repeats,
@@ -150,26 +161,23 @@ class Recorded:
                 ),
             },
         }
-        who = {"start": start, "rank": self.rank, "world_size": self.world_size, "process": _process()}
-        ledger = self._ledger
-        self._stats.called, self._stats.shared_s = self._name, {}
+        origin = {"start": start, "rank": self._rank, "world_size": self._world_size, "process": _process()}
+        ledger = self.ledger
+        self.stats.called, self.stats.shared_s = self._name, {}
         self._recording = Recording(
             Record(facts, before),
-            self._stats,
-            position_of(self),
-            place,
+            self.stats,
+            position,
+            folder,
             publisher,
-            _look,
-            lambda: who | ledger.to_dict(),
+            _rows_html,
+            lambda: origin | ledger.to_dict(),
         )
         with _naming:
             _recorded.setdefault(self, (self._worker[0], (), 1))
 
-    def _tell_error(self, error: Exception) -> None:
-        self._stats.tell("error", f"{type(error).__name__}: {error}")
-        self.record()
-
-    def _end_record(self) -> None:
+    def end(self) -> None:
+        """Ends the record and the metrics; `begin` may begin others."""
         recording, self._recording = self._recording, None
         with _naming:
             _recorded.pop(self, None)
@@ -177,29 +185,25 @@ class Recorded:
             recording.end()
 
     @property
-    def place(self) -> tuple[int, int]:
-        """Epoch and position of the next batch."""
-        return self._epoch, self._position
-
-    @property
     def _stem(self) -> str:
-        seated = self.seat.name if self.seat is not None else None
-        return seated or self._options.name or dataset_stem(self._feed.source.uri)
+        given = self._seat.name if self._seat is not None else None
+        return given or self._options.name or dataset_stem(self._feed.source.uri)
 
     @property
     def _name(self) -> str:
         return self._called or self._stem
 
-    def _name_apart(self, folder: str, subject: str) -> None:
-        """Settles what the record calls the loader. Loaders of unlike data have unlike names, as long as the process
-        lives; and so have two of the same data that a rank iterates at one time, or what one of them did would be taken
-        for what the other did.
+    def _choose_name(self, folder: str, subject: str) -> None:
+        """Chooses the loader's name in the record.
+
+        Loaders of different data get different names for as long as the process lives. So do two loaders of the same
+        data that one rank iterates at one time: under one name, their figures would be added up.
 
         Args:
             folder: Of the records.
-            subject: Which data it is of.
+            subject: Which data the loader reads.
         """
-        if self.seat is not None:
+        if self._seat is not None:
             return
         kind, rank = (folder, self._stem, subject), self._worker[0]
         with _naming:
@@ -214,17 +218,17 @@ class Recorded:
     @property
     def _is_whole(self) -> bool:
         """Whether every rank sees the dataset whole, through a loader of its own."""
-        if self.seat is not None:
-            return not self.seat.split
-        return self.world_size == 1 and (process.train_place() or (0, 1))[1] > 1
+        if self._seat is not None:
+            return not self._seat.split
+        return self._world_size == 1 and (process.train_place() or (0, 1))[1] > 1
 
     @property
     def _worker(self) -> tuple[int, int]:
         """Rank and world size of the worker: of a dataset that each rank sees whole, all loaders are rank 0 of 1."""
-        return (process.train_place() if self._is_whole else None) or (self.rank, self.world_size)
+        return (process.train_place() if self._is_whole else None) or (self._rank, self._world_size)
 
-    def _facts(self) -> dict[str, Any]:
-        """What the verdict needs to know beside the figures, and who this is."""
+    def _facts(self, delivery: DeliverySpec) -> dict[str, Any]:
+        """What the verdict needs to know beside the figures, and which loader this is."""
         source, decoding, record = self._feed.source, self._feed.decoding, self._options.record
         rank, ranks = self._worker
         options = dataclasses.asdict(self._options)
@@ -234,11 +238,11 @@ class Recorded:
             "split": not self._is_whole,
             "rank": rank,
             "world_size": ranks,
-            "rows": self._delivery.rows,
+            "rows": delivery.rows,
             "row_bytes": float(source.likely_row_bytes),
             "decodes": [decoder.column for decoder in decoding.decoders] if decoding else [],
             "draft": [each.draft for each in decoding.decoders if isinstance(each, Image)] if decoding else [],
-            "order": self._delivery.order.name,
+            "order": delivery.order.name,
             "prepared": self._prepared_after_s is not None,
             "prepared_after_s": self._prepared_after_s,
             "options": options | {"record": told_uri(record) if isinstance(record, str) else record},
@@ -247,7 +251,7 @@ class Recorded:
         }
 
 
-_recorded: "weakref.WeakKeyDictionary[Recorded, tuple[int, tuple[str, ...], int]]" = weakref.WeakKeyDictionary()
+_recorded: "weakref.WeakKeyDictionary[Recorder, tuple[int, tuple[str, ...], int]]" = weakref.WeakKeyDictionary()
 _names: dict[tuple[Any, ...], str] = {}  # given in this process, by folder, stem, data and number
 _naming = threading.Lock()  # loaders may begin in several threads
 
@@ -262,8 +266,8 @@ def _process() -> str:
     return _id_of(os.getpid())
 
 
-def recorded() -> list[Recorded]:
-    """The loaders of this process that have a record or metrics now."""
+def recorded() -> list[Recorder]:
+    """The recorders of this process that write a record or publish metrics now."""
     with _naming:
         return list(_recorded)
 
@@ -277,16 +281,16 @@ def _start_of_run() -> str:
     return str(group or "")
 
 
-def _place_of(wanted: bool | str, *, leaves_nothing: bool) -> tuple[Place | None, str]:
+def _folder_of(wanted: bool | str, *, leaves_nothing: bool) -> tuple[RecordFolder | None, str]:
     """Where a record goes, and the name of the run."""
     if isinstance(wanted, str):
         filesystem, path = open_folder(wanted)
-        return Place(filesystem, f"{path}/{FOLDER}"), os.path.basename(path)
+        return RecordFolder(filesystem, f"{path}/{FOLDER}"), os.path.basename(path)
     found = None if leaves_nothing else process.train_storage()
     if found is None:
         return None, "interactive"
     filesystem, path, run = found
-    return Place(filesystem, f"{path}/{FOLDER}"), run
+    return RecordFolder(filesystem, f"{path}/{FOLDER}"), run
 
 
 def _cluster_cpus() -> float | None:
@@ -313,7 +317,7 @@ def _worker_cpus() -> float:
     return float(assigned.get("CPU", 0.0))
 
 
-def _look(rows: pa.Table) -> str:
+def _rows_html(rows: pa.Table) -> str:
     """HTML of some rows."""
     columns = [name for name in rows.column_names if name not in (COMPONENT, VALID)]
     batch = {name: _values(rows.select([name]))[name] for name in columns}

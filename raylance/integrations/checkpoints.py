@@ -19,7 +19,7 @@ from ray.train import CheckpointUploadMode, ValidationTaskConfig
 from raylance import process
 from raylance.api.dataset import Dataset
 from raylance.api.loader import RankLoader
-from raylance.api.recording import recorded
+from raylance.api.recording import Recorder, recorded
 from raylance.batches.batches import Batches
 from raylance.environment import temporary
 from raylance.errors import ConfigError, RaylanceError, StateError
@@ -75,7 +75,7 @@ def report(
                 "report() was given something to checkpoint and no loader: a run that resumes there would repeat rows. "
                 "Pass the loader of the training dataset, or several by name."
             )
-        with _noted(dict.fromkeys([*process.seated, *recorded()]), metrics, has_checkpoint=False):
+        with _reporting(dict.fromkeys([*_recorders(process.seated), *recorded()]), metrics, has_checkpoint=False):
             ray.train.report(dict(metrics))
         return
     if not isinstance(state, Mapping | None):
@@ -97,7 +97,7 @@ def report(
     }
     is_own = is_first and given is None
     with (
-        _noted(loaders.values(), metrics, has_checkpoint=True),
+        _reporting(_recorders(loaders.values()), metrics, has_checkpoint=True),
         _own_directory(checkpoint_upload_mode) if is_own else contextlib.nullcontext(given) as reported,
     ):
         if is_first and reported is not None:
@@ -261,13 +261,19 @@ def _check_missing(loaders: Mapping[str | None, Any]) -> None:
             )
 
 
-def _noted(loaders: Iterable[Any], metrics: Mapping[str, Any], *, has_checkpoint: bool) -> contextlib.ExitStack:
-    """Notes a report in the records of loaders; what it encloses counts as saving."""
+def _recorders(loaders: Iterable[Any]) -> list[Recorder]:
+    """The recorders of loaders, and of handles in local mode; what delivers batches by other means has none."""
+    found = [loader.run_loader() if isinstance(loader, Dataset) else loader for loader in loaders]
+    return [loader.recorder for loader in found if isinstance(loader, RankLoader)]
+
+
+def _reporting(
+    recorders: Iterable[Recorder], metrics: Mapping[str, Any], *, has_checkpoint: bool
+) -> contextlib.ExitStack:
+    """Records a report in several records; the body counts as saving."""
     stack = contextlib.ExitStack()
-    for loader in loaders:
-        found = loader.run_loader() if isinstance(loader, Dataset) else loader
-        if isinstance(found, RankLoader):
-            stack.enter_context(found.reporting(metrics, has_checkpoint=has_checkpoint))
+    for recorder in recorders:
+        stack.enter_context(recorder.reporting(metrics, has_checkpoint=has_checkpoint))
     return stack
 
 

@@ -33,7 +33,7 @@ _MOST = 1984  # older ones; then every second one is dropped, and they are kept 
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
+class RecordFolder:
     """A folder for records, wherever it lies."""
 
     filesystem: Any
@@ -114,7 +114,7 @@ class Record:
         """Begins one.
 
         Args:
-            facts: See `Recorded` for them.
+            facts: See `raylance.api.recording` for them.
             before: What the loader had counted before: an earlier record of it has that.
         """
         self._before = before or {}

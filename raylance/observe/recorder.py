@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from raylance.observe.metrics import Publisher
-from raylance.observe.record import Place, Record
+from raylance.observe.record import Record, RecordFolder
 from raylance.observe.stats import Stats, now_s
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Recording:
         record: Record,
         stats: Stats,
         position: Position,
-        place: Place | None,
+        place: RecordFolder | None,
         publisher: Publisher | None,
         look: Look,
         handed: Handed | None = None,
@@ -196,7 +196,7 @@ class Recording:
         with self._changed:
             return self._record.content(**told)
 
-    def _show_first(self, place: Place) -> None:
+    def _show_first(self, place: RecordFolder) -> None:
         """Writes the look of the first rows, once, and lets go of them."""
         rows = self._stats.first_rows
         if rows is None or not rows.num_rows:

@@ -166,7 +166,7 @@ def train(
         watch.sleep("training", costs.train_s)
         in_step(step)
         if costs.save_every and step % costs.save_every == costs.save_every - 1:
-            with loader.reporting({"step": step}, has_checkpoint=True):
+            with loader.recorder.reporting({"step": step}, has_checkpoint=True):
                 watch.sleep("saving", costs.save_s)
 
 
@@ -270,7 +270,7 @@ def test_all_that_is_shown_agrees_with_a_stopwatch(
     watch, costs, folder = Watch(time), LIMITED[limit], str(tmp_path / "run")
     with make_loader(uri, watch, costs, record=folder) as loader:
         train(loader, watch, costs)
-        stats, live, figures = loader.stats(), loader.explain(), loader._stats.sample()
+        stats, live, figures = loader.stats(), loader.explain(), loader.recorder.stats.sample()
     check_stats(stats, watch)
     check_verdict(live, limit, watch)
     run = read_run(folder)
@@ -385,7 +385,7 @@ def test_a_pass_over_another_dataset_in_a_step_with_a_report_in_it(uri: str, tim
 
             train(loader, watch, costs, validate)
             inner = val.stats()
-        with loader.reporting({}, has_checkpoint=True):  # after the pass
+        with loader.recorder.reporting({}, has_checkpoint=True):  # after the pass
             watch.sleep("saving", 2.0)
         stats = loader.stats()
     (took_s,) = passed
@@ -455,10 +455,10 @@ def test_what_is_under_way_is_shown_up_to_now(uri: str, time: VirtualTime) -> No
         assert loader.stats()["wait_s"] == loader.stats()["wait_start_s"] == time.now() - asked == waited_s
         watch.sleep("training", 0.5)
         assert loader.stats()["user_s"] == 0.5
-        with loader.reporting({}, has_checkpoint=True):
+        with loader.recorder.reporting({}, has_checkpoint=True):
             watch.sleep("saving", 0.25)
             assert (loader.stats()["user_s"], loader.stats()["save_s"]) == (0.75, 0.25)
-        assert loader._stats.sample()["train_s"] == 0.75
+        assert loader.recorder.stats.sample()["train_s"] == 0.75
         kept = iter(loader.iter_torch_batches(global_batch_size=BATCH, device="cpu"))
         asked = time.now()
         next(kept)  # the pass before is left alone, with its batch in hand

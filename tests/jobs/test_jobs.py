@@ -680,7 +680,7 @@ def test_the_pace_is_the_verdicts(images_uri):
             if step == 20:
                 paces = [pace.since(step), lap.since(step), pace.since(step)]  # the clock runs between them
                 assert paces[0]["images_per_s"] >= paces[1]["images_per_s"] >= paces[2]["images_per_s"]
-                with loader.reporting({}, has_checkpoint=False):
+                with loader.recorder.reporting({}, has_checkpoint=False):
                     time.sleep(0.2)
         told = pace.since(953 / 32)
         assert told["images_per_s"] == pytest.approx(loader.explain().rates["delivered"])

@@ -278,8 +278,8 @@ def test_rows_that_the_transform_fails_on_are_masked(plain_uri: str, error: Exce
                 rows += len(offsets)
             assert rows == ROWS
             assert loader.stats()["masked_rows"] == len(bad) * (epoch + 1)
-            assert sorted(row for row, _, _ in loader._stats.bad_rows) == bad
-            assert all(type(error).__name__ in why for _, _, why in loader._stats.bad_rows)
+            assert sorted(row for row, _, _ in loader.recorder.stats.bad_rows) == bad
+            assert all(type(error).__name__ in why for _, _, why in loader.recorder.stats.bad_rows)
         (batch,) = loader.iter_torch_batches(global_batch_size=ROWS)
         assert (~batch["_valid"]).nonzero().flatten().tolist() == bad
     assert handle.head(40)["_valid"].tolist() == [row not in bad for row in range(40)]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from raylance.observe import metrics, record, recorder
 from raylance.observe.parts import Part
-from raylance.observe.record import COLUMNS, Place, Record
+from raylance.observe.record import COLUMNS, Record, RecordFolder
 from raylance.observe.stats import NUMBERS, Receipt, Stats, _in_step
 from raylance.observe.verdict import Verdict, judge
 from tests.helpers.figures import figures, part
@@ -166,8 +166,8 @@ def test_a_record_is_bounded_and_ends_with_what_is_known_last(samples: int) -> N
     assert (told["uri"], told["events"], told["format"]) == ("a", [[1.0, "fault", "x"]], record.FORMAT)
 
 
-def place(path: Path) -> Place:
-    return Place(pyarrow.fs.LocalFileSystem(), str(path / "run" / "raylance"))
+def place(path: Path) -> RecordFolder:
+    return RecordFolder(pyarrow.fs.LocalFileSystem(), str(path / "run" / "raylance"))
 
 
 class Loader:
@@ -214,7 +214,7 @@ def test_a_storage_that_fails_ends_no_run(tmp_path: Path, caplog: pytest.LogCapt
     assert "the run goes on" in told[0]
 
 
-class Storage(Place):
+class Storage(RecordFolder):
     """A folder whose storage hangs while `gate` is closed, and fails while `fails` is set."""
 
     def write(self, name: str, content: bytes) -> None:

@@ -22,7 +22,8 @@ import pytest
 
 import raylance
 from raylance import process, top
-from raylance.observe.record import Place, Record
+from raylance.api.loader import RankLoader
+from raylance.observe.record import Record, RecordFolder
 from raylance.observe.stats import NUMBERS
 from raylance.reports import drawing, reading, watching
 from raylance.reports.page import _spent, render
@@ -30,6 +31,7 @@ from raylance.reports.progress import news, progress, table, told_report
 from raylance.reports.reading import Run, RunFolder, read_look, read_run
 from raylance.reports.timeline import PARTS, timeline
 from raylance.reports.watching import _Watcher
+from raylance.settings import Options
 from tests.helpers.images import encode, make_images
 from tests.helpers.slow_reading import slow_loader
 
@@ -56,7 +58,7 @@ def make_run(tmp_path: Path) -> Make:
                 record.add(figures | {name: second * each for name, each in loader.get("grows", {}).items()})
                 record._recent[-1][0] = record.facts["started"] + second
             told = {name: loader.get(name) for name in ("events", "bad_rows", "ended", "shared_s")}
-            Place(pa.fs.LocalFileSystem(), str(tmp_path / "r" / "raylance")).write(
+            RecordFolder(pa.fs.LocalFileSystem(), str(tmp_path / "r" / "raylance")).write(
                 f"{record.name}.arrow", record.content(**told)
             )
         return read_run(str(tmp_path / "r"))
@@ -200,8 +202,7 @@ def test_a_dataset_that_each_rank_sees_whole_is_recorded_by_each(
     data, seat = raylance.dataset(images_uri, columns=["id"]), process.Seat(name="val", split=False)
     for rank in range(2):
         monkeypatch.setattr(process, "train_place", lambda rank=rank: (rank, 2))
-        with data.loader(rank=0, world_size=1, runtime="threads", record=str(tmp_path)) as loader:
-            loader.seat = seat
+        with RankLoader(*data.opened, Options(runtime="threads", record=str(tmp_path)), seat=seat) as loader:
             next(iter(loader.iter_batches(global_batch_size=100)))
     assert [record.rank for record in read_run(str(tmp_path)).newest("val")] == [0, 1]
 
@@ -476,7 +477,7 @@ def test_watching_tells_what_is_new_and_moves_one_line(
         for _epoch in range(2):
             for _ in loader.iter_batches(global_batch_size=32):
                 time.sleep(0.03)
-            with loader.reporting({"epoch": loader.epoch, "loss": 0.5, "name": "x"}, has_checkpoint=False):
+            with loader.recorder.reporting({"epoch": loader.epoch, "loss": 0.5, "name": "x"}, has_checkpoint=False):
                 pass
         time.sleep(1.2)  # a look at it
     told = out.getvalue()
@@ -703,9 +704,9 @@ def test_first_rows_with_nulls_are_shown_and_large_ones_are_not_kept(
     with data.loader(runtime="threads", record=folder) as loader:
         (batch,) = loader.iter_batches(global_batch_size=4, batch_format="pyarrow")
         del batch
-        kept = loader._stats.first_rows
+        kept = loader.recorder.stats.first_rows
         assert kept.num_rows <= 3
-    assert loader._stats.first_rows.num_rows == 0
+    assert loader.recorder.stats.first_rows.num_rows == 0
     (record,) = read_run(folder).records
     assert record.ended
     assert "<td>None</td>" in read_look(read_run(folder), record)
@@ -789,8 +790,9 @@ def test_a_report_has_no_loader_of_its_process_take_damaged_rows(
 def test_a_page_and_a_record_tell_no_password(make_run: Make, images_uri: str) -> None:
     """pyarrow takes keys in URIs, and reports are handed on."""
     secret = "s3://me:hid/d@n@bucket/run"
-    loader = raylance.dataset(images_uri, columns=["id"]).loader(runtime="threads", record=secret)
-    assert loader._facts()["options"]["record"] == "s3://…@bucket/run"
+    data = raylance.dataset(images_uri, columns=["id"])
+    recorder = data.loader(runtime="threads", record=secret).recorder
+    assert recorder._facts(data.opened[1])["options"]["record"] == "s3://…@bucket/run"
     page = render(dataclasses.replace(make_run({"grows": TRAINS}), uri=secret))
     assert "s3://…@bucket/run" in page
     assert "hid/d" not in page
