@@ -1,38 +1,37 @@
-"""Owns the side-by-side measurement of raylance and its peers; never asserts a speed, it prints what it saw.
+"""Owns the side-by-side measurement of raylance and its peers; never asserts a speed, it prints what it measured.
 
     python -m jobs.benchmark                              # tables, turns, resumes: some minutes on two cores
     python -m jobs.benchmark --only images --readers decode,safe-lance,raylance --epochs 5 --json o.json
     python -m jobs.benchmark --against ../before          # beside the raylance of another checkout, in the same rounds
     python -m jobs.benchmark --only turns,memory,sizes --plot o.png
 
-Two datasets are made once and kept: JPEG photographs with a label, and float32 vectors with an id; label and
-id are the row's number. Every reader hands torch batches to this process and uses the same cores, with one
-thread for numbers (OMP_NUM_THREADS) in each process. Peers with workers are tried with `--workers` of them and
-with more, and the best count takes part. "decode" is the ceiling: the decode function alone, on bytes in
-memory. "raylance-free" decodes nothing, which leaves the way of the data.
+Two datasets are made once and kept: JPEG photographs with a label, and float32 vectors with an id; label and id are the
+row's number. Every reader hands torch batches to this process and uses the same cores, with one thread for numbers
+(OMP_NUM_THREADS) in each process. Peers with workers are tried with `--workers` of them and with more, and the best
+count takes part. "decode" is the ceiling: the decode function alone, on bytes in memory. "raylance-free" decodes
+nothing: its rate is that of the data path alone.
 
-The clock covers, for every reader alike, a pass of two whole epochs: from the call of `iter()` until the last batch
-of the second is touched. Opening, permuting, starting processes and one warm-up epoch, which also fills the page cache,
-are not timed. Before each pass the machine comes to rest, so that nobody pays for what another reader still does.
+The clock covers, for every reader alike, a pass of two whole epochs: from the call of `iter()` until the last batch of
+the second is touched. Opening, permuting, starting processes and one warm-up epoch, which also fills the page cache,
+are not timed. Before each pass the machine comes to rest, so that no reader pays for another reader's work.
 raylance reads and decodes the beginning of the next epoch ahead. Passes lie some epochs apart, so it expects the second
 epoch of a pass, as in training, and never the first: no row is read or decoded before the clock starts, and what is
-made for the epoch behind a pass is made in vain.
-The last columns tell the first batch from the rest: how long it took, the first one of the second epoch, and the rate
-after the first. That rate is what a long epoch comes near to, but it flatters a reader that has much prefetched by
-then; and the CPU time that the consuming thread itself spends on getting a batch, which no prefetching hides from
-training. Readers take turns, one pass each a round, so that noise of the machine hits all alike;
-a ratio is the median of the ratios within the rounds.
+made for the epoch after a pass is not used.
+The last columns separate the first batch from the rest: how long it took, the first one of the second epoch, and the
+rate after the first. A long epoch approaches that rate, but it flatters a reader that has prefetched much by then. The
+CPU time is what the consuming thread itself spends on getting a batch, which no prefetching hides from training.
+Readers take turns, one pass each a round, so that noise of the machine affects all alike; a ratio is the median of the
+ratios within the rounds.
 
-To touch a batch is to sum a strided part of it. The sum does not depend on the order, so readers that share
-a decode function must agree on it; it and the row numbers are checked after the pass. Behind the tables come
-the figures that raylance wants to reach, each beside its target.
+To touch a batch is to sum a strided part of it. The sum does not depend on the order, so readers that share a decode
+function must agree on it; it and the row numbers are checked after the pass. After the tables come the figures that
+raylance wants to reach, each beside its target.
 
-The parts behind the tables show what a rate does not: a trainer slower than the loader through epoch turns and
-validation passes (turns), the first batch of a run (starting) and after a resume (resuming), planning at 10¹⁰ rows
-(planning, with `python -m` in a checkout alone), where the CPU time of a row goes (spending), what records and metrics
-cost (recording), whether what a run shows agrees with a stopwatch (shown), the memory of hundreds of short epochs and
-of heavy-tailed rows (memory), and cost against rows, pixels, decoders and ranks (sizes). Each stands in a file of its
-name.
+The other parts show what a rate does not: a trainer slower than the loader through epoch turns and validation passes
+(turns), the first batch of a run (starting) and after a resume (resuming), planning at 10¹⁰ rows (planning, in a
+checkout alone), where the CPU time of a row goes (spending), what records and metrics cost (recording), whether what a
+run shows agrees with a stopwatch (shown), the memory of hundreds of short epochs and of heavy-tailed rows (memory), and
+cost against rows, pixels, decoders and ranks (sizes). Each is a file of its name.
 
 Exit status: 1 when a reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
 """
@@ -40,6 +39,7 @@ Exit status: 1 when a reader delivered other rows than it claims or other values
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
@@ -52,71 +52,42 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .figures import Figure, of_images, of_vectors, print_figures, print_table
-from .gpu import measure_gpu, of_gpu
+from . import figures, gpu, memory, planning, recording, resuming, shown, sizes, spending, starting, turns
+from .figures import Figure, print_figures, print_table
 from .measuring import one_thread_each, open_before, run_rounds, serve
-from .memory import measure_memory, of_memory
-from .planning import measure_planning, of_planning
 from .readers import READERS, Entry
-from .recording import measure_recording, of_recording
-from .resuming import measure_resuming, of_resuming
 from .setting import Setting
-from .shown import measure_shown, of_shown
-from .sizes import measure_sizes, of_sizes
-from .spending import measure_spending, of_spending
-from .starting import measure_starting, of_starting
-from .turns import measure_turns, of_turns
 
-EXPERIMENTS: dict[str, Callable[[Setting], Any]] = {
-    "turns": measure_turns,
-    "starting": measure_starting,
-    "resuming": measure_resuming,
-    "planning": measure_planning,
-    "spending": measure_spending,
-    "recording": measure_recording,
-    "shown": measure_shown,
-    "memory": measure_memory,
-    "sizes": measure_sizes,
-    "gpu": measure_gpu,
+TABLES: dict[str, Callable[[Any], list[Figure]]] = {"images": figures.images, "vectors": figures.vectors}
+EXPERIMENTS: dict[str, Any] = {  # modules that measure, and make figures of what they found
+    "turns": turns,
+    "starting": starting,
+    "resuming": resuming,
+    "planning": planning,
+    "spending": spending,
+    "recording": recording,
+    "shown": shown,
+    "memory": memory,
+    "sizes": sizes,
+    "gpu": gpu,
 }
-# What makes figures of each part.
-PARTS: dict[str, Callable[[Any], list[Figure]]] = {
-    "images": of_images,
-    "vectors": of_vectors,
-    "turns": of_turns,
-    "starting": of_starting,
-    "resuming": of_resuming,
-    "planning": of_planning,
-    "spending": of_spending,
-    "recording": of_recording,
-    "shown": of_shown,
-    "memory": of_memory,
-    "sizes": of_sizes,
-    "gpu": of_gpu,
-}
-BY_DEFAULT = [
-    part for part in PARTS if part not in ("spending", "recording", "shown", "memory", "sizes", "gpu")
-]  # which take minutes each
+PARTS = [*TABLES, *EXPERIMENTS]
+BY_DEFAULT = PARTS[: PARTS.index("spending")]  # those from there on take minutes each
 
 
 def environment(args: argparse.Namespace) -> dict[str, Any]:
     """What the numbers depend on."""
-    versions = {"python": platform.python_version()}
+    found = {"cores": os.cpu_count(), "processor": _processor(), "python": platform.python_version()}
     for package in ("raylance", "ray", "pylance", "lancedb", "torch", "pillow", "simplejpeg", "pyarrow", "numpy"):
         try:
-            versions[package] = importlib.metadata.version(package)
+            found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return {
-        "cores": os.cpu_count(),
-        "processor": _processor(),
-        **versions,
-        **{key: str(value) for key, value in vars(args).items()},
-    }
+            found[package] = "not installed"
+    return found | {key: str(value) for key, value in vars(args).items()}
 
 
 def _processor() -> str:
-    """The processor's name, where the system tells it."""
+    """The processor's name, where the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -179,20 +150,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def setting_of(args: argparse.Namespace) -> Setting:
     """What the experiments take of the command line."""
-    return Setting(
-        data_dir=args.data_dir,
-        images=args.images,
-        vectors=args.vectors,
-        batch_size=args.batch_size,
-        vector_batch_size=args.vector_batch_size,
-        workers=args.workers,
-        seed=args.seed,
-        rounds=args.epochs,
-    )
+    names = [field.name for field in dataclasses.fields(Setting) if field.name != "rounds"]
+    return Setting(rounds=args.epochs, **{name: getattr(args, name) for name in names})
 
 
 def choose(kind: str, args: argparse.Namespace) -> dict[str, Entry]:
-    """The readers of a dataset that the command line names, those of another checkout behind them."""
+    """The readers of a dataset that the command line names, then those of another checkout."""
     chosen = {name: READERS[kind][name] for name in READERS[kind] if name in args.readers.split(",")}
     for name in [name for name in chosen if name.startswith("raylance")] if args.against else []:
         before = functools.partial(open_before, kind=kind, name=name, checkout=args.against.absolute())
@@ -209,24 +172,22 @@ def main(argv: list[str] | None = None) -> int:
     report: dict[str, Any] = {"environment": environment(args)}
     print(*(f"{key}={value}" for key, value in report["environment"].items()))
     setting = setting_of(args)
-    sound, figures = True, list[Figure]()
+    sound, reached = True, list[Figure]()
     for part in [part for part in PARTS if part in args.only]:
-        chosen = choose(part, args) if part in READERS else {}
-        if part in READERS and not chosen:
-            continue
         print(f"measuring {part}", file=sys.stderr)
-        if part in READERS:
-            report[part] = run_rounds(setting.job(part), chosen, args.epochs)
-            sound = print_table(part, chosen, report[part]) and sound
-        else:
+        if part in EXPERIMENTS:
             try:
-                report[part] = EXPERIMENTS[part](setting)
+                report[part] = EXPERIMENTS[part].measure(setting)
             except ImportError as error:
                 print(f"{part}: skipped, {error}")
                 continue
-        figures += PARTS[part](report[part])
-    print_figures(figures)
-    report["figures"] = [figure.as_dict() for figure in figures]
+            reached += EXPERIMENTS[part].figures(report[part])
+        elif chosen := choose(part, args):
+            report[part] = run_rounds(setting.job(part), chosen, args.epochs)
+            sound = print_table(part, chosen, report[part]) and sound
+            reached += TABLES[part](report[part])
+    print_figures(reached)
+    report["figures"] = [figure.as_dict() for figure in reached]
     if args.json:
         args.json.write_text(json.dumps(report, indent=1))
     if args.plot:

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from .measuring import Result, fault, median, ratio
+import pandas as pd
+
+from .measuring import Result, fault, median, ratios
 from .readers import PEERS, Entry
 
 
@@ -16,14 +18,14 @@ class Figure:
     """A measured number beside its target.
 
     Attributes:
-        told: What it is.
-        values: What was measured, once or more.
+        name: What was measured.
+        values: The measurements, one or more.
         at_least: The target, where more is better.
         at_most: The target, where less is better.
         unit: Of all of them, "" for ratios.
     """
 
-    told: str
+    name: str
     values: tuple[float, ...]
     at_least: float | None = None
     at_most: float | None = None
@@ -31,29 +33,21 @@ class Figure:
 
     @property
     def median(self) -> float:
-        """Of what was measured."""
+        """Of the measurements."""
         return statistics.median(self.values)
 
     @property
     def is_reached(self) -> bool | None:
-        """Whether the median reaches the target; None where there is none."""
+        """Whether the median reaches the target; None without a target."""
         if self.at_least is not None:
             return self.median >= self.at_least
         return None if self.at_most is None else self.median <= self.at_most
 
-    def line(self) -> str:
-        """A line of the table."""
-        spread = f"{_short(min(self.values))}–{_short(max(self.values))}" if len(self.values) > 1 else ""
-        target = "" if self.at_least is None else f"≥ {_short(self.at_least)}"
-        target = target if self.at_most is None else f"≤ {_short(self.at_most)}"
-        verdict = {True: "reached", False: "missed", None: ""}[self.is_reached]
-        return f"{self.told:<66} {_short(self.median):>8} {spread:>15} {self.unit:<9} {target:>8}  {verdict}".rstrip()
-
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         target = self.at_most if self.at_least is None else self.at_least
-        told = {"figure": self.told, "median": self.median, "values": list(self.values), "unit": self.unit}
-        return told | {"target": target, "reached": self.is_reached}
+        fields = {"figure": self.name, "median": self.median, "values": list(self.values), "unit": self.unit}
+        return fields | {"target": target, "reached": self.is_reached}
 
 
 def _short(number: float) -> str:
@@ -61,100 +55,100 @@ def _short(number: float) -> str:
 
 
 def print_figures(figures: Iterable[Figure]) -> None:
-    """Prints all, one a line."""
-    print(f"\n{'figure':<66} {'median':>8} {'min–max':>15} {'':<9} {'target':>8}")
+    """Prints a table with a figure in each row."""
+    rows = []
     for figure in figures:
-        print(figure.line())
+        target = "" if figure.at_least is None else f"≥ {_short(figure.at_least)}"
+        rows.append({
+            "figure": figure.name,
+            "median": _short(figure.median),
+            "min–max": "–".join(_short(end) for end in sorted({min(figure.values), max(figure.values)})),
+            "unit": figure.unit,
+            "target": target if figure.at_most is None else f"≤ {_short(figure.at_most)}",
+            "verdict": {True: "reached", False: "missed", None: ""}[figure.is_reached],
+        })  # fmt: skip
+    _print("figure", rows)
 
 
 def print_table(kind: str, entries: dict[str, Entry], results: dict[str, Result]) -> bool:
-    """Prints one table; False when a reader delivered other rows than it claims, or other values."""
-    print(f"\n{'':<61} first batch, seconds  after it            consumer's")
-    print(
-        f"{kind:<20} workers   rows/s        min–max / ceiling / raylance  of a pass  at turn   rows/s / ceiling"
-        "  CPU ms a batch"
-    )
-    sound = True
+    """Prints the readers of one dataset; False when a reader delivered other rows than it claims, or other values."""
+    rows, faults = [], []
     for name, result in results.items():
         ceiling = entries[name].ceiling
         peer = next(other for key, other in results.items() if entries[key].ceiling == ceiling)
         rates = [one["rows_per_s"] for one in result["passes"]]
-        remark = fault(result, peer)
-        sound = sound and not remark
-        print(
-            f"{name:<20} {result['warm_up']['workers']:>7} {median(result, 'rows_per_s'):>8.0f}"
-            f" {f'{min(rates):.0f}–{max(rates):.0f}':>15} {_ratio(result, results.get(ceiling)):>9}"
-            f" {_ratio(result, results.get('raylance')):>10} {median(result, 'first_batch_s'):>10.2f}"
-            f" {median(result, 'turn_s'):>8.3f} {median(result, 'later_rows_per_s'):>9.0f}"
-            f" {_ratio(result, results.get(ceiling), 'later_rows_per_s'):>9} {median(result, 'thread_ms'):>16.2f}"
-            f"  {remark}".rstrip()
-        )
-    return sound
+        faults.append(fault(result, peer))
+        rows.append({
+            kind: name,
+            "workers": result["warm_up"]["workers"],
+            "rows/s": f"{median(result, 'rows_per_s'):.0f}",
+            "min–max": f"{min(rates):.0f}–{max(rates):.0f}",
+            "/ ceiling": _ratio(result, results.get(ceiling)),
+            "/ raylance": _ratio(result, results.get("raylance")),
+            "first batch s": f"{median(result, 'first_batch_s'):.2f}",
+            "at turn s": f"{median(result, 'turn_s'):.3f}",
+            "rows/s after it": f"{median(result, 'later_rows_per_s'):.0f}",
+            "/ ceiling after it": _ratio(result, results.get(ceiling), "later_rows_per_s"),
+            "CPU ms a batch": f"{median(result, 'thread_ms'):.2f}",
+            "fault": faults[-1],
+        })  # fmt: skip
+    _print(kind, rows)
+    return not any(faults)
+
+
+def _print(name: str, rows: list[dict[str, Any]]) -> None:
+    if rows:
+        table = pd.DataFrame(rows).set_index(name).rename_axis(index=None, columns=name)
+        print(f"\n{table.to_string()}")
 
 
 def _ratio(result: Result, other: Result | None, key: str = "rows_per_s") -> str:
-    return "–" if other is None else f"{ratio(result, other, key)[0]:.2f}"
+    return "–" if other is None else f"{statistics.median(ratios(result, other, key)):.2f}"
 
 
-def of_images(results: dict[str, Result]) -> list[Figure]:
-    """What the table of images says of raylance."""
-    figures = []
-    if {"raylance", "decode"} <= results.keys():
-        figures.append(
-            _pair("images, one decode function for all: share of decoding alone", results, "raylance", "decode", 0.97)
-        )
-    peers = {name: result for name, result in results.items() if name in PEERS}
-    best = max(peers, key=lambda name: median(peers[name], "rows_per_s"), default="")
-    if "raylance" in results and best:
-        figures.append(
-            _pair(f"images, one decode function: times the best peer ({best})", results, "raylance", best, 1.0)
-        )
-    if "raylance-own" in results and best:
-        figures.append(
-            _pair(f"images, built-in decoder: times the best peer ({best})", results, "raylance-own", best, 2.2)
-        )
-    if {"raylance-own", "decode-own"} <= results.keys():
-        figures.append(
-            _pair("images, built-in decoder: share of decoding alone", results, "raylance-own", "decode-own", 0.85)
-        )
-    for name, told in (("raylance", "one decode function"), ("raylance-own", "built-in decoder")):
-        if name in results:
-            figures.append(
-                _passes(
-                    f"first batch of an epoch that was not expected, {told}", results[name], "first_batch_s", "s", 0.15
-                )
-            )
-            figures.append(_passes(f"first batch of the next epoch, {told}", results[name], "turn_s", "s", 0.15))
-    for name, rows in (("raylance-own", "64"), ("raylance-own-256", "256")):
-        if name in results:
-            figures.append(
-                _passes(f"training thread, CPU a batch of {rows} images", results[name], "thread_ms", "ms", 1.0)
-            )
+def images(results: dict[str, Result]) -> list[Figure]:
+    """What the table of images shows of raylance."""
+    peers = [name for name in results if name in PEERS]
+    best = max(peers, key=lambda name: median(results[name], "rows_per_s"), default="")
+    figures = _comparisons(results, {
+        "images, one decode function for all: share of decoding alone": ("raylance", "decode", 0.97),
+        f"images, one decode function: times the best peer ({best})": ("raylance", best, 1.0),
+        f"images, built-in decoder: times the best peer ({best})": ("raylance-own", best, 2.2),
+        "images, built-in decoder: share of decoding alone": ("raylance-own", "decode-own", 0.85),
+    })  # fmt: skip
+    passes = (
+        ("first batch of an epoch that was not expected, one decode function", "raylance", "first_batch_s", "s", 0.15),
+        ("first batch of the next epoch, one decode function", "raylance", "turn_s", "s", 0.15),
+        ("first batch of an epoch that was not expected, built-in decoder", "raylance-own", "first_batch_s", "s", 0.15),
+        ("first batch of the next epoch, built-in decoder", "raylance-own", "turn_s", "s", 0.15),
+        ("training thread, CPU a batch of 64 images", "raylance-own", "thread_ms", "ms", 1.0),
+        ("training thread, CPU a batch of 256 images", "raylance-own-256", "thread_ms", "ms", 1.0),
+    )
+    for name, reader, key, unit, target in passes:
+        if reader in results:
+            figures.append(Figure(name=name, values=_values(results[reader], key), at_most=target, unit=unit))
     if "raylance-free" in results:
-        rates = tuple(one["rows_per_s"] for one in results["raylance-free"]["passes"])
-        figures.append(Figure(told="one rank, decoding free", values=rates, at_least=11_000, unit="images/s"))
+        rates = _values(results["raylance-free"], "rows_per_s")
+        figures.append(Figure(name="one rank, decoding free", values=rates, at_least=11_000, unit="images/s"))
     return figures
 
 
-def of_vectors(results: dict[str, Result]) -> list[Figure]:
-    """What the table of vectors says of raylance."""
-    if "raylance" not in results:
-        return []
-    figures = []
-    for name, told, target in (
-        ("lance-torch", "share of the scan in order", 0.65),
-        ("ray-data", "times Ray Data", 4.5),
-    ):
-        if name in results:
-            figures.append(_pair(f"768 floats a row, shuffled: {told}", results, "raylance", name, target))
-    return figures
+def vectors(results: dict[str, Result]) -> list[Figure]:
+    """What the table of vectors shows of raylance."""
+    return _comparisons(results, {
+        "768 floats a row, shuffled: share of the scan in order": ("raylance", "lance-torch", 0.65),
+        "768 floats a row, shuffled: times Ray Data": ("raylance", "ray-data", 4.5),
+    })  # fmt: skip
 
 
-def _pair(told: str, results: dict[str, Result], one: str, two: str, target: float) -> Figure:
-    pairs = zip(results[one]["passes"], results[two]["passes"], strict=True)
-    values = tuple(mine["rows_per_s"] / other["rows_per_s"] for mine, other in pairs)
-    return Figure(told=told, values=values, at_least=target)
+def _comparisons(results: dict[str, Result], asked: dict[str, tuple[str, str, float]]) -> list[Figure]:
+    """Ratios of rates within the rounds, of those two readers that both took part."""
+    return [
+        Figure(name=name, values=ratios(results[one], results[other]), at_least=target)
+        for name, (one, other, target) in asked.items()
+        if {one, other} <= results.keys()
+    ]
 
 
-def _passes(told: str, result: Result, key: str, unit: str, target: float) -> Figure:
-    return Figure(told=told, values=tuple(one[key] for one in result["passes"]), at_most=target, unit=unit)
+def _values(result: Result, key: str) -> tuple[float, ...]:
+    return tuple(one[key] for one in result["passes"])

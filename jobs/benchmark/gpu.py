@@ -4,8 +4,8 @@ asserts a speed, and measures nothing where there is no GPU.
     python -m jobs.benchmark --only gpu --images 20000 --workers 12
 
 bf16, channels last, batches of 256 images of 224 x 224; what loads may use `--workers` cores. "memory" is the ceiling:
-the same batch from the GPU's own memory again and again. Told are images/s, the share of the time that the training
-thread waited for a batch (stall), and that in which the GPU worked, by the events of its own stream.
+the same batch from the GPU's own memory again and again. It reports images/s, the share of the time that the training
+thread waited for a batch (stall), and the share that the GPU worked, by the events of its own stream.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from .measuring import Result, rest
 from .readers import open_raylance, open_safe_lance
 from .setting import Setting
 
-Batch = tuple[
-    torch.Tensor, torch.Tensor
-]  # uint8 (N, 224, 224, 3) or channels first in channels-last memory; labels (N,)
+# uint8 (N, 224, 224, 3), or channels first in channels-last memory; labels (N,)
+Batch = tuple[torch.Tensor, torch.Tensor]
 _MEAN, _DEVIATION = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet, of 255
 _CLASSES, _BATCH = 1000, 256
 
 
-def measure_gpu(setting: Setting) -> dict[str, Any]:
+def measure(setting: Setting) -> dict[str, Any]:
     """Trains from each source in turn, one epoch each a round; {} with a line where there is no GPU."""
     if not torch.cuda.is_available():
         print("gpu: not measured, torch sees no CUDA device here")
@@ -51,27 +50,27 @@ def measure_gpu(setting: Setting) -> dict[str, Any]:
         for number in range(setting.rounds + 1):  # the first one warms up: processes, page cache, kernels
             for name, open_pass in sources.items():
                 rest()
-                told = train(open_pass(number), model, device)
+                one_pass = train(open_pass(number), model, device)
                 if number:
-                    results.setdefault(name, {"passes": []})["passes"].append(told)
+                    results.setdefault(name, {"passes": []})["passes"].append(one_pass)
     return results
 
 
-def of_gpu(results: dict[str, Any]) -> list[Figure]:
-    """What is to be told of the passes."""
+def figures(results: dict[str, Any]) -> list[Figure]:
+    """Rates, stalls and work of each source."""
     if "raylance" not in results:
         return []
-    found = []
+    made = []
     for name in ("memory", "raylance", "safe-lance"):
         for key, unit in (("rows_per_s", "images/s"), ("stall", ""), ("busy", "")):
             values = tuple(one[key] for one in results[name]["passes"])
             target = 0.01 if (name, key) == ("raylance", "stall") else None
-            found.append(Figure(told=f"ResNet-50 from {name}: {key}", values=values, unit=unit, at_most=target))
-    return found
+            made.append(Figure(name=f"ResNet-50 from {name}: {key}", values=values, unit=unit, at_most=target))
+    return made
 
 
 def train(batches: Iterable[Batch], model: torch.nn.Module, device: torch.device) -> Result:
-    """One epoch of training; tells images/s, and which share of the time was waited for batches, and worked."""
+    """Trains one epoch; returns images/s, and the shares of the time that it waited for batches and that it worked."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     mean, deviation = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (_MEAN, _DEVIATION))
     wait_s, rows, spans = 0.0, 0, []

@@ -9,6 +9,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ import torch
 from .decoding import touch
 from .readers import READERS, Entry, Job, Source
 
-_QUIET = 0.1  # of the cores: below it, the reader before has come to rest
+_QUIET = 0.1  # of the cores: below it, the previous reader has finished
 _LONGEST_REST_S = 5.0
 EPOCHS = 2  # of a pass, so that it has a turn
 APART = 8  # epochs from pass to pass: the first one was not expected
@@ -29,15 +30,13 @@ Result = dict[str, Any]
 
 
 def one_thread_each() -> None:
-    """Gives this process and all that it starts one thread for numbers: workers are the parallelism of every reader,
-    and touching a batch shall wake no pool of threads.
-    """
+    """Gives this process and all that it starts one thread for numbers: workers are the parallelism of every reader."""
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
 
 
 def rest(longest_s: float = _LONGEST_REST_S) -> None:
-    """Waits until the machine is quiet: what a reader still does behind its pass is not the next reader's to pay."""
+    """Waits until the machine is quiet: what a reader still does after its pass must not slow the next reader."""
     end = time.monotonic() + longest_s
     psutil.cpu_percent()
     while time.monotonic() < end:
@@ -51,7 +50,7 @@ def measure(source: Source, number: int, epochs: int = EPOCHS, longest_rest_s: f
     if source.elsewhere:
         return source.elsewhere(number)
     made = [source.open_pass(APART * number + epoch) for epoch in range(epochs)]
-    gc.collect()  # nobody pays for the garbage of the reader before
+    gc.collect()  # the garbage of the previous reader is not timed
     rest(longest_rest_s)
     epochs_numbers, checksum, firsts_s, cpu_s = list[list[torch.Tensor]](), 0, list[float](), 0.0
     start = time.perf_counter()
@@ -91,7 +90,7 @@ def open_best(job: Job, entry: Entry, stack: ExitStack) -> tuple[Source, Result]
                 if best is not None:
                     best[1].close()
                 best = source, trial.pop_all(), warm_up
-        del source  # DataLoaders end their workers when they go
+        del source  # a DataLoader ends its workers when it is freed
     if best is None:
         raise ValueError(f"{entry} names no worker count to try")
     stack.push(best[1])
@@ -111,16 +110,23 @@ def run_rounds(job: Job, entries: dict[str, Entry], rounds: int) -> dict[str, Re
                 print(f"{name}: skipped, {error}")
                 continue
             results[name] = {"claims": sources[name].claims, "warm_up": warm_up, "passes": []}
-        for number in range(1, rounds + 1):
-            print(f"round {number} of {rounds}", file=sys.stderr)
-            turn = number % max(1, len(sources))
-            for name in [*sources][turn:] + [*sources][:turn]:  # so that none always comes first
-                results[name]["passes"].append(measure(sources[name], number))
+        for number, name in in_turns(sources, rounds):
+            results[name]["passes"].append(measure(sources[name], number))
     return results
 
 
+def in_turns(names: Iterable[Any], rounds: int) -> Iterator[tuple[int, Any]]:
+    """Each name once a round, from 1 up; each round begins with another one, so that none is always the first."""
+    every = [*names]
+    for number in range(1, rounds + 1):
+        print(f"round {number} of {rounds}", file=sys.stderr)
+        turn = number % max(1, len(every))
+        for name in every[turn:] + every[:turn]:
+            yield number, name
+
+
 def fault(result: Result, peer: Result) -> str:
-    """What is wrong with the rows that a reader delivered, or an empty string."""
+    """What is wrong with the rows that a reader delivered; empty where nothing is."""
     claims = result["claims"]
     for one in result["passes"]:
         wanted = one["epochs"] * claims
@@ -136,11 +142,10 @@ def median(result: Result, key: str) -> float:
     return statistics.median(one[key] for one in result["passes"])
 
 
-def ratio(result: Result, other: Result, key: str = "rows_per_s") -> tuple[float, float, float]:
-    """Median, least and greatest ratio of two numbers of the same round."""
+def ratios(result: Result, other: Result, key: str = "rows_per_s") -> tuple[float, ...]:
+    """The ratio of two readers' numbers in each round."""
     pairs = zip(result["passes"], other["passes"], strict=True)
-    found = [one[key] / max(two[key], 1e-9) for one, two in pairs]
-    return statistics.median(found), min(found), max(found)
+    return tuple(one[key] / max(two[key], 1e-9) for one, two in pairs)
 
 
 def open_before(job: Job, stack: ExitStack, kind: str, name: str, checkout: Path) -> Source:
@@ -155,7 +160,7 @@ def open_before(job: Job, stack: ExitStack, kind: str, name: str, checkout: Path
     def ask(question: Any) -> Any:
         print(json.dumps(question), file=child.stdin)
         if not (answer := child.stdout.readline()):
-            raise SystemExit(f"{name} of {checkout} failed; what it said stands above")
+            raise SystemExit(f"{name} of {checkout} failed; its message stands above")
         return json.loads(answer)
 
     return Source(claims=ask([kind, name, asdict(job)]), elsewhere=ask)

@@ -35,7 +35,7 @@ _TAIL_PREFETCH = 200  # steps, of far more bytes than may be in flight
 _LOOK_S = 0.02
 
 
-def measure_memory(setting: Setting) -> dict[str, Any]:
+def measure(setting: Setting) -> dict[str, Any]:
     """Hundreds of epochs of a few batches, and an epoch of heavy-tailed rows."""
     job = setting.job("images", _BATCHES * setting.batch_size)
     start_ray(job)
@@ -85,16 +85,16 @@ def spilled_bytes() -> int:
 
     command = [str(Path(sys.executable).parent / "ray"), "memory", "--stats-only"]
     address = ray.get_runtime_context().gcs_address
-    told = subprocess.run([*command, "--address", address], capture_output=True, text=True, check=True).stdout
-    if "Plasma memory usage" not in told:
-        raise SystemExit(f"ray memory says nothing of the object store: {told}")
-    spilled = re.search(r"Spilled (\d+) MiB", told)
+    shown = subprocess.run([*command, "--address", address], capture_output=True, text=True, check=True).stdout
+    if "Plasma memory usage" not in shown:
+        raise SystemExit(f"ray memory shows nothing of the object store: {shown}")
+    spilled = re.search(r"Spilled (\d+) MiB", shown)
     return int(spilled[1]) * _MIB if spilled else 0
 
 
 @dataclass
 class Peaks:
-    """Looks again and again, until it is left, how much the object store holds."""
+    """Samples what the object store holds, until the block ends, and keeps the maximum."""
 
     store_bytes: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -153,9 +153,7 @@ def _measure_tail(setting: Setting) -> dict[str, Any]:
 
 
 def slope(values: list[float]) -> tuple[float, float]:
-    """Least squares: what each step adds, and the standard error of that, which is larger where each value is like the
-    one before it.
-    """
+    """Least squares: what each step adds, and its standard error, which grows with the correlation of neighbours."""
     x, y = np.arange(len(values), dtype=float), np.asarray(values, dtype=float)
     x -= x.mean()
     rise = float(x @ y / (x @ x))
@@ -170,25 +168,25 @@ def series(found: dict[str, Any]) -> dict[str, list[float]]:
     """Bytes by epoch: own memory of each process that was there all the time, and the object store."""
     samples = found["samples"]
     names = [name for name in samples[-1]["processes"] if all(name in one["processes"] for one in samples)]
-    told = {name: [float(one["processes"][name]["own"]) for one in samples] for name in names}
-    return told | {"object store": [float(one["store_bytes"]) for one in samples]}
+    own = {name: [float(one["processes"][name]["own"]) for one in samples] for name in names}
+    return own | {"object store": [float(one["store_bytes"]) for one in samples]}
 
 
-def of_memory(found: dict[str, Any]) -> list[Figure]:
+def figures(found: dict[str, Any]) -> list[Figure]:
     """Slopes with their standard errors, and limits."""
-    told = []
+    made = []
     for name, values in series(found).items():
         settled = values[int(_WARM * len(values)) :]
         rise, error = (value / 1024 for value in slope(settled))
         words = f"{name}: an epoch adds, ± {error:.2g} ({settled[-1] / _MIB:.0f} MiB)"
-        told.append(Figure(told=words, values=(rise,), at_most=_KIB_AN_EPOCH, unit="KiB"))
+        made.append(Figure(name=words, values=(rise,), at_most=_KIB_AN_EPOCH, unit="KiB"))
     tail = found["tail"]
     spilled = (found["spilled_bytes"] + tail["spilled_bytes"]) / _MIB
-    told.append(Figure(told=f"spilled in {found['epochs']} epochs", values=(spilled,), at_most=0.0, unit="MiB"))
-    # What max_window_bytes and max_inflight_bytes say of themselves: a block, and a step, come on top.
+    made.append(Figure(name=f"spilled in {found['epochs']} epochs", values=(spilled,), at_most=0.0, unit="MiB"))
+    # As documented, max_window_bytes may be exceeded by a block, and max_inflight_bytes by a step.
     window = tail["held_bytes"] / (tail["max_window_bytes"] * (1 + 1 / 16))
-    told.append(Figure(told="heavy-tailed rows: held / max_window_bytes and a block", values=(window,), at_most=1.0))
+    made.append(Figure(name="heavy-tailed rows: held / max_window_bytes and a block", values=(window,), at_most=1.0))
     inflight = tail["store_peak_bytes"] / (tail["max_inflight_bytes"] + tail["largest_step_bytes"])
-    words = "heavy-tailed rows: object store / max_inflight_bytes and a step"
-    told.append(Figure(told=words, values=(inflight,), at_most=1.0))
-    return told
+    name = "heavy-tailed rows: object store / max_inflight_bytes and a step"
+    made.append(Figure(name=name, values=(inflight,), at_most=1.0))
+    return made

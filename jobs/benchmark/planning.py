@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 from .figures import Figure
 from .setting import Setting
 
 RANKS = 1024
-_RUNS = 5
+_ROOT = Path(__file__).parents[2]
+_PROGRAM = "tests.simulation.scale.planner"
 
 
-def measure_planning(_: Setting) -> list[dict[str, Any]]:
-    """The costs of each built-in order, as `tests.simulation.planner` says; they lie in the checkout, not in `jobs`."""
-    from tests.simulation import planner
+def measure(_: Setting) -> list[dict[str, Any]]:
+    """The costs of each built-in order, by a program of the checkout, in a process of its own.
 
-    return [min(_costs(planner, order), key=lambda cost: cost["longest_s"]) for order in planner.ORDERS]
+    Raises:
+        ImportError: This is no checkout.
+    """
+    if not (_ROOT / _PROGRAM.replace(".", "/")).with_suffix(".py").exists():
+        raise ImportError(f"{_PROGRAM} is in the repository alone")
+    command = [sys.executable, "-m", _PROGRAM, str(RANKS)]
+    return json.loads(subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, check=True).stdout)
 
 
-def _costs(planner: Any, order: Any) -> list[dict[str, Any]]:
-    """Some runs, all of the same steps: the one whose longest step is shortest, others did not disturb."""
-    return [asdict(planner.cost(order, RANKS)) for _ in range(_RUNS)]
-
-
-def of_planning(found: list[dict[str, Any]]) -> list[Figure]:
+def figures(found: list[dict[str, Any]]) -> list[Figure]:
     """The longest step of each order, and the most bytes."""
-    told = []
+    made = []
     for cost in found:
         order = short(cost["order"])
-        longest = (1000 * cost["longest_s"],)
-        told.append(Figure(told=f"rows of a step, 10¹⁰ on {RANKS}, {order}", values=longest, at_most=5.0, unit="ms"))
-        peak = (cost["peak_bytes"] / 1e6,)
-        told.append(Figure(told=f"…most memory, {order}", values=peak, at_most=50.0, unit="MB"))
-    return told
+        name, longest = f"rows of a step, 10¹⁰ on {RANKS}, {order}", 1000 * cost["longest_s"]
+        made.append(Figure(name=name, values=(longest,), at_most=5.0, unit="ms"))
+        peak = cost["peak_bytes"] / 1e6
+        made.append(Figure(name=f"…most memory, {order}", values=(peak,), at_most=50.0, unit="MB"))
+    return made
 
 
 def short(order: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from .figures import Figure
-from .measuring import rest
+from .measuring import in_turns, rest
 from .readers import READERS, Job, lancedb_streams, start_ray
 from .setting import Setting, decoders_of, open_dataset
 
@@ -23,7 +23,7 @@ Resume = Callable[[int, int], float]  # (steps, epoch) → seconds to the first 
 Found = dict[str, dict[str, dict[str, list[float]]]]  # by kind, reader and share
 
 
-def measure_resuming(setting: Setting) -> Found:
+def measure(setting: Setting) -> Found:
     """Resumes, readers in turn; Ray Data once, because it reads whole epochs for it."""
     found: Found = {}
     for kind in ("images", "vectors"):
@@ -37,13 +37,11 @@ def measure_resuming(setting: Setting) -> Found:
                 print(f"lancedb: skipped, {error}")
             readers["ray-data"] = (_ray_data(job, kind, stack), 1)
             found[kind] = {name: {str(share): [] for share in SHARES} for name in readers}
-            for number in range(setting.rounds):
-                turn = number % len(SHARES)
-                for share in SHARES[turn:] + SHARES[:turn]:
-                    for name, (resume, rounds) in readers.items():
-                        if number < rounds:
-                            rest()
-                            found[kind][name][str(share)].append(resume(steps_at(share, job), number + 1))
+            for number, share in in_turns(SHARES, setting.rounds):
+                for name, (resume, rounds) in readers.items():
+                    if number <= rounds:
+                        rest()
+                        found[kind][name][str(share)].append(resume(steps_at(share, job), number))
     return found
 
 
@@ -54,7 +52,7 @@ def steps_at(share: float, job: Job) -> int:
 
 
 def _raylance(job: Job, stack: ExitStack) -> Resume:
-    """A loader with warm helpers; the epochs differ, so that nothing of them was read before."""
+    """A loader with warm helpers; each epoch is another one, so that nothing of it was read before."""
     loader = stack.enter_context(open_dataset(job).loader(num_decoders=decoders_of(job)))
     batches = loader.batches(global_batch_size=job.batch_size)
     for _ in batches:
@@ -104,19 +102,18 @@ def _ray_data(job: Job, kind: str, stack: ExitStack) -> Resume:
     return resume
 
 
-def of_resuming(found: Found) -> list[Figure]:
-    """The end of an epoch against its begin, for raylance, and the seconds of all."""
-    told = []
+def figures(found: Found) -> list[Figure]:
+    """The end of an epoch against its start, for raylance, and the seconds of all."""
+    made = []
     for kind, readers in found.items():
         mine = readers["raylance"]
         pairs = zip(mine[str(SHARES[-1])], mine[str(SHARES[0])], strict=True)
         values = tuple(late / early for late, early in pairs)
-        told.append(
-            Figure(told=f"first batch after a resume at 99 % / at 0 %, {kind}", values=values, at_most=_TOLERATED)
-        )
-        told += [
-            Figure(told=f"…{name} at {float(share):.0%}, {kind}", values=tuple(seconds), unit="s")
+        name = f"first batch after a resume at 99 % / at 0 %, {kind}"
+        made.append(Figure(name=name, values=values, at_most=_TOLERATED))
+        made += [
+            Figure(name=f"…{name} at {float(share):.0%}, {kind}", values=tuple(seconds), unit="s")
             for name, by_share in readers.items()
             for share, seconds in by_share.items()
         ]
-    return told
+    return made

@@ -65,7 +65,7 @@ CASES: dict[str, dict[str, float]] = {
 }
 
 
-def measure_shown(setting: Setting) -> dict[str, list[dict[str, float]]]:
+def measure(setting: Setting) -> dict[str, list[dict[str, float]]]:
     """Runs of each case.
 
     Returns:
@@ -129,8 +129,7 @@ def train_fn(config: dict[str, Any]) -> None:
             clocked["saving"] += saved_s
             got += saved_s
     loader.close()
-    told = {"clock": clocked, "stats": loader.stats()}
-    Path(config["folder"], f"{loader.rank}.json").write_text(json.dumps(told))
+    Path(config["folder"], f"{loader.rank}.json").write_text(json.dumps({"clock": clocked, "stats": loader.stats()}))
 
 
 def _compare(found: dict[str, Any], limit: str) -> dict[str, float]:
@@ -166,7 +165,7 @@ def _compare(found: dict[str, Any], limit: str) -> dict[str, float]:
         limits.add("starting")
     is_right = verdict.limit in limits and "trains slowest" not in verdict.told  # both do the same
     if not is_right:
-        print(f"limited by {limit}, told as: {verdict.told}")
+        print(f"limited by {limit}, described as: {verdict.told}")
     return far | {"the verdict": 0.0 if is_right else float("inf")}
 
 
@@ -174,13 +173,13 @@ def _far(shown_s: float, clocked_s: float) -> float:
     return abs(shown_s - clocked_s) / max(_LEAST_S, _SHARE * clocked_s)
 
 
-def of_shown(found: dict[str, Any]) -> list[Figure]:
+def figures(found: dict[str, Any]) -> list[Figure]:
     """The figure of each case that is farthest from the clock, and which it is."""
-    told = []
+    made = []
     for limit, runs in found.items():
         print(limit, *(f"{name} {max(run[name] for run in runs):.2f}" for name in runs[0]), sep="; ")
         farthest = max(runs[0], key=lambda name: max(run[name] for run in runs))
         values = tuple(max(run.values()) for run in runs)
-        words = f"limited by {limit}: shown and clocked differ / 5 % or 20 ms"
-        told.append(Figure(told=f"{words} ({farthest})", values=values, at_most=1.0))
-    return told
+        name = f"limited by {limit}: shown and clocked differ / 5 % or 20 ms ({farthest})"
+        made.append(Figure(name=name, values=values, at_most=1.0))
+    return made

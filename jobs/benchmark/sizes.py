@@ -39,14 +39,14 @@ Found = dict[str, dict[str, dict[str, float]]]  # by what grows, and its size
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sleeping(raylance.Decoder):
-    """Decodes a row in a given time without a core, so that two cores do for many of them."""
+    """Decodes a row in a given time without a core, so that two cores are enough for many decoders."""
 
     row_s: float
     shape = (SIDE, SIDE, 3)
     dtype = "uint8"
 
     def open(self) -> Sleeping:
-        """It keeps nothing."""
+        """Needs no memory of its own."""
         return self
 
     def decode_into(self, encoded: memoryview, draws: Any, out: np.ndarray) -> None:
@@ -55,7 +55,7 @@ class Sleeping(raylance.Decoder):
         out[...] = encoded[0]
 
 
-def measure_sizes(setting: Setting) -> Found:
+def measure(setting: Setting) -> Found:
     """One thing grows at a time."""
     start_ray(setting.job("vectors"))
     found: Found = {}
@@ -128,12 +128,12 @@ def _ranks(setting: Setting) -> Iterator[tuple[str, dict[str, float]]]:
     options = _sleeping(_RANK_DECODERS)
     for ranks in RANKS:
         dataset = _sleeping_dataset(setting, ranks * _RANK_DECODERS * _ROWS_EACH)
-        told = ray.get([
+        found = ray.get([
             one_rank.remote(dataset, ranks * _BATCH, _RANK_DECODERS, 1, rank=rank, world_size=ranks, **options)
             for rank in range(ranks)
         ])  # fmt: skip
-        rows_per_s = sum(one["rows_per_s"] for one in told)
-        firsts = {key: max(one[key] for one in told) for key in ("first_of_run_s", "first_batch_s")}
+        rows_per_s = sum(one["rows_per_s"] for one in found)
+        firsts = {key: max(one[key] for one in found) for key in ("first_of_run_s", "first_batch_s")}
         linear = ranks * _RANK_DECODERS / _ROW_S
         yield str(ranks), {"rows_per_s": rows_per_s, "of_linear": rows_per_s / linear, **firsts}
 
@@ -151,8 +151,7 @@ def _timed(
 
     Returns:
         Rows a second of this rank, of whole passes; seconds to the first batch of the first pass, and the median of the
-        others; most bytes at the end of a pass that this process and its
-        helpers have resident without sharing them.
+        others; the most bytes that this process and its helpers have resident alone at the end of a pass.
     """
     firsts_s, seconds, rows, peak = list[float](), 0.0, 0, 0
     with dataset.loader(num_decoders=num_decoders, **options) as loader:
@@ -187,19 +186,19 @@ def own_bytes() -> int:
     return total
 
 
-def of_sizes(found: Found) -> list[Figure]:
+def figures(found: Found) -> list[Figure]:
     """What grows with size, and how far decoders and ranks are from linear."""
-    told = []
-    for name, unit in (("rows", "rows/s"), ("image side", "images/s")):
+    made = []
+    for name, rate in (("rows", "rows/s"), ("image side", "images/s")):
         for size, one in found[name].items():
-            told.append(Figure(told=f"{name} {size}: throughput", values=(one["rows_per_s"],), unit=unit))
-            told.append(Figure(told=f"{name} {size}: first batch", values=(one["first_batch_s"],), unit="s"))
-            told.append(Figure(told=f"{name} {size}: memory", values=(one["own_bytes"] / 2**20,), unit="MiB"))
+            made.append(Figure(name=f"{name} {size}: throughput", values=(one["rows_per_s"],), unit=rate))
+            made.append(Figure(name=f"{name} {size}: first batch", values=(one["first_batch_s"],), unit="s"))
+            made.append(Figure(name=f"{name} {size}: memory", values=(one["own_bytes"] / 2**20,), unit="MiB"))
     for name in ("decoders", "ranks"):
         sizes = list(found[name].values())
         values = (sizes[-1]["of_linear"] / sizes[0]["of_linear"],)
         words = f"{name} {min(map(int, found[name]))} to {max(map(int, found[name]))}: share of linear"
-        told.append(Figure(told=words, values=values, at_least=_LINEAR))
+        made.append(Figure(name=words, values=values, at_least=_LINEAR))
         for size, one in found[name].items():
-            told.append(Figure(told=f"…{name} {size}: share of decoding alone", values=(one["of_linear"],)))
-    return told
+            made.append(Figure(name=f"…{name} {size}: share of decoding alone", values=(one["of_linear"],)))
+    return made

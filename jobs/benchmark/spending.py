@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -14,12 +13,12 @@ import psutil
 
 from .decoding import touch
 from .figures import Figure
-from .measuring import APART, EPOCHS, rest
+from .measuring import APART, EPOCHS, in_turns, rest
 from .readers import READERS, Batch, Job
 from .setting import Setting
 
 READING = "Lance's scan alone"
-# Which readers, and in which dataset; those of raylance behind what they are made of.
+# Which readers, by dataset; those of raylance after what they are made of.
 SPENDERS = {
     "images": (READING, "decode", "raylance", "decode-own", "raylance-own", "raylance-free"),
     "vectors": (READING, "raylance"),
@@ -29,7 +28,7 @@ _NAMES = {"ShardActor": "shard actor", "DecodeActor": "decoders", "raylet": "Ray
 Spent = dict[str, float]  # CPU microseconds a row by the name of the process
 
 
-def measure_spending(setting: Setting) -> dict[str, dict[str, list[Spent]]]:
+def measure(setting: Setting) -> dict[str, dict[str, list[Spent]]]:
     """CPU microseconds of a row, by dataset and reader, for each round: by process, and what the clock and the cores
     allow.
     """
@@ -40,10 +39,8 @@ def measure_spending(setting: Setting) -> dict[str, dict[str, list[Spent]]]:
             passes = {name: _open(name, kind, job, stack) for name in names}
             for one_pass in passes.values():
                 _spend(one_pass, job, 0, 1)  # warms up
-            for number in range(1, setting.rounds + 1):
-                for name, one_pass in passes.items():
-                    print(f"spending of {kind}, {name}, round {number}", file=sys.stderr)
-                    found[kind][name].append(_spend(one_pass, job, number, EPOCHS))
+            for number, name in in_turns(passes, setting.rounds):
+                found[kind][name].append(_spend(passes[name], job, number, EPOCHS))
     return found
 
 
@@ -89,14 +86,13 @@ def _cpu_s() -> dict[int, tuple[str, float]]:
     return found
 
 
-def of_spending(found: dict[str, Any]) -> list[Figure]:
+def figures(found: dict[str, Any]) -> list[Figure]:
     """A line for each process of each reader."""
-    told = []
+    made = []
     for kind, readers in found.items():
         for reader, rounds in readers.items():
             for name in sorted({name for one in rounds for name in one}):
                 values = tuple(one.get(name, 0.0) for one in rounds)
                 if max(values) >= 0.01 * max(one["cores × clock"] for one in rounds):
-                    words = f"CPU of one of {kind}, {reader}: {name}"
-                    told.append(Figure(told=words, values=values, unit="µs"))
-    return told
+                    made.append(Figure(name=f"CPU of one of {kind}, {reader}: {name}", values=values, unit="µs"))
+    return made

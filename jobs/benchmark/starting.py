@@ -1,4 +1,4 @@
-"""Owns the first batch of a run, in a process of its own with a Ray that runs already; never of a warm loader."""
+"""Owns the first batch of a run, in a process of its own with a Ray that runs already; never measures a warm loader."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LEAST_MODEL_S = 5.0  # that a model takes to be built
 _LONGER = 1.5  # than the first batch takes when nothing hides it
 
 
-def measure_starting(setting: Setting) -> dict[str, Any]:
+def measure(setting: Setting) -> dict[str, Any]:
     """Runs begin, one after another, each in a fresh process: at once, and with a model that is built meanwhile.
 
     Returns:
@@ -46,7 +46,7 @@ def _in_fresh_process(job: Job, address: str, model_s: float) -> dict[str, float
 
 
 def begin_run(job: Job, address: str, model_s: float) -> dict[str, float]:
-    """A run up to the end of an epoch; without a model to build, it is iterated at once."""
+    """Runs to the end of an epoch; without a model to build, it is iterated at once."""
     import ray
 
     one_thread_each()
@@ -77,12 +77,12 @@ def begin_run(job: Job, address: str, model_s: float) -> dict[str, float]:
     }
 
 
-def of_starting(found: dict[str, Any]) -> list[Figure]:
-    """The first batch when nothing hides it, and what is left of the wait behind the model."""
-    told = []
+def figures(found: dict[str, Any]) -> list[Figure]:
+    """The first batch when nothing hides it, and what is left of the wait after the model was built."""
+    made = []
     for kind, runs in found.items():
         at_once = tuple(run["first_batch_s"] for run in runs["at_once"])
-        told.append(Figure(told=f"first batch of a run, {kind}, at once", values=at_once, unit="s"))
+        made.append(Figure(name=f"first batch of a run, {kind}, at once", values=at_once, unit="s"))
         left = tuple(run["first_batch_s"] / run["batch_s"] for run in runs["prepared"])
-        told.append(Figure(told=f"…behind prepare() and a model / one batch's time, {kind}", values=left, at_most=1.0))
-    return told
+        made.append(Figure(name=f"…after prepare() and a model / one batch's time, {kind}", values=left, at_most=1.0))
+    return made

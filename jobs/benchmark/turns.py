@@ -19,7 +19,7 @@ _VALIDATED = 8  # a part of so many is the validation set
 TURNS = {"train-train": "epoch to epoch", "train-val": "into a validation pass", "val-train": "back from it"}
 
 
-def measure_turns(setting: Setting) -> dict[str, Any]:
+def measure(setting: Setting) -> dict[str, Any]:
     """Trains some epochs with validation passes between, by steps that sleep.
 
     Returns:
@@ -59,10 +59,10 @@ def _train(batches: Any, step_s: float) -> dict[str, Any]:
     return {"seconds": time.perf_counter() - begin, "waited_s": waited_s, "cpu_s": cpu_s}
 
 
-def of_turns(found: dict[str, Any]) -> list[Figure]:
+def figures(found: dict[str, Any]) -> list[Figure]:
     """The stall, turns in batches' times, and the CPU of the training thread.
 
-    The first batch of the run stands apart: nothing came before it that could have hidden it.
+    The first batch of the run is a figure of its own: no training came before it that could have hidden it.
     """
     passes, batch_s = found["passes"], found["batch_s"]
     first_s = passes[0]["waited_s"][0]
@@ -73,17 +73,17 @@ def of_turns(found: dict[str, Any]) -> list[Figure]:
         waited_s = sum(sum(one["waited_s"]) for one in part) - left_out_s
         stalls.append(waited_s / (sum(one["seconds"] for one in part) - left_out_s))
     cpu_ms = [1000 * sum(one["cpu_s"]) / max(1, len(one["cpu_s"]) - 1) for one in passes]
-    told = [
-        Figure(told=f"stall of a trainer {_SLOWER:g} × as slow as the loader", values=tuple(stalls), at_most=0.01),
-        Figure(told="first batch of that run, not in the stall", values=(first_s,), unit="s"),
+    made = [
+        Figure(name=f"stall of a trainer {_SLOWER:g} × as slow as the loader", values=tuple(stalls), at_most=0.01),
+        Figure(name="first batch of that run, not in the stall", values=(first_s,), unit="s"),
     ]
     for turn, name in TURNS.items():
         if pauses := pauses_s(found, turn):
             values = tuple(pause / batch_s for pause in pauses)
-            told.append(Figure(told=f"pause at the turn {name} / one batch's time", values=values, at_most=1.0))
+            made.append(Figure(name=f"pause at the turn {name} / one batch's time", values=values, at_most=1.0))
     size = f"CPU a batch of {found['batch_size']} images"
-    told.append(Figure(told=f"training thread, {size}", values=tuple(cpu_ms), at_most=1.0, unit="ms"))
-    return told
+    made.append(Figure(name=f"training thread, {size}", values=tuple(cpu_ms), at_most=1.0, unit="ms"))
+    return made
 
 
 def pauses_s(found: dict[str, Any], turn: str) -> list[float]:

@@ -73,15 +73,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_reference_is_that_of_the_docstrings() -> None:
     pytest.importorskip("griffe", reason="griffe makes the reference: pip install griffe")
-    from jobs.docs.reference import PAGE, render_reference
+    from docs.source.reference import PAGE, render_reference
 
-    assert PAGE.read_text() == render_reference(), "python -m jobs.docs reference"
+    assert PAGE.read_text() == render_reference(), "python -m docs.source reference"
 
 
 @pytest.mark.slow
 def test_the_site_has_no_broken_link_and_fetches_nothing(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="mkdocs-material makes the site: pip install raylance[docs]")
-    command = [sys.executable, "-m", "jobs.docs", "site", "--out", tmp_path]
+    command = [sys.executable, "-m", "docs.source", "site", "--out", tmp_path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     pages = {path.stem for path in tmp_path.glob("*.html")}

@@ -36,7 +36,7 @@ def test_the_raylance_of_another_checkout_takes_part(vectors: Job) -> None:
 
 
 def test_a_reader_that_fails_elsewhere_is_told_at_once(vectors: Job, tmp_path: Path) -> None:
-    with ExitStack() as stack, pytest.raises(SystemExit, match="nothing of .* failed; what it said stands above"):
+    with ExitStack() as stack, pytest.raises(SystemExit, match="nothing of .* failed; its message stands above"):
         measuring.open_before(vectors, stack, "vectors", "nothing", tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_the_gpu_part_says_that_it_measures_nothing(tmp_path: Path, capsys: pyte
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     setting = command.setting_of(command.parse(["--only", "gpu", "--data-dir", str(tmp_path)]))
-    assert gpu.of_gpu(gpu.measure_gpu(setting)) == []
+    assert gpu.figures(gpu.measure(setting)) == []
     assert "not measured" in capsys.readouterr().out
 
 
@@ -124,7 +124,7 @@ def test_a_stall_leaves_the_first_batch_of_the_run_out() -> None:
     passes = [one("train", 5.0, 0.1, 0.0), one("train", 0.2, 0.0, 0.1), one("val", 0.3, 0.0),
               one("train", 0.0, 0.0), one("train", 0.0, 0.0), one("val", 0.0, 0.0)]  # fmt: skip
     found = {"passes": passes, "batch_s": 0.1, "step_s": 0.15, "batch_size": 64}
-    told = {figure.told: figure for figure in turns.of_turns(found)}
+    told = {figure.name: figure for figure in turns.figures(found)}
     stall = next(figure for name, figure in told.items() if name.startswith("stall"))
     assert stall.values == pytest.approx((0.7 / 25, 0.0))
     assert turns.pauses_s(found, "train-train") == pytest.approx([0.2, 0.0])
@@ -140,12 +140,12 @@ def test_steps_of_a_share_leave_one() -> None:
 
 def test_figures_of_resumes_and_sizes_are_ratios() -> None:
     shares = {"0.0": [0.2, 0.1], "0.01": [0.2, 0.2], "0.5": [0.2, 0.2], "0.99": [0.1, 0.2]}
-    first = resuming.of_resuming({"vectors": {"raylance": shares}})[0]
+    first = resuming.figures({"vectors": {"raylance": shares}})[0]
     assert first.values == pytest.approx((0.5, 2.0))
     one = {"rows_per_s": 10.0, "first_batch_s": 0.1, "own_bytes": 2.0**20}
     linear = {"1": one | {"of_linear": 0.9}, "16": one | {"of_linear": 0.6}}
-    told = sizes.of_sizes({"rows": {"5": one}, "image side": {}, "decoders": linear, "ranks": linear})
-    shown = {figure.told: figure for figure in told}
+    told = sizes.figures({"rows": {"5": one}, "image side": {}, "decoders": linear, "ranks": linear})
+    shown = {figure.name: figure for figure in told}
     assert shown["decoders 1 to 16: share of linear"].values == pytest.approx((2 / 3,))
     assert shown["rows 5: memory"].values == (1.0,)
 

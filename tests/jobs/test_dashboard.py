@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 
-from jobs.dashboard import alerts, asking, command, panels
-from jobs.dashboard.expressions import CAUSES, Scope, limit, parts_of_time, rates_of_stages
+from k8s.grafana.source import alerts, asking, command, panels
+from k8s.grafana.source.expressions import CAUSES, Scope, limit, parts_of_time, rates_of_stages
 from raylance.observe.metrics import LABELS, METRICS
 from raylance.observe.parts import Part, training_rate
 from raylance.observe.stats import NUMBERS
@@ -43,7 +43,7 @@ def named(expr: str) -> set[str]:
 
 
 def test_files_are_what_the_code_says() -> None:
-    assert command.main(["--check"]) == 0, "run python -m jobs.dashboard"
+    assert command.main(["--check"]) == 0, "run python -m k8s.grafana.source"
 
 
 def test_a_file_that_is_not_current_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

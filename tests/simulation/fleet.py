@@ -1,7 +1,7 @@
 """Owns ranks in simulated time and what they share: storage, network, starting actors, the barrier of synchronous
 training. Never injects a fault but the death that it was asked for, and never measures: what things take is given.
 
-`simulate` is where it starts; `jobs/scale` prints what it gives, and compares it with real runs.
+`simulate` is where it starts; `tests/simulation/scale` prints what it gives, and compares it with real runs.
 """
 
 import dataclasses

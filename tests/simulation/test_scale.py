@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 import raylance
-from jobs.scale import command, studies, validating
 from raylance.orders.order import Order
-from tests.simulation import planner
 from tests.simulation.fleet import Fleet, Found, simulate
+from tests.simulation.scale import command, planner, studies, validating
 from tests.simulation.timed import Run, Shared, Times
 
 # Round figures, so that what comes out can be reckoned.

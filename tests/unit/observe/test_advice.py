@@ -1,8 +1,8 @@
 """Owns the promise that what any text of ours advises is there: each flag is parsed by the job that it stands with,
 each option is one of what takes options, and each order has the name that advice knows it by.
 
-Texts are all string literals of raylance/ and jobs/, all pages, manifests, notebooks, dashboards and scripts: nothing
-has to be entered here to be looked at.
+Texts are all string literals of raylance/ and of the programs, all pages, manifests, notebooks, dashboards and scripts:
+nothing has to be entered here to be looked at.
 """
 
 import argparse
@@ -33,6 +33,7 @@ from raylance.planning.summary import PlanSummary
 from tests.helpers.figures import part
 
 ROOT = Path(__file__).parents[3]
+PROGRAMS = ("jobs", "k8s/grafana/source", "docs/source", "tests/simulation/scale")  # folders of what can be run
 
 # ---- texts
 
@@ -60,7 +61,7 @@ def strings_of(value: Any) -> Iterator[str]:
 def texts() -> list[tuple[str, str]]:
     """(file, text) of all that we tell anybody."""
     found: list[tuple[str, str]] = []
-    for folder in ("raylance", "jobs"):
+    for folder in ("raylance", *PROGRAMS):
         for path in sorted((ROOT / folder).rglob("*.py")):
             found += [(str(path.relative_to(ROOT)), text) for text in literals(path)]
         for kind in ("*.jinja", "*.sh"):
@@ -117,7 +118,7 @@ def flags_of(module: str) -> frozenset[str]:
 def jobs() -> dict[str, str]:
     """What texts call a job, and its module; all that make a parser are found."""
     found = {"raylance.top": "raylance.top"}
-    for path in sorted((ROOT / "jobs").rglob("*.py")):
+    for path in sorted(path for folder in PROGRAMS for path in (ROOT / folder).rglob("*.py")):
         name, module = path.relative_to(ROOT), ".".join(path.relative_to(ROOT).with_suffix("").parts)
         if name.parent.name == "examples" and "def main(" in path.read_text():
             found |= {path.name: module, module: module}
@@ -173,7 +174,8 @@ def allowed(file: str) -> frozenset[str]:
 
 def test_flags_that_are_advised_are_parsed_by_their_job() -> None:
     assert {"train_images.py", "materialize.py", "create_dataset.py", "verify.py", "benchmark.py"} <= jobs().keys()
-    assert {"jobs.scale", "jobs.dashboard", "jobs.docs", "raylance.top", "elastic.py"} <= jobs().keys()
+    modules = {"tests.simulation.scale", "k8s.grafana.source", "docs.source", "raylance.top"}
+    assert modules | {"elastic.py"} <= jobs().keys()
     of_others = {
         "--object-store-memory",
         "--working-dir",
@@ -242,7 +244,7 @@ def test_options_that_are_advised_are_taken() -> None:
     }  # these tell of what is inside, too
     for file, text in texts():
         is_told = file.startswith("raylance/") and file.endswith(".py") and text not in docstrings
-        if is_told or file in ("jobs/dashboard/alerts.py", "jobs/dashboard/panels.py"):
+        if is_told or file in ("k8s/grafana/source/alerts.py", "k8s/grafana/source/panels.py"):
             for name in advised_options(text):
                 seen += 1
                 if name not in taken | NOT_OURS:
@@ -284,7 +286,7 @@ def test_orders_that_read_row_by_row_are_known_by_their_names() -> None:
 def test_orders_that_are_advised_by_name_have_it() -> None:
     named = {found.name for found in orders() if "name" in vars(found)}
     for file, text in texts():
-        if file.startswith(("raylance/", "jobs/dashboard/")):
+        if file.startswith(("raylance/", "k8s/grafana/source/")):
             assert set(re.findall(r'order="(\w+)"', text)) <= named, file
 
 

@@ -1,16 +1,15 @@
 """Owns the command line of the study of many ranks; it prints and draws what others measure and simulate.
 
-    python -m jobs.scale                              # 1 to 1,024 ranks, simulated: minutes on one core
-    python -m jobs.scale --ranks 1,64,1024 --set decoders=6 --set storage_bytes_s=200e9 --json o.json --plot o.png
-    python -m jobs.scale --measure                    # what this machine takes: the times that --set and --times take
-    python -m jobs.scale --validate                   # real runs with sleeping decoders beside the simulation
-    python -m jobs.scale --planner                    # what any step's rows of one rank cost at 10¹⁰ rows
+    python -m tests.simulation.scale             # 1 to 1,024 ranks, simulated: minutes on one core
+    python -m tests.simulation.scale --ranks 1,64,1024 --set decoders=6 --json o.json --plot o.png
+    python -m tests.simulation.scale --measure   # what this machine takes, for --set and --times
+    python -m tests.simulation.scale --validate  # real runs with sleeping decoders beside the simulation
+    python -m tests.simulation.scale --planner   # what any step's rows of one rank cost at 10¹⁰ rows
 
 The simulation has the real plan, dispatcher, helper pool and sizes of each rank, in simulated time
-(tests/simulation/fleet.py).
-docs/scale.md says what it leaves out, and what came of it. `--set` takes any field of its Times, Shared and Run; their
-docstrings in tests/simulation/timed.py say what each is. Exit status: 1 when a real run and the simulation differ by
-more than 10 %, 2 for bad arguments.
+(tests/simulation/fleet.py). docs/scale.md says what it leaves out, and what it found. `--set` takes any field of its
+Times, Shared and Run; their docstrings in tests/simulation/timed.py say what each is. Exit status: 1 when a real run
+and the simulation differ by more than 10 %, 2 for bad arguments.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from jobs.scale import validating
-from jobs.scale.studies import STUDIES, Study, defaults, run_studies
-from tests.simulation import planner
 from tests.simulation.fleet import simulate
+from tests.simulation.scale import planner, validating
+from tests.simulation.scale.studies import STUDIES, Study, defaults, run_studies
 from tests.simulation.timed import Run, Shared, Times
 
 TOLERANCE = 0.1
@@ -38,7 +36,9 @@ SETTABLE = {field.name: kind for kind in (Times, Shared, Run) for field in datac
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line, checked."""
     as_written = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m jobs.scale", description=__doc__, formatter_class=as_written)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.simulation.scale", description=__doc__, formatter_class=as_written
+    )
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--measure", action="store_true", help="measure this machine; needs no simulation")
     what.add_argument("--validate", action="store_true", help="put real runs beside the simulation")
@@ -90,7 +90,7 @@ def read_times(path: Path | None) -> dict[str, float]:
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
     """Prints what this machine takes."""
-    from jobs.scale import measuring
+    from tests.simulation.scale import measuring
 
     args.data_dir.mkdir(parents=True, exist_ok=True)
     with _ray():
@@ -183,7 +183,7 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
                 f" {one.requests_per_row:>7.3f}/row {1e6 * one.decide_s:>4.0f} µs",
             )
     if args.plot:
-        from jobs.scale.plotting import draw  # loads matplotlib
+        from tests.simulation.scale.plotting import draw  # loads matplotlib
 
         draw(found, base, args.plot)
     by_name = {name: {r: dataclasses.asdict(one) for r, one in runs.items()} for name, runs in found.items()}

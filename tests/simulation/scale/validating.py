@@ -19,24 +19,19 @@ import ray
 import torch.distributed
 
 import raylance
+from jobs.benchmark import sizes
 
 SIDE = 64  # of what a row becomes: 12 KiB, so that bytes do not matter
 RAW_BYTES = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sleeping(raylance.Decoder):
+class Sleeping(sizes.Sleeping):
     """Decodes a row in a given time, without a core."""
 
-    row_s: float
-    armed: str = ""  # a file; whoever decodes the row `dies_at` while it is there removes it, and dies
+    armed: str = ""  # a file; the decoder that gets the row `dies_at` while it exists removes it, and dies
     dies_at: int = -1
     shape = (SIDE, SIDE, 3)
-    dtype = "uint8"
-
-    def open(self) -> Sleeping:
-        """It keeps nothing."""
-        return self
 
     def decode_into(self, encoded: memoryview, draws: Any, out: np.ndarray) -> None:
         """Sleeps."""

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from jobs.dashboard import expressions
-from jobs.dashboard.expressions import NAMES, Scope
+from k8s.grafana.source import expressions
+from k8s.grafana.source.expressions import NAMES, Scope
 
 OF_A_RUN, OF_A_DATASET = "run", "run, dataset"
 FIXES = {

@@ -1,8 +1,8 @@
 """Owns what the dashboard shows and what it says about that; never how Grafana writes it."""
 
-from jobs.dashboard import expressions, grafana
-from jobs.dashboard.expressions import Scope
-from jobs.dashboard.grafana import GREEN, ORANGE, RED, Panel, query
+from k8s.grafana.source import expressions, grafana
+from k8s.grafana.source.expressions import Scope
+from k8s.grafana.source.grafana import GREEN, ORANGE, RED, Panel, query
 
 RUN = 'run="$run",dataset=~"$dataset"'
 RANKS = f'{RUN},rank=~"$rank"'
@@ -296,5 +296,5 @@ def dashboard() -> Panel:
             help="One rank of the run, or all of them together.",
         ),
     ]  # fmt: skip
-    told = "What limits a run that raylance feeds, and what to change. Made by `python -m jobs.dashboard`."
+    told = "What limits a run that raylance feeds, and what to change. Made by `python -m k8s.grafana.source`."
     return grafana.page("raylance", "raylance", grafana.place(panels), variables, told)

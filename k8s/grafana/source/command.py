@@ -1,7 +1,7 @@
 """Owns the command line of the dashboard's and the alerts' files: it writes them, or says that they are not current.
 
-python -m jobs.dashboard            # writes k8s/grafana/: the dashboard, and the alerts in both of their forms
-python -m jobs.dashboard --check    # exit status 1 when they are not what this would write
+python -m k8s.grafana.source            # writes k8s/grafana/: the dashboard, and the alerts in both of their forms
+python -m k8s.grafana.source --check    # exit status 1 when they are not what this would write
 
 raylance.json        the dashboard: import it, or have it provisioned (docs/operations.md, "Metrics")
 alerts.yaml          the alerts for the Prometheus operator
@@ -18,11 +18,10 @@ from typing import Any
 
 import yaml
 
-import jobs
-from jobs.dashboard import alerts, panels
+from k8s.grafana.source import alerts, panels
 
-FOLDER = Path(jobs.__file__).resolve().parents[1] / "k8s" / "grafana"
-MADE = "Made by `python -m jobs.dashboard`; changes here are lost."
+FOLDER = Path(__file__).resolve().parents[1]
+MADE = "Made by `python -m k8s.grafana.source`; changes here are lost."
 OPERATOR = "Change the label `release` to what your Prometheus selects rules by (`ruleSelector`)."
 
 
@@ -38,7 +37,9 @@ def contents() -> dict[str, str]:
 def main(argv: list[str] | None = None) -> int:
     """Writes or checks; returns the exit status."""
     as_written = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(prog="python -m jobs.dashboard", description=__doc__, formatter_class=as_written)
+    parser = argparse.ArgumentParser(
+        prog="python -m k8s.grafana.source", description=__doc__, formatter_class=as_written
+    )
     parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 when a file is not current")
     parser.add_argument("--folder", type=Path, default=FOLDER, metavar="DIR", help="where the files are (%(default)s)")
     args = parser.parse_args(argv)
@@ -46,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     stale = [name for name, content in made.items() if _read(args.folder / name) != content]
     if args.check:
         for name in stale:
-            print(f"{args.folder / name} is not what the code says, and shows what was; run `python -m jobs.dashboard`")
+            print(f"{args.folder / name} is not current: it shows an older state. Run `python -m k8s.grafana.source`")
         return 1 if stale else 0
     args.folder.mkdir(parents=True, exist_ok=True)
     for name in stale:

@@ -21,8 +21,8 @@ PAGE = ROOT / "docs" / "reference.md"
 HEAD = """\
 # Reference
 
-Every public name, from its docstring. Made by `python -m jobs.docs reference`; a test holds that it is current. What to
-use when: [guide.md](guide.md). The words: [concepts.md](concepts.md).
+Every public name, from its docstring. Made by `python -m docs.source reference`; a test checks that it is current. What
+to use when: [guide.md](guide.md). The words: [concepts.md](concepts.md).
 """
 # By the folder or file of raylance/ that owns a name; one that is not here goes by its own name.
 GROUPS = {

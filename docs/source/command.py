@@ -1,8 +1,8 @@
-"""Owns the command line of `python -m jobs.docs`; never says how a page is made.
+"""Owns the command line of `python -m docs.source`; never says how a page is made.
 
-    python -m jobs.docs reference          # docs/reference.md, from the docstrings
-    python -m jobs.docs pictures           # docs/orders.png, and the figures that stand beside it
-    python -m jobs.docs site               # README and docs/ as a site, in build/site
+    python -m docs.source reference          # docs/reference.md, from the docstrings
+    python -m docs.source pictures           # docs/orders.png, and the figures that stand beside it
+    python -m docs.source site               # README and docs/ as a site, in build/site
 
 Exit status: 1 where the site has a broken link, 2 for bad arguments.
 """
@@ -26,13 +26,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="of the site (default %(default)s)")
     args = parser.parse_args(argv)
     if args.what == "reference":
-        from jobs.docs.reference import PAGE, render_reference
+        from docs.source.reference import PAGE, render_reference
 
         PAGE.write_text(render_reference())
         print(f"wrote {PAGE}")
         return 0
     if args.what == "pictures":
-        from jobs.docs.pictures import make_pictures
+        from docs.source.pictures import make_pictures
 
         make_pictures(ROOT / "docs")
         return 0

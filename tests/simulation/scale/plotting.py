@@ -9,8 +9,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from jobs.scale.studies import Study
 from tests.simulation.fleet import Found
+from tests.simulation.scale.studies import Study
 
 mpl.use("agg")
 

@@ -1,7 +1,7 @@
 """Owns a picture of the dashboard with what a Prometheus knows, where no Grafana is; never quite what Grafana draws.
 
-    python -m jobs.dashboard.preview --prometheus http://127.0.0.1:9090 --run food101 --out dashboard.png
-    python -m jobs.dashboard.preview --run before --run after --sections 1    # the first section of both, to compare
+    python -m k8s.grafana.source.preview --prometheus http://127.0.0.1:9090 --run food101 --out dashboard.png
+    python -m k8s.grafana.source.preview --run before --run after --sections 1    # the first section of both
 
 Panels lie where Grafana puts them, ask its queries and have its colours and units. It needs matplotlib.
 """
@@ -21,8 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from jobs.dashboard.asking import Prometheus, filled, legend
-from jobs.dashboard.command import FOLDER
+from k8s.grafana.source.asking import Prometheus, filled, legend
+from k8s.grafana.source.command import FOLDER
 
 mpl.use("agg")
 
@@ -214,7 +214,7 @@ def main(argv: list[str] | None = None) -> int:
     """Draws; returns the exit status."""
     as_written = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog="python -m jobs.dashboard.preview", description=__doc__, formatter_class=as_written
+        prog="python -m k8s.grafana.source.preview", description=__doc__, formatter_class=as_written
     )
     parser.add_argument("--prometheus", default="http://127.0.0.1:9090", metavar="URL", help="(%(default)s)")
     parser.add_argument("--run", required=True, action="append", metavar="NAME", help="as Ray Train calls it; several")

@@ -1,0 +1,8 @@
+"""Owns the command `python -m k8s.grafana.source`; the files beside it say what it writes."""
+
+import sys
+
+from k8s.grafana.source.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())
