@@ -16,14 +16,15 @@ source "$venv/bin/activate"
 # Installs again only when pyproject.toml or the constraints changed.
 wanted=$(cat pyproject.toml "$constraints" | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$venv/installed-$1" 2>/dev/null)" != "$wanted" ]; then
-    # uv installs in a fifth of pip's time. It takes the packages that pip would: it gets pip's settings.
+    # uv installs in a fifth of pip's time. It takes the packages that pip would: it gets pip's settings. It compiles
+    # them, as pip does: else each process of Ray may compile torch for itself.
     echo "installing raylance[$1] into $venv …"
     if { command -v uv || python -m pip install --quiet --disable-pip-version-check uv; } >/dev/null &&
         settings=$(python jobs/uv_settings.py) &&
         (
             eval "$settings"
             export UV_CONSTRAINT="$constraints ${UV_CONSTRAINT:-}"
-            uv pip install --quiet --python "$venv/bin/python" --editable ".[$1]"
+            uv pip install --quiet --compile-bytecode --editable ".[$1]"
         ); then
         :
     else
