@@ -26,10 +26,24 @@ COUNTERPARTS: dict[str, tuple[str, str | None]] = {
     "timeout": ("UV_HTTP_TIMEOUT", None),
 }
 # Settings that do not change which packages pip takes, nor where it finds them.
-WITHOUT_EFFECT = frozenset(
-    "break-system-packages cache-dir disable-pip-version-check no-cache-dir no-color no-input no-python-version-warning "
-    "no-warn-script-location prefer-binary progress-bar quiet require-virtualenv retries root-user-action user verbose".split()
-)
+WITHOUT_EFFECT = {
+    "break-system-packages",
+    "cache-dir",
+    "disable-pip-version-check",
+    "no-cache-dir",
+    "no-color",
+    "no-input",
+    "no-python-version-warning",
+    "no-warn-script-location",
+    "prefer-binary",
+    "progress-bar",
+    "quiet",
+    "require-virtualenv",
+    "retries",
+    "root-user-action",
+    "user",
+    "verbose",
+}
 
 
 def uv_settings(pip_config_list: str, environment: Mapping[str, str]) -> dict[str, str]:
