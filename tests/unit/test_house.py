@@ -1,4 +1,4 @@
-"""Owns the rules of the house: layers, the public surface, lazy imports, errors that travel."""
+"""Owns the rules of the house: layers, the public surface, lazy imports, errors that travel, where tests lie."""
 
 import ast
 import pickle
@@ -16,6 +16,7 @@ PACKAGE = Path(raylance.__file__).parent
 ROOT = PACKAGE.parent
 
 FILES = sorted(PACKAGE.rglob("*.py"))
+TESTS = Path(__file__).parents[1]
 
 
 def test_imports_run_downward() -> None:
@@ -134,3 +135,29 @@ def test_top_level_holds_nothing_else() -> None:
         "pyproject.toml", "raylance", "jobs", "tests", "k8s", "docs", "README.md", "CHANGELOG.md",
         "LICENSE", "constraints.txt",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
+def test_no_test_module_imports_another(path: Path) -> None:
+    """What several tests need lies in tests/helpers or tests/simulation."""
+    imported = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, "relative"
+            imported |= {f"{node.module}.{alias.name}" for alias in node.names}
+    parts = [name.split(".")[1:] for name in imported if name.startswith("tests.")]
+    assert not [name for name in parts if name[0] == "conftest" or any(part.startswith("test_") for part in name[:3])]
+    assert path.name == "__init__.py" or (path.parent / "__init__.py").exists(), "a folder of tests is a package"
+
+
+SHIMS = {"telemetry"}  # old names of what lies elsewhere now
+
+
+def test_unit_mirrors_the_package() -> None:
+    packages = {path.parent.relative_to(PACKAGE).parts[0] for path in PACKAGE.glob("*/__init__.py")} - SHIMS
+    folders = {path.name for path in (TESTS / "unit").iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert folders == packages
+    assert all(list((TESTS / "unit" / folder).glob("test_*.py")) for folder in folders)
+    assert not list(TESTS.glob("test_*.py")), "each test lies in a folder"

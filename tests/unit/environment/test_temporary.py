@@ -45,9 +45,9 @@ def train_fn(config: dict[str, str]) -> None:
 def start(uri: str, directory: Path, how: str) -> subprocess.Popen[str]:
     """A process that reports once, in Ray Train's local mode."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.test_temporary", uri, how],
+        [sys.executable, "-m", "tests.unit.environment.test_temporary", uri, how],
         env=os.environ | {"TMPDIR": str(directory)},
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
