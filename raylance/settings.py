@@ -95,7 +95,7 @@ class Options:
         name: What records and metrics call the dataset, where no trainer gives it a name: where one process trains on
             one part of it, and validates on another. None for the last part of its URI.
         runtime: Who does the work: "ray" actors, or "threads" of this process. "auto" is Ray where one is running.
-        auto_decoders: What "auto" asks for, where it was settled for all ranks at once; None for the free CPUs' share.
+        auto_decoders: What "auto" asks for, where it was resolved for all ranks at once; None for the free CPUs' share.
             For raylance's own use.
     """
 
@@ -153,7 +153,7 @@ class Options:
 
     @property
     def decoder_range(self) -> tuple[int, int]:
-        """Least and most decoders that are asked for; "auto" is settled where it is known what there is."""
+        """Least and most decoders that are asked for; "auto" is resolved where it is known what there is."""
         return _as_range(0 if self.num_decoders == "auto" else self.num_decoders)
 
     @property
@@ -253,7 +253,7 @@ def make_plan(
         global_batch_size=global_batch_size,
         window_bytes=delivery.window_bytes or WINDOW_BYTES,
     )
-    order = delivery.order.settle(facts)
+    order = delivery.order.resolve(facts)
     chunk_positions = order.read_positions
     if chunk_positions is None:
         chunk_positions = max(1, int(_CHUNK_BYTES / max(feed.source.row_bytes, 1))) * world_size

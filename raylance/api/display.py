@@ -51,7 +51,7 @@ def describe(data: "Dataset") -> Display:
 
 def rows_in_words(delivery: DeliverySpec) -> str:
     """How many are selected, and how many come in an epoch where that is another number."""
-    order = delivery.order.settle(delivery.facts) if delivery.order.repeats else None
+    order = delivery.order.resolve(delivery.facts) if delivery.order.repeats else None
     each = f" ({order.epoch_rows:,} an epoch)" if order is not None and order.epoch_rows != delivery.rows else ""
     return f"{delivery.rows:,} rows{each}"
 

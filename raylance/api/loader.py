@@ -146,7 +146,7 @@ class RankLoader(process.Seated):
         """
         if not self._position:
             return np.empty(0, dtype=np.int64)
-        order = self._delivery.order.settle(self._delivery.facts)
+        order = self._delivery.order.resolve(self._delivery.facts)
         return np.flatnonzero(order.epoch(self._epoch).completed_shards(self._position))
 
     @property
@@ -366,7 +366,7 @@ class RankLoader(process.Seated):
         return make_plan(self._feed, self._delivery, self._options, global_batch_size, self.world_size, remainder)
 
     def _bind(self, sizes: Sizes, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool) -> BatchSpec:
-        """Checks what all iterators take; settles nothing."""
+        """Checks what all iterators take; resolves nothing."""
         size = check_batch_size(*sizes, self.world_size)
         bound = make_batch_spec(self._delivery, size, prefetch_batches, drop_last, with_row_offset)
         self._make_plan(size, bound.remainder)
@@ -418,7 +418,7 @@ class RankLoader(process.Seated):
         """Takes the rest of the epoch and moves the position with each batch, to the next epoch with the last."""
         self.check_place()
         plan = self._make_plan(bound.global_batch_size, bound.remainder)
-        # The first iteration settles what was left to "auto", for good.
+        # The first iteration resolves what was left to "auto", for good.
         self._batch_size = plan.global_batch_size
         self._delivery = dataclasses.replace(self._delivery, order=plan.order.settings)
         epoch, position = self._epoch, self._position

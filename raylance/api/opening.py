@@ -15,7 +15,7 @@ from raylance.arguments import check_integer, refuse_unknown
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
 from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
 from raylance.decode.decoder import Decoder
-from raylance.decode.rows import Decoding, settle
+from raylance.decode.rows import Decoding, resolve_decoder
 from raylance.decode.transforms import Transform
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order
@@ -117,7 +117,7 @@ def dataset(
     names = _check_columns(opened, columns, decoders)
     selection = share_selection(source, filter, split)
     probe = _probe(source, opened, names, selection.get())
-    decoding, made = _settle_decoding(
+    decoding, made = _resolve_decoding(
         Decoding(
             decoders=decoders,
             seed=seed,
@@ -234,14 +234,14 @@ def _warn_of_unlike_crops(decoders: Sequence[Decoder]) -> None:
         )
 
 
-def _settle_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str]) -> tuple[Decoding | None, pa.Table]:
-    """Settles what decoding leaves to the rows, by a few of them, and returns also what it makes of these."""
+def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str]) -> tuple[Decoding | None, pa.Table]:
+    """Fills from a few rows what the decoders leave open; returns also what they make of these rows."""
     if not decoding.decoders and decoding.transform is None:
         return None, probe.select(names)
-    decoders = {each.column: settle(each, probe) for each in decoding.decoders if each.like is None}
+    decoders = {each.column: resolve_decoder(each, probe) for each in decoding.decoders if each.like is None}
     for each in decoding.decoders:
         if each.like is not None:
-            decoders[each.column] = settle(each.follow(decoders[each.like]), probe)
+            decoders[each.column] = resolve_decoder(each.follow(decoders[each.like]), probe)
     ordered = tuple(decoders[each.column] for each in decoding.decoders)
     decoding = dataclasses.replace(decoding, decoders=ordered)
     made, _ = dataclasses.replace(decoding, mask_bad_rows=True).open().apply(probe, 0)

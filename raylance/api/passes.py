@@ -45,7 +45,7 @@ class WholePasses:
 
 def warn_of_one_order(epoch: int, delivery: DeliverySpec, what: str, fix: str) -> bool:
     """Warns, and returns whether it did: not where the order is the same in every epoch, as for validation."""
-    order = delivery.order.settle(delivery.facts)
+    order = delivery.order.resolve(delivery.facts)
     positions = np.arange(min(order.epoch_rows, _COMPARED), dtype=np.int64)
     if np.array_equal(order.epoch(epoch).rows(positions), order.epoch(epoch + 1).rows(positions)):
         return False

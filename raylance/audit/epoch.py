@@ -90,7 +90,7 @@ class EpochAudit:
             epoch: The epoch; 0 by default.
             position: Row of the epoch's order to begin at.
             state: What a checkpoint of the run holds: it gives the first three where they are left out, and what was
-                settled for "auto". The dataset may have moved since, and deliver other columns.
+                resolved for "auto". The dataset may have moved since, and deliver other columns.
 
         Raises:
             ConfigError: For numbers that make no sense.

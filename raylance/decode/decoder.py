@@ -14,6 +14,7 @@ import pyarrow as pa
 from raylance.arguments import check_integer
 from raylance.decode.arrays import to_arrow
 from raylance.errors import ConfigError
+from raylance.renamed import accept_old_name, old_name
 
 Draws = npt.NDArray[np.float64]
 
@@ -79,12 +80,16 @@ class Decoder(abc.ABC):
     else:
         codec, like = "", None
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super(Decoder, cls).__init_subclass__(**arguments)  # of the class with slots, which dataclass() made
+        accept_old_name(cls, "settle", "resolve")
+
     @abc.abstractmethod
     def open(self) -> RowDecoder:
         """Opens a row decoder for one thread. A decoder that keeps nothing between rows may return itself."""
 
-    def settle(self, encoded: memoryview) -> Self:
-        """Settles what the setting leaves open, from a sampled row; called when a dataset is opened.
+    def resolve(self, encoded: memoryview) -> Self:
+        """Fills what the setting leaves open, from a sampled row; called when a dataset is opened.
 
         Args:
             encoded: The row's bytes.
@@ -96,6 +101,8 @@ class Decoder(abc.ABC):
             Exception: Any, for a bad row: another one is asked then.
         """
         return self
+
+    settle = old_name("settle", resolve)
 
     def follow(self, other: "Decoder") -> Self:
         """Takes from the decoder that `like` names what both are to have; called when a dataset is opened."""

@@ -198,7 +198,7 @@ class Image(Decoder):
             raise ConfigError(f"Image({self.column!r}, like={self.like!r}) knows its crop in raylance.dataset() only.")
         return _ImageRows(self)
 
-    def settle(self, encoded: bytes | memoryview) -> Self:
+    def resolve(self, encoded: bytes | memoryview) -> Self:
         """Takes the size from an image where none is given."""
         if self.size is not None:
             return self

@@ -303,8 +303,8 @@ def _lent(column: pa.ChunkedArray) -> list[memoryview | None]:
     return [memoryview(value.as_buffer()).cast("B").toreadonly() if value.is_valid else None for value in column]
 
 
-def settle(decoder: Decoder, probe: pa.Table) -> Decoder:
-    """Settles what a decoder leaves open, by a few rows with `_rowoffset`.
+def resolve_decoder(decoder: Decoder, probe: pa.Table) -> Decoder:
+    """Fills what a decoder leaves open from a few rows with `_rowoffset`.
 
     A damaged row among good ones is left to `on_bad_row`; a column of which no sampled row decodes is refused.
     """
@@ -314,11 +314,11 @@ def settle(decoder: Decoder, probe: pa.Table) -> Decoder:
             encoded = probe[decoder.column][row].as_py()
             if encoded is None:
                 raise ValueError("is null")
-            settled = decoder.settle(memoryview(encoded))
-            if not isinstance(settled, Decoder) or settled.column != decoder.column:
-                raise ConfigError(f"{decoder!r}.settle() gave {settled!r}: it must return a decoder of its column.")
-            Decoding(decoders=(settled,), seed=0, mask_bad_rows=False).open().apply(probe.slice(row, 1), 0)
-            return settled
+            resolved = decoder.resolve(memoryview(encoded))
+            if not isinstance(resolved, Decoder) or resolved.column != decoder.column:
+                raise ConfigError(f"{decoder!r}.resolve() gave {resolved!r}: it must return a decoder of its column.")
+            Decoding(decoders=(resolved,), seed=0, mask_bad_rows=False).open().apply(probe.slice(row, 1), 0)
+            return resolved
         except ConfigError:
             raise
         except Exception as error:  # whatever a codec raises on damaged bytes; another row may be good

@@ -59,7 +59,7 @@ class Component:
         if self.epoch_rows != "auto":
             return adopted
         recorded = params.get("epoch_rows")
-        if recorded is None and (own := adopted.settle(Facts(rows=0, seed=0)).epoch_rows) != self.rows:
+        if recorded is None and (own := adopted.resolve(Facts(rows=0, seed=0)).epoch_rows) != self.rows:
             logger.warning(
                 "the run began before raylance 0.8.0, in which a mixture took no notice that the order of %r asks for "
                 "epochs of %d rows: they keep the %d rows of its selection. For epochs as the order says, start under "
@@ -70,12 +70,12 @@ class Component:
             )
         return dataclasses.replace(adopted, epoch_rows=recorded or self.rows)
 
-    def settle(self, facts: Facts) -> Resolved:
-        """Its order, settled from the facts of the mixture but for what is its own."""
-        settled = self.order.settle(dataclasses.replace(facts, rows=self.rows, seed=self.seed, tables=self.tables))
+    def resolve(self, facts: Facts) -> Resolved:
+        """Its order, resolved from the facts of the mixture but for what is its own."""
+        resolved = self.order.resolve(dataclasses.replace(facts, rows=self.rows, seed=self.seed, tables=self.tables))
         if isinstance(self.epoch_rows, str):
-            return settled
-        return dataclasses.replace(settled, epoch_rows=self.epoch_rows)
+            return resolved
+        return dataclasses.replace(resolved, epoch_rows=self.epoch_rows)
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
@@ -180,23 +180,23 @@ class MixOrder(Order):
         chunk = params["chunk_positions"] if self.chunk_positions == "auto" else self.chunk_positions
         return dataclasses.replace(self, components=parts, chunk_positions=chunk)
 
-    def settle(self, facts: Facts) -> Resolved:
-        """See `Order.settle`; each component gets its share of the memory."""
+    def resolve(self, facts: Facts) -> Resolved:
+        """See `Order.resolve`; each component gets its share of the memory."""
         size = sum(self.quotas)
         parts = []
         for part in self.components:
             share = max(1, facts.window_bytes * part.quota // size)
-            parts.append(part.settle(dataclasses.replace(facts, window_bytes=share)))
+            parts.append(part.resolve(dataclasses.replace(facts, window_bytes=share)))
         windows = [(part.read_positions or 1) * size // of for part, of in zip(parts, self.quotas, strict=True)]
         limit = int(facts.window_bytes / 2 / max(facts.row_bytes, 1))
         auto = max(1, min(max(windows), limit))
         chunk = auto if isinstance(self.chunk_positions, str) else self.chunk_positions
         components = tuple(
-            dataclasses.replace(part, order=settled.settings, epoch_rows=settled.epoch_rows)
-            for part, settled in zip(self.components, parts, strict=True)
+            dataclasses.replace(part, order=resolved.settings, epoch_rows=resolved.epoch_rows)
+            for part, resolved in zip(self.components, parts, strict=True)
         )
         rows, stop = tuple(part.epoch_rows for part in parts), self.stop
-        return _MixSettled(
+        return _MixResolved(
             settings=dataclasses.replace(self, components=components, chunk_positions=chunk),
             rows=facts.rows,
             seed=facts.seed,
@@ -214,15 +214,15 @@ class MixOrder(Order):
         standings = {}
         for part, count in zip(self.components, counts, strict=True):
             rows = stretch * part.quota + count
-            # Until the first iteration, which settles "auto", nothing is consumed.
+            # Until the first iteration, which resolves "auto", nothing is consumed.
             passes, own = divmod(rows, part.rows if isinstance(part.epoch_rows, str) else part.epoch_rows)
             standings[part.name] = {"rows": rows, "passes": passes, "position": own}
         return standings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _MixSettled(Resolved):
-    """A mixture, settled, as its parts are."""
+class _MixResolved(Resolved):
+    """A mixture, resolved, as its parts are."""
 
     settings: MixOrder
     parts: tuple[Resolved, ...]
@@ -263,7 +263,7 @@ class _MixEpoch(Epoch):
     component is known by its turn, from 0 in this epoch of the mixture, times the components, plus its component.
     """
 
-    order: _MixSettled
+    order: _MixResolved
 
     def rows(self, positions: Int64Array) -> Int64Array:
         (quotas, own_rows, starts), (formulas, formula_of_part) = self.order.numbers, self.order.formulas

@@ -7,6 +7,7 @@ position: that is what makes a resume as cheap at 99 % of an epoch as at 1 %.
 """
 
 import dataclasses
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int64Array, derive_key
+from raylance.renamed import accept_old_name, old_name
 
 Auto = Literal["auto"]
 Tables = Mapping[str, npt.NDArray[Any]]
@@ -59,7 +61,7 @@ class Rows(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What an order is settled from. Those with a default serve "auto" alone, and change nothing that is explicit.
+    """What an order is resolved from. Those with a default serve "auto" alone, and change nothing that is explicit.
 
     Attributes:
         rows: Rows of the selection, n.
@@ -105,6 +107,10 @@ class Order:
     def __post_init__(self) -> None:
         check_count(self, "shard_rows", "auto")
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        accept_old_name(cls, "settle", "resolve")
+
     def rows_of(self, epoch: "Epoch", positions: Int64Array) -> Int64Array:
         """Maps positions of an epoch to selected rows: a pure function of its arguments and the settings.
 
@@ -135,11 +141,18 @@ class Order:
         return self, self.look_up(rows)
 
     @property
-    def is_settled(self) -> bool:
+    def is_resolved(self) -> bool:
         """Whether no field is left at "auto"."""
         return "auto" not in self.params().values()
 
-    def settle(self, facts: Facts) -> "Resolved":
+    @property
+    def is_settled(self) -> bool:
+        """Deprecated: the old name of `is_resolved`."""
+        message = "is_settled has the name is_resolved since raylance 0.9.0. The old name still works. Use is_resolved."
+        warnings.warn(message, DeprecationWarning, stacklevel=2)
+        return self.is_resolved
+
+    def resolve(self, facts: Facts) -> "Resolved":
         """Makes the order of one selection, every "auto" filled from the facts; explicit values stay."""
         shard_rows = self.shard_rows
         if isinstance(shard_rows, str):
@@ -153,6 +166,8 @@ class Order:
             shard_rows=shard_rows,
         )
 
+    settle = old_name("settle", resolve)
+
     def standings(self, position: int) -> dict[str, Any]:
         """Where each component stands at a position, for an order that has components."""
         return {}
@@ -164,13 +179,13 @@ class Order:
 
     def adopt(self, params: Mapping[str, Any]) -> Self:
         """Takes over saved values for what is still "auto" here; the rest must be equal already."""
-        settled = {key: value for key, value in params.items() if getattr(self, key, None) == "auto"}
-        return dataclasses.replace(self, **settled)
+        saved = {key: value for key, value in params.items() if getattr(self, key, None) == "auto"}
+        return dataclasses.replace(self, **saved)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """An order of one selection, every size settled.
+    """An order of one selection, every size resolved.
 
     Attributes:
         settings: The order with every "auto" filled: what a loader keeps and a checkpoint records.
@@ -234,7 +249,7 @@ class Resolved:
 
 @dataclasses.dataclass(frozen=True)
 class Epoch:
-    """One epoch, by its number from 0, of a settled order."""
+    """One epoch, by its number from 0, of a resolved order."""
 
     order: Resolved
     number: int

@@ -17,7 +17,7 @@ def make_order(order: str | Order) -> Order:
     kind = type(order)
     if not isinstance(getattr(kind, "name", None), str):
         raise ConfigError(f"order={order!r}: checkpoints need its name. Give {kind.__name__} a class attribute name.")
-    if kind.rows_of is Order.rows_of and kind.settle is Order.settle:
+    if kind.rows_of is Order.rows_of and kind.resolve is Order.resolve:
         raise ConfigError(
             f"order={order!r} does not say which row is at a position. Give {kind.__name__} a method "
             "rows_of(epoch, positions); see raylance.Order."

@@ -39,9 +39,9 @@ class _Sampled(Order):
         count = rows.count if self.rows_per_epoch == "auto" else self.rows_per_epoch
         return dataclasses.replace(self, rows_per_epoch=count, fingerprint=_digest(*tables.values())), tables
 
-    def settle(self, facts: Facts) -> Resolved:
+    def resolve(self, facts: Facts) -> Resolved:
         filled = self.adopt({"shard_rows": 1, "rows_per_epoch": facts.rows, "batch_rows": facts.global_batch_size})
-        return dataclasses.replace(Order.settle(filled, facts), epoch_rows=int(filled.rows_per_epoch))
+        return dataclasses.replace(Order.resolve(filled, facts), epoch_rows=int(filled.rows_per_epoch))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -54,8 +54,8 @@ class _Laned(Order):
         """Looks up where the fragments end, when shards follow them."""
         return {_ENDS: rows.fragment_ends()} if self.shard_rows == "fragment" else {}
 
-    def settle(self, facts: Facts) -> Resolved:
-        """See `Order.settle`; the sizes are those that fit the memory."""
+    def resolve(self, facts: Facts) -> Resolved:
+        """See `Order.resolve`; the sizes are those that fit the memory."""
         lanes = auto_lanes(facts.global_batch_size) if isinstance(self.lanes, str) else self.lanes
         # Bytes of one lane's window; half of the limit, because the next window arrives while this one drains. As if
         # one rank held them all: an order that depended on the world size would give other batches for each.
@@ -72,7 +72,7 @@ class _Laned(Order):
             parts = (shards for shards in range(1, auto_shards + 1) if lane_step % (shards * rows_each) == 0)
             auto_shards = auto_shards // together * together or max(parts, default=auto_shards)
         window_shards = auto_shards if isinstance(self.window_shards, str) else self.window_shards
-        return _LanedSettled(
+        return _LanedResolved(
             settings=dataclasses.replace(self, shard_rows=shard_rows, window_shards=window_shards, lanes=lanes),
             rows=facts.rows,
             seed=facts.seed,
@@ -99,7 +99,7 @@ def _some_mebibytes(facts: Facts, lane_step: int, lane_bytes: float, lane_rows: 
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _LanedSettled(Resolved):
+class _LanedResolved(Resolved):
     """A laned order of one selection; a window of a lane has `window_rows`."""
 
     settings: _Laned
@@ -124,7 +124,7 @@ class _LanedSettled(Resolved):
 class _LanedEpoch(Epoch):
     """One epoch of a laned order. The sequence that lanes are cut from is the rows, laid end to end shard by shard."""
 
-    order: _LanedSettled
+    order: _LanedResolved
 
     def rows(self, positions: Int64Array) -> Int64Array:
         return self._unlay(self._sequence(positions))

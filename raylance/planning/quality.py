@@ -140,7 +140,7 @@ def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_s
     starts = _sample_starts(plan, sample_steps)
     value = _observe(plan, epochs, starts, classings)
     # Another seed, or a row shuffle would be compared with itself; in a short epoch more epochs, for less noise.
-    ideal_order = RowShuffle().settle(Facts(rows=n, seed=derive_key(plan.order.seed, "quality", "ideal")))
+    ideal_order = RowShuffle().resolve(Facts(rows=n, seed=derive_key(plan.order.seed, "quality", "ideal")))
     ideal_plan = dataclasses.replace(plan, order=ideal_order, remainder="ragged")
     ideal = _observe(ideal_plan, max(epochs, -(-sample_steps // len(starts))), starts, classings)
     reach = max(1, n // _CLOSE)
@@ -174,7 +174,7 @@ def compare_windows(plan: Plan, labels: Labels = None) -> dict[int, dict[int, fl
     lanes = sorted({plan.order.lane_count} | {2**k for k in range(7) if size % 2**k == 0 and 2**k <= plan.rows})
 
     def ratio(window: int, lane_count: int) -> float:
-        order = dataclasses.replace(settings, window_shards=window, lanes=lane_count).settle(facts)
+        order = dataclasses.replace(settings, window_shards=window, lanes=lane_count).resolve(facts)
         return shuffle_quality(dataclasses.replace(plan, order=order), labels, 1, 128).class_divergence
 
     windows = sorted({int(settings.window_shards), 1, 4, 16, 64})

@@ -41,7 +41,7 @@ class DeliverySpec:
 
     @property
     def facts(self) -> Facts:
-        """What the order is settled from, but for what serves "auto"."""
+        """What the order is resolved from, but for what serves "auto"."""
         return Facts(rows=self.rows, seed=self.seed, tables=self.tables)
 
 
@@ -63,8 +63,8 @@ def make_state(
     shards = {}
     if delivery.order.repeats:
         shards = NO_SHARDS
-    elif delivery.order.is_settled:
-        shards = list_shards(delivery.order.settle(delivery.facts).epoch(epoch), position)
+    elif delivery.order.is_resolved:
+        shards = list_shards(delivery.order.resolve(delivery.facts).epoch(epoch), position)
     return State(
         **origin,
         filter=delivery.filter,
@@ -110,7 +110,7 @@ def load_state(state: Mapping[str, Any], current: State, delivery: DeliverySpec)
                 delivery.window_bytes,
             )
         delivery = dataclasses.replace(delivery, window_bytes=saved.window_bytes)
-    rows = delivery.order.settle(delivery.facts).epoch_rows
+    rows = delivery.order.resolve(delivery.facts).epoch_rows
     if saved.position > rows:
         raise StateError(
             f"the state is damaged: position {saved.position} of an epoch of {rows}. Use an earlier checkpoint."

@@ -229,10 +229,10 @@ def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, An
     if UNKNOWN in (saved, current) or saved == current:
         return []
     may_lack = name.startswith("order.components.") and name.endswith(_UNSAID_IF_ALL)
-    settled = "auto" in (saved, current) and any(
+    resolved = "auto" in (saved, current) and any(
         _is_count(value, 1) or (value is None and may_lack) for value in (saved, current)
     )
-    return [] if settled else [(name, saved, current)]
+    return [] if resolved else [(name, saved, current)]
 
 
 def _is_count(value: Any, least: int) -> TypeGuard[int]:

@@ -50,7 +50,7 @@ class RowSource(abc.ABC):
         version: The pinned version.
         identity: Hash of the version's files.
         columns: Columns to read.
-        row_bytes: Bytes of a row as it is read, of a few rows; "auto" orders are settled from it.
+        row_bytes: Bytes of a row as it is read, of a few rows; "auto" orders are resolved from it.
         likely_row_bytes: The best guess of the same: rows are read so many at a time until more is known.
         measure: How `likely_row_bytes` is known, in words.
     """

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from raylance.columns import ROW_OFFSET
 from raylance.decode.decoder import Decoder, RowDecoder
-from raylance.decode.rows import settle
+from raylance.decode.rows import resolve_decoder
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import derive_key, subkeys, uniform
 from raylance.planning.state import describe
@@ -35,7 +35,7 @@ def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[b
     and leave nothing behind.
 
     Args:
-        decoder: The decoder. What it leaves open is settled from the first sample.
+        decoder: The decoder. What it leaves open is resolved from the first sample.
         samples: Bytes of good rows: at least two that decode to unlike arrays.
         bad: Bytes that must raise an error; None for nothing, halves of the samples and random bytes. Give others where
             the format takes some of these, () where it takes all.
@@ -49,18 +49,20 @@ def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[b
     if len(samples) < 2:
         _fail(decoder, f"{len(samples)} samples show little: give at least two, which decode to unlike arrays")
     try:
-        settled = settle(decoder, pa.table({decoder.column: pa.array(samples[:1], pa.binary()), ROW_OFFSET: [0]}))
+        resolved = resolve_decoder(
+            decoder, pa.table({decoder.column: pa.array(samples[:1], pa.binary()), ROW_OFFSET: [0]})
+        )
     except DatasetError as error:
         _fail(decoder, f"cannot decode the first sample ({type(error.__cause__).__name__}: {error.__cause__})", error)
-    told = _check_setting(settled)
-    trial = _Trial(settled, samples)
+    told = _check_setting(resolved)
+    trial = _Trial(resolved, samples)
     trial.check_output()
     trial.check_threads()
     trial.check_bad(trial.damaged() if bad is None else bad)
-    if json.dumps(describe(settled)) != told:
-        _fail(settled, "was changed by decoding: keep in what open() returns what changes from row to row")
-    if _Trial(_sent(settled), samples).expected != trial.expected:
-        _fail(settled, "decodes otherwise once it was pickled: what decides must be in its fields")
+    if json.dumps(describe(resolved)) != told:
+        _fail(resolved, "was changed by decoding: keep in what open() returns what changes from row to row")
+    if _Trial(_sent(resolved), samples).expected != trial.expected:
+        _fail(resolved, "decodes otherwise once it was pickled: what decides must be in its fields")
 
 
 def _fail(decoder: Decoder, what: str, error: Exception | None = None) -> NoReturn:

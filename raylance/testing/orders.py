@@ -77,9 +77,11 @@ def check_order(
 ) -> None:
     """Checks what every order has to keep, over selections of several sizes, seeds, epochs and global batch sizes.
 
-    That its settings can be saved and taken up again, that settling settles them for good, that an epoch has every row
-    exactly once (unless it `repeats` them), that the row at a position depends on nothing but settings, selection, seed
-    and epoch, in this process and in another, that seeking costs little, and that shards are complete when they are.
+    - Its settings can be saved and loaded, and once they are resolved they stay as they are.
+    - An epoch has every row exactly once, unless the order `repeats` rows.
+    - The row at a position depends on settings, selection, seed and epoch alone, in this process and in another.
+    - Rows at the end of an epoch cost as little as rows at its start.
+    - A shard is reported as complete when all of its rows are consumed, and not before.
 
     Args:
         order: The order.
@@ -91,20 +93,20 @@ def check_order(
         AssertionError: With the promise that is broken, the values, and the fix.
     """
     make_order(order)
-    settled = None
+    resolved = None
     for count in rows:
         selected = SampleRows(count=count, columns=columns or {})
         bound, tables = order.bind(selected)
         for seed, batch in ((0, 1), (3, 12), (2**70, 30)):
             facts = Facts(rows=count, seed=seed, tables=tables, row_bytes=100.0, global_batch_size=batch)
-            settled = _check_settings(bound, facts)
+            resolved = _check_settings(bound, facts)
             for number in (0, 1, 7):
-                _check_epoch(settled.epoch(number))
-            _check_global_batches(settled, batch)
+                _check_epoch(resolved.epoch(number))
+            _check_global_batches(resolved, batch)
     if not columns:
         _check_seeking(order, other_process)
-    elif other_process and settled is not None:
-        _check_sending(settled)
+    elif other_process and resolved is not None:
+        _check_sending(resolved)
 
 
 def _promise(order: Resolved | Order, kept: bool, promise: str, found: str, fix: str) -> None:
@@ -114,9 +116,9 @@ def _promise(order: Resolved | Order, kept: bool, promise: str, found: str, fix:
 
 
 def _check_settings(order: Order, facts: Facts) -> Resolved:
-    """Settings that can be saved, settled once, and taken up."""
-    promise, settled = functools.partial(_promise, order), order.settle(facts)
-    params, before = settled.params(), order.params()
+    """Settings that can be saved, resolved once, and taken up."""
+    promise, resolved = functools.partial(_promise, order), order.resolve(facts)
+    params, before = resolved.params(), order.params()
     read = json.loads(json.dumps(params, default=repr))
     promise(
         read == params,
@@ -125,40 +127,40 @@ def _check_settings(order: Order, facts: Facts) -> Resolved:
         "Make its fields numbers, strings or lists, or leave them out of it by field(compare=False).",
     )
     promise(
-        settled.settings.is_settled,
-        'settle() fills every "auto"',
+        resolved.settings.is_resolved,
+        'resolve() fills every "auto"',
         f"it leaves {[name for name, value in params.items() if value == 'auto']}",
-        "Replace them in settle() by what facts say.",
+        "Replace them in resolve() by what facts say.",
     )
     given = {name: value for name, value in before.items() if value != "auto" and not isinstance(value, dict)}
     now = {name: params.get(name) for name in given}
-    promise(now == given, "settle() keeps what was given", f"{given} is {now}", 'Replace what is "auto" alone.')
+    promise(now == given, "resolve() keeps what was given", f"{given} is {now}", 'Replace what is "auto" alone.')
     other = dataclasses.replace(facts, row_bytes=9e5, global_batch_size=7, window_bytes=1 << 20)
-    again = settled.settings.settle(other)
+    again = resolved.settings.resolve(other)
     promise(
-        again == settled,
-        "what is settled stays, whatever row bytes and global batch a resumed run has",
-        f"settled again it is {again}, and was {settled}",
+        again == resolved,
+        "what is resolved stays, whatever row bytes and global batch a resumed run has",
+        f"resolved again it is {again}, and was {resolved}",
         'Let no size that is not "auto" follow from the facts, but for rows and seed.',
     )
     adopted = order.adopt(read)
     promise(
-        adopted == settled.settings,
-        "adopt(params()) is the settled order",
-        f"it is {adopted}, and was {settled.settings}",
-        'Make every field that is settled one that is "auto" before.',
+        adopted == resolved.settings,
+        "adopt(params()) is the resolved order",
+        f"it is {adopted}, and was {resolved.settings}",
+        'Make every field that is resolved one that is "auto" before.',
     )
-    sizes = {"epoch_rows": settled.epoch_rows, "shard_rows": settled.shard_rows, "lane_count": settled.lane_count}
-    sizes |= {} if settled.read_positions is None else {"read_positions": settled.read_positions}
+    sizes = {"epoch_rows": resolved.epoch_rows, "shard_rows": resolved.shard_rows, "lane_count": resolved.lane_count}
+    sizes |= {} if resolved.read_positions is None else {"read_positions": resolved.read_positions}
     wrong = {name: size for name, size in sizes.items() if type(size) is not int or size < 1}
-    wrong |= {} if settled.repeats or settled.epoch_rows == facts.rows else {"epoch_rows": settled.epoch_rows}
+    wrong |= {} if resolved.repeats or resolved.epoch_rows == facts.rows else {"epoch_rows": resolved.epoch_rows}
     promise(
-        not wrong and settled.rows == facts.rows and settled.seed == facts.seed,
-        "a settled order has sizes of at least 1, int, and an epoch of all rows unless it repeats some",
-        f"it has {wrong or (settled.rows, settled.seed)} over {facts.rows} rows",
-        "Give them in settle(); int() makes one of a NumPy integer.",
+        not wrong and resolved.rows == facts.rows and resolved.seed == facts.seed,
+        "a resolved order has sizes of at least 1, int, and an epoch of all rows unless it repeats some",
+        f"it has {wrong or (resolved.rows, resolved.seed)} over {facts.rows} rows",
+        "Give them in resolve(); int() makes one of a NumPy integer.",
     )
-    return settled
+    return resolved
 
 
 def _check_epoch(epoch: Epoch) -> None:
@@ -247,13 +249,13 @@ def _check_global_batches(order: Resolved, batch: int) -> None:
 def _check_seeking(order: Order, other_process: bool) -> None:
     """The end of a large epoch costs as little as its start."""
     bound, tables = order.bind(SampleRows(count=_MANY_ROWS))
-    settled = bound.settle(Facts(rows=_MANY_ROWS, seed=0, tables=tables, row_bytes=1e4, global_batch_size=256))
+    resolved = bound.resolve(Facts(rows=_MANY_ROWS, seed=0, tables=tables, row_bytes=1e4, global_batch_size=256))
     if other_process:
-        _check_sending(settled)
+        _check_sending(resolved)
     if tables:
         return
     tracemalloc.start()
-    settled.epoch(0).rows(np.arange(settled.epoch_rows - 100, settled.epoch_rows, dtype=np.int64))
+    resolved.epoch(0).rows(np.arange(resolved.epoch_rows - 100, resolved.epoch_rows, dtype=np.int64))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     _promise(

@@ -25,10 +25,10 @@ def sample(n: int) -> SampleRows:
     return SampleRows(count=n, columns={"weight": rows % 7 + (n == 1), "class": classes})
 
 
-def settle(order: Order, n: int, seed: int = 3, **facts: float) -> Resolved:
+def resolve(order: Order, n: int, seed: int = 3, **facts: float) -> Resolved:
     """An order of n rows, looked up in the sample."""
     bound, tables = order.bind(sample(n))
-    return bound.settle(Facts(rows=n, seed=seed, tables=tables, **facts))  # type: ignore[arg-type]
+    return bound.resolve(Facts(rows=n, seed=seed, tables=tables, **facts))  # type: ignore[arg-type]
 
 
 def every_row(order: Resolved, epoch: int = 0) -> list[int]:
@@ -47,7 +47,7 @@ MIXED: tuple[Order, ...] = (
 
 @st.composite
 def mixtures(draw: st.DrawFn, draws: bool = True) -> Resolved:
-    """A settled mixture of one to four small datasets; `draws` has some drawn with replacement."""
+    """A resolved mixture of one to four small datasets; `draws` has some drawn with replacement."""
     components = []
     for index in range(draw(st.integers(1, 4))):
         rows, quota = draw(st.integers(1, 60)), draw(st.integers(1, 7))
@@ -57,12 +57,12 @@ def mixtures(draw: st.DrawFn, draws: bool = True) -> Resolved:
         components.append(part)
     stop = draw(st.sampled_from(["first_exhausted", "all_exhausted", 150]))
     order = MixOrder(components=tuple(components), stop=stop, chunk_positions=draw(st.integers(1, 100)))
-    return order.settle(Facts(rows=sum(part.rows for part in components), seed=3))
+    return order.resolve(Facts(rows=sum(part.rows for part in components), seed=3))
 
 
 @st.composite
 def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> Resolved:
-    """Any order, settled, of some selected rows."""
+    """Any order, resolved, of some selected rows."""
     kind, n = draw(st.sampled_from(kinds)), draw(st.integers(1, 400))
     if kind is MixOrder:
         return draw(mixtures())
@@ -79,4 +79,4 @@ def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> Resolved:
     else:
         sizes = {"window_shards": draw(st.integers(1, 5)), "lanes": draw(st.integers(1, 9))}
         order = kind(shard_rows=draw(st.sampled_from([shard_rows, "fragment"])), **sizes)
-    return settle(order, n)
+    return resolve(order, n)

@@ -166,7 +166,7 @@ def make_plan(run: Run) -> Plan:
         rows=run.rows, seed=run.seed, row_bytes=run.raw_bytes, global_batch_size=size,
         window_bytes=run.max_window_bytes,
     )  # fmt: skip
-    order = run.order.settle(facts)
+    order = run.order.resolve(facts)
     fitting = max(order.lane_count, int(run.max_window_bytes / 2 * run.ranks / run.raw_bytes))
     chunk = min(order.read_positions or fitting, fitting)
     return Plan(order=order, global_batch_size=size, world_size=run.ranks, remainder="drop", chunk_positions=chunk)

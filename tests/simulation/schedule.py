@@ -200,7 +200,7 @@ def make_plan(order: int, rows: int, size: int, world_size: int, remainder: Rema
     )
     bound, tables = kinds[order].bind(SampleRows(count=rows))
     return Plan(
-        order=bound.settle(Facts(rows=rows, seed=7, tables=tables)),
+        order=bound.resolve(Facts(rows=rows, seed=7, tables=tables)),
         global_batch_size=size,
         world_size=world_size,
         remainder=remainder,

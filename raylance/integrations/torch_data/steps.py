@@ -177,7 +177,7 @@ class Steps:
         ), rank
 
     def begin(self) -> tuple[Plan, int]:
-        """What an iteration needs; the first one settles what the order left to "auto", for good."""
+        """What an iteration needs; the first one resolves what the order left to "auto", for good."""
         plan, rank = self._plan()
         plan.check_order(self.epoch)
         self._delivery = dataclasses.replace(self._delivery, order=plan.order.settings)

@@ -113,7 +113,7 @@ def _cpus_by_node() -> dict[str, float]:
 
 
 def options_of_ranks(options: Options, world_size: int, node_ids: Sequence[str] | None) -> list[Options]:
-    """The options of each rank, with what depends on the cluster settled; the cluster is asked once.
+    """The options of each rank, with what depends on the cluster resolved; the cluster is asked once.
 
     Args:
         options: The options of the run.

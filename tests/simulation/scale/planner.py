@@ -50,9 +50,9 @@ class Cost:
 def plan_of(order: Order, ranks: int, rows: int = ROWS) -> Plan:
     """A plan of 256 rows a rank and step."""
     size = PER_RANK * ranks
-    settled = order.settle(Facts(rows=rows, seed=3, row_bytes=IMAGE_BYTES, global_batch_size=size))
-    chunk = settled.read_positions or PER_RANK * ranks * 4
-    return Plan(order=settled, global_batch_size=size, world_size=ranks, remainder="drop", chunk_positions=chunk)
+    resolved = order.resolve(Facts(rows=rows, seed=3, row_bytes=IMAGE_BYTES, global_batch_size=size))
+    chunk = resolved.read_positions or PER_RANK * ranks * 4
+    return Plan(order=resolved, global_batch_size=size, world_size=ranks, remainder="drop", chunk_positions=chunk)
 
 
 def places(plan: Plan) -> Iterator[tuple[int, int]]:

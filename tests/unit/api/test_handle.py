@@ -127,7 +127,7 @@ def test_the_plan_tells_how_rows_are_read(write_dataset: Callable[..., str]) -> 
 
 
 def test_batches_do_not_depend_on_the_world_size_by_default(images_uri: str) -> None:
-    """What "auto" settles must not, or the same run on other machines would train on other batches."""
+    """What "auto" resolves to must not depend on it, or the same run on other machines would train on other batches."""
     dataset = raylance.dataset(images_uri, columns=["image"])
     orders = {repr(dataset.plan(global_batch_size=96, world_size=world).plan.order) for world in (1, 2, 3, 5, 8, 64)}
     assert len(orders) == 1

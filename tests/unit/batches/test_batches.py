@@ -114,7 +114,7 @@ def test_an_empty_pass_is_said(uri: str, caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_a_handle_is_a_value(uri: str) -> None:
-    """Iterating on it begins at the beginning, settles nothing, and leaves nothing behind."""
+    """Iterating on it begins at the beginning, resolves nothing, and leaves nothing behind."""
     handle, fresh = open_ids(uri), open_ids(uri)
     with handle, fresh.loader() as loader:
         batches = handle.iter_batches(batch_size=7)
@@ -124,7 +124,7 @@ def test_a_handle_is_a_value(uri: str) -> None:
         assert len(ids_of(batches)) == len(batches) == 14
         epoch_1 = ids_of(handle.iter_batches(batch_size=7, epoch=1))
         assert epoch_1 != ids_of(batches)
-        # Training on it is as if nobody had looked: "auto" is settled by the training's own batch size.
+        # Training on it is as if nobody had looked: "auto" is resolved by the training's own batch size.
         with handle.loader() as trained:
             assert ids_of(trained.iter_batches(batch_size=20)) == ids_of(loader.iter_batches(batch_size=20))
             state = trained.state_dict()

@@ -37,7 +37,7 @@ class Npy(raylance.Decoder):
     def open(self) -> "Npy":
         return self
 
-    def settle(self, encoded: memoryview) -> "Npy":
+    def resolve(self, encoded: memoryview) -> "Npy":
         return self if self.shape else dataclasses.replace(self, shape=np.load(io.BytesIO(encoded)).shape)
 
     def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
@@ -324,8 +324,8 @@ class Fails(Raw):
         raise FileNotFoundError("model.onnx")
 
 
-class Settles(Raw):
-    def settle(self, encoded: memoryview) -> Any:
+class Resolves(Raw):
+    def resolve(self, encoded: memoryview) -> Any:
         return Raw("other")
 
 
@@ -353,7 +353,7 @@ class Shapeless(raylance.Decoder):
         (Shapeless("raw"), r"Shapeless\('raw'\).shape=None"),
         (Returns("raw"), "'raw' of row offset 0 was returned as ndarray: .*write it into `out`"),
         (Fails("raw"), r"Fails\('raw'\) cannot be opened \(FileNotFoundError: model.onnx\): open\(\) must return"),
-        (Settles("raw"), r"Settles.*settle\(\) gave Raw\(column='other'"),
+        (Resolves("raw"), r"Resolves.*resolve\(\) gave Raw\(column='other'"),
     ],
 )
 def test_what_cannot_decode_is_refused_at_the_opening(
@@ -712,7 +712,7 @@ SAMPLES = [raw(np.arange(4) + start) for start in (1, 5, 9)]
         (Raw("raw", (2, 3)), r"cannot decode the first sample .*reshape"),
         (Counting("raw"), "was changed by decoding"),
         (Constant("raw"), "all samples decode to the same"),
-        (Settles("raw"), "gave Raw"),
+        (Resolves("raw"), "gave Raw"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else "",
 )

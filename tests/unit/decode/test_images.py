@@ -52,7 +52,7 @@ def test_formats(photo: PIL.Image.Image, kind: str) -> None:
     data = encode(np.asarray(photo), kind)
     wanted = np.asarray(PIL.Image.open(io.BytesIO(data)).convert("RGB"))
     np.testing.assert_array_equal(decode([data], Image("image", size=(90, 120)))[0][0], wanted)
-    assert Image("image").settle(data).size == (90, 120)
+    assert Image("image").resolve(data).size == (90, 120)
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "CMYK", "RGBA", "LA", "1"])
@@ -118,7 +118,7 @@ def test_exif_rotation_is_applied(photo: PIL.Image.Image, orientation: int) -> N
     from PIL import ImageOps
 
     upright = np.asarray(ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(buffer.getvalue()))))
-    assert Image("image").settle(buffer.getvalue()).size == upright.shape[:2]
+    assert Image("image").resolve(buffer.getvalue()).size == upright.shape[:2]
     np.testing.assert_array_equal(decode([buffer.getvalue()], Image("image", size=upright.shape[:2]))[0][0], upright)
 
 

@@ -27,7 +27,7 @@ from raylance.planning.plan import Chunk, Plan, WorkItem
 from raylance.source.readahead import ReadAhead
 from tests.helpers.dispatch import FAULT, Driver, make_crew
 from tests.helpers.in_memory import InMemory
-from tests.helpers.orders import cases, settle
+from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import make_plan
 from tests.helpers.slow_reading import slow_loader
 
@@ -75,7 +75,7 @@ def test_a_chunk_is_read_by_whom_was_told_to_who_come_and_go(order: Resolved, ba
 
 
 def test_a_pass_that_goes_on_in_the_middle_of_a_chunk_finds_its_reader() -> None:
-    plan, turns = make_plan(settle(WindowShuffle(shard_rows=8, window_shards=1, lanes=2), 96), 4, 1), ReadSchedule()
+    plan, turns = make_plan(resolve(WindowShuffle(shard_rows=8, window_shards=1, lanes=2), 96), 4, 1), ReadSchedule()
     first, second, *_ = chunks(plan, 0, 1)
     assert turns.take(plan, 0, first, [0, 1])[0] == 0
     turns.begin_at(plan, second)
@@ -145,7 +145,7 @@ def test_every_item_has_its_rows_whoever_reads_within_the_limit_of_each(
 
 @pytest.mark.parametrize("readers", [1, 2, 3])
 def test_no_window_is_read_twice(readers: int) -> None:
-    plan = make_plan(settle(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 512), 16, 1)
+    plan = make_plan(resolve(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 512), 16, 1)
     there = InTurn(plan, [100] * 512, 4 * 64 * 112, readers)
     for epoch in range(3):
         for item in plan.items(0, epoch, 0, 16):
@@ -181,7 +181,7 @@ def test_items_of_a_chunk_go_to_its_reader_and_the_next_chunk_to_the_next() -> N
 
 
 def test_a_reader_that_comes_later_begins_at_once() -> None:
-    plan, turns = make_plan(settle(WindowShuffle(shard_rows=8, window_shards=1, lanes=2), 96), 4, 1), ReadSchedule()
+    plan, turns = make_plan(resolve(WindowShuffle(shard_rows=8, window_shards=1, lanes=2), 96), 4, 1), ReadSchedule()
     first, second, third, fourth, *_ = chunks(plan, 0, 1)
     assert turns.take(plan, 0, first, [0]) == (0, second, [])
     assert turns.take(plan, 0, first, [0, 1]) == (0, second, [(1, third)])

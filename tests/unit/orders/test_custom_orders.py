@@ -60,8 +60,8 @@ class Nothing(Custom):
 
 
 class Longer(Custom):
-    def settle(self, facts: Facts) -> Resolved:
-        return dataclasses.replace(super().settle(facts), epoch_rows=facts.rows + 1)
+    def resolve(self, facts: Facts) -> Resolved:
+        return dataclasses.replace(super().resolve(facts), epoch_rows=facts.rows + 1)
 
 
 class Drawn(Halved):

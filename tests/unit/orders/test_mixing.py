@@ -118,7 +118,7 @@ def calls_of_a_step(count: int) -> int:
         for number in range(count)
     )
     facts = Facts(rows=sum(part.rows for part in parts), seed=0, row_bytes=3000.0, global_batch_size=512)
-    plan = make_plan(MixOrder(components=parts, stop="all_exhausted").settle(facts), 512, 1)
+    plan = make_plan(MixOrder(components=parts, stop="all_exhausted").resolve(facts), 512, 1)
     plan.select(0, np.arange(5000))
     called = 0
 
@@ -139,7 +139,7 @@ def test_a_step_of_many_datasets_costs_what_one_of_few_does() -> None:
 
 
 def test_a_mixture_is_sent_without_what_it_remembers() -> None:
-    order = with_draws(100, 3).settle(Facts(rows=9, seed=0))
+    order = with_draws(100, 3).resolve(Facts(rows=9, seed=0))
     fresh = pickle.dumps(order)
     wanted = every_row(order, 1)
     assert pickle.dumps(order) == fresh
@@ -207,7 +207,7 @@ def test_every_stretch_keeps_the_quotas() -> None:
         for name, quota in (("a", 7), ("b", 3))
     )
     order = MixOrder(components=parts, stop="all_exhausted", chunk_positions=10)
-    from_b = order.settle(Facts(rows=1400, seed=0)).epoch(0).rows(np.arange(500)) >= 700
+    from_b = order.resolve(Facts(rows=1400, seed=0)).epoch(0).rows(np.arange(500)) >= 700
     for start in range(490):
         assert 2 <= from_b[start : start + 10].sum() <= 4
 
@@ -226,7 +226,7 @@ def test_golden_mixture(epoch: int) -> None:
         Component(name="a", order=RowShuffle(shard_rows=3), seed=1, rows=5, quota=2),
         Component(name="b", order=WindowShuffle(shard_rows=2, window_shards=1, lanes=1), seed=2, rows=3, quota=1),
     )
-    order = MixOrder(components=parts, stop=19, chunk_positions=6).settle(Facts(rows=8, seed=0))
+    order = MixOrder(components=parts, stop=19, chunk_positions=6).resolve(Facts(rows=8, seed=0))
     assert every_row(order, epoch) == GOLDEN_MIXED[epoch]
 
 
@@ -244,16 +244,16 @@ def with_draws(stop: str | int, epoch_rows: int) -> MixOrder:
 def test_an_epoch_of_draws_in_a_mixture_is_as_long_as_its_order_asks(draws: int) -> None:
     own = with_draws(1, draws).components[0]
     for stop, wanted in (("first_exhausted", min(draws, 9)), ("all_exhausted", max(draws, 7)), (100, 67)):
-        order = with_draws(stop, draws).settle(Facts(rows=9, seed=0))
+        order = with_draws(stop, draws).resolve(Facts(rows=9, seed=0))
         for epoch in (0, 2):
             rows = np.array(every_row(order, epoch))
             drawn = rows[rows < 5].tolist()
             assert len(drawn) == wanted
             turns = -(-(order.epoch_rows + 1) // draws)  # that an epoch of the mixture may have of the component
             for turn, low in enumerate(range(0, wanted, draws)):
-                alone = every_row(own.settle(Facts(rows=5, seed=0)), epoch * turns + turn)
+                alone = every_row(own.resolve(Facts(rows=5, seed=0)), epoch * turns + turn)
                 assert drawn[low : low + draws] == alone[: wanted - low]
-    assert "epoch_rows" not in with_draws(9, 5).settle(Facts(rows=9, seed=0)).params()["components"]["drawn"]
+    assert "epoch_rows" not in with_draws(9, 5).resolve(Facts(rows=9, seed=0)).params()["components"]["drawn"]
 
 
 # Frozen: what raylance 0.7.0 delivers of `with_draws(stop, 3)`, which takes five rows for an epoch of the draws.
@@ -266,12 +266,12 @@ BEFORE_0_8 = {
 @pytest.mark.parametrize("stop", BEFORE_0_8)
 def test_a_run_that_began_with_other_epochs_of_draws_keeps_them(stop: str, caplog: pytest.LogCaptureFixture) -> None:
     order = with_draws(stop, 3)
-    saved = order.settle(Facts(rows=9, seed=0)).params()
+    saved = order.resolve(Facts(rows=9, seed=0)).params()
     assert saved["components"]["drawn"].pop("epoch_rows") == 3
     assert order.params()["components"]["drawn"]["epoch_rows"] == "auto"
     adopted = order.adopt(saved)
     assert "the order of 'drawn' asks for epochs of 3 rows: they keep the 5 rows" in caplog.text
-    again = adopted.settle(Facts(rows=9, seed=0))
+    again = adopted.resolve(Facts(rows=9, seed=0))
     assert [every_row(again, epoch) for epoch in (0, 1)] == BEFORE_0_8[stop]
     assert again.params() == saved, "what it writes is read as it was"
 
@@ -329,8 +329,8 @@ def test_a_mixture_takes_saved_sizes_over() -> None:
         ),
         stop="all_exhausted",
     )
-    settled = auto.settle(Facts(rows=150, seed=0, row_bytes=1e6, global_batch_size=8)).settings
-    saved = settled.params()
+    resolved = auto.resolve(Facts(rows=150, seed=0, row_bytes=1e6, global_batch_size=8)).settings
+    saved = resolved.params()
     assert saved == {
         "name": "mix",
         "stop": "all_exhausted",
@@ -345,9 +345,9 @@ def test_a_mixture_takes_saved_sizes_over() -> None:
             "b": {"quota": 1, "rows": 50, "seed": 2, "order": {"name": "row", "shard_rows": 4}},
         },
     }
-    assert not auto.is_settled
-    assert auto.adopt(saved) == settled
-    assert dataclasses.replace(auto, chunk_positions=7).adopt(saved) == dataclasses.replace(settled, chunk_positions=7)
+    assert not auto.is_resolved
+    assert auto.adopt(saved) == resolved
+    assert dataclasses.replace(auto, chunk_positions=7).adopt(saved) == dataclasses.replace(resolved, chunk_positions=7)
 
 
 def test_what_is_explicit_of_a_mixture_stays() -> None:
@@ -355,12 +355,12 @@ def test_what_is_explicit_of_a_mixture_stays() -> None:
     order, tables = Weighted(weights=weights).bind(SampleRows(count=4))
     part = Component(name="drawn", order=order, seed=6, rows=4, quota=1, tables=tables)
     facts = Facts(rows=4, seed=5, row_bytes=1e9, window_bytes=1)
-    mixed = MixOrder(components=(part,), stop=1, chunk_positions=7).settle(facts)
+    mixed = MixOrder(components=(part,), stop=1, chunk_positions=7).resolve(facts)
     assert (mixed.seed, mixed.epoch_rows, mixed.read_positions, mixed.params()["chunk_positions"]) == (5, 1, 7, 7)
-    own = order.settle(Facts(rows=4, seed=6, tables=tables))
+    own = order.resolve(Facts(rows=4, seed=6, tables=tables))
     assert mixed.epoch(0).rows(np.arange(4)).tolist() == every_row(own)
     least = dataclasses.replace(mixed.settings, chunk_positions="auto")
-    assert least.settle(facts).read_positions == 1
+    assert least.resolve(facts).read_positions == 1
 
 
 @pytest.mark.parametrize("stop", ["never", 0, -3, True, 1.5])

@@ -16,7 +16,7 @@ from raylance.orders.registry import make_order
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle, auto_lanes
 from raylance.testing import check_order
-from tests.helpers.orders import SHUFFLES, cases, every_row, sample, settle
+from tests.helpers.orders import SHUFFLES, cases, every_row, resolve, sample
 
 
 @given(case=cases(), seed=st.integers(), epoch=st.integers(0, 9))
@@ -52,7 +52,7 @@ def test_completed_shards_are_those_whose_rows_are_all_consumed(case: Resolved, 
 def test_complete_shards_where_the_search_ends_early(position: int) -> None:
     """Windows of more rows than are looked at together, of many small shards and of few large ones."""
     for shard_rows, window_shards in ((2, 2000), (1000, 4)):
-        order = settle(WindowShuffle(shard_rows=shard_rows, window_shards=window_shards, lanes=2), 9000)
+        order = resolve(WindowShuffle(shard_rows=shard_rows, window_shards=window_shards, lanes=2), 9000)
         consumed = np.bincount(order.shards_of(np.array(every_row(order, 1)[:position])), minlength=order.shard_count)
         assert order.epoch(1).completed_shards(position).tolist() == (consumed == shard_rows).tolist()
 
@@ -66,22 +66,22 @@ def test_everything_that_is_asked_of_an_order_of_ones_own(case: Resolved) -> Non
 
 @pytest.mark.parametrize("name", ["window", "shard", "row"])
 def test_epochs_and_seeds_differ(name: str) -> None:
-    orders = [settle(make_order(name), 500, seed, row_bytes=100, global_batch_size=20) for seed in (0, 1)]
+    orders = [resolve(make_order(name), 500, seed, row_bytes=100, global_batch_size=20) for seed in (0, 1)]
     assert len({tuple(every_row(order, epoch)) for order in orders for epoch in (0, 1)}) == 4
 
 
 def test_sequential_is_storage_order() -> None:
-    assert every_row(settle(Sequential(shard_rows=7, window_shards=2), 50, 9), 9) == list(range(50))
+    assert every_row(resolve(Sequential(shard_rows=7, window_shards=2), 50, 9), 9) == list(range(50))
 
 
 def test_shard_shuffle_keeps_rows_of_a_shard_together() -> None:
     order = ShardShuffle(shard_rows=10, lanes=1)
-    assert sum(np.diff(every_row(settle(order, 95))) != 1) <= 9
+    assert sum(np.diff(every_row(resolve(order, 95))) != 1) <= 9
 
 
 def test_window_shuffle_mixes_only_inside_its_windows() -> None:
-    order = settle(WindowShuffle(shard_rows=10, window_shards=3, lanes=2), 300).epoch(0)
-    unshuffled = settle(ShardShuffle(shard_rows=10, window_shards=3, lanes=2), 300).epoch(0)
+    order = resolve(WindowShuffle(shard_rows=10, window_shards=3, lanes=2), 300).epoch(0)
+    unshuffled = resolve(ShardShuffle(shard_rows=10, window_shards=3, lanes=2), 300).epoch(0)
     for lane in range(2):
         positions = np.arange(lane, 300, 2)
         ours, base = order.rows(positions), unshuffled.rows(positions)
@@ -108,7 +108,7 @@ GOLDEN: list[tuple[Order, list[int]]] = [
 
 @pytest.mark.parametrize(("order", "wanted"), GOLDEN, ids=lambda value: getattr(value, "name", ""))
 def test_golden_orders(order: Order, wanted: list[int]) -> None:
-    assert every_row(settle(order, 19, seed=0)) == wanted
+    assert every_row(resolve(order, 19, seed=0)) == wanted
 
 
 def test_auto_lanes() -> None:
@@ -141,16 +141,16 @@ def test_golden_sizes(
 ) -> None:
     rows, row_bytes, batch, mebibytes = given
     facts = Facts(rows=rows, seed=0, row_bytes=row_bytes, global_batch_size=batch, window_bytes=mebibytes << 20)
-    order = WindowShuffle().settle(facts)
+    order = WindowShuffle().resolve(facts)
     assert order.settings == WindowShuffle(shard_rows=window[0], window_shards=window[1], lanes=window[2])
     assert (order.shard_rows, order.lane_count) == (window[0], window[2])
     assert order.read_positions == window[0] * window[1] * window[2]
-    assert RowShuffle().settle(facts).shard_rows == row
+    assert RowShuffle().resolve(facts).shard_rows == row
     parts = tuple(
         Component(name=str(quota), order=WindowShuffle(), seed=0, rows=max(1, rows // 2), quota=quota)
         for quota in (3, 7)
     )
-    settings = MixOrder(components=parts, stop="all_exhausted").settle(facts).settings
+    settings = MixOrder(components=parts, stop="all_exhausted").resolve(facts).settings
     assert isinstance(settings, MixOrder)
     first = settings.components[0].order
     assert isinstance(first, WindowShuffle)
@@ -158,7 +158,7 @@ def test_golden_sizes(
 
 
 def test_windows_of_fragments_are_sized_by_their_mean() -> None:
-    order = settle(WindowShuffle(shard_rows="fragment"), 360, row_bytes=100, window_bytes=20_000)
+    order = resolve(WindowShuffle(shard_rows="fragment"), 360, row_bytes=100, window_bytes=20_000)
     fragments = len(sample(360).fragment_ends())
     assert order.shard_rows == -(-360 // fragments)
     assert order.params()["shard_rows"] == "fragment"
@@ -173,20 +173,20 @@ def test_windows_of_fragments_are_sized_by_their_mean() -> None:
 )
 def test_auto_keeps_the_memory_limit(rows: int, row_bytes: float, batch: int, limit: int) -> None:
     facts = Facts(rows=rows, seed=0, row_bytes=row_bytes, global_batch_size=batch, window_bytes=limit)
-    order = WindowShuffle().settle(facts)
+    order = WindowShuffle().resolve(facts)
     assert batch % order.lane_count == 0
     assert order.read_positions is not None
     held = 2 * order.read_positions * row_bytes
     smallest = 2 * order.lane_count * row_bytes  # shards of one row: nothing smaller can be read
     assert held <= max(limit, smallest)
-    assert order.settings.settle(facts) == order
+    assert order.settings.resolve(facts) == order
 
 
 def test_explicit_values_are_kept() -> None:
     order = WindowShuffle(shard_rows=77, window_shards=3, lanes=5)
-    settled = order.settle(Facts(rows=10**6, seed=0, row_bytes=100, global_batch_size=64, window_bytes=1 << 20))
-    assert settled.settings == order
-    assert (settled.shard_rows, settled.lane_count, settled.read_positions) == (77, 5, 5 * 3 * 77)
+    resolved = order.resolve(Facts(rows=10**6, seed=0, row_bytes=100, global_batch_size=64, window_bytes=1 << 20))
+    assert resolved.settings == order
+    assert (resolved.shard_rows, resolved.lane_count, resolved.read_positions) == (77, 5, 5 * 3 * 77)
 
 
 @pytest.mark.parametrize("wrong", [{"shard_rows": 0}, {"lanes": -1}, {"window_shards": 1.5}, {"lanes": True}])
@@ -197,12 +197,12 @@ def test_wrong_parameters(wrong: dict[str, object]) -> None:
 
 
 def test_saved_sizes_are_taken_over_where_none_are_given() -> None:
-    settled = settle(WindowShuffle(), 1000, row_bytes=1e4, global_batch_size=20).settings
-    saved = settled.params()
+    resolved = resolve(WindowShuffle(), 1000, row_bytes=1e4, global_batch_size=20).settings
+    saved = resolved.params()
     assert saved == {"name": "window", "shard_rows": 13, "window_shards": 4, "lanes": 20}
-    assert settled.is_settled
-    assert WindowShuffle().adopt(saved) == settled
-    assert WindowShuffle(lanes=3).adopt(saved) == dataclasses.replace(settled, lanes=3)
+    assert resolved.is_resolved
+    assert WindowShuffle().adopt(saved) == resolved
+    assert WindowShuffle(lanes=3).adopt(saved) == dataclasses.replace(resolved, lanes=3)
 
 
 class ByWeight(Order):
@@ -218,11 +218,11 @@ class ByWeight(Order):
 
 
 def test_an_order_of_ones_own_finds_what_it_looked_up() -> None:
-    order = settle(ByWeight(), 21)
+    order = resolve(ByWeight(), 21)
     assert every_row(order) == sorted(range(21), key=lambda row: row % 7)
     assert order.settings == ByWeight(shard_rows=6)
     with pytest.raises(NotImplementedError, match="^Order says by no"):
-        settle(Order(), 3).epoch(0).rows(np.arange(3))
+        resolve(Order(), 3).epoch(0).rows(np.arange(3))
 
 
 def test_unknown_orders() -> None:

@@ -14,11 +14,11 @@ from raylance.orders.order import Epoch, Facts, Order
 from raylance.orders.permutation import subkeys, uniform
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.testing import SampleRows
-from tests.helpers.orders import every_row, sample, settle
+from tests.helpers.orders import every_row, resolve, sample
 
 
 def draw(order: Order, n: int) -> np.ndarray:
-    return np.array(every_row(settle(order, n, seed=0, global_batch_size=20)))
+    return np.array(every_row(resolve(order, n, seed=0, global_batch_size=20)))
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> float:
@@ -82,7 +82,7 @@ def test_draws_depend_on_labels_and_not_on_storage_order() -> None:
     for stored in (classes, classes[::-1]):
         rows = SampleRows(count=100, columns={"class": stored})
         order, tables = ClassBalanced(column="class", rows_per_epoch=500).bind(rows)
-        drawn.append(stored[every_row(order.settle(Facts(rows=100, seed=0, tables=tables)))].tolist())
+        drawn.append(stored[every_row(order.resolve(Facts(rows=100, seed=0, tables=tables)))].tolist())
     assert drawn[0] == drawn[1]
 
 
@@ -123,13 +123,15 @@ def test_golden_fingerprints(order: Order, wanted: str) -> None:
     ],
     ids=repr,
 )
-def test_what_was_settled_stays(order: Order) -> None:
-    settled = settle(order, 100, global_batch_size=20)
-    assert settled.settings.is_settled
-    again = settled.settings.settle(Facts(rows=100, seed=3, tables=settled.tables, global_batch_size=7))
-    assert again == settled
+def test_what_was_resolved_stays(order: Order) -> None:
+    resolved = resolve(order, 100, global_batch_size=20)
+    assert resolved.settings.is_resolved
+    again = resolved.settings.resolve(Facts(rows=100, seed=3, tables=resolved.tables, global_batch_size=7))
+    assert again == resolved
     assert (
-        settled.shard_rows == settled.params()["shard_rows"] == (1 if order.shard_rows == "auto" else order.shard_rows)
+        resolved.shard_rows
+        == resolved.params()["shard_rows"]
+        == (1 if order.shard_rows == "auto" else order.shard_rows)
     )
 
 
@@ -138,7 +140,7 @@ def test_the_first_class_of_a_batch_is_the_same_however_many_follow() -> None:
     draws = []
     for some in (1, 2):
         order, tables = ClassBalanced(column="class", classes_per_batch=some, batch_rows=2).bind(rows)
-        draws.append(order.settle(Facts(rows=6000, seed=0, tables=tables)).epoch(0).rows(np.arange(0, 400, 2)))
+        draws.append(order.resolve(Facts(rows=6000, seed=0, tables=tables)).epoch(0).rows(np.arange(0, 400, 2)))
     assert draws[0].tolist() == draws[1].tolist()
 
 
@@ -170,14 +172,14 @@ def extremes(epoch: Epoch, purpose: str, draw: int) -> list[int]:
 @pytest.mark.parametrize("least", [1.0, 5e-324, 2.0**1022])
 def test_the_ends_of_the_weights(least: float) -> None:
     order = Weighted(weights=np.array([0, 0, 1, 1, 0]) * least)
-    assert extremes(settle(order, 5).epoch(0), "weighted", 1) == [2, 3]
+    assert extremes(resolve(order, 5).epoch(0), "weighted", 1) == [2, 3]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 1000])
 def test_the_ends_of_a_class(size: int) -> None:
     rows = SampleRows(count=size + 2, columns={"class": np.r_[0, np.ones(size, dtype=np.int64), 2]})
     order, tables = ClassBalanced(column="class", class_weights={1: 1}).bind(rows)
-    epoch = order.settle(Facts(rows=size + 2, seed=0, tables=tables)).epoch(0)
+    epoch = order.resolve(Facts(rows=size + 2, seed=0, tables=tables)).epoch(0)
     assert extremes(epoch, "class_balanced", 2) == [1, size]
 
 
@@ -194,7 +196,7 @@ def test_batches_of_many_classes_are_as_they_were_in_little_memory(some: int | N
     weights = None if some is None else {label: 1.0 + label % 5 for label in range(0, 20_000, some)}
     order = ClassBalanced(column="class", classes_per_batch=8, class_weights=weights)
     order, tables = order.bind(many_classes())
-    epoch = order.settle(Facts(rows=60_000, seed=3, tables=tables, global_batch_size=64)).epoch(1)
+    epoch = order.resolve(Facts(rows=60_000, seed=3, tables=tables, global_batch_size=64)).epoch(1)
     positions = np.r_[np.arange(64 * 40), np.arange(10**9, 10**9 + 200)]
     parts = [epoch.rows(part) for part in (positions[: 64 * 40], positions[64 * 40 :])]
     assert hashlib.blake2b(np.concatenate(parts).astype("<i8").tobytes(), digest_size=8).hexdigest() == wanted

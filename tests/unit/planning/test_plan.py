@@ -15,7 +15,7 @@ from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
 from raylance.planning.plan import REMAINDERS, Remainder, portion_rows
 from raylance.planning.summary import summarise
-from tests.helpers.orders import cases, every_row, settle
+from tests.helpers.orders import cases, every_row, resolve
 from tests.helpers.plans import Batches, global_batches, make_plan
 
 
@@ -137,13 +137,13 @@ def test_steps_are_arranged_by_lane_wherever_they_begin(
 
 
 def test_a_step_that_begins_between_two_rounds_of_the_lanes() -> None:
-    plan = make_plan(settle(WindowShuffle(shard_rows=5, window_shards=1, lanes=3), 100), 7, 1)
+    plan = make_plan(resolve(WindowShuffle(shard_rows=5, window_shards=1, lanes=3), 100), 7, 1)
     assert plan.positions(4, 0, 7).tolist() == [6, 9, 4, 7, 10, 5, 8]
 
 
 def test_ranks_own_lanes_where_lanes_divide_the_batch() -> None:
     order = WindowShuffle(shard_rows=10, window_shards=2, lanes=8)
-    plan = make_plan(settle(order, 1000), 32, 4)
+    plan = make_plan(resolve(order, 1000), 32, 4)
     for position in range(0, 960, 32):
         for rank in range(4):
             lanes = set((plan.positions(position, *plan.rank_slice(position, rank)) % 8).tolist())
@@ -151,7 +151,7 @@ def test_ranks_own_lanes_where_lanes_divide_the_batch() -> None:
 
 
 def test_padding_repeats_the_first_rows() -> None:
-    order = settle(RowShuffle(shard_rows=4), 10)
+    order = resolve(RowShuffle(shard_rows=4), 10)
     plan = make_plan(order, 4, 1, "pad")
     last = plan.positions(8, 0, 4)
     assert last.tolist() == [8, 9, 10, 11]
@@ -180,7 +180,7 @@ def test_items_are_of_the_size_that_is_aimed_at_and_can_be_cut(
 
 def test_items_join_small_steps_and_cut_large_ones() -> None:
     def cuts(batch: int, rank: int = 0, **sizes: int) -> list[tuple[int, int, int, int]]:
-        plan = dataclasses.replace(make_plan(settle(RowShuffle(), 100), batch, rank + 1), chunk_positions=64)
+        plan = dataclasses.replace(make_plan(resolve(RowShuffle(), 100), batch, rank + 1), chunk_positions=64)
         return [(item.position, item.steps, item.low, item.high) for item in plan.items(rank, 0, 0, **sizes)]
 
     assert cuts(10, item_rows=30) == [(0, 3, 0, 10), (30, 3, 0, 10), (60, 1, 0, 10), (70, 3, 0, 10)]
@@ -217,7 +217,7 @@ def test_portions_of_which_two_have_room(rows: int, row_bytes: float, limit: int
 def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> None:
     """O(rows of the step): no array grows with the dataset, and no loop runs over it."""
     order = WindowShuffle(shard_rows=4096, window_shards=8, lanes=32)
-    plan = make_plan(order.settle(Facts(rows=10**10, seed=3)), 4096, 8)
+    plan = make_plan(order.resolve(Facts(rows=10**10, seed=3)), 4096, 8)
     tracemalloc.start()
     begin = time.perf_counter()
     rows = plan.select(3, plan.positions(position, *plan.rank_slice(position, 5)))
@@ -241,13 +241,13 @@ def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> No
 )
 def test_bad_plans(change: dict[str, object], message: str) -> None:
     arguments = {"rows": 100, "batch": 10, "world": 1} | change
-    order = RowShuffle(shard_rows=4).settle(Facts(rows=arguments.pop("rows"), seed=3))  # type: ignore[arg-type]
+    order = RowShuffle(shard_rows=4).resolve(Facts(rows=arguments.pop("rows"), seed=3))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
         make_plan(order, **arguments)  # type: ignore[arg-type]
 
 
 def test_summary_says_what_is_dropped_and_repeated() -> None:
-    order = settle(WindowShuffle(shard_rows=10, window_shards=2, lanes=4), 1003)
+    order = resolve(WindowShuffle(shard_rows=10, window_shards=2, lanes=4), 1003)
     dropped = summarise(make_plan(order, 20, 2, "drop"), row_bytes=1000, reads="range")
     assert (dropped.steps, dropped.rows_dropped, dropped.rows_repeated, dropped.shards) == (50, 3, 0, 101)
     padded = summarise(make_plan(order, 20, 2, "pad"), row_bytes=1000, reads="range")
@@ -260,7 +260,7 @@ def test_summary_says_what_is_dropped_and_repeated() -> None:
 
 def test_summary_says_what_is_held_where_a_step_is_larger_than_the_limit() -> None:
     """The window has 32 rows, and a step 256: what is read together is neither."""
-    plan = make_plan(settle(WindowShuffle(shard_rows=1, window_shards=1, lanes=32), 2000), 256, 1, "drop")
+    plan = make_plan(resolve(WindowShuffle(shard_rows=1, window_shards=1, lanes=32), 2000), 256, 1, "drop")
     limit = 32 << 20
     told = summarise(plan, 1 << 20, "take", limit, "the mean of a few rows")
     assert limit // 4 < told.window_bytes <= limit // 2
@@ -275,7 +275,7 @@ def test_a_consumer_slower_than_its_helpers_does_not_wait_while_items_grow(helpe
     """A pass is prepared up to its second step. From then on, helpers take items as they become free, a unit of time a
     row, and half as much again as they take together goes by until the consumer asks for a row. All end together.
     """
-    order = RowShuffle(shard_rows=4).settle(Facts(rows=10**5, seed=3))
+    order = RowShuffle(shard_rows=4).resolve(Facts(rows=10**5, seed=3))
     plan = dataclasses.replace(make_plan(order, 80, 1), chunk_positions=10**6)
     sizes = [item.rows for item in plan.items(0, 0, 0, 160, -(-80 // helpers))]
     assert sizes[:helpers] == [80 // helpers] * helpers, "the first step goes to all"

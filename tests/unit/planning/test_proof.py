@@ -29,12 +29,12 @@ SELECTION = Selection.from_offsets([np.r_[3:40, 50:51, 60:145]])  # 123 rows
 N = SELECTION.rows
 
 
-def settle(order: Order, **facts: Any) -> Resolved:
+def resolve(order: Order, **facts: Any) -> Resolved:
     bound, tables = order.bind(SampleRows(count=N, columns={"w": np.arange(N) % 5}))
-    return bound.settle(Facts(rows=N, seed=5, tables=tables, global_batch_size=12, **facts))
+    return bound.resolve(Facts(rows=N, seed=5, tables=tables, global_batch_size=12, **facts))
 
 
-ORDER = settle(WindowShuffle(shard_rows=5, window_shards=2, lanes=3))
+ORDER = resolve(WindowShuffle(shard_rows=5, window_shards=2, lanes=3))
 EXPECTED = Expected(selection=SELECTION, order=ORDER)
 
 
@@ -229,7 +229,7 @@ class FirstHalf(Order):
 
 
 def test_a_custom_order_that_is_no_permutation_is_caught_by_the_selection() -> None:
-    run = Run(settle(FirstHalf()), "ragged")
+    run = Run(resolve(FirstHalf()), "ragged")
     run.start(3, 10, 5)
     assert [proof.status for proof in run.prove()] == ["fault"], "before the epoch is over, too"
     run.start(3, 10, 20)
@@ -237,7 +237,7 @@ def test_a_custom_order_that_is_no_permutation_is_caught_by_the_selection() -> N
 
 
 def test_draws_are_proven_against_the_plan_and_padding_is_named() -> None:
-    order = settle(Weighted(weights="w", rows_per_epoch=100))
+    order = resolve(Weighted(weights="w", rows_per_epoch=100))
     run = Run(order, "pad")
     run.start(2, 30, 6)
     first, second = run.prove()
@@ -300,10 +300,10 @@ def test_epochs_of_which_the_same_is_known_are_one_line() -> None:
 
 
 def test_epochs_that_leave_rows_out_need_the_order() -> None:
-    run = Run(settle(RowShuffle(shard_rows=4)))
+    run = Run(resolve(RowShuffle(shard_rows=4)))
     run.start(1, 40, 6)
     assert {proof.status for proof in run.prove(Expected(selection=SELECTION, order=None))} == {"counted"}
-    whole = Run(settle(RowShuffle(shard_rows=4)), "ragged")
+    whole = Run(resolve(RowShuffle(shard_rows=4)), "ragged")
     whole.start(1, 40, 4)
     assert {proof.status for proof in whole.prove(Expected(selection=SELECTION, order=None))} == {"proven"}
 
@@ -570,7 +570,7 @@ def test_what_a_ledger_has_forgotten_is_not_proven() -> None:
 def test_each_epoch_is_compared_with_what_was_selected_then() -> None:
     """A dataset that grew between two starts, of which the second loaded no state."""
     grown = Selection.from_offsets([np.r_[3:40, 50:51, 60:145, 200:220]])
-    order = WindowShuffle(shard_rows=5, window_shards=2, lanes=3).settle(Facts(rows=grown.rows, seed=5))
+    order = WindowShuffle(shard_rows=5, window_shards=2, lanes=3).resolve(Facts(rows=grown.rows, seed=5))
     other = Expected(selection=grown, order=order)
     plan, ledger = dataclasses.replace(ORACLE, order=order, world_size=1), Ledger()
     for low in range(0, 132, 12):

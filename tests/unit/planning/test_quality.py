@@ -13,20 +13,20 @@ from raylance.orders.permutation import Int64Array
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 from raylance.planning.plan import Plan, Remainder
 from raylance.planning.quality import Measure, ShuffleQuality, compare_windows, shuffle_quality
-from tests.helpers.orders import settle
+from tests.helpers.orders import resolve
 
 SEQUENTIAL = Sequential(shard_rows=100, window_shards=1, lanes=1)
 ROWS, BATCH = 60_000, 64
 
 
 def make_plan(order: Order, rows: int = ROWS, batch: int = BATCH, seed: int = 1, remainder: Remainder = "drop") -> Plan:
-    settled = order.settle(Facts(rows=rows, seed=seed))
+    resolved = order.resolve(Facts(rows=rows, seed=seed))
     return Plan(
-        order=settled,
+        order=resolved,
         global_batch_size=batch,
         world_size=1,
         remainder=remainder,
-        chunk_positions=settled.read_positions or 64,
+        chunk_positions=resolved.read_positions or 64,
     )
 
 
@@ -170,7 +170,7 @@ def test_other_sizes_are_compared() -> None:
 
 
 def test_fragments_are_compared() -> None:
-    order = settle(WindowShuffle(shard_rows="fragment", window_shards=1, lanes=1), 60)
+    order = resolve(WindowShuffle(shard_rows="fragment", window_shards=1, lanes=1), 60)
     plan = Plan(order=order, global_batch_size=6, world_size=1, remainder="drop", chunk_positions=60)
     assert compare_windows(plan)[1][1] == shuffle_quality(plan, sample_steps=128).class_divergence
 

@@ -72,7 +72,7 @@ def test_round_trip_through_a_file(tmp_path: Path) -> None:
     assert parse_state(read_state(tmp_path)) == STATE
 
 
-EPOCH = WindowShuffle(shard_rows=10, window_shards=2, lanes=4).settle(Facts(rows=100, seed=0)).epoch(1)
+EPOCH = WindowShuffle(shard_rows=10, window_shards=2, lanes=4).resolve(Facts(rows=100, seed=0)).epoch(1)
 
 
 @given(case=cases(), data=st.data())
@@ -146,7 +146,7 @@ def test_a_state_of_ten_billion_rows_is_small(order: Order, monkeypatch: pytest.
     rows = 10**10
     for row_bytes in (8.0, 3000.0):
         facts = Facts(rows=rows, seed=0, row_bytes=row_bytes, global_batch_size=256)
-        delivery = dataclasses.replace(DELIVERY, rows=rows, order=order.settle(facts).settings)
+        delivery = dataclasses.replace(DELIVERY, rows=rows, order=order.resolve(facts).settings)
         for position in (256, rows // 3 // 256 * 256, rows - 256, rows):
             asked.clear()
             state = at(position, delivery).to_dict()
@@ -330,13 +330,13 @@ ORIGIN = {
     "transform": None,
     "codecs": {},
 }
-SETTLED = WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
+RESOLVED = WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
 DELIVERY = DeliverySpec(
     filter="x > 1",
     split=None,
     rows=100,
     fingerprint="f",
-    order=SETTLED,
+    order=RESOLVED,
     seed=0,
     remainder="drop",
     masks_bad_rows=False,
@@ -385,7 +385,7 @@ def test_where_a_run_goes_on(
     current = dataclasses.replace(DELIVERY, order=WindowShuffle(), remainder=remainder)
     delivery, state = load_state(as_of_format(version, at(position, batch=batch).to_dict()), at(0, current), current)
     window_bytes = None if version < 4 else 512 << 20
-    assert delivery == dataclasses.replace(current, order=SETTLED, window_bytes=window_bytes)
+    assert delivery == dataclasses.replace(current, order=RESOLVED, window_bytes=window_bytes)
     assert (state.epoch, state.position) == wanted
     told = [record.args for record in caplog.records if "earlier raylance stands" in record.getMessage()]
     assert told == ([(10, 1, 20, 2)] if version == 1 and wanted == (2, 0) and position == 90 else [])
@@ -438,7 +438,7 @@ def test_a_position_behind_the_end_is_damage() -> None:
 
 @given(order=cases(), batch=st.integers(1, 60))
 def test_states_of_every_order_round_trip_at_every_step(order: Resolved, batch: int) -> None:
-    """What is written is what is read; what was settled stays; and the state of a loaded state is that state."""
+    """What is written is what is read; what was resolved stays; and the state of a loaded state is that state."""
     source = Source(uri="a.lance", version=1)
     selection = Selection.whole(order.rows)
     rows = table_rows(source, Shared("selection", selection, 0), ["id"], row_bytes=8.0)

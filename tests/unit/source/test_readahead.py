@@ -11,7 +11,7 @@ from raylance.orders.shuffles import Sequential, WindowShuffle
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.source.readahead import ReadAhead, TooLargeError
 from tests.helpers.in_memory import InMemory
-from tests.helpers.orders import cases, settle
+from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import make_plan
 
 
@@ -63,7 +63,7 @@ def gather_all(ahead: ReadAhead, plan: object, items: list) -> list[int]:
 
 
 def test_ordinary_rows_are_read_once_and_whole_windows_ahead() -> None:
-    plan = make_plan(settle(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 256), 16, 1)
+    plan = make_plan(resolve(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 256), 16, 1)
     feed = InMemory([100] * 256, 112)
     ahead = ReadAhead(feed, 4 * 64 * 112)  # type: ignore[arg-type]
     items = list(plan.items(0, 0, 0, 16))
@@ -78,7 +78,7 @@ def test_ordinary_rows_are_read_once_and_whole_windows_ahead() -> None:
 def test_what_follows_is_read_as_a_portion_is_handed_out() -> None:
     """Not all at once when a window turns over, and all of it before it is asked for."""
     feed = InMemory([10] * 4000, 22)
-    plan = make_plan(settle(WindowShuffle(shard_rows=500, window_shards=1, lanes=4), 4000), 100, 1)
+    plan = make_plan(resolve(WindowShuffle(shard_rows=500, window_shards=1, lanes=4), 4000), 100, 1)
     ahead = ReadAhead(feed, 6 * 2000 * 22)  # type: ignore[arg-type]  # two windows have room
     items, later = (list(plan.items(0, epoch, 0, 100)) for epoch in (0, 1))
     reads = []
@@ -95,7 +95,7 @@ def test_what_follows_is_read_as_a_portion_is_handed_out() -> None:
 def test_a_row_that_exceeds_the_limit_is_refused_by_name_and_what_lies_before_it_comes() -> None:
     sizes = [10] * 40
     sizes[23] = 5000
-    plan = make_plan(settle(Sequential(shard_rows=8, window_shards=1), 40), 4, 1)
+    plan = make_plan(resolve(Sequential(shard_rows=8, window_shards=1), 40), 4, 1)
     ahead = ReadAhead(InMemory(sizes), 2000)  # type: ignore[arg-type]
     items = list(plan.items(0, 0, 0, 1))
     assert gather_all(ahead, plan, items[:23]) == list(range(23))
@@ -106,7 +106,7 @@ def test_a_row_that_exceeds_the_limit_is_refused_by_name_and_what_lies_before_it
 
 
 def test_an_error_of_reading_is_not_kept() -> None:
-    plan = make_plan(settle(Sequential(shard_rows=8, window_shards=1), 64), 4, 1)
+    plan = make_plan(resolve(Sequential(shard_rows=8, window_shards=1), 64), 4, 1)
     feed = InMemory([50] * 64, 62)
     ahead = ReadAhead(feed, 1000)  # type: ignore[arg-type]
     items = list(plan.items(0, 0, 0, 4))
@@ -120,7 +120,7 @@ def test_an_error_of_reading_is_not_kept() -> None:
 
 
 def test_what_is_larger_than_allowed_is_not_given() -> None:
-    plan = make_plan(settle(Sequential(shard_rows=8, window_shards=1), 64), 16, 1)
+    plan = make_plan(resolve(Sequential(shard_rows=8, window_shards=1), 64), 16, 1)
     ahead = ReadAhead(InMemory([1000 if row == 3 else 10 for row in range(64)]), 1 << 20)  # type: ignore[arg-type]
     (item, *_) = plan.items(0, 0, 0, 16)
     with pytest.raises(TooLargeError) as caught:

@@ -115,7 +115,7 @@ class EagerEpoch(Epoch):
         return np.ones_like(done) if position else done
 
 
-class EagerSettled(Resolved):
+class EagerResolved(Resolved):
     def epoch(self, number: int) -> Epoch:
         return EagerEpoch(self, number)
 
@@ -123,21 +123,21 @@ class EagerSettled(Resolved):
 class Eager(Reversed):
     """Takes shards for complete at their first row."""
 
-    def settle(self, facts: Facts) -> Resolved:
-        return EagerSettled(**vars(super().settle(facts)))
+    def resolve(self, facts: Facts) -> Resolved:
+        return EagerResolved(**vars(super().resolve(facts)))
 
 
-class NeverSettled(Reversed):
-    def settle(self, facts: Facts) -> Resolved:
-        return dataclasses.replace(super().settle(facts), settings=self)
+class NeverResolved(Reversed):
+    def resolve(self, facts: Facts) -> Resolved:
+        return dataclasses.replace(super().resolve(facts), settings=self)
 
 
-class SettledAgain(Reversed):
+class ResolvedAgain(Reversed):
     """Another shard size for each global batch, a recorded one included."""
 
-    def settle(self, facts: Facts) -> Resolved:
+    def resolve(self, facts: Facts) -> Resolved:
         auto = dataclasses.replace(self, shard_rows="auto")
-        return super(SettledAgain, auto).settle(dataclasses.replace(facts, row_bytes=facts.row_bytes * 1e4))
+        return super(ResolvedAgain, auto).resolve(dataclasses.replace(facts, row_bytes=facts.row_bytes * 1e4))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -146,24 +146,24 @@ class Tuples(Reversed):
 
 
 class OtherSizes(Reversed):
-    def settle(self, facts: Facts) -> Resolved:
-        settled = super().settle(facts)
-        return dataclasses.replace(settled, epoch_rows=settled.epoch_rows + 1)
+    def resolve(self, facts: Facts) -> Resolved:
+        resolved = super().resolve(facts)
+        return dataclasses.replace(resolved, epoch_rows=resolved.epoch_rows + 1)
 
 
 class LanesOfNumPy(Reversed):
-    def settle(self, facts: Facts) -> Resolved:
-        return dataclasses.replace(super().settle(facts), lane_count=np.int64(2))
+    def resolve(self, facts: Facts) -> Resolved:
+        return dataclasses.replace(super().resolve(facts), lane_count=np.int64(2))
 
 
 class CompleteWhereRowsRepeat(Reversed):
     repeats: ClassVar[bool] = True
 
-    def settle(self, facts: Facts) -> Resolved:
-        return RepeatsSettled(**vars(super().settle(facts)))
+    def resolve(self, facts: Facts) -> Resolved:
+        return RepeatsResolved(**vars(super().resolve(facts)))
 
 
-class RepeatsSettled(Resolved):
+class RepeatsResolved(Resolved):
     @property
     def shard_count(self) -> int:
         return 1
@@ -182,9 +182,9 @@ class RepeatsSettled(Resolved):
         (DependsOnTheProcess(), "other processes and has the same rows there"),
         (Forgetful(), "other processes and has the same rows there"),
         (Eager(), r"completed_shards\(\) tells the shards all of whose rows are consumed"),
-        (NeverSettled(), r'settle\(\) fills every "auto"; but it leaves \[\'shard_rows\'\]'),
-        (SettledAgain(), "what is settled stays"),
-        (SettledAgain(shard_rows=5), r"settle\(\) keeps what was given"),
+        (NeverResolved(), r'resolve\(\) fills every "auto"; but it leaves \[\'shard_rows\'\]'),
+        (ResolvedAgain(), "what is resolved stays"),
+        (ResolvedAgain(shard_rows=5), r"resolve\(\) keeps what was given"),
         (Tuples(), "comes back from JSON as it was.*numbers, strings or lists"),
         (OtherSizes(), "an epoch of all rows unless it repeats some; but it has {'epoch_rows': 2} over 1 rows"),
         (LanesOfNumPy(), "sizes of at least 1, int"),
