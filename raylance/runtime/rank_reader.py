@@ -65,7 +65,7 @@ class RankReader:
         try:
             table = self._ahead.gather(key, plan, item, allowed_bytes, following)
         except TooLargeError as large:
-            table, receipt.too_large_bytes = self._ahead.nothing(), large.nbytes
+            table, receipt.too_large_bytes = self._ahead.empty_table(), large.nbytes
         receipt.nbytes = receipt.raw_bytes = table.nbytes
         receipt.read_s, receipt.held_bytes = clock.now() - begin, self._ahead.peak_bytes
         receipt.read_bytes, receipt.storage_s = self._ahead.read_since()

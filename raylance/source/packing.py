@@ -96,10 +96,10 @@ def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
     lengths = [np.empty(0, dtype=np.int64)]
     pace, start = Pace(target_bytes=_BLOCK_BYTES, row_bytes=1, limit_rows=_FIRST_ROWS), 0
     while start < documents.rows:
-        rows = np.arange(start, min(start + pace.rows(), documents.rows), dtype=np.int64)
+        rows = np.arange(start, min(start + pace.next_rows(), documents.rows), dtype=np.int64)
         column = reader.read(documents.offsets(rows))[pack.column]
         start += len(rows)
-        pace.saw(len(rows), column.nbytes)
+        pace.record(len(rows), column.nbytes)
         kind = column.type
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not pa.types.is_integer(kind.value_type):
             raise DatasetError(

@@ -1,7 +1,7 @@
-"""Owns which version of a dataset is read, and that nothing else is taken for it later; never reads rows.
+"""Owns which version of a dataset is read, and that no other data is read in its place later; never reads rows.
 
-A version's number does not say which data it has: a dataset that is removed and written again begins with the same
-numbers. So the identity of the version's files is pinned with it, and each opening compares.
+A version number does not identify data: a dataset that is deleted and written again begins with the same numbers. So
+the identity of the version's files is pinned with it, and each opening compares.
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import functools
 import hashlib
 import logging
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -26,8 +27,8 @@ logger = logging.getLogger(__name__)
 Version = int | str | tuple[str | None, int | None]
 
 _MAIN = "main"  # what Lance calls the trunk in references
-_CHECK_S = 2.0  # between two checks of a version that is read on and on,
-_CHECK_SHARE = 50  # and so many times as long as a check takes, for each dataset that is read in this process
+_CHECK_S = 2.0  # least time between two checks of a version that is being read,
+_CHECK_SHARE = 50  # and this many times the duration of a check, for each dataset that this process reads
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,11 +38,11 @@ class Source:
     Attributes:
         uri: Path or URI, as Lance takes it; a branch's own URI where that was given.
         version: Version number, never a tag: tags move.
-        branch: Branch that a tag or a reference named, and the version is counted in; None for what `uri` opens.
-        identity: Hash of the data and deletion files of the version. Files get random names when they are written, so
-            it tells a dataset from another one that was written in its place, with the same number of rows.
-        written: When the version was written and how large it is, as its manifest says: where that is equal, so is the
-            identity, which takes longer to find.
+        branch: Branch that a tag or a reference named, whose numbering `version` follows; None for what `uri` opens.
+        identity: Hash of the names of the version's data and deletion files. Lance gives files random names, so a
+            dataset that is written again in the same place has another identity, with equal rows, too.
+        written: Time and size of the version by its manifest. Where they are equal, so is the identity, which takes
+            longer to compute.
         storage_options: Options of the object store (credentials, endpoint); never shown.
     """
 
@@ -53,36 +54,44 @@ class Source:
     storage_options: Mapping[str, str] | None = dataclasses.field(default=None, repr=False)
 
     def open(self) -> lance.LanceDataset:
-        """Opens exactly the pinned version; a storage that fails is asked again.
+        """Opens exactly the pinned version; tries again while the storage fails.
 
         Raises:
-            DatasetError: If the version is gone, another dataset lies in its place, or the storage fails for too long.
+            DatasetError: If the version is gone, another dataset is in its place, or the storage fails for too long.
         """
         return patiently(self.open_once)
 
     def open_once(self) -> lance.LanceDataset:
-        """As `open`, with one attempt: what retries by itself can tell by `failure_of` whether that is of any use."""
+        """Opens the pinned version with one attempt, for callers that retry by themselves.
+
+        Raises:
+            DatasetError: As `open`; `failure_of` says whether another attempt may succeed.
+        """
         found = self._find()
         if isinstance(found, DatasetError):
             raise found
         return found
 
     def check(self) -> None:
-        """Looks whether the version is still there, for those that have it open and read on.
+        """Checks that the version still exists, for a reader that has it open.
 
-        Where a clean-up has taken it, this is a warning and no error: what is read is right, if it can be read at all.
+        A version that a clean-up removed is a warning and no error: rows that can still be read are the right ones.
 
         Raises:
             DatasetError: As `open_once`, if anything else is wrong.
         """
         if isinstance(self._find(), DatasetError):
             _warn_once(
-                f"a clean-up has removed version {self.version} of {self.uri!r}: what has it open reads it as long as "
-                "its files are there, and nothing can open it again. Tag what you train on."
+                f"a clean-up has removed version {self.version} of {self.uri!r}. Readers that have it open read it "
+                "while its files exist; it cannot be opened again. Tag the versions that you train on."
             )
 
     def newest(self) -> Self:
-        """The newest version now of what this is a version of, opened once."""
+        """Pins the newest version of the same dataset and branch, with one attempt.
+
+        Raises:
+            DatasetError: If the dataset cannot be opened.
+        """
         try:
             dataset = _open(self.uri, None if self.branch is None else (self.branch, None), self.storage_options)
         except LANCE_ERRORS as error:
@@ -92,15 +101,15 @@ class Source:
         )
 
     def _find(self) -> lance.LanceDataset | DatasetError:
-        """The pinned version; or, where a clean-up has taken it, the error that says so."""
+        """Opens the pinned version; returns the error where a clean-up has removed it, and raises any other."""
         version = self.version if self.branch is None else (self.branch, self.version)
         try:
             dataset = _open(self.uri, version, self.storage_options)
         except LANCE_ERRORS as error:
-            gone = self._if_gone(error) if failure_of(error) is Failure.MISSING else None
-            if gone is not None:
-                return gone
-            raise self._away(error) from error
+            removed = self._if_removed(error) if failure_of(error) is Failure.MISSING else None
+            if removed is not None:
+                return removed
+            raise self._unavailable(error) from error
         if self.identity and self.written != (written := _written(dataset)) and self.identity != _identity(dataset):
             raise self._rewritten(
                 f"its files were {self.identity} (written {self.written}) when it was pinned, and are "
@@ -108,8 +117,8 @@ class Source:
             )
         return dataset
 
-    def _if_gone(self, missing: Exception) -> DatasetError | None:
-        """What to say where the dataset is there without the version; None where the version is listed all the same.
+    def _if_removed(self, missing: Exception) -> DatasetError | None:
+        """Returns the error for a dataset that no longer has the version; None where the version is still listed.
 
         Raises:
             DatasetError: If the dataset cannot be opened either, or was rewritten.
@@ -118,54 +127,53 @@ class Source:
             trunk = _open(self.uri, None, self.storage_options)
             if self.branch not in (None, _MAIN) and self.branch not in trunk.branches.list():
                 return DatasetError(
-                    f"{self.uri!r} has no branch {self.branch!r} any more ({readable_text(missing)}): what was pinned "
-                    "of it is gone. Keep the branches that you train on."
+                    f"{self.uri!r} has no branch {self.branch!r} any more ({readable_text(missing)}), so the version "
+                    "that was pinned in it is gone. Keep the branches that you train on."
                 )
             line = trunk if self.branch is None else trunk.checkout_version((self.branch, None))
             numbers = _numbers(line)
         except LANCE_ERRORS as error:
-            raise self._away(error) from error
+            raise self._unavailable(error) from error
         if self.version in numbers:
             return None
         if numbers[-1] < self.version:
             raise self._rewritten(f"version {self.version} was pinned, and its newest version is {numbers[-1]} now")
         return DatasetError(
             f"{self.uri!r} has no version {self.version} any more: it has versions {numbers[0]} to {numbers[-1]}, "
-            "because a clean-up removed older ones. A tagged version is spared: tag what you train on."
+            "because a clean-up removed older ones. A clean-up keeps tagged versions: tag what you train on."
         )
 
     def _rewritten(self, evidence: str) -> DatasetError:
         return DatasetError(
-            f"{self.uri!r} was rewritten in place: {evidence}. Rows of two datasets must not get into one epoch, so "
-            "nothing more is read of it. Open it with raylance.dataset(…) and begin a new run, or put the files back "
-            'that were pinned; data that is written with mode="overwrite" gets a new version, and the old one stays.'
+            f"{self.uri!r} was rewritten in place: {evidence}. Nothing more is read from it, because one epoch must "
+            "not have rows of two datasets. Open it with raylance.dataset(…) and begin a new run, or restore the "
+            'pinned files; mode="overwrite" writes a new version and keeps the old one.'
         )
 
-    def _away(self, error: Exception) -> DatasetError:
+    def _unavailable(self, error: Exception) -> DatasetError:
         return DatasetError(
             f"no Lance dataset can be opened at {self.uri!r} now, where version {self.version} was before "
-            f"({readable_text(error)}); nothing is read of it until it "
-            f"can.{_advice(self.uri, error, self.storage_options)}"
+            f"({readable_text(error)}). Nothing is read from it.{_advice(self.uri, error, self.storage_options)}"
         )
 
 
 def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: Mapping[str, str] | None) -> Source:
     """Resolves a version number, a tag, a reference (branch, version), or None for the newest, once.
 
-    A tag may point into a branch; in a reference, None stands for the trunk, and for the newest version.
+    A tag may point into a branch. In a reference, None stands for the trunk, and for the newest version.
 
     Raises:
-        ConfigError: If the arguments are of no such type.
+        ConfigError: If an argument has another type.
         DatasetError: If there is no dataset, or no such branch, version or tag, or the storage fails for too long.
     """
     if not isinstance(uri, str | os.PathLike):
         raise ConfigError(
-            f"uri={uri!r} is a {type(uri).__name__}: give the path or URI of one Lance dataset. Several are opened one "
-            "by one and joined by raylance.mix()."
+            f"uri={uri!r} is a {type(uri).__name__}: give the path or URI of one Lance dataset. Open several one by "
+            "one, and join them with raylance.mix()."
         )
     _check_version(version)
     uri = os.fspath(uri)
-    if "://" not in uri:  # workers and later runs may stand in another directory
+    if "://" not in uri:  # workers and later runs may have another working directory
         uri = os.path.abspath(uri)
     try:
         return patiently(functools.partial(_pin, uri, version, storage_options))
@@ -203,7 +211,7 @@ def _pin(uri: str, version: Version | None, storage_options: Mapping[str, str] |
         return source
     try:
         source.open_once()
-        return source  # what a tag or a reference means is what the URI opens by itself
+        return source  # the tag or reference names a version that the URI opens by itself
     except DatasetError as error:  # the URI has no such number, or another dataset has it
         if failure_of(error) is Failure.PASSING:
             raise
@@ -214,17 +222,17 @@ def _pin(uri: str, version: Version | None, storage_options: Mapping[str, str] |
 def _no_version(
     uri: str, version: Version, storage_options: Mapping[str, str] | None, missing: Exception
 ) -> DatasetError:
-    """What to say where a dataset does not have what was asked for; raises what Lance says where there is none."""
+    """Returns the error for a dataset without this version; raises Lance's own where there is no dataset."""
     newest = _open(uri, None, storage_options)
     numbers, tags, branches = _numbers(newest), sorted(newest.tags.list()), sorted(newest.branches.list())
     listed = version in tags if isinstance(version, str) else version in numbers
     if listed:
-        raise ConnectionError(f"{version!r} is listed, and was not there when it was asked for: {missing}")
+        raise ConnectionError(f"{version!r} is listed, but was missing a moment ago: {missing}")
     kind = "tag" if isinstance(version, str) else "reference" if isinstance(version, tuple) else "version"
     return DatasetError(
         f"{uri!r} has no {kind} {version!r} ({readable_text(missing)}); nothing was started. It has versions "
         f"{numbers[0]} to {numbers[-1]} and tags {tags}, and branches {branches} (version=(branch, None) takes a "
-        "branch's newest): ask for one of them, and tag the versions that you train on, because clean-up spares only "
+        "branch's newest). Name one of them, and tag the versions that you train on, because clean-up keeps only "
         "tagged ones."
     )
 
@@ -236,19 +244,19 @@ def _not_opened(uri: str, error: BaseException, options: Mapping[str, str] | Non
 
 
 def _advice(uri: str, error: BaseException, options: Mapping[str, str] | None) -> str:
-    """What to do about a dataset that does not open."""
+    """The fix for a dataset that does not open."""
     match failure_of(error):
         case Failure.PASSING:
-            said = " Its storage fails: try again when it is back."
+            fix = " Its storage fails: try again when it is back."
         case Failure.LASTING:
-            said = " Check the path, the credentials in storage_options, and whether the files are whole."
+            fix = " Check the path, the credentials in storage_options, and whether the files are whole."
         case _:
-            said = " Check the path, the credentials in storage_options, and that the dataset was written."
-    return said + describe_odd_option(uri, options)
+            fix = " Check the path, the credentials in storage_options, and that the dataset was written."
+    return fix + describe_odd_option(uri, options)
 
 
 def _open(uri: str, version: Version | None, storage_options: Mapping[str, str] | None) -> lance.LanceDataset:
-    """Opens it as Lance does, from its files: a dataset that is opened shares no cache with one that was before."""
+    """Opens a dataset from its files: it shares no cache with one that is open already."""
     options = dict(storage_options) if storage_options else None
     try:
         if isinstance(version, tuple):
@@ -262,7 +270,7 @@ def _open(uri: str, version: Version | None, storage_options: Mapping[str, str] 
 
 
 def _numbers(dataset: lance.LanceDataset) -> list[int]:
-    """The versions that there are, ascending, by their names: no manifest is read."""
+    """Numbers of the existing versions, ascending, from their file names: no manifest is read."""
     return sorted(int(entry["version"]) for entry in dataset.version_refs())
 
 
@@ -287,29 +295,34 @@ def _warn_once(text: str) -> None:
 
 
 class VersionCheck:
-    """Checks now and then a version that is read on and on, from files that serve what was removed long ago.
+    """Checks from time to time a version that is being read: an open dataset reads files that were replaced, too.
 
-    A check costs next to nothing: it comes every few seconds, and takes a fiftieth of the time of this process at the
-    most, however many datasets it reads.
+    Checks are at least two seconds apart, and take at most a fiftieth of this process's time, however many datasets it
+    reads. Where several threads read, one of them checks.
     """
 
     def __init__(self, check: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes what checks, and raises where it finds something; it was just opened, and is not due yet."""
+        """Takes a function that checks, and raises what it finds. The version was opened just now: no check is due."""
         self._check, self._clock = check, clock
-        self._due_s = clock() + _CHECK_S
+        self._checking = threading.Lock()
         _checks.add(self)
+        self.postpone()
 
-    def passed(self) -> None:
-        """Notes that the version was opened just now, which is a check."""
+    def postpone(self) -> None:
+        """Records that the version was opened just now, which is as good as a check."""
         self._due_s = self._clock() + _CHECK_S
 
-    def make(self) -> None:
-        """Checks if it is time; what was found once is looked for again each time."""
-        begun_s = self._clock()
-        if begun_s >= self._due_s:
+    def run_if_due(self) -> None:
+        """Checks if it is time. After a check that raised, the next call checks again."""
+        begin_s = self._clock()
+        if begin_s < self._due_s or not self._checking.acquire(blocking=False):
+            return
+        try:
             self._check()
-            spent_s = self._clock() - begun_s
-            self._due_s = begun_s + max(_CHECK_S, spent_s * _CHECK_SHARE * len(_checks))
+            spent_s = self._clock() - begin_s
+            self._due_s = begin_s + max(_CHECK_S, spent_s * _CHECK_SHARE * len(_checks))
+        finally:
+            self._checking.release()
 
 
-_checks: weakref.WeakSet[VersionCheck] = weakref.WeakSet()  # of all that is read in this process
+_checks: weakref.WeakSet[VersionCheck] = weakref.WeakSet()  # of all datasets that this process reads

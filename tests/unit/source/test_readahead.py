@@ -1,5 +1,7 @@
 """Owns the promises of reading ahead: the rows of the plan in their order, however they are cut, within the limit."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -130,3 +132,25 @@ def test_what_is_larger_than_allowed_is_not_given() -> None:
     parts = plan.cut(item, 4)
     assert [part.rows for part in parts] == [4, 4, 4, 4]
     assert [ahead.gather("p", plan, part, 500).num_rows for part in parts[1:]] == [4, 4, 4]
+
+
+class SlowToOpen(InMemory):
+    """Takes its time to make a reader, and counts them."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        super().__init__(sizes, 112.0)
+        self.opened = 0
+
+    def open_reader(self, retry_s: float) -> InMemory:
+        self.opened += 1
+        time.sleep(0.1)
+        return self
+
+
+def test_both_threads_read_by_one_reader() -> None:
+    """The first item is read by itself while its window is read ahead: one outage must not cost two deadlines."""
+    plan = make_plan(settle(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 256), 16, 1)
+    source = SlowToOpen([100] * 256)
+    ahead = ReadAhead(source, 4 * 64 * 112)  # type: ignore[arg-type]
+    gather_all(ahead, plan, list(plan.items(0, 0, 0, 16)))
+    assert source.opened == 1

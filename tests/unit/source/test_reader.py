@@ -1,6 +1,8 @@
 """Owns the checks that a read gives the rows asked for, by range or by take, whatever the fragments look like."""
 
 import ast
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -103,12 +105,50 @@ def test_a_read_that_fails_in_one_thread_leaves_the_dataset_to_the_other(
     def fail_in_the_other_thread(*_: object) -> None:
         with monkeypatch.context() as storage:
             storage.setattr(Source, "open_once", fails)
-            failures.append(other.submit(reader._ready, is_first=False).exception())
+            failures.append(other.submit(reader._open_dataset, reader.dataset).exception())
 
-    monkeypatch.setattr(VersionCheck, "make", fail_in_the_other_thread)
+    monkeypatch.setattr(VersionCheck, "run_if_due", fail_in_the_other_thread)
     assert reader.read(offsets)["id"].to_pylist() == list(range(10))
     assert [type(failure) for failure in failures] == [OSError]
     assert reader.read(offsets)["id"].to_pylist() == list(range(10)), "the next read opens it again"
+
+
+def test_threads_that_begin_together_open_the_dataset_once(
+    write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = write_dataset(table(0, 10))
+    reader = Reader(dataset=None, columns=["id"], row_bytes=8, pinned=Source(uri=uri, version=1))
+    together, opened, open_once = threading.Barrier(4), [], Source.open_once
+
+    def open_slowly(source: Source) -> object:
+        opened.append(threading.current_thread())
+        time.sleep(0.1)
+        return open_once(source)
+
+    def read() -> list[int]:
+        together.wait()
+        return list(reader.read(np.arange(10))["id"].to_pylist())
+
+    monkeypatch.setattr(Source, "open_once", open_slowly)
+    with ThreadPoolExecutor(4) as threads:
+        assert [one.result() for one in [threads.submit(read) for _ in range(4)]] == [list(range(10))] * 4
+    assert len(opened) == 1
+
+
+def test_threads_that_read_pieces_share_the_threads_that_read_them(write_dataset: Callable[..., str]) -> None:
+    """Each of several reads at once has its turn, and there are no more threads than for one of them."""
+    reader = Reader(dataset=lance.dataset(write_dataset(table(0, 4_000))), columns=["id"], row_bytes=1 << 18)
+    together = threading.Barrier(8)
+    before = {one for one in threading.enumerate() if one.name.startswith("read_")}
+
+    def read(first: int) -> list[int]:
+        together.wait()
+        return list(reader.read(np.arange(first, 4_000, 8))["id"].to_pylist())
+
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(read, range(8)))
+    assert found == [list(range(first, 4_000, 8)) for first in range(8)]
+    assert len({one for one in threading.enumerate() if one.name.startswith("read_")} - before) <= 4
 
 
 @pytest.mark.timeout(100)

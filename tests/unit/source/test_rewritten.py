@@ -3,7 +3,9 @@
 import logging
 import pickle
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -216,7 +218,7 @@ def test_checks_come_every_few_seconds_and_cost_a_fiftieth() -> None:
         made.clear()
         while now[0] < until:
             for one in checks:
-                one.make()
+                one.run_if_due()
             now[0] += 0.25
         return made
 
@@ -240,11 +242,31 @@ def test_what_a_check_has_found_is_found_again_by_each_read() -> None:
         raise raylance.DatasetError("it was rewritten")
 
     one = VersionCheck(check, lambda: now[0])
-    one.make()
+    one.run_if_due()
     now[0] = 3.0
     for _ in range(3):
         with pytest.raises(raylance.DatasetError):
-            one.make()
+            one.run_if_due()
+
+
+def test_of_threads_that_read_at_once_one_checks() -> None:
+    now, checking, release, made = [0.0], threading.Event(), threading.Event(), []
+
+    def check() -> None:
+        made.append(threading.current_thread())
+        checking.set()
+        assert release.wait(30)
+
+    one = VersionCheck(check, lambda: now[0])
+    now[0] = 3.0
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(one.run_if_due)
+        assert checking.wait(30)
+        second = threads.submit(one.run_if_due)
+        wait([second], 0.5)
+        release.set()
+        assert (first.result(), second.result()) == (None, None)
+    assert len(made) == 1
 
 
 def test_an_open_dataset_that_still_serves_what_was_removed_is_checked(
