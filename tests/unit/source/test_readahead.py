@@ -149,7 +149,7 @@ class SlowToOpen(InMemory):
 
 def test_both_threads_read_by_one_reader() -> None:
     """The first item is read by itself while its window is read ahead: one outage must not cost two deadlines."""
-    plan = make_plan(settle(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 256), 16, 1)
+    plan = make_plan(resolve(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 256), 16, 1)
     source = SlowToOpen([100] * 256)
     ahead = ReadAhead(source, 4 * 64 * 112)  # type: ignore[arg-type]
     gather_all(ahead, plan, list(plan.items(0, 0, 0, 16)))
