@@ -18,6 +18,7 @@ import ray.train
 import raylance
 from raylance.audit import EpochAudit, reopen
 from raylance.planning.state import read_state
+from tests.helpers.images import encode
 from tests.helpers.states import as_of_format
 
 DATA = Path(__file__).parents[2] / "data"
@@ -185,14 +186,28 @@ def test_rows_that_an_old_state_leaves_out_are_told(images_uri: str, caplog: pyt
 
 @pytest.fixture(scope="module")
 def old_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The datasets that the states of 0.1.0 in tests/data were saved of, but for their path."""
+    """The datasets that the states in tests/data were saved of, but for their path."""
     path = tmp_path_factory.mktemp("old")
     for name, rows in (("a.lance", 500), ("b.lance", 200)):
         ids = np.arange(rows)
         table = pa.table({"id": ids, "label": ids % 5, "weight": (ids % 3).astype(float)})
         lance.write_dataset(table, path / name, max_rows_per_file=100)
         lance.dataset(path / name).delete("id >= 30 and id < 40")
+    images = pa.table({"id": np.arange(60), "image": [encode(np.full((4, 5, 3), i, np.uint8)) for i in range(60)]})
+    lance.write_dataset(images, path / "c.lance", max_rows_per_file=100)
+    lance.dataset(path / "c.lance").delete("id >= 30 and id < 40")
     return path
+
+
+def open_as_0_8_0(path: Path, kind: str) -> raylance.Dataset:
+    if kind == "images":
+        image = raylance.Image("image", size=(4, 4), augment=raylance.RandomResizedCrop(), hflip=0.5)
+        return raylance.dataset(path / "c.lance", decode=image, seed=7)
+    if kind == "mix":
+        order = raylance.Weighted(weights="weight", rows_per_epoch=150)
+        other = raylance.dataset(path / "b.lance", seed=8, order=order)
+        return raylance.mix({"a": (raylance.dataset(path / "a.lance", seed=7), 0.7), "b": (other, 0.3)})
+    return open_as_0_1_0(path, kind)
 
 
 def open_as_0_1_0(path: Path, kind: str) -> raylance.Dataset:
@@ -228,43 +243,59 @@ def test_states_of_0_1_0_go_on_with_the_same_rows(old_data: Path, kind: str, cap
         assert (state["format"], state["step"], state["global_step"]) == (4, 6, 6)
 
 
-def saved_by_0_7_0(path: Path, kind: str) -> dict[str, Any]:
-    """A state of 0.7.0 of the datasets of `old_data`, and the rows of the two steps that followed there.
+OPEN = {"0.7.0": open_as_0_1_0, "0.8.0": open_as_0_8_0}
 
-    "small_windows" was saved by a loader whose own `max_window_bytes` made its windows small.
+
+def saved_by(version: str, path: Path, kind: str) -> dict[str, Any]:
+    """A state of the datasets of `old_data`, and the rows of the steps that followed there.
+
+    In 0.7.0 "small_windows" was saved by a loader with a `max_window_bytes` of its own, in 0.8.0 by a dataset with
+    `window_bytes`.
     """
-    text = (DATA / "states-0.7.0.json").read_text().replace("TMP", str(path))
-    for name in ("a.lance", "b.lance"):
+    text = (DATA / f"states-{version}.json").read_text().replace("TMP", str(path))
+    for name in ("a.lance", "b.lance", "c.lance"):
         text = text.replace(f"IDENTITY {name}", raylance.dataset(path / name).loader().state_dict()["identity"])
     saved: dict[str, Any] = json.loads(text)[kind]
+    if kind == "images":  # its codecs are those of this environment
+        saved["state"]["codecs"] = OPEN[version](path, kind).loader().state_dict()["codecs"]
     return saved
 
 
-KINDS_OF_0_7_0 = {"window": 4, "balanced": 4, "weighted": 4, "small_windows": 17, "row": 17 + 2 * 21, "mix": 4}
+STEPS = {"window": 4, "balanced": 4, "weighted": 4, "small_windows": 17, "row": 17 + 2 * 21, "mix": 4}
+SAVED = [("0.7.0", kind) for kind in STEPS] + [("0.8.0", kind) for kind in (*STEPS, "images")]
 
 
-@pytest.mark.parametrize("kind", KINDS_OF_0_7_0)
-def test_states_of_0_7_0_continue_with_the_same_rows(
-    old_data: Path, kind: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(("version", "kind"), SAVED)
+def test_old_states_continue_with_the_same_rows(
+    old_data: Path, version: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    saved = saved_by_0_7_0(old_data, kind)
-    handle = open_as_0_1_0(old_data, kind)
+    saved, steps = saved_by(version, old_data, kind), STEPS.get(kind, 1)
+    handle = OPEN[version](old_data, kind)
     with handle.loader(runtime="threads") as loader, caplog.at_level(logging.WARNING, logger="raylance"):
         loader.load_state_dict(saved["state"])
-        assert loader.global_step == KINDS_OF_0_7_0[kind]
+        assert loader.global_step == steps
         batches = iter(loader.batches(global_batch_size=24, with_row_offset=True))
-        assert [next(batches)["_rowoffset"].tolist() for _ in range(2)] == saved["next"]
+        assert [next(batches)["_rowoffset"].tolist() for _ in saved["next"]] == saved["next"]
         state = loader.state_dict()
     assert not caplog.records
-    assert (state["format"], state["global_step"]) == (4, KINDS_OF_0_7_0[kind] + 2)
+    assert (state["format"], state["global_step"]) == (4, steps + len(saved["next"]))
     assert state["order"] == saved["state"]["order"]
     handle.loader().load_state_dict(json.loads(json.dumps(state)))
+
+
+def test_a_state_of_0_8_0_is_what_is_written_now(old_data: Path) -> None:
+    """Keys, words and checksum: a run may continue with 0.8.0 again."""
+    for kind in (*STEPS, "images"):
+        saved = saved_by("0.8.0", old_data, kind)["state"]
+        loader = open_as_0_8_0(old_data, kind).loader(runtime="threads")
+        loader.load_state_dict(saved)
+        assert loader.state_dict() == saved
 
 
 @pytest.mark.parametrize("kind", ["small_windows", "row", "window", "mix"])
 def test_complete_shards_are_found_whatever_wrote_their_list(old_data: Path, kind: str) -> None:
     """0.7.0 listed IDs; now places are listed, or nothing where an order completes shards in no sequence."""
-    old = saved_by_0_7_0(old_data, kind)["state"]
+    old = saved_by("0.7.0", old_data, kind)["state"]
     ids = [shard for first, end in old["completed_shards"]["ranges"] for shard in range(first, end)]
     handle = open_as_0_1_0(old_data, kind)
     loader = handle.loader(runtime="threads")
