@@ -163,9 +163,9 @@ def _compare(found: dict[str, Any], limit: str) -> dict[str, float]:
     limits = {limit, "finishing"} if limit == "reading" else {limit}
     if spent["starting"] > 0.5 * (spent["training"] + spent["waiting"]):  # on a machine that has much to do
         limits.add("starting")
-    is_right = verdict.limit in limits and "trains slowest" not in verdict.told  # both do the same
+    is_right = verdict.limit in limits and "trains slowest" not in verdict.summary  # both do the same
     if not is_right:
-        print(f"limited by {limit}, described as: {verdict.told}")
+        print(f"limited by {limit}, described as: {verdict.summary}")
     return far | {"the verdict": 0.0 if is_right else float("inf")}
 
 

@@ -25,9 +25,9 @@ from raylance.decode.images import Image
 from raylance.environment.connection import current_session, long_call, ray_session
 from raylance.errors import DatasetError
 from raylance.observe import Stats, clock
+from raylance.observe.figures import RankFigures
 from raylance.observe.metrics import Publisher
-from raylance.observe.parts import Part
-from raylance.observe.record import FOLDER, Record, RecordFolder, open_folder, told_uri
+from raylance.observe.record import FOLDER, Record, RecordFolder, open_folder, public_uri
 from raylance.observe.recorder import Position, Recording
 from raylance.observe.stats import now_s, saving
 from raylance.observe.verdict import Verdict, judge
@@ -82,7 +82,7 @@ class Recorder:
     def explain(self, delivery: DeliverySpec) -> Verdict:
         """Judges this rank's figures so far; see `RankLoader.explain`."""
         facts = {**self._facts(delivery), "cluster_cpus": _cluster_cpus()}
-        return judge([Part(figures=self.stats.sample(), facts=facts)])
+        return judge([RankFigures(figures=self.stats.sample(), facts=facts)])
 
     def flush(self, *, may_wait: bool = True) -> None:
         """Writes what has been counted so far, where the loader has a record; see `RankLoader.record`."""
@@ -245,7 +245,7 @@ class Recorder:
             "order": delivery.order.name,
             "prepared": self._prepared_after_s is not None,
             "prepared_after_s": self._prepared_after_s,
-            "options": options | {"record": told_uri(record) if isinstance(record, str) else record},
+            "options": options | {"record": public_uri(record) if isinstance(record, str) else record},
             "worker_cpus": _worker_cpus(),
             "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         }

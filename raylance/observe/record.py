@@ -72,8 +72,8 @@ class RecordFolder:
         return written_ns / 1e9 if written_ns else None
 
 
-def told_uri(uri: str) -> str:
-    """A URI as it may be shown to others: without the user and the password that it may have."""
+def public_uri(uri: str) -> str:
+    """A URI without its user and password, which may be shown to others."""
     return re.sub(r"(?<=://)(?:[^:/@\s]*:\S*|[^/@\s]*)@", "…@", uri)
 
 
@@ -97,7 +97,8 @@ def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) ->
         filesystem, inside = pa.fs.FileSystem.from_uri(urllib.parse.quote(path, safe=string.punctuation))
     except (pa.ArrowException, ValueError, OSError) as error:
         raise ConfigError(
-            f"{told_uri(path)} cannot be opened ({told_uri(str(error))}); give the folder of a run, as a path or a URI."
+            f"{public_uri(path)} cannot be opened ({public_uri(str(error))}). No record can be read or written there. "
+            "Give the folder of a run, as a path or a URI."
         ) from error
     return filesystem, inside.rstrip("/")
 

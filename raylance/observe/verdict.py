@@ -1,22 +1,26 @@
-"""Owns the judgement of a run by its figures: what limits it; never measures, never puts it into words.
+"""Owns the judgement of a run by its figures: which diagnosis limits it; never measures, and owns no diagnosis.
 
-How it is told: the trainer's time is either training, saving or waiting, and what it waits for was doing one thing at
-each moment (see `Stats.wait_read_s` and its neighbours). What each part could deliver by itself follows from its own
-seconds: rows by the trainer's, rows decoded by the decoders', bytes read by those in which storage was being read.
+The trainer's time is training, saving or waiting. While the trainer waits, the rows that it waits for do one thing at
+each moment (see `Stats.wait_read_s` and its neighbours). What each stage could deliver alone follows from the stage's
+own seconds: rows from the trainer's, decoded rows from the decoders', bytes from the seconds in which storage was read.
 """
 
 import dataclasses
 import html
+import warnings
 from collections.abc import Mapping, Sequence
 
-from raylance.observe import advice
-from raylance.observe.advice import Limit
-from raylance.observe.parts import MOSTLY, Part, delivered_rate, saving_share, training_rate
-from raylance.observe.stats import WAITS
+from raylance.observe.diagnoses import DIAGNOSES
+from raylance.observe.diagnoses.diagnosis import NO_MODEL, SPARE, UPLOADS, does_nothing, rate, waited
+from raylance.observe.diagnoses.finishing import SHORT_STEP_S
+from raylance.observe.figures import MOSTLY, STAGES, Limit, RankFigures, RunFigures, saving_share
 
-_LEAST_BATCHES = 3  # to tell anything, of each rank that was there
+_LEAST_BATCHES = 3  # of each rank that was there: fewer show nothing
 _WAITS = 0.05  # of the time: less is not worth a change
 _SAVES = 0.25  # of the time: more is what limits, where waiting is less
+_SAVES_TOO = 0.1  # of the time: more is worth a line of advice
+_OTHERS = 0.1  # of the time: more of it in passes over other datasets is worth a line, too
+_UNEVEN = 1.5  # times the others' share: a rank to be named
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,86 +28,151 @@ class Verdict:
     """What limits a run, and what to change.
 
     Attributes:
-        limit: "training" where the loader keeps up, "starting" where most waiting was for the first batch, "saving"
+        limit: "training" where the loader keeps up; "starting" where most waiting was for the first batch; "saving"
             where `raylance.report` takes more time than waiting does; "reading", "decoding" or "finishing" (bringing
             rows to the trainer's process and making batches of them) where the trainer waits for that; "unknown" before
             there are batches.
-        told: It in a sentence.
-        advice: What to change, the most useful first; none where nothing is to be gained.
+        summary: The limit in a sentence, with the numbers.
+        advice: What to change, the most useful first; empty where nothing is to be gained.
         waiting: Share of the trainer's time that it waited, the start and saving excluded, in [0, 1].
-        rates: Rows a second over all ranks: "delivered", and what each part would do by itself: "training", "reading",
+        rates: Rows a second over all ranks: "delivered", and what each stage would do alone: "training", "reading",
             "decoding"; infinite where it took no time. Ranks take the same number of steps, so that "delivered" and
             "training" follow the slowest one.
         seconds: What the time of all ranks went to, by name: "training", "saving", and waiting by cause.
-        rows: Of a whole run: whether its ranks were handed every selected row once, as `raylance.prove_run` says it.
+        rows: Of a whole run: whether its ranks were handed every selected row once, in the words of
+            `raylance.prove_run`.
     """
 
     limit: Limit
-    told: str
+    summary: str
     advice: tuple[str, ...]
     waiting: float
     rates: Mapping[str, float]
     seconds: Mapping[str, float]
     rows: str = ""
 
+    @property
+    def told(self) -> str:
+        """The former name of `summary`."""
+        warnings.warn("Verdict.told is now Verdict.summary", DeprecationWarning, stacklevel=2)
+        return self.summary
+
     def __str__(self) -> str:
-        return "\n".join([self.told, *(f"- {line}" for line in self.advice), *([self.rows] if self.rows else [])])
+        return "\n".join([self.summary, *(f"- {line}" for line in self.advice), *([self.rows] if self.rows else [])])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         lines = "".join(f"<li>{html.escape(line)}</li>" for line in self.advice)
         rows = f"<p>{html.escape(self.rows)}</p>" * bool(self.rows)
-        return f"<p><b>{html.escape(self.told)}</b></p><ul>{lines}</ul>{rows}"
+        return f"<p><b>{html.escape(self.summary)}</b></p><ul>{lines}</ul>{rows}"
 
 
-def judge_beside(dataset: str, parts: Mapping[str, Sequence[Part]]) -> Verdict:
-    """Says what limited a run by one of the datasets that it was trained on side by side, and whether others were
-    waited for, too.
+def judge(ranks: Sequence[RankFigures]) -> Verdict:
+    """Judges what limits a run.
+
+    Args:
+        ranks: The figures of each rank.
+    """
+    run = RunFigures.of(ranks)
+    limit = _find_limit(run)
+    summary, advice = _describe(run, limit)
+    return Verdict(
+        limit=limit,
+        summary=summary,
+        advice=tuple(advice),
+        waiting=run.waiting,
+        rates=run.rates,
+        seconds=run.seconds,
+    )
+
+
+def judge_beside(dataset: str, by_dataset: Mapping[str, Sequence[RankFigures]]) -> Verdict:
+    """Judges a run by one of the datasets that it trains on side by side, and whether the others are waited for, too.
 
     Args:
         dataset: The one that is judged.
-        parts: By dataset, this one included, one for each rank.
+        by_dataset: Figures of each rank by dataset, this one included.
     """
-    found, others = judge(parts[dataset]), [name for name in parts if name != dataset]
+    verdict, others = judge(by_dataset[dataset]), [name for name in by_dataset if name != dataset]
     if not others:
-        return found
-    judged = {name: judge(parts[name]) for name in others}
-    lines = [f"{name} is waited for, too: {one.told}" for name, one in judged.items() if one.waiting >= _WAITS]
-    told = f"{dataset}, iterated side by side with {' and '.join(others)}: {found.told}"
-    return dataclasses.replace(found, told=told, advice=(*found.advice, *lines))
+        return verdict
+    judged = {name: judge(by_dataset[name]) for name in others}
+    lines = [f"{name} is waited for, too: {one.summary}" for name, one in judged.items() if one.waiting >= _WAITS]
+    summary = f"{dataset}, iterated side by side with {' and '.join(others)}: {verdict.summary}"
+    return dataclasses.replace(verdict, summary=summary, advice=(*verdict.advice, *lines))
 
 
-def judge(parts: Sequence[Part]) -> Verdict:
-    """Says what limited a run.
+def _find_limit(run: RunFigures) -> Limit:
+    mostly = [rank for rank in run.ranks if rank.presence >= MOSTLY]
+    waited_s, steady_s = sum(rank.waited_s for rank in run.ranks), run.steady_s
+    if min((rank.figures["batches"] for rank in mostly), default=0) < _LEAST_BATCHES:
+        return "unknown"
+    if run.seconds["saving"] > waited_s and saving_share(run.ranks) > _SAVES:
+        return "saving"
+    if run.waiting >= _WAITS:
+        return max(STAGES, key=lambda stage: run.seconds[stage])
+    return "starting" if run.seconds["starting"] > 0.5 * steady_s else "training"
 
-    Args:
-        parts: One for each rank.
-    """
-    seconds = {
-        "training": sum(part.trained_s for part in parts),
-        "saving": sum(part.figures["save_s"] for part in parts),
-    }
-    seconds |= {limit: sum(part.figures[name] for part in parts) for limit, name in WAITS.items()}
-    waited_s = sum(part.waited_s for part in parts)
-    steady_s = seconds["training"] + waited_s
-    there = [part for part in parts if part.presence]
-    mostly = [part for part in there if part.presence >= MOSTLY]
-    rates = {
-        "delivered": delivered_rate(there),
-        "training": training_rate(there),
-        "reading": sum(part.presence * part.read_rate for part in there),
-        "decoding": sum(part.presence * part.decode_rate for part in there),
-    }
-    waiting = waited_s / steady_s if steady_s else 0.0
-    if min((part.figures["batches"] for part in mostly), default=0) < _LEAST_BATCHES:
-        limit: Limit = "unknown"
-    elif seconds["saving"] > waited_s and saving_share(parts) > _SAVES:
-        limit = "saving"
-    elif waiting >= _WAITS:
-        limit = max(advice.MADE, key=lambda made: seconds[made])
+
+def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
+    """A sentence about the limit, and what to change."""
+    if limit == "unknown":
+        batches = min((rank.figures["batches"] for rank in run.ranks), default=0)
+        waited_s = run.seconds["starting"] + sum(rank.waited_s for rank in run.ranks)
+        return f"too early to tell: batches so far {batches:.0f}, {waited_s:.1f} s waited", []
+    diagnosis = DIAGNOSES[limit]
+    if limit in STAGES and run.rates.get(limit, 0.0) > SPARE * run.rates["training"]:
+        summary, advice = _limits_at_times(run, limit)
     else:
-        limit = "starting" if seconds["starting"] > 0.5 * steady_s else "training"
-    found = advice.Found(parts=parts, rates=rates, waiting=waiting, seconds=seconds)
-    told, lines = found.words(limit)
-    return Verdict(limit=limit, told=told, advice=tuple(lines), waiting=waiting, rates=rates, seconds=seconds)
+        summary, advice = diagnosis.evidence(run) if diagnosis.evidence else diagnosis.means, diagnosis.advice(run)
+    saves = saving_share(run.ranks)
+    if limit != "saving" and saves > _SAVES_TOO:
+        advice.append(f"saving takes {saves:.0%} of the time: save less often; or {UPLOADS}")
+    others_s = run.sum("other_s")
+    others = others_s / max(1e-9, others_s + run.sum("save_s") + run.steady_s)
+    if others > _OTHERS:
+        advice.append(
+            f"besides, {others:.0%} of the time since its first batch went to other loaders, iterated during its "
+            "steps, as to validate: their own explain() says what limits these"
+        )
+    return summary + _uneven_ranks(run, limit), advice
+
+
+def _limits_at_times(run: RunFigures, stage: Limit) -> tuple[str, list[str]]:
+    """Of a stage that is waited for although it would deliver more than the trainer takes."""
+    summary = (
+        f"{stage} is the limit at times: the trainer, which takes {rate(run.rates['training'])}, "
+        f"{waited(run)} for it, although it does {rate(run.rates[stage])} when it has work"
+    )
+    if does_nothing(run):
+        return summary, [NO_MODEL]
+    return summary, [
+        "a larger prefetch_batches= keeps more batches ready for such times",
+        "the fewer steps a pass has, the more its beginning counts: short runs like this show little",
+    ]
+
+
+def _uneven_ranks(run: RunFigures, limit: Limit) -> str:
+    """Names the rank that waits most, and the one that trains slowest, where one stands out."""
+    shares = {rank.facts["rank"]: rank.waited_s / max(1e-9, rank.steady_s) for rank in run.ranks}
+    if len(shares) < 2 or limit == "starting":
+        return ""
+    words = ""
+    number, share, others = _foremost(shares)
+    if limit in STAGES and share > _UNEVEN * others:
+        words += f"; rank {number} waits most, {share:.0%}"
+    number, step_s, others_s = _foremost({rank.facts["rank"]: rank.trained_step_s for rank in run.ranks})
+    # While one rank waits for rows, the others wait for it in collective operations, which counts as their training:
+    # only a rank whose whole steps are longer is slower.
+    slowest, longest_s, shorter_s = _foremost({rank.facts["rank"]: rank.step_s for rank in run.ranks})
+    is_slow = number == slowest and longest_s > _UNEVEN * shorter_s
+    if is_slow and step_s > _UNEVEN * others_s and step_s > SHORT_STEP_S:
+        words += f"; rank {number} trains slowest, {1000 * step_s:,.0f} ms a step for {1000 * others_s:,.0f}"
+    return words
+
+
+def _foremost(values: Mapping[int, float]) -> tuple[int, float, float]:
+    """The rank of the largest value, that value, and the mean of the others."""
+    rank = max(values, key=lambda which: values[which])
+    return rank, values[rank], (sum(values.values()) - values[rank]) / (len(values) - 1)

@@ -17,8 +17,8 @@ import pyarrow as pa
 from raylance.audit.reopening import reopen
 from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, TRANSFORM
 from raylance.errors import DatasetError
-from raylance.observe.parts import Part
-from raylance.observe.record import open_folder, told_uri
+from raylance.observe.figures import RankFigures
+from raylance.observe.record import open_folder, public_uri
 from raylance.observe.stats import WAITS
 from raylance.observe.verdict import Verdict, judge
 from raylance.planning.state import identity_of
@@ -119,7 +119,7 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
         cuts=len(found.cuts),
         rank_heads=_HEADS,
         dataset_heads=_DATASET_HEADS,
-        rank_rows=[_rank_row(run, part) for part in run.parts(run.main) if part.facts["rank"] in ranks],
+        rank_rows=[_rank_row(run, part) for part in run.ranks(run.main) if part.facts["rank"] in ranks],
         smoothed_s=f"{found.smoothed_s:,.1f}",
         starts_late=any(_starts_late(run, name) for name in {record.facts["dataset"] for record in run.records}),
         datasets=[_dataset_row(run, name) for name in sorted({record.facts["dataset"] for record in run.records})],
@@ -180,7 +180,7 @@ def _subtitle(run: Run, main: Sequence[LoaderRecord], found: Timeline) -> str:
         f"{' and '.join(map(str, sizes))} rank{'s' * (sizes != [1])}",
         f"{starts} start{'s' * (starts != 1)}",
         f"raylance {last.facts['raylance']}",
-        told_uri(run.uri),
+        public_uri(run.uri),
     ]
     return " · ".join(parts)
 
@@ -195,7 +195,7 @@ _DATASET_HEADS = ("dataset", "ranks", "rows", "rows/s", "s of each rank", "waiti
 
 
 def _dataset_row(run: Run, name: str) -> tuple[str, ...]:
-    parts = run.parts(name)
+    parts = run.ranks(name)
     verdict = judge(parts)
     spent = sum(part.trained_s + part.figures["wait_s"] for part in parts)
     return (
@@ -212,14 +212,14 @@ def _dataset_row(run: Run, name: str) -> tuple[str, ...]:
 
 def _starts_late(run: Run, name: str) -> bool:
     """Whether most of a dataset's time goes to its start, and nothing was prepared."""
-    parts = run.parts(name)
+    parts = run.ranks(name)
     seconds = judge(parts).seconds
     return max(seconds, key=lambda part: seconds[part]) == "starting" and not all(
         part.facts.get("prepared") for part in parts
     )
 
 
-def _rank_row(run: Run, part: Part) -> tuple[str, ...]:
+def _rank_row(run: Run, part: RankFigures) -> tuple[str, ...]:
     rank = part.facts["rank"]
     records = [record for record in run.of(run.main) if record.rank == rank]
 

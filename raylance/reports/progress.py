@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from raylance.observe.parts import Part, delivered_rate, saving_share
+from raylance.observe.figures import RankFigures, delivered_rate, saving_share
 from raylance.observe.stats import WAITS
 from raylance.reports.reading import LoaderRecord, Run
 
@@ -48,7 +48,7 @@ class Progress:
         behind = self.epoch_rows * ((self.epoch + 1 if epochs is None else epochs) - self.epoch) - self.rows
         return max(0, behind) / self.pace if self.pace else None
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Rate, waiting, and what else goes on, in words."""
         of = f" (for {self.cause})" if self.waiting >= 0.01 else ""
         saving = f", saving {self.saving:.0%} of the time" if self.saving >= _SAVES else ""
@@ -85,10 +85,10 @@ def recent_s(record: LoaderRecord) -> float:
     return max(_RECENT_S, _STEPS * (record.last - begin) / max(1.0, steps))
 
 
-def _recent(record: LoaderRecord) -> Part:
+def _recent(record: LoaderRecord) -> RankFigures:
     """Its last seconds, by its own clock; all of it where these had nothing of it, as when others were iterated."""
-    part = record.part(record.last - recent_s(record))
-    return part if part.figures["rows"] or part.figures["wait_s"] + part.trained_s > 1.0 else record.part()
+    part = record.rank_figures(record.last - recent_s(record))
+    return part if part.figures["rows"] or part.figures["wait_s"] + part.trained_s > 1.0 else record.rank_figures()
 
 
 def _pace(record: LoaderRecord) -> float:
@@ -103,7 +103,7 @@ def _beside(run: Run) -> str:
     process = [run.newest(run.main)[0].facts.get(name) for name in ("host", "pid")]
     for dataset in dict.fromkeys(str(record.facts["dataset"]) for record in run.records):
         for record in run.newest(dataset)[:1] if dataset != run.main else ():
-            part = record.part(record.last - _NOW_S)
+            part = record.rank_figures(record.last - _NOW_S)
             is_there = not record.ended and [record.facts.get(name) for name in ("host", "pid")] == process
             if is_there and part.trained_s + part.figures["wait_s"] > 0.1:
                 _, rows = record.place
@@ -200,7 +200,7 @@ def _share(used: float, limit: float) -> str:
     return f"{used / 2**20:,.0f}/{limit / 2**20:,.0f} MiB"
 
 
-def told_report(what: dict[str, Any], names: Sequence[str] = ("epoch", "step")) -> str:
+def describe_report(what: dict[str, Any], names: Sequence[str] = ("epoch", "step")) -> str:
     """A report to Ray Train in a line: what says where it is, and the other numbers."""
     metrics = what["metrics"]
     where = ", ".join(f"{name} {metrics[name]:g}" for name in names if name in metrics)

@@ -15,8 +15,8 @@ import pyarrow.feather
 import pyarrow.fs
 
 from raylance.errors import ConfigError
-from raylance.observe.advice import starts_late
-from raylance.observe.parts import Part
+from raylance.observe.diagnoses.starting import describe_late_start
+from raylance.observe.figures import RankFigures, RunFigures
 from raylance.observe.record import COLUMNS, FOLDER, FORMAT, STANDING, open_folder
 from raylance.observe.stats import GAUGES, NUMBERS
 from raylance.observe.verdict import Verdict, judge_beside
@@ -113,9 +113,9 @@ class LoaderRecord:
         begun, nothing = np.array([self.started]), np.zeros(1)
         return np.interp(times, np.concatenate((begun, known)), np.concatenate((nothing, self.series[name])), left=0.0)
 
-    def part(self, begin: float = -np.inf) -> Part:
-        """What the verdict needs to know of it, from a time on."""
-        return Part(figures=self.since(begin), facts=self.facts)
+    def rank_figures(self, begin: float = -np.inf) -> RankFigures:
+        """Its figures from a time on, as verdicts take them."""
+        return RankFigures(figures=self.since(begin), facts=self.facts)
 
     def since(self, begin: float) -> dict[str, float]:
         """What was counted from a time on; other figures as they are last."""
@@ -161,7 +161,7 @@ class Run:
             for name in spent.keys() - {longest}
         }
         beside = sorted(name for name in shared if shared[name] > _SIDE_BY_SIDE * spent[longest])
-        waited = {name: sum(part.waited_s for part in self.parts(name)) for name in (longest, *beside)}
+        waited = {name: sum(rank.waited_s for rank in self.ranks(name)) for name in (longest, *beside)}
         return sorted(waited, key=lambda name: -waited[name])
 
     def of(self, dataset: str) -> list[LoaderRecord]:
@@ -189,33 +189,39 @@ class Run:
         trained_on = self.trained_on if dataset in self.trained_on else [dataset]
         beside = [name for name in trained_on if name != dataset]
         if last_s is not None:
-            recent = {
-                name: [record.part(record.last - last_s) for record in self.newest(name)] for name in (dataset, *beside)
-            }
-            return judge_beside(dataset, recent)
-        found = judge_beside(dataset, {name: self.parts(name) for name in (dataset, *beside)})
-        others = sorted({str(record.facts["dataset"]) for record in self.records} - {dataset})
-        lines = [
-            line
-            for other in others
-            if (line := starts_late(other, self.parts(other), found.seconds, is_trained_on=other in trained_on))
+            return judge_beside(
+                dataset,
+                {
+                    name: [record.rank_figures(record.last - last_s) for record in self.newest(name)]
+                    for name in (dataset, *beside)
+                },
+            )
+        verdict = judge_beside(dataset, {name: self.ranks(name) for name in (dataset, *beside)})
+        late_starts = [
+            describe_late_start(
+                RunFigures.of(self.ranks(other)),
+                other,
+                seconds=verdict.seconds,
+                is_trained_on=other in trained_on,
+            )
+            for other in sorted({str(record.facts["dataset"]) for record in self.records} - {dataset})
         ]
-        return dataclasses.replace(found, advice=(*found.advice, *lines))
+        return dataclasses.replace(verdict, advice=(*verdict.advice, *filter(None, late_starts)))
 
-    def parts(self, dataset: str) -> list[Part]:
-        """What the verdict needs to know of each rank of a dataset, over all starts; by rank."""
-        parts: dict[int, Part] = {}
+    def ranks(self, dataset: str) -> list[RankFigures]:
+        """The figures of each rank of a dataset, over all starts; by rank."""
+        by_rank: dict[int, RankFigures] = {}
         for record in self.of(dataset):
-            part = record.part()
-            if (before := parts.get(record.rank)) is not None:
-                summed = {k: v if k in GAUGES else v + before.figures[k] for k, v in part.figures.items()}
+            found = record.rank_figures()
+            if (before := by_rank.get(record.rank)) is not None:
+                summed = {k: v if k in GAUGES else v + before.figures[k] for k, v in found.figures.items()}
                 starts = before.starts + (record.start != before.facts.get("start") or not record.start)
-                part = dataclasses.replace(part, figures=summed, starts=starts)
-            parts[record.rank] = part
-        ranks = [parts[rank] for rank in sorted(parts)]
+                found = dataclasses.replace(found, figures=summed, starts=starts)
+            by_rank[record.rank] = found
+        ranks = [by_rank[rank] for rank in sorted(by_rank)]
         if len({record.facts["world_size"] for record in self.of(dataset)}) > 1:
-            longest = max(1e-9, *(part.steady_s for part in ranks))
-            ranks = [dataclasses.replace(part, presence=part.steady_s / longest) for part in ranks]
+            longest = max(1e-9, *(rank.steady_s for rank in ranks))
+            ranks = [dataclasses.replace(rank, presence=rank.steady_s / longest) for rank in ranks]
         return ranks
 
 

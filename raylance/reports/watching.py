@@ -14,7 +14,7 @@ import numpy as np
 from tqdm.std import tqdm as text_bar
 
 from raylance.columns import describe_rows
-from raylance.reports.progress import Progress, news, progress, told_report
+from raylance.reports.progress import Progress, describe_report, news, progress
 from raylance.reports.reading import LoaderRecord, Run, RunFolder, Version
 
 _LOCAL_S, _REMOTE_S = 1.0, 10.0  # between two looks
@@ -158,7 +158,7 @@ class _Watcher:
         if kind == "report":
             if record.rank:  # rank 0's stand for all
                 return ""
-            return told_report(what) if self._tell is None else self._tell(what["metrics"])
+            return describe_report(what) if self._tell is None else self._tell(what["metrics"])
         if kind == "error":
             if what in self._errors:
                 return ""
@@ -204,7 +204,7 @@ class _Watcher:
         is_done = rows == found.epoch_rows and epoch + 1 == (self._epochs or epoch + 1)
         left = "" if left_s is None or is_done else f"{text_bar.format_interval(left_s)} left, "
         # A narrow terminal cuts the end off.
-        told = f"epoch {epoch}{of}: {rows:,}/{found.epoch_rows:,} rows, {left}{found.told()}"
+        told = f"epoch {epoch}{of}: {rows:,}/{found.epoch_rows:,} rows, {left}{found.describe()}"
         if not (self._file.isatty() or _in_notebook()):
             if (found.rows or found.epoch) and time.monotonic() - self._logged >= _LOG_S:
                 self._logged = time.monotonic()

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from raylance.observe.parts import Part
+from raylance.observe.figures import RankFigures
 from raylance.observe.stats import NUMBERS
 
 
@@ -13,7 +13,7 @@ def figures(**changes: float) -> dict[str, float]:
 OPTIONS = {"decoder_cpus": 1.0}
 
 
-def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -> Part:
+def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -> RankFigures:
     """A rank that took 1,000 rows in ten batches; reading and decoding them took a second each."""
     base = {
         "rows": 1000.0,
@@ -24,4 +24,6 @@ def part(rank: int = 0, facts: dict[str, Any] | None = None, **changes: float) -
         "decode_s": 1.0,
     }
     known = {"rank": rank, "row_bytes": 1000.0, "order": "window", "options": OPTIONS, "cluster_cpus": 4.0}
-    return Part(figures=figures(**(base | {"readers": 1.0, "decoders": 1.0} | changes)), facts=known | (facts or {}))
+    return RankFigures(
+        figures=figures(**(base | {"readers": 1.0, "decoders": 1.0} | changes)), facts=known | (facts or {})
+    )

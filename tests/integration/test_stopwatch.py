@@ -237,14 +237,14 @@ def check_pages(run: Run, watch: Watch) -> None:
     (rank,) = (row for row in cells_of(page) if len(row) == 13)
     spent = (slept["training"], slept["saving"], waited_s, *(verdict.seconds[cause] for cause in WAITS))
     assert rank[2:11] == [f"{ROWS}", rate, *(f"{seconds:,.1f}" for seconds in spent)]
-    assert verdict.told[1:] in page
+    assert verdict.summary[1:] in page
     found = progress(run)
     assert found is not None
     assert (found.epoch, found.rows, found.epoch_rows) == (0, ROWS, ROWS)
     assert found.rate == pytest.approx(ROWS / steady_s, rel=1e-12)
     assert found.waiting == pytest.approx(waited_s / (waited_s + slept["training"]), rel=1e-12)
     shown = top.show(run, run.records[0].last + 1)
-    assert f"epoch 0, {ROWS}/{ROWS} rows, {found.told()}" in shown
+    assert f"epoch 0, {ROWS}/{ROWS} rows, {found.describe()}" in shown
     assert f"all starts: {verdict}" in shown
     begun, last = run.records[0].started, run.records[0].last
     assert last - begun == waited_s + slept["training"] + slept["saving"], "all of its time, and no more"
@@ -349,8 +349,8 @@ def test_ranks_that_wait_for_each_other_are_no_stragglers(uri: str, time: Virtua
     assert watches[0].slept["training"] > 2 * watches[1].slept["training"] == 2 * STEPS * 0.25
     verdict = raylance.explain_run(folder)
     assert verdict.limit == "reading"
-    assert "trains slowest" not in verdict.told
-    assert "rank 1 waits most" in verdict.told
+    assert "trains slowest" not in verdict.summary
+    assert "rank 1 waits most" in verdict.summary
     steady_s = [watch.slept["training"] + sum(watch.waits[1:]) for watch in watches]
     assert verdict.rates["training"] == pytest.approx(BATCH / 0.25, rel=1e-12)
     assert verdict.rates["delivered"] == pytest.approx(ROWS / max(steady_s), rel=1e-12)
@@ -366,7 +366,7 @@ def test_a_straggler_is_named(uri: str, time: VirtualTime, tmp_path: Path) -> No
         watch, costs = Watch(time), Costs(train_s=train_s)
         with make_loader(uri, watch, costs, rank, 2, record=folder) as loader:
             train(loader, watch, costs)
-    assert raylance.explain_run(folder).told.endswith("; rank 1 trains slowest, 750 ms a step for 250")
+    assert raylance.explain_run(folder).summary.endswith("; rank 1 trains slowest, 750 ms a step for 250")
 
 
 def test_a_pass_over_another_dataset_in_a_step_with_a_report_in_it(uri: str, time: VirtualTime, tmp_path: Path) -> None:
@@ -432,14 +432,14 @@ def test_datasets_that_are_iterated_side_by_side_are_all_trained_on(
     assert main == slow
     assert verdict.seconds["training"] == trained_s
     assert verdict.seconds["decoding"] == later_s[main] > 0
-    assert verdict.told.startswith(f"{main}, iterated side by side with {other}: decoding is the limit")
+    assert verdict.summary.startswith(f"{main}, iterated side by side with {other}: decoding is the limit")
     assert "is waited for, too" not in str(verdict)
     proven = f"epoch 0: {ROWS} rows were handed out: every selected row exactly once"
     assert verdict.rows == f"a, {proven}; b, {proven}"
     val_s = watches["val"].slept["training"] + sum(watches["val"].waits)
     assert spent(run, verdict)["other datasets"] == val_s + sum(waits_s[other])
     live = run.verdict(main, last_s=1e9)
-    assert (live.told, live.seconds) == (verdict.told, verdict.seconds)
+    assert (live.summary, live.seconds) == (verdict.summary, verdict.seconds)
 
 
 def test_what_is_under_way_is_shown_up_to_now(uri: str, time: VirtualTime) -> None:

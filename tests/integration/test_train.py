@@ -231,8 +231,8 @@ def test_loaders_made_by_hand_in_a_worker_are_recorded_and_proven(images_uri: st
     assert len({record.start for record in run.records}) == 2, "a start is what all its workers have in common"
     starts = {(record.start, record.rank) for record in run.of("images")}
     assert len(starts) == len(run.of("images")) == 4
-    assert {part.facts["rank"] for part in run.parts("images-2")} == {0, 1}
-    assert [part.starts for part in run.parts("images")] == [2, 2]
+    assert {part.facts["rank"] for part in run.ranks("images-2")} == {0, 1}
+    assert [part.starts for part in run.ranks("images")] == [2, 2]
     reports = [what["metrics"]["step"] for _, record, kind, what in news(run) if kind == "report" and not record.rank]
     assert reports[-1] == -1, "one without a loader, too"
     for rank in range(2):

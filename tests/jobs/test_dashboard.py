@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 import yaml
 
-from k8s.grafana.source import alerts, asking, command, panels
+from k8s.grafana.source import asking, command, panels
 from k8s.grafana.source.expressions import CAUSES, Scope, limit, parts_of_time, rates_of_stages
+from raylance.observe.diagnoses import DIAGNOSES, what_to_change
+from raylance.observe.figures import RankFigures, training_rate
 from raylance.observe.metrics import LABELS, METRICS
-from raylance.observe.parts import Part, training_rate
 from raylance.observe.stats import NUMBERS
 
 ROOT = Path(__file__).parents[2]
@@ -79,9 +80,8 @@ def test_a_name_that_there_is_not_is_refused() -> None:
 
 def test_causes_are_those_of_the_metrics() -> None:
     assert set(CAUSES) == {metric.cause for metric in METRICS} - {""}
-    assert set(alerts.FIXES) == set(CAUSES)
     for cause in CAUSES:
-        assert f"| **{cause}** |" in panels.TO_DO
+        assert f"| **{cause}** | {DIAGNOSES[cause].means} | {what_to_change(cause)} |" in panels.TO_DO
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
@@ -186,7 +186,7 @@ def told(text: str, value: str, cause: str) -> str:
     text = text.replace("{{ $labels.run }}", "r").replace("{{ $labels.dataset }}", "train")
     text = re.sub(r"{{ \$value[^}]*}}", value, text)
     text = re.sub(r"{{ range [^}]*{[^}]*}[^}]*}}{{ .Labels.cause }}{{ end }}", cause, text)
-    return re.sub(r"{{ range .*}}.*{{ end }}", alerts.FIXES.get(cause, ""), text)
+    return re.sub(r"{{ range .*}}.*{{ end }}", what_to_change(cause) if cause else "", text)
 
 
 @needs_promtool
@@ -232,7 +232,7 @@ def test_training_alone_is_what_the_verdict_says_of_ranks_that_keep_step(tmp_pat
         }
     base = dict.fromkeys(NUMBERS, 0.0) | {"rows": 600.0, "batches": 6.0}
     parts = [
-        Part(figures=base | {"user_s": 6 * train_s, "wait_read_s": 6 * wait_s}, facts={"rank": rank})
+        RankFigures(figures=base | {"user_s": 6 * train_s, "wait_read_s": 6 * wait_s}, facts={"rank": rank})
         for rank, (train_s, wait_s) in enumerate(zip(trained, waited, strict=True))
     ]
     shown = re.match(r"clamp_max\((.*), 5 \* scalar", rates_of_stages(Scope('run="r"', "5m"))["training"])

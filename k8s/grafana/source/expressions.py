@@ -134,7 +134,7 @@ def _steady_training(scope: Scope) -> str:
 
 
 def _training_alone(ranks: Scope) -> str:
-    """As `raylance.observe.parts.training_rate` has it: a rank that waits for its loader is waited for by those that
+    """As `raylance.observe.figures.training_rate` has it: a rank that waits for its loader is waited for by those that
     keep step with it, which counts as their training, so that the one of them that trains shortest speaks for all.
     """
     alone, later = f"({ranks.rate('rows_total')} / {_trained(ranks)})", ranks.rate("wait_seconds_total", LATER)

@@ -3,6 +3,8 @@
 from k8s.grafana.source import expressions, grafana
 from k8s.grafana.source.expressions import Scope
 from k8s.grafana.source.grafana import GREEN, ORANGE, RED, Panel, query
+from raylance.observe.diagnoses import DIAGNOSES, what_to_change
+from raylance.observe.figures import STAGES
 
 RUN = 'run="$run",dataset=~"$dataset"'
 RANKS = f'{RUN},rank=~"$rank"'
@@ -12,17 +14,15 @@ ALL = Scope(RANKS, WINDOW)
 BY_RANK = ALL.keeping("rank")
 BY_DATASET = Scope(RUN, WINDOW, "dataset")  # of all ranks: an epoch is theirs together
 
-TO_DO = """\
-| the limit is | so that | do this |
-|---|---|---|
-| **training** | the loader keeps up | nothing. The data costs no time |
-| **reading** | storage is too slow | `num_readers="auto"`; fewer `columns=`; `jobs/materialize.py`; data nearer |
-| **decoding** | decoders are too slow | `num_decoders=(2, 16)`, with CPUs; `jobs/materialize.py --shorter-side` |
-| **finishing** | batches are made too slowly | look at `collate_fn`; larger `prefetch_batches=` |
-| **starting** | helpers are not there yet | wait; `loader.prepare(…)` before the model is built |
-
-`loader.explain()` says it in words, with numbers. More: *Metrics* in docs/operations.md.
-"""
+LIMITS = ("training", *STAGES, "starting")
+TO_DO = "\n".join([
+    "| the limit is | so that | do this |",
+    "|---|---|---|",
+    *(f"| **{cause}** | {DIAGNOSES[cause].means} | {what_to_change(cause)} |" for cause in LIMITS),
+    "",
+    "`loader.explain()` says it in words, with numbers. More: *Metrics* in docs/operations.md.",
+    "",
+])  # fmt: skip
 
 
 def _glance() -> list[tuple[Panel, int, int]]:
@@ -64,7 +64,7 @@ def _glance() -> list[tuple[Panel, int, int]]:
         (grafana.stat(
             "Bad rows",
             "Rows that could not be decoded and were handed out as zeros (on_bad_row='mask'), since the workers "
-            "began. More than none: the log and loader.stats() name them; mend or filter them.",
+            f"began. More than none: {what_to_change('bad_rows')}.",
             [query(f"{ALL.total('bad_rows_total')} or 0 * {ALL.total('epoch', 'max')}", now=True)], steps=faults,
         ), 2, 4),
         (grafana.stat(
@@ -112,8 +112,7 @@ def _ranks() -> list[tuple[Panel, int, int]]:
         ), 8, 7),
         (grafana.lines(
             "Saving, by rank",
-            "Share of each rank's time in raylance.report. Much of it: report less often, or let Ray Train upload "
-            "in the background (checkpoint_upload_mode).",
+            f"Share of each rank's time in raylance.report. Much of it: {what_to_change('saving')}.",
             [query(
                 f"({BY_RANK.rate('save_seconds_total')} or 0 * {BY_RANK.rate('train_seconds_total')})"
                 f" / ({BY_RANK.rate('wait_seconds_total')} + {BY_RANK.rate('train_seconds_total')})", "rank {{rank}}",
@@ -168,9 +167,8 @@ def _helpers() -> list[tuple[Panel, int, int]]:
         (grafana.lines(
             "Helpers replaced in 5 min",
             "Actors that died or hung, and got a successor that did their work again. One now and then costs "
-            "seconds. Many, again and again: memory (lower max_inflight_bytes, max_window_bytes or num_decoders), or "
-            "a row that kills its decoder; `ray logs` of the dead actors tells. The fourth death on the same rows "
-            "ends the run.",
+            f"seconds. Many, again and again: {what_to_change('crash_loop')}. The fourth death on the same rows ends "
+            "the run.",
             [query(f"{replaced} or 0 * {ALL.total('epoch', 'max')}", "replaced")],
         ), 8, 7),
     ]  # fmt: skip
@@ -182,8 +180,8 @@ def _memory() -> list[tuple[Panel, int, int]]:
         (grafana.lines(
             "Bytes in flight, by rank",
             "Bytes that are read, decoded, or wait for the trainer. At the limit while training is the limit: good, "
-            "the loader is ahead. At the limit while the trainer waits: raise max_inflight_bytes. Far below it while "
-            "it waits: the stage that is the limit gives no more.",
+            f"the loader is ahead. At the limit while the trainer waits: {what_to_change('inflight_limit')}. Far below "
+            "it while the trainer waits: the stage that is the limit gives no more.",
             [query(BY_RANK.total("inflight_bytes"), "rank {{rank}}"),
              query(fullest.total("inflight_limit_bytes", "max"), "limit")], unit="bytes", dashed=["limit"],
         ), 8, 7),

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -25,7 +25,9 @@ import raylance.testing
 import raylance.torch_data
 from jobs.train_images.telling import as_options
 from raylance.api.loader import RankLoader
-from raylance.observe import advice
+from raylance.observe.diagnoses import DIAGNOSES, Diagnosis
+from raylance.observe.diagnoses.reading import BY_ROW
+from raylance.observe.figures import Limit, RunFigures
 from raylance.observe.stats import NUMBERS
 from raylance.observe.verdict import judge
 from raylance.orders.order import Order
@@ -194,7 +196,9 @@ def test_flags_that_are_advised_are_parsed_by_their_job() -> None:
 
 def test_what_advice_calls_options_is_taken_by_the_job_that_prints_it() -> None:
     """`train_images.py` shows advice by the names of its own flags."""
-    for text in literals(ROOT / "raylance" / "observe" / "advice.py"):
+    folder = ROOT / "raylance" / "observe"
+    files = {folder / "verdict.py", *(folder / "diagnoses").glob("*.py")} - {folder / "diagnoses" / "alarms.py"}
+    for text in (text for path in files for text in literals(path)):
         for flag in re.findall(r"--[a-z][a-z-]+", as_options(text)):
             known = flags_of(jobs()["materialize.py"]) if "materialize.py" in text else set()
             assert flag in flags_of(jobs()["train_images.py"]) | known, text
@@ -261,6 +265,53 @@ def docstrings_of(path: Path) -> Iterator[str]:
                 yield found
 
 
+# ---- the table of diagnoses
+
+
+@pytest.mark.parametrize("diagnosis", DIAGNOSES.values(), ids=lambda diagnosis: diagnosis.cause)
+def test_a_diagnosis_advises_what_there_is(diagnosis: Diagnosis) -> None:
+    """The dashboard and the alerts, and `explain()` where it has numbers: each flag is parsed by the job that the same
+    text names, each option is taken by something that users call.
+    """
+    lines = [*diagnosis.changes, *advice_of(diagnosis)]
+    assert diagnosis.means
+    assert diagnosis.changes
+    for line in lines:
+        for who, flag in advised_flags(line.replace("`", "")):
+            assert who in OTHERS or flag in flags_of(jobs()[who]), line
+        for name in advised_options(line.replace("`", "")):
+            assert name in parameters(), line
+
+
+def advice_of(diagnosis: Diagnosis) -> list[str]:
+    """What it says of runs of several kinds."""
+    if diagnosis.evidence is None:
+        return []
+    base = {"user_s": 1.0, "wait_start_s": 1.0, "wait_read_s": 1.0, "wait_decode_s": 1.0, "wait_finish_s": 1.0}
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"cluster_cpus": None, "cpus": 64},
+        {"draft": [False], "row_bytes": 1e5, "sources": ["s3://bucket/a.lance"]},
+        *({"order": order} for order in BY_ROW),
+    ]
+    found = []
+    for facts in kinds:
+        for figures in (
+            {},
+            {"collate_s": 9.0, "collate_fn_s": 8.0},
+            {"decoders": 0.0},
+            {"decoders": 8.0},
+            {"readers": 8.0},
+        ):
+            run = RunFigures.of([part(facts=facts, **(base | figures))])
+            found += [diagnosis.evidence(run), *diagnosis.advice(run)]
+    return found
+
+
+def test_each_limit_has_a_diagnosis() -> None:
+    assert set(get_args(Limit)) - {"unknown"} == {one.cause for one in DIAGNOSES.values() if one.evidence}
+
+
 # ---- orders
 
 
@@ -275,8 +326,8 @@ def test_orders_that_read_row_by_row_are_known_by_their_names() -> None:
     """A record holds the name; the advice what its user wrote."""
     named = {found.name: found for found in orders() if "name" in vars(found)}
     by_row = {name for name, found in named.items() if found.repeats is True} - {"mix"} | {"row"}  # mixed as it may be
-    assert set(advice._BY_ROW) == by_row
-    for name, written in advice._BY_ROW.items():
+    assert set(BY_ROW) == by_row
+    for name, written in BY_ROW.items():
         assert written in (f'order="{name}"', f"order={named[name].__name__}")
         assert name == "row" or hasattr(raylance, named[name].__name__)
         (first, *_) = judge([part(facts={"order": name}, user_s=1.0, wait_read_s=1.0)]).advice

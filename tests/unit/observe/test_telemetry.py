@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raylance.observe import metrics, record, recorder
-from raylance.observe.parts import Part
+from raylance.observe.figures import RankFigures
 from raylance.observe.record import COLUMNS, Record, RecordFolder
 from raylance.observe.stats import NUMBERS, Receipt, Stats, _in_step
 from raylance.observe.verdict import Verdict, judge
@@ -612,11 +612,11 @@ def test_the_verdict_names_the_limit_and_what_to_change(
 ) -> None:
     verdict = judge([part(**changes)])
     assert verdict.limit == limit
-    assert told in verdict.told
+    assert told in verdict.summary
     assert advice in " ".join(verdict.advice)
-    assert "could give" not in verdict.told or verdict.rates["training"] < verdict.rates["reading"]
-    assert str(verdict).splitlines()[0] == verdict.told
-    assert verdict.told in verdict._repr_html_()
+    assert "could give" not in verdict.summary or verdict.rates["training"] < verdict.rates["reading"]
+    assert str(verdict).splitlines()[0] == verdict.summary
+    assert verdict.summary in verdict._repr_html_()
 
 
 def test_shard_actors_that_decode_do_so_all_at_once() -> None:
@@ -648,7 +648,7 @@ def test_decoders_that_there_is_no_room_for_are_not_advised() -> None:
     assert both.startswith("the cluster (7 CPUs, of which trainers hold 2) has room for num_decoders=2 of each rank")
     assert judge([part(facts=of_two, **decoding)]).advice[0].startswith("the cluster (7 CPUs, of which trainers hold 2")
     alone = judge([part(facts={"cluster_cpus": None, "cpus": 1}, **decoding)]).advice[0]
-    assert alone.endswith("this machine (1 CPU) has no room for more: with Ray, those of a cluster's nodes decode, too")
+    assert alone.endswith("this machine (1 CPU) has no room for more: with Ray, the nodes of a cluster decode, too")
 
 
 def test_images_are_spoken_of_where_there_are_some() -> None:
@@ -672,7 +672,7 @@ def test_threads_of_the_trainers_process_are_named_where_no_ray_runs() -> None:
 
 def test_the_rank_that_trains_slowest_is_named_and_counts_for_all() -> None:
     verdict = judge([part(rank, user_s=9.0 if rank == 1 else 1.0, facts={"world_size": 3}) for rank in range(3)])
-    assert verdict.told.endswith("; rank 1 trains slowest, 900 ms a step for 100")
+    assert verdict.summary.endswith("; rank 1 trains slowest, 900 ms a step for 100")
     assert verdict.rates["training"] == pytest.approx(3 * 1000 / 9)
 
 
@@ -680,8 +680,8 @@ def test_a_rank_that_waits_for_another_one_in_its_steps_is_no_slow_one() -> None
     """Rank 1 waits for rows, and rank 0 for rank 1, in each step's collective operation."""
     ranks = [part(0, user_s=2.05), part(1, user_s=0.64, wait_read_s=1.41, storage_s=4.0)]
     verdict = judge(ranks)
-    assert "trains slowest" not in verdict.told
-    assert "rank 1 waits most, 69%" in verdict.told
+    assert "trains slowest" not in verdict.summary
+    assert "rank 1 waits most, 69%" in verdict.summary
     assert verdict.rates["training"] == pytest.approx(2 * 1000 / 0.64)
     assert verdict.rates["delivered"] == pytest.approx(2 * 1000 / 2.05)
 
@@ -705,9 +705,9 @@ def test_an_order_that_reads_row_by_row_is_named() -> None:
 
 def test_of_several_ranks_the_one_that_waits_most_is_named() -> None:
     even = judge([part(rank, user_s=1.0, wait_decode_s=1.0) for rank in range(4)])
-    assert "rank" not in even.told.replace("of each rank", "")
+    assert "rank" not in even.summary.replace("of each rank", "")
     uneven = judge([part(rank, user_s=1.0, wait_decode_s=9.0 if rank == 2 else 0.3) for rank in range(4)])
-    assert uneven.told.endswith("; rank 2 waits most, 90%")
+    assert uneven.summary.endswith("; rank 2 waits most, 90%")
     assert uneven.rates["training"] == 4000, "all of them together"
 
 
@@ -715,9 +715,9 @@ def test_of_several_ranks_the_one_that_waits_most_is_named() -> None:
 def test_any_figures_have_a_verdict(numbers: list[float], ranks: int) -> None:
     found = figures(**dict(zip(NUMBERS, numbers, strict=True)))
     known = part().facts
-    verdict = judge([Part(figures=found, facts={**known, "rank": rank}) for rank in range(ranks)])
+    verdict = judge([RankFigures(figures=found, facts={**known, "rank": rank}) for rank in range(ranks)])
     assert isinstance(verdict, Verdict)
     assert 0 <= verdict.waiting <= 1
     assert verdict.rates["delivered"] <= verdict.rates["training"] * (1 + 1e-9)
     assert not math.isnan(sum(verdict.rates.values()))
-    assert verdict.told
+    assert verdict.summary

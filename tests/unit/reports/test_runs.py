@@ -27,7 +27,7 @@ from raylance.observe.record import Record, RecordFolder
 from raylance.observe.stats import NUMBERS
 from raylance.reports import drawing, reading, watching
 from raylance.reports.page import _spent, render
-from raylance.reports.progress import news, progress, table, told_report
+from raylance.reports.progress import describe_report, news, progress, table
 from raylance.reports.reading import Run, RunFolder, read_look, read_run
 from raylance.reports.timeline import PARTS, timeline
 from raylance.reports.watching import _Watcher
@@ -95,9 +95,9 @@ def test_of_datasets_that_are_iterated_side_by_side_the_one_that_is_waited_for_m
     run = make_run(a, b, val)
     assert run.trained_on == ["b", "a"]
     verdict = run.verdict(run.main)
-    assert verdict.told.startswith("b, iterated side by side with a: reading is the limit")
+    assert verdict.summary.startswith("b, iterated side by side with a: reading is the limit")
     assert any(line.startswith("a is waited for, too: decoding is the limit") for line in verdict.advice)
-    assert run.verdict("val").told == "too early to tell: batches so far 0, 0.0 s waited"
+    assert run.verdict("val").summary == "too early to tell: batches so far 0, 0.0 s waited"
     shares = timeline(run, bins=10).shares[0]
     assert {part: share[5] for part, share in shares.items() if share[5]} == pytest.approx(
         {"training": 0.45, "reading": 0.3, "other datasets": 0.25}
@@ -157,7 +157,7 @@ def test_parts_of_one_dataset_are_told_apart_by_the_names_that_they_are_given(im
     run = read_run(str(tmp_path))
     assert {record.facts["dataset"] for record in run.records} == {"train", "val / all"}
     assert run.main == "train"
-    assert sum(part.figures["rows"] for part in run.parts("val / all")) == 103
+    assert sum(part.figures["rows"] for part in run.ranks("val / all")) == 103
 
 
 def test_a_record_counts_the_rows_of_an_epoch_and_not_of_the_selection(images_uri: str, tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_progress_of_an_epoch_and_a_run(make_run: Make) -> None:
     assert (found.rate, found.waiting, found.cause) == (pytest.approx(160), pytest.approx(0.5), "decoding")
     assert found.left_s() == pytest.approx(200 / 160)
     assert found.left_s(epochs=3) == pytest.approx(2200 / 160)
-    assert found.told() == "160 rows/s, waiting 50% (for decoding)"
+    assert found.describe() == "160 rows/s, waiting 50% (for decoding)"
 
 
 def test_clocks_of_nodes_may_differ(make_run: Make) -> None:
@@ -280,8 +280,8 @@ def test_rates_are_of_training_and_the_time_left_of_all_of_it(make_run: Make) ->
     assert found is not None
     assert (found.rate, found.waiting) == (pytest.approx(160), pytest.approx(0.2))
     assert found.left_s() == pytest.approx(200 / 80)
-    assert found.told() == "160 rows/s, waiting 20% (for reading); val 200/1,000"
-    assert "val 200" not in progress(make_run({"grows": trains}, val | {"ended": T0 + 10})).told()
+    assert found.describe() == "160 rows/s, waiting 20% (for reading); val 200/1,000"
+    assert "val 200" not in progress(make_run({"grows": trains}, val | {"ended": T0 + 10})).describe()
 
 
 def test_a_validation_that_was_killed_goes_on_no_more(make_run: Make) -> None:
@@ -386,13 +386,13 @@ def test_rows_that_were_decoded_ahead_and_masked_are_told_apart(make_run: Make) 
 
 def test_of_a_first_batch_no_rate_is_told(make_run: Make) -> None:
     run = make_run({"grows": {"rows": 8, "batches": 0.1, "wait_s": 1.0, "wait_start_s": 1.0, "position": 8}})
-    assert progress(run).told() == "waiting 100% (for starting)"
+    assert progress(run).describe() == "waiting 100% (for starting)"
 
 
 def test_saving_is_told_beside_the_rate_that_leaves_it_out(make_run: Make) -> None:
-    assert "saving" not in progress(make_run({"grows": TRAINS | {"save_s": 0.01}})).told()
+    assert "saving" not in progress(make_run({"grows": TRAINS | {"save_s": 0.01}})).describe()
     saves = make_run({"grows": TRAINS | {"user_s": 1.5, "save_s": 1.0}})
-    assert progress(saves).told() == "80 rows/s, waiting 50% (for decoding), saving 50% of the time"
+    assert progress(saves).describe() == "80 rows/s, waiting 50% (for decoding), saving 50% of the time"
 
 
 def test_a_dataset_beside_the_one_that_is_trained_on_is_waited_for_as_it_starts(make_run: Make) -> None:
@@ -458,7 +458,7 @@ def test_top_shows_it_and_the_verdict(make_run: Make, tmp_path: Path, capsys: py
 
 def test_reports_are_told_by_their_numbers() -> None:
     metrics = {"epoch": 2, "loss": 0.123456, "step": 30, "rows": 1e6}
-    assert told_report({"metrics": metrics}) == "epoch 2, step 30: loss 0.1235, rows 1e+06"
+    assert describe_report({"metrics": metrics}) == "epoch 2, step 30: loss 0.1235, rows 1e+06"
 
 
 class Terminal(io.StringIO):

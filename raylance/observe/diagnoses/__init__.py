@@ -1,0 +1,27 @@
+"""Owns the table of diagnoses: cause, evidence, what to change; never measures, never chooses among them.
+
+`explain()`, the report, `raylance.top`, the dashboard and the alerts all take their words from here. A new diagnosis is
+a file of its own and one line below.
+"""
+
+from raylance.observe.diagnoses.alarms import ALARMS
+from raylance.observe.diagnoses.decoding import DECODING
+from raylance.observe.diagnoses.diagnosis import Diagnosis
+from raylance.observe.diagnoses.finishing import FINISHING
+from raylance.observe.diagnoses.reading import READING
+from raylance.observe.diagnoses.saving import SAVING
+from raylance.observe.diagnoses.starting import STARTING
+from raylance.observe.diagnoses.training import TRAINING
+
+DIAGNOSES: dict[str, Diagnosis] = {
+    diagnosis.cause: diagnosis for diagnosis in (TRAINING, READING, DECODING, FINISHING, STARTING, SAVING, *ALARMS)
+}
+"""By cause."""
+
+
+def what_to_change(cause: str) -> str:
+    """What to change against a cause, in a line."""
+    return "; ".join(DIAGNOSES[cause].changes)
+
+
+__all__ = ["DIAGNOSES", "Diagnosis", "what_to_change"]

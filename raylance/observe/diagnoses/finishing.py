@@ -1,0 +1,68 @@
+"""Owns the diagnosis that finishing is the limit: making batches of rows is too slow; never judges whether it is."""
+
+from raylance.observe.diagnoses.diagnosis import NO_MODEL, Diagnosis, does_nothing, rate, waited
+from raylance.observe.figures import RunFigures
+
+SHORT_STEP_S = 0.005  # of a step: so short that the fixed cost of a batch shows
+_FEW_ROWS = 16  # of a batch on one rank
+
+
+def _batch_ms(run: RunFigures, *names: str) -> list[float]:
+    """Milliseconds a batch of some figures."""
+    return [1000 * run.sum(name) / max(1.0, run.sum("batches")) for name in names]
+
+
+def _step_ms(run: RunFigures) -> float:
+    return 1000 * run.steady_s / max(1.0, run.sum("batches"))
+
+
+def _evidence(run: RunFigures) -> str:
+    collate_ms, transfer_ms = _batch_ms(run, "collate_s", "transfer_s")
+    return (
+        f"making batches is the limit: {collate_ms:.1f} ms of collating and {transfer_ms:.1f} ms of transfer for "
+        f"each, of {_step_ms(run):.1f} ms a step; the trainer, which takes {rate(run.rates['training'])}, {waited(run)}"
+    )
+
+
+def _advice(run: RunFigures) -> list[str]:
+    collate_ms, function_ms, transfer_ms, waited_ms, decode_ms = _batch_ms(
+        run, "collate_s", "collate_fn_s", "transfer_s", "wait_finish_s", "decode_s"
+    )
+    lines = [NO_MODEL] if does_nothing(run) else []
+    if _step_ms(run) < 1000 * SHORT_STEP_S or run.sum("rows") < _FEW_ROWS * run.sum("batches"):
+        lines.append("a larger global_batch_size=: much of what a batch costs is the same whatever its size")
+    if not run.has_ray and decode_ms > collate_ms:
+        lines.append(
+            "transform= and decoders run in threads of this process, which share its interpreter with the trainer: "
+            "with Ray they have processes of their own"
+        )
+    elif collate_ms + transfer_ms >= waited_ms / 2:
+        lines += [
+            _move_collate_fn(run, function_ms)
+            if function_ms > (collate_ms + transfer_ms) / 2
+            else "fewer columns, or one of fixed-size lists in place of many: each costs its part",
+            "a larger prefetch_batches= evens out batches that differ; more CPUs for the trainer's process help",
+        ]
+    else:
+        lines.append(
+            "most of that is bringing rows to this process, and turns between epochs: longer epochs, a larger "
+            "prefetch_batches=, or more CPUs for the trainer's process help"
+        )
+    return lines
+
+
+def _move_collate_fn(run: RunFigures, batch_ms: float) -> str:
+    own = "" if run.has_ray else " (with Ray, in processes of their own)"
+    return (
+        f"your collate_fn takes {batch_ms:.1f} ms a batch, in one thread of the trainer's process: move its work "
+        f"on single rows into transform=, which the decoders do{own}, and do the rest on whole arrays"
+    )
+
+
+FINISHING = Diagnosis(
+    cause="finishing",
+    means="batches are made too slowly",
+    changes=("a cheaper `collate_fn=`", "a larger `prefetch_batches=`"),
+    evidence=_evidence,
+    advice=_advice,
+)

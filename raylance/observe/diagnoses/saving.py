@@ -1,0 +1,23 @@
+"""Owns the diagnosis that saving is the limit: raylance.report takes too long; never judges whether it is."""
+
+from raylance.observe.diagnoses.diagnosis import UPLOADS, Diagnosis, rate, waited
+from raylance.observe.figures import RunFigures, saving_share
+
+
+def _evidence(run: RunFigures) -> str:
+    return (
+        f"saving is the limit: {saving_share(run.ranks):.0%} of the time since the first batch went to "
+        f"raylance.report; the rest of it, training takes {rate(run.rates['training'])} and {waited(run)}"
+    )
+
+
+SAVING = Diagnosis(
+    cause="saving",
+    means="raylance.report takes too long",
+    changes=("save less often", "upload while training continues (`checkpoint_upload_mode=`)"),
+    evidence=_evidence,
+    advice=lambda run: [
+        "save less often, or less",
+        f"{UPLOADS}, where what is saved need not be waited for",
+    ],
+)

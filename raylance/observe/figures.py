@@ -1,0 +1,199 @@
+"""Owns the figures that a run is judged by, of each rank and of all, and the rates that follow; never judges them."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from raylance.observe.stats import WAITS
+
+Limit = Literal["unknown", "training", "starting", "saving", "reading", "decoding", "finishing"]
+STAGES: tuple[Limit, ...] = ("reading", "decoding", "finishing")
+"""The stages of a batch before it is handed out: what a trainer waits for, the start apart."""
+
+MOSTLY = 0.5  # of the time: a rank that was there for less does not stand for the others
+_IN_STEP = 0.9  # of the slowest one's steps: so long are those of a rank that keeps step with it
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """The figures of one rank in the time that is judged.
+
+    Attributes:
+        figures: As `Stats.sample` gives them: gauges, and counters as differences.
+        facts: The facts of its record: rank, world_size, row_bytes, decodes, order, options, cpus.
+        presence: Share of the time in which the rank was there, in [0, 1]: less than 1 where the world size changed.
+            Rates over all ranks count it by this share.
+        starts: How often the rank was started in this time.
+    """
+
+    figures: Mapping[str, float]
+    facts: Mapping[str, Any]
+    presence: float = 1.0
+    starts: int = 1
+
+    @property
+    def trained_s(self) -> float:
+        """Seconds of training: without saving, and without passes over other datasets between two batches."""
+        return max(0.0, self.figures["user_s"] - self.figures["save_s"] - self.figures["other_s"])
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds of waiting, but for the start."""
+        return sum(self.figures[name] for limit, name in WAITS.items() if limit != "starting")
+
+    @property
+    def steady_s(self) -> float:
+        """Seconds of training and waiting, but for the start: what rates are of."""
+        return self.trained_s + self.waited_s
+
+    @property
+    def rate(self) -> float:
+        """Rows a second that the rank was handed between its first batch and its last, saving and passes over other
+        datasets left out: what is shown as a rank's rows/s. 0 where there is no such time.
+        """
+        return self.figures["rows"] / self.steady_s if self.steady_s else 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of training and waiting for each of its batches."""
+        return self.steady_s / max(1.0, self.figures["batches"])
+
+    @property
+    def trained_step_s(self) -> float:
+        """Seconds of training for each of its batches, waiting for other ranks included."""
+        return self.trained_s / max(1.0, self.figures["batches"])
+
+    @property
+    def decode_rate(self) -> float:
+        """Rows a second that its decoders deliver when they have work."""
+        figures = self.figures
+        rows, seconds = figures["decoded_rows"], figures["decode_s"]
+        helpers = figures["decoders"] or max(1.0, figures["readers"])
+        return max(self._whole_rate, helpers * rows / seconds) if seconds else math.inf
+
+    @property
+    def read_rate(self) -> float:
+        """Rows a second that its shard actors read when they read all the time."""
+        rows, seconds = self.figures["read_bytes"] / max(1.0, self.facts["row_bytes"]), self.figures["storage_s"]
+        return max(self._whole_rate, max(1.0, self.figures["readers"]) * rows / seconds) if seconds else math.inf
+
+    @property
+    def _whole_rate(self) -> float:
+        """Rows a second of all its time: each stage can do at least this."""
+        figures = self.figures
+        all_s = self.steady_s + figures["wait_start_s"] + figures["save_s"] + figures["other_s"]
+        return figures["rows"] / all_s if all_s else 0.0
+
+
+def delivered_rate(ranks: Sequence[RankFigures]) -> float:
+    """Rows a second over all ranks: they take the same number of steps, so that all are as fast as the slowest one."""
+    return _over_all(ranks, max((rank.step_s for rank in _counted(ranks)), default=0.0), 0.0)
+
+
+def training_rate(ranks: Sequence[RankFigures]) -> float:
+    """Rows a second over all ranks, if no trainer ever waited for its loader.
+
+    While one rank waits for its loader, the others wait for it in their collective operations, which counts as their
+    training. So of the ranks whose steps take as long as the slowest one's, the one that trains shortest shows how long
+    training takes.
+    """
+    counted = _counted(ranks)
+    slowest_s = max((rank.step_s for rank in counted), default=0.0)
+    kept_step = [rank.trained_step_s for rank in counted if rank.step_s >= _IN_STEP * slowest_s]
+    return _over_all(ranks, min(kept_step, default=0.0), math.inf if counted else 0.0)
+
+
+def _counted(ranks: Sequence[RankFigures]) -> list[RankFigures]:
+    """The ranks that stand for all: those that were there most of the time and have batches."""
+    there = [rank for rank in ranks if rank.presence and rank.figures["batches"]]
+    return [rank for rank in there if rank.presence >= MOSTLY] or there
+
+
+def _over_all(ranks: Sequence[RankFigures], step_s: float, at_once: float) -> float:
+    """Rows a second where each step takes so long; where it takes no time, what is given."""
+    rows = sum(rank.presence * rank.figures["rows"] / max(1.0, rank.figures["batches"]) for rank in ranks)
+    return rows / step_s if step_s else at_once
+
+
+def saving_share(ranks: Sequence[RankFigures]) -> float:
+    """Share of the time since the first batch that went to `raylance.report`, over all ranks, in [0, 1]."""
+    saving_s = sum(rank.figures["save_s"] for rank in ranks)
+    return saving_s / max(1e-9, saving_s + sum(rank.steady_s for rank in ranks))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunFigures:
+    """The figures of all ranks together; see `Verdict` for rates, waiting and seconds."""
+
+    ranks: Sequence[RankFigures]
+    rates: Mapping[str, float]
+    waiting: float
+    seconds: Mapping[str, float]
+
+    @classmethod
+    def of(cls, ranks: Sequence[RankFigures]) -> "RunFigures":
+        """Adds up the figures of each rank."""
+        seconds = {
+            "training": sum(rank.trained_s for rank in ranks),
+            "saving": sum(rank.figures["save_s"] for rank in ranks),
+        }
+        seconds |= {cause: sum(rank.figures[name] for rank in ranks) for cause, name in WAITS.items()}
+        waited_s = sum(rank.waited_s for rank in ranks)
+        steady_s = seconds["training"] + waited_s
+        there = [rank for rank in ranks if rank.presence]
+        rates = {
+            "delivered": delivered_rate(there),
+            "training": training_rate(there),
+            "reading": sum(rank.presence * rank.read_rate for rank in there),
+            "decoding": sum(rank.presence * rank.decode_rate for rank in there),
+        }
+        return cls(ranks=ranks, rates=rates, waiting=waited_s / steady_s if steady_s else 0.0, seconds=seconds)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """The facts of the first rank, for what all ranks have in common."""
+        return self.ranks[0].facts
+
+    @property
+    def world_size(self) -> int:
+        """Ranks of the run; figures may be those of one of them."""
+        return max(len(self.ranks), int(self.facts.get("world_size", 1)))
+
+    @property
+    def has_ray(self) -> bool:
+        """Whether helpers are actors of Ray; otherwise threads."""
+        return self.facts.get("cluster_cpus") is not None
+
+    @property
+    def cpus(self) -> float:
+        """CPUs of the cluster, or of this machine where no Ray runs; infinite where they are not known."""
+        return float(self.facts.get("cluster_cpus") or self.facts.get("cpus") or math.inf)
+
+    @property
+    def trainer_cpus(self) -> float:
+        """CPUs that all trainers hold."""
+        return self.world_size * float(self.facts.get("worker_cpus") or 0.0)
+
+    @property
+    def decoder_cpus(self) -> float:
+        """CPUs that one decoder holds."""
+        return float(self.facts["options"]["decoder_cpus"]) if self.has_ray else 1.0
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether data come over a network."""
+        return any("://" in name and "file://" not in name for name in self.facts.get("sources", ()))
+
+    @property
+    def steady_s(self) -> float:
+        """Seconds of training and waiting of all ranks, but for the start."""
+        return sum(rank.steady_s for rank in self.ranks)
+
+    def most(self, name: str) -> float:
+        """The largest value of a figure over all ranks."""
+        return max(rank.figures[name] for rank in self.ranks)
+
+    def sum(self, name: str) -> float:
+        """A figure, summed over all ranks."""
+        return sum(rank.figures[name] for rank in self.ranks)
