@@ -4,15 +4,12 @@ them, and never starts Ray.
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy.typing as npt
 
 from raylance.environment.connection import current_session, fetch, ray_session
 from raylance.errors import HelperError
-
-if TYPE_CHECKING:
-    import ray
 
 logger = logging.getLogger(__name__)
 
@@ -22,69 +19,85 @@ _SHARED_BYTES = 1 << 20  # values above this travel through the object store
 _FETCH_S = 120.0
 
 
+class _Value(NamedTuple):
+    """A value in this process, and the session whose object store holds its memory; "" for this process's own."""
+
+    value: Any
+    session: str
+
+
+class _Reference(NamedTuple):
+    """A reference to the copy in the object store of a session."""
+
+    ref: Any  # its bytes while it is pickled
+    session: str
+
+
 class Shared(Generic[T]):
     """A value that is pickled as a reference to one copy and, where it has one, the recipe that makes it again.
 
     The reference serves while the process that put the copy lives. After that (a task that returned a handle and ended,
     a pickle that is loaded in another Ray session) the recipe is followed. Without a recipe the value itself is
-    pickled, unless `of_run` says that the process that has put it outlives whoever gets it.
+    pickled, unless `of_run` says that the process that put it outlives its readers.
+
+    Several threads may use one at once: value and reference are each read and replaced as a whole.
     """
 
     def __init__(self, what: str, value: T, nbytes: int, make: Callable[[], T] | None = None) -> None:
         """Takes a value.
 
         Args:
-            what: What it is, for a warning.
+            what: What it is, for messages.
             value: The value, picklable; NumPy arrays in it are read without a copy.
-            nbytes: Its bytes; small ones are not worth a reference.
+            nbytes: Its bytes; small values are not worth a reference.
             make: The recipe, picklable: makes an equal value, or raises.
         """
         self._what, self._nbytes, self._make = what, nbytes, make
-        self._value: T | None = value
-        self._fetched_in = ""  # the session whose object store `_value` lies in, "" where it is this process's own
-        self._ref: ray.ObjectRef[T] | None = None
-        self._ref_session = ""
+        self._value: _Value | None = _Value(value, "")
+        self._ref: _Reference | None = None
         self._is_of_run = False
 
     def get(self) -> T:
         """The value, fetched or made again where this process does not have it.
 
         Raises:
-            RaylanceError: As the recipe does, where it had to be followed.
+            HelperError: If the Ray session that has the value has ended, and there is no recipe.
+            RaylanceError: As the recipe raises.
         """
         session = ray_session()
-        if self._fetched_in not in ("", session):
-            self._value, self._fetched_in = None, ""
-        if self._value is None and self._ref is not None and self._ref_session == session:
+        held, reference = self._value, self._ref
+        if held is not None and held.session in ("", session):
+            return held.value  # type: ignore[no-any-return]
+        if reference is not None and reference.session == session:
             import ray
 
             try:
-                self._value, self._fetched_in = fetch(self._ref, session, _FETCH_S), session
+                self._value = held = _Value(fetch(reference.ref, session, _FETCH_S), session)
+                return held.value  # type: ignore[no-any-return]
             except (ray.exceptions.RayError, HelperError) as error:
                 if self._make is None:
                     raise
                 logger.warning("the shared %s is lost (%s), and is made again", self._what, type(error).__name__)
                 self._ref = None
-        if self._value is None:
-            if self._make is None:
-                raise HelperError(
-                    f"the {self._what} lay in the object store of a Ray session that this process has left. Nothing "
-                    "can be delivered without it. Open the dataset again with raylance.dataset(…), and load the state."
-                )
-            self._value = self._make()
-        return self._value
+        if self._make is None:
+            raise HelperError(
+                f"the {self._what} lay in the object store of a Ray session that this process has left. Nothing can be "
+                "delivered without it. Open the dataset again with raylance.dataset(…), and load the state."
+            )
+        self._value = held = _Value(self._make(), "")
+        return held.value  # type: ignore[no-any-return]
 
     def share(self) -> None:
-        """Puts a large value into the object store of the Ray session there is, once."""
+        """Puts a large value into the object store of the current Ray session, once."""
         session = ray_session()
-        if not session or self._ref_session == session or self._nbytes <= _SHARED_BYTES:
+        if not session or self._is_shared_in(session) or self._nbytes <= _SHARED_BYTES:
             return
         value = self.get()
-        with current_session() as current:
-            if current == session:
+        with current_session() as current:  # one thread at a time
+            if current == session and not self._is_shared_in(session):
                 import ray
 
-                self._ref, self._ref_session = ray.put(value), session
+                self._ref = _Reference(ray.put(value), session)
 
     def of_run(self) -> Self:
         """The same, for processes that this one outlives: a large value is shared, and sent as a reference alone."""
@@ -97,27 +110,31 @@ class Shared(Generic[T]):
         """The same, pickled as the value itself: for processes that have no Ray, and no time for the recipe."""
         return Shared(self._what, self.get(), 0)
 
+    def _is_shared_in(self, session: str) -> bool:
+        return self._ref is not None and self._ref.session == session
+
     def __getstate__(self) -> dict[str, Any]:
         self.share()
-        state = self.__dict__ | {"_fetched_in": ""}
-        is_here = self._ref is not None and self._ref_session == ray_session()
-        if is_here and (self._make is not None or self._is_of_run):
+        reference, session = self._ref, ray_session()
+        is_here = reference is not None and reference.session == session
+        if reference is not None and is_here and (self._make is not None or self._is_of_run):
             import ray
 
             # As bytes of their own: a reference cannot be loaded without Ray, and then the recipe must still be. Ray
             # counts it all the same where it carries this object itself.
-            return state | {"_value": None, "_ref": ray.cloudpickle.dumps(self._ref)}  # type: ignore[no-untyped-call]
-        return state | {"_value": self.get(), "_ref": None, "_ref_session": ""}
+            packed = ray.cloudpickle.dumps(reference.ref)  # type: ignore[no-untyped-call]
+            return self.__dict__ | {"_value": None, "_ref": _Reference(packed, session)}
+        return self.__dict__ | {"_value": _Value(self.get(), ""), "_ref": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self._ref is not None:
-            packed, self._ref = state["_ref"], None
+            packed, self._ref = self._ref, None
             with current_session() as session:
-                if self._ref_session == session:
+                if packed.session == session:
                     import ray
 
-                    self._ref = ray.cloudpickle.loads(packed)
+                    self._ref = _Reference(ray.cloudpickle.loads(packed.ref), session)
 
 
 class SharedTables(Mapping[str, npt.NDArray[Any]]):

@@ -1,7 +1,7 @@
-"""Owns the directories that raylance makes on this machine for a while, and their end; never what is written there.
+"""Owns the temporary directories that raylance makes on this machine, and their removal; never what is written there.
 
-The process that makes one locks it. The kernel ends the lock with the process, however that ends: so the next process
-knows which directories nobody uses. A file system without such locks (some network ones) keeps its directories.
+The process that makes a directory locks it. The kernel ends the lock with the process, however that ends: so the next
+process knows which directories are unused. On a file system without such locks (some network ones) they stay.
 """
 
 import atexit
@@ -16,31 +16,35 @@ from collections.abc import Collection
 from pathlib import Path
 
 _PREFIX = "raylance-report-"
-_locks: dict[str, int | None] = {}  # open descriptors by the directories of this process; None where nothing locks
+_locks: dict[str, int | None] = {}  # descriptors by the directories of this process; None without a lock
 
 
 def make(files: Collection[str]) -> str:
-    """Makes a directory, which is this process's until `remove`; the first call removes what dead processes left.
+    """Makes a directory, which is this process's until `remove`; the first call removes those of dead processes.
 
     Args:
-        files: The names that any such directory holds: one that holds others is not ours, and stays.
+        files: The names that such a directory may hold: one that holds others is not raylance's, and stays.
+
+    Raises:
+        OSError: If there is no place for it.
     """
     sweep(frozenset(files))
-    for directory in [path for path in _locks if not os.path.lexists(path)]:  # Ray Train has uploaded and removed it
-        remove(directory)
+    for directory in list(_locks):  # another thread may add one
+        if not os.path.lexists(directory):  # Ray Train has uploaded and removed it
+            remove(directory)
     while True:
         directory = tempfile.mkdtemp(prefix=_PREFIX)
         lock = _lock(directory, wait=True)
         if lock is not None or os.path.lexists(directory):
             _locks[directory] = lock
             return directory
-        # Another process that sweeps was faster than the lock.
+        # Another process removed the directory before it was locked.
 
 
 def remove(directory: str) -> None:
-    """Removes a directory, if this process has made it; leaves any other."""
+    """Removes a directory that this process made; leaves any other."""
     if directory in _locks:
-        lock = _locks.pop(directory)
+        lock = _locks.pop(directory, None)  # another thread may remove it, too
         shutil.rmtree(directory, ignore_errors=True)
         if lock is not None:
             os.close(lock)
@@ -48,21 +52,21 @@ def remove(directory: str) -> None:
 
 @functools.cache
 def sweep(files: frozenset[str]) -> None:
-    """Removes what processes that have died left behind, once a process; see `make`."""
-    # Python takes another place where these are full, such as of what has been left there.
+    """Removes the directories of dead processes, once a process; see `make`."""
+    # Python's default skips places that are full, and they may be full of such directories.
     places = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
     with contextlib.suppress(OSError):
         places.append(tempfile.gettempdir())
     for directory in [found for place in dict.fromkeys(places) for found in Path(place).glob(f"{_PREFIX}*")]:
         if (lock := _lock(str(directory), wait=False)) is not None:
-            with contextlib.suppress(OSError):  # whatever can't be removed stays, and is no concern of this run
+            with contextlib.suppress(OSError):  # what cannot be removed stays: this run does not need it gone
                 if {file.name for file in directory.iterdir()} <= files:
                     shutil.rmtree(directory)
             os.close(lock)
 
 
 def _lock(directory: str, *, wait: bool) -> int | None:
-    """An open descriptor that holds the lock; None where there is none, or the directory is gone or another user's."""
+    """A descriptor that holds the lock; None without one, or if the directory is gone or belongs to another user."""
     with contextlib.ExitStack() as undo:
         try:
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -2,8 +2,11 @@
 
 import copy
 import datetime
+import sys
+import threading
 from collections import namedtuple
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
+from raylance.batches import joining
 from raylance.batches.batches import to_torch
 from raylance.batches.device import Sender, move, torch_device
 from raylance.batches.joining import Joiner
@@ -376,6 +380,25 @@ def test_memory_of_a_batch_serves_again_once_nobody_has_any_of_it(keep: str) -> 
     del held
     assert make(4).ctypes.data == address
     assert [int(other.min()) for other in others] == [2, 3]
+
+
+def test_threads_that_join_at_once_get_memory_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The passes of one iterator share what joins: the next one may be prepared while this one runs."""
+    join, together = Joiner(), threading.Barrier(4)
+    interval = sys.getswitchinterval()
+
+    def run(value: int) -> bool:
+        together.wait()
+        made = (join([np.full(8, value), np.full(8, value)]) for _ in range(5_000))
+        return all((each == value).all() for each in made)
+
+    monkeypatch.setattr(joining, "_LEAST_BYTES", 1)
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(run, range(4)))
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_memory_of_batches_of_another_size_is_let_go() -> None:

@@ -109,7 +109,7 @@ def test_the_recipe_is_followed_where_the_copy_is_gone(ray_session: None) -> Non
     assert state["_value"] is None
     assert state["_ref"] is not None
     other = object.__new__(Shared)
-    other.__setstate__(state | {"_ref_session": "a session that is over"})
+    other.__setstate__(state | {"_ref": state["_ref"]._replace(session="a session that is over")})
     assert len(other.get()) == 1 << 18
     assert made == [1]
     assert len(other.get()) == 1 << 18

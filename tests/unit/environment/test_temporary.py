@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.fs
@@ -16,6 +17,7 @@ import torch
 from ray.train.torch import TorchTrainer
 
 import raylance
+from raylance.environment import temporary
 
 MEBIBYTE = 1 << 20
 
@@ -165,3 +167,23 @@ if __name__ == "__main__":
         scaling_config=ray.train.ScalingConfig(num_workers=0),
         datasets={"train": raylance.dataset(uri, columns=["id"])},
     ).fit()
+
+
+def test_threads_that_report_at_once_each_have_a_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    interval = sys.getswitchinterval()
+
+    def make(_: int) -> int:
+        made = [temporary.make({"metrics.json"}) for _ in range(20)]
+        for directory in made:
+            temporary.remove(directory)
+        return len(set(made))
+
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            assert list(threads.map(make, range(8))) == [20] * 8
+    finally:
+        sys.setswitchinterval(interval)
+    assert list(tmp_path.iterdir()) == []
