@@ -29,14 +29,14 @@ _WIDTH = 9.6  # inches, of all pictures
 _MOST_LABELS = 24  # ranks that are named
 
 
-def picture(figure: Any, told: str, *, is_cloud: bool = False) -> str:
-    """A figure as an image of a page; `told` stands for it where it is not seen. A cloud of points is PNG."""
-    matplotlib, kind = _matplotlib(), "png" if is_cloud else "svg"
+def picture(figure: Any, text: str, *, is_cloud: bool = False) -> str:
+    """A figure as an image of a page; `text` stands for it where it is not seen. A cloud of points is PNG."""
+    matplotlib, kind = of_report_extra("matplotlib"), "png" if is_cloud else "svg"
     sink = io.BytesIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "raylance"}):
         figure.savefig(sink, format=kind, dpi=100, metadata={} if is_cloud else {"Date": None})
     content = base64.b64encode(sink.getvalue()).decode()
-    return f'<img alt="{told}" src="data:image/{"png" if is_cloud else "svg+xml"};base64,{content}">'
+    return f'<img alt="{text}" src="data:image/{"png" if is_cloud else "svg+xml"};base64,{content}">'
 
 
 def draw_shares(seconds: Mapping[str, float]) -> str:
@@ -47,9 +47,9 @@ def draw_shares(seconds: Mapping[str, float]) -> str:
         share = 100 * seconds.get(part, 0.0) / total
         axes.barh([0], [share], left=left, color=color, height=0.6)
         if share >= max(6, 0.7 * len(part)):
-            told, dark = f"{part}\n{share:.0f} %", part in ("starting", "other datasets")
+            text, dark = f"{part}\n{share:.0f} %", part in ("starting", "other datasets")
             axes.text(
-                left + share / 2, 0, told, ha="center", va="center", color="black" if dark else "white", fontsize=9
+                left + share / 2, 0, text, ha="center", va="center", color="black" if dark else "white", fontsize=9
             )
         left += share
     axes.set(xlim=(0, 100), yticks=[], xlabel="% of the time of all ranks")
@@ -178,16 +178,23 @@ def draw_plan(summary: Any) -> str:
     return picture(figure, "rows that the first steps take", is_cloud=True)
 
 
-def _matplotlib() -> Any:
+def of_report_extra(module: str) -> Any:
+    """A module that `raylance[report]` brings.
+
+    Raises:
+        ConfigError: If it is not installed.
+    """
     try:
-        return importlib.import_module("matplotlib")
+        return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"a report needs matplotlib, to draw ({error}): pip install matplotlib") from error
+        raise ConfigError(
+            f"{module} cannot be imported ({error}). A report needs it. Install it: pip install raylance[report]"
+        ) from error
 
 
 def _figure(height: float, columns: int = 1) -> Any:
     """A figure of the page's width, and its axes."""
-    _matplotlib()
+    of_report_extra("matplotlib")
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(_WIDTH, height), layout="constrained")
     return figure, figure.subplots(1, columns)
 
@@ -201,7 +208,7 @@ def _legend(figure: Any) -> None:
     patch = importlib.import_module("matplotlib.patches").Patch
     line = importlib.import_module("matplotlib.lines").Line2D
     handles = [patch(color=COLORS[part], label=f"waiting: {part}" if part in WAITS else part) for part in COLORS]
-    for kind, label in (("report", "report"), ("fault", "fault survived"), ("resume", "goes on")):
+    for kind, label in (("report", "report"), ("fault", "fault survived"), ("resume", "continues")):
         marker, color = _MARKS[kind]
         handles.append(line([], [], linestyle="", marker=marker, color=color, label=label))
     figure.legend(handles=handles, loc="outside upper left", ncols=5, frameon=False, fontsize=8, handlelength=1.2)

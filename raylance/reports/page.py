@@ -9,8 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jinja2
-import markupsafe
 import PIL.Image
 import pyarrow as pa
 
@@ -23,7 +21,7 @@ from raylance.observe.stats import WAITS
 from raylance.observe.verdict import Verdict, judge
 from raylance.planning.state import identity_of
 from raylance.reports import drawing
-from raylance.reports.progress import news
+from raylance.reports.progress import events
 from raylance.reports.proving import FEW_ROWS, RunProof, of_epochs, prove_records
 from raylance.reports.reading import LoaderRecord, Run, read_look, read_run
 from raylance.reports.timeline import Timeline, timeline
@@ -43,7 +41,7 @@ def report_run(
     storage_filesystem: Any = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> str:
-    """Writes the report of a run, while it goes on or after it: what limits it and what to change, where the time of
+    """Writes the report of a run, during the run or after it: what limits it and what to change, where the time of
     each rank went, throughput, faults that were survived, rows that could not be decoded, which rows it was trained on
     (see `prove_run`), what the data looked like and how well they were shuffled.
 
@@ -58,7 +56,7 @@ def report_run(
         Where the report is.
 
     Raises:
-        ConfigError: If there is no record of the run, or no matplotlib to draw it.
+        ConfigError: If there is no record of the run, or if matplotlib or jinja2 is not installed.
     """
     run = read_run(path, storage_filesystem)
     look = next(
@@ -83,17 +81,15 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
         look: HTML of the first rows.
         storage_options: Of the dataset.
     """
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("raylance.reports", "."), autoescape=True, undefined=jinja2.StrictUndefined
-    )
+    template = _template()
     found, verdict, main = timeline(run), run.verdict(run.main), run.of(run.main)
     waited = {record.rank: 0.0 for record in main}
     for record in main:
         waited[record.rank] += float(record.at("wait_s", record.last))
     ranks = sorted(sorted(waited, key=lambda rank: -waited[rank])[:_RANKS])
-    happened = news(run)
+    happened = events(run)
     marks = [(when, record.rank, kind) for when, record, kind, _ in happened if record.facts["dataset"] == run.main]
-    told = {name: [(when, r, what) for when, r, kind, what in happened if kind == name] for name in ("fault", "error")}
+    lists = {kind: [(when, r, what) for when, r, of, what in happened if of == kind] for kind in ("fault", "error")}
     reports = [(found.place(at), what["metrics"]) for at, r, kind, what in happened if kind == "report" and not r.rank]
     options = {"storage_options": dict(storage_options)} if storage_options else {}
     names = sorted({str(record.facts["dataset"]) for record in run.records})
@@ -108,7 +104,7 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
         "metrics": drawing.draw_metrics(reports),
         "look": look,
     }
-    return environment.get_template("report.html.jinja").render(
+    page: str = template.render(
         name=run.name,
         subtitle=_subtitle(run, main, found),
         verdict=verdict,
@@ -126,24 +122,34 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
         epochs=epochs[-_LINES:],
         more_epochs=max(0, len(epochs) - _LINES),
         proof=proof,
-        faults=_told_events(told["fault"]),
-        more_faults=max(0, len(told["fault"]) - _LINES),
-        errors=_told_events(told["error"]),
-        failed=_failed(run, told["error"]),
-        masked=_told_masked(run),
+        faults=_describe_events(lists["fault"]),
+        more_faults=max(0, len(lists["fault"]) - _LINES),
+        errors=_describe_events(lists["error"]),
+        failed=_failed(run, lists["error"]),
+        masked=_describe_masked(run),
         identity=_identity(main[-1]),
         has_decoders=any(record.has_decoders for record in main),
         look_columns=", ".join([*main[-1].facts["state"]["columns"], ROW_OFFSET]),
-        **{name: markupsafe.Markup(markup) for name, markup in pictures.items()},
+        **pictures,
         **_reopened(run, storage_options),
     )
+    return page
+
+
+def _template() -> Any:
+    """The template of the page. What it gets as HTML, it marks by `safe`; all else is escaped."""
+    jinja2 = drawing.of_report_extra("jinja2")
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("raylance.reports", "."), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template("report.html.jinja")
 
 
 def _clock(when: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(when))
 
 
-def _told_events(events: Sequence[tuple[float, LoaderRecord, Any]]) -> list[tuple[str, str, Any]]:
+def _describe_events(events: Sequence[tuple[float, LoaderRecord, Any]]) -> list[tuple[str, str, Any]]:
     return [(_clock(when), f"{r.facts['dataset']}, rank {r.rank}", what) for when, r, what in events[:_LINES]]
 
 
@@ -162,7 +168,7 @@ def _spent(run: Run, verdict: Verdict) -> dict[str, float]:
     return {**verdict.seconds, "other datasets": spent}
 
 
-def _told_masked(run: Run) -> str:
+def _describe_masked(run: Run) -> str:
     """How often rows were masked, and how many different ones are known: rows are decoded ahead of training."""
     times = int(sum(record.at("masked_rows", record.last) for record in run.records))
     rows = {(record.facts["dataset"], *row[:2]) for record in run.records for row in record.bad_rows}
@@ -270,9 +276,9 @@ def _identity(record: LoaderRecord) -> list[tuple[str, Any]]:
 def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, Any]:
     """What needs the dataset: how it was shuffled, and what is left of its damaged rows."""
     record = run.of(run.main)[-1]
-    found = ((r.facts["dataset"], *row, tuple(r.facts.get("sources", ()))) for r in run.records for row in r.bad_rows)
-    bad = list(dict.fromkeys(found))[:_BAD_ROWS]
-    told: dict[str, Any] = {"quality": None, "quality_note": "", "bad_note": ""}
+    rows = ((r.facts["dataset"], *row, tuple(r.facts.get("sources", ()))) for r in run.records for row in r.bad_rows)
+    bad = list(dict.fromkeys(rows))[:_BAD_ROWS]
+    found: dict[str, Any] = {"quality": None, "quality_note": "", "bad_note": ""}
     opened, pictures = None, ["" for _ in bad]
     try:
         options: dict[str, Any] = {"storage_options": dict(storage_options)} if storage_options else {}
@@ -281,33 +287,33 @@ def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, 
             record.facts["global_batch_size"], record.facts["world_size"] if record.facts["split"] else 1
         )
         quality = summary.shuffle_quality(sample_steps=_QUALITY_STEPS)
-        told["quality"] = {
-            "told": _told_quality(quality.class_divergence),
+        found["quality"] = {
+            "summary": _describe_quality(quality.class_divergence),
             "table": repr(quality),
-            "picture": markupsafe.Markup(drawing.draw_plan(summary)),
+            "picture": drawing.draw_plan(summary),
         }
         data = {run.main: opened}
         for of in {of for of, *_ in bad} - data.keys():
             data[of] = _open_again(run.of(of)[-1].facts, options)
-        pictures = [_left_of(data[of], row, column) for of, row, column, _, _ in bad]
-    except Exception as error:  # of a storage, of a dataset that was moved: the rest is to be told
+        pictures = [_remains_of(data[of], row, column) for of, row, column, _, _ in bad]
+    except Exception as error:  # of a storage, of a dataset that was moved: the rest of the page is still written
         why = (
             f"The dataset could not be opened for it ({(str(error).splitlines() or [repr(error)])[0]}). Where only a "
             "setting is missing that no record holds (order=, pack=, storage_options=), raylance.audit.reopen(state, "
             "…) takes it, and .plan(…).shuffle_quality() of that says it."
         )
-        told |= {"quality_note": why, "bad_note": why if bad else ""}
-    told["bad_rows"] = [
+        found |= {"quality_note": why, "bad_note": why if bad else ""}
+    found["bad_rows"] = [
         {
             "offset": offset & OFFSET_MASK,
             "column": column,
             "of": sources[offset >> COMPONENT_SHIFT] if offset >> COMPONENT_SHIFT < len(sources) else of,
             "why": why,
-            "picture": markupsafe.Markup(made),
+            "picture": made,
         }
         for (of, offset, column, why, sources), made in zip(bad, pictures, strict=True)
     ]
-    return told
+    return found
 
 
 def _open_again(facts: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
@@ -318,7 +324,7 @@ def _open_again(facts: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     return opened
 
 
-def _told_quality(ratio: float) -> str:
+def _describe_quality(ratio: float) -> str:
     if ratio < 1.25:
         return "A batch is as good a mix of the rows as one of a full shuffle."
     return (
@@ -328,7 +334,7 @@ def _told_quality(ratio: float) -> str:
     )
 
 
-def _left_of(data: Any, offset: int, column: str) -> str:
+def _remains_of(data: Any, offset: int, column: str) -> str:
     """HTML of a damaged row: as much of the picture as decodes, else its first bytes."""
     source = data.opened[0].source
     if not isinstance(source, TableRows) or offset >> COMPONENT_SHIFT or column == TRANSFORM:

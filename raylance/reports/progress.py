@@ -1,4 +1,4 @@
-"""Owns how a run stands, in a line and in a table, from its records; never reads them, and never prints."""
+"""Owns the status of a run, in a line and in a table, from its records; never reads a file, never prints."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -10,8 +10,8 @@ from raylance.reports.reading import LoaderRecord, Run
 
 _RECENT_S = 15.0  # that rates and shares of a run that goes on are taken over,
 _STEPS = 3  # and steps, where they take longer
-_SAVES = 0.1  # of the time: less is not told
-_PACE_S = 600.0  # that the time left is reckoned from
+_SAVES = 0.1  # of the time: less is not shown
+_PACE_S = 600.0  # that the pace is taken over
 _NOW_S = 3.0  # in which a dataset moved that is iterated now
 _SILENT_S = 60.0  # without a sample: the process is gone
 _CAUSES = {"making batches" if cause == "finishing" else cause: field for cause, field in WAITS.items()}
@@ -25,7 +25,7 @@ class Progress:
         epoch: The epoch, from 0.
         rows: Rows of the epoch that were handed out, over all ranks.
         epoch_rows: Rows of an epoch.
-        rate: Rows a second over all ranks, lately, as `Verdict.rates` has them delivered.
+        rate: Rows a second over all ranks, lately, as "delivered" in `Verdict.rates`.
         pace: Rows a second of all the time, passes over other datasets and saving included; 0 where none is known.
         waiting: Share of the trainers' time that they waited, lately, in [0, 1].
         cause: What they waited for most.
@@ -45,11 +45,11 @@ class Progress:
 
     def left_s(self, epochs: int | None = None) -> float | None:
         """Seconds to the end of the epoch, or of so many epochs, at this pace; None where there is none."""
-        behind = self.epoch_rows * ((self.epoch + 1 if epochs is None else epochs) - self.epoch) - self.rows
-        return max(0, behind) / self.pace if self.pace else None
+        left = self.epoch_rows * ((self.epoch + 1 if epochs is None else epochs) - self.epoch) - self.rows
+        return max(0, left) / self.pace if self.pace else None
 
     def describe(self) -> str:
-        """Rate, waiting, and what else goes on, in words."""
+        """Rate, waiting, saving, and what is iterated besides, in words."""
         of = f" (for {self.cause})" if self.waiting >= 0.01 else ""
         saving = f", saving {self.saving:.0%} of the time" if self.saving >= _SAVES else ""
         rate = f"{self.rate:,.0f} rows/s, " if self.rate else ""  # of the first batch alone there is none
@@ -111,10 +111,10 @@ def _beside(run: Run) -> str:
     return ""
 
 
-def news(run: Run) -> list[tuple[float, LoaderRecord, str, Any]]:
+def events(run: Run) -> list[tuple[float, LoaderRecord, str, Any]]:
     """What happened, oldest first: when, whose record, kind, what."""
     found = {}
-    for record in run.records:  # two of them may tell of the same, where a loader was closed and went on
+    for record in run.records:  # two may hold the same event, where a loader was closed and continued
         for when, kind, what in record.events:
             found[when, record.facts["dataset"], record.rank, kind] = (when, record, kind, what)
     return sorted(found.values(), key=lambda event: event[0])
@@ -169,7 +169,7 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
         _share(recent["window_bytes"], limits["window_limit_bytes"]),
         f"{record.at('helpers_replaced', last):.0f}",
         f"{record.at('masked_rows', last):.0f}",
-        "ended" if has_ended(record, now) else "goes on" if silent_s < _SILENT_S else f"gone for {silent_s:,.0f} s",
+        "ended" if has_ended(record, now) else "running" if silent_s < _SILENT_S else f"gone for {silent_s:,.0f} s",
     )
 
 
@@ -181,8 +181,8 @@ def _decoders(record: LoaderRecord, now: Mapping[str, float]) -> tuple[str, str]
 
 
 def has_ended(record: LoaderRecord, now: float) -> bool:
-    """Whether a loader was closed, or its process is gone since it was through with an epoch: a training function that
-    returns need not close what it iterates. One that is gone in mid-epoch was killed.
+    """Whether a loader was closed, or its process ended after an epoch: a training function that returns need not close
+    what it iterates. A process that ended in mid-epoch was killed.
 
     Args:
         record: What is known of it.
@@ -201,7 +201,7 @@ def _share(used: float, limit: float) -> str:
 
 
 def describe_report(what: dict[str, Any], names: Sequence[str] = ("epoch", "step")) -> str:
-    """A report to Ray Train in a line: what says where it is, and the other numbers."""
+    """A report to Ray Train in a line: epoch and step first, then the other numbers."""
     metrics = what["metrics"]
     where = ", ".join(f"{name} {metrics[name]:g}" for name in names if name in metrics)
     rest = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in names)

@@ -79,8 +79,8 @@ class LoaderRecord:
 
     @property
     def begun_s(self) -> float:
-        """When its file was written first, by the clock of the storage: which of two starts came later is told by this
-        one clock, since those of machines differ; and kept in the file, since a copy is written at another time.
+        """When its file was first written, by the clock of the storage, which orders starts: the clocks of machines
+        differ. The file itself holds it, since a copy of the file is written at another time.
         """
         return float(self.facts.get("begun_s") or self.written_s)
 
@@ -323,16 +323,16 @@ def _read(filesystem: Any, path: str) -> LoaderRecord | None:
     facts = json.loads((table.schema.metadata or {}).get(b"raylance", b"{}"))
     if facts.get("format") != FORMAT:
         return None
-    told = {name: facts.pop(name, None) for name in ("events", "bad_rows", "ended", "digest", "shared_s")}
+    latest = {name: facts.pop(name, None) for name in ("events", "bad_rows", "ended", "digest", "shared_s")}
     columns = {name: table[name].to_numpy() for name in COLUMNS if name in table.column_names}
     return LoaderRecord(
         name=os.path.basename(path).removesuffix(".arrow"),
         facts=facts,
-        events=[tuple(event) for event in told["events"] or ()],
-        bad_rows=[tuple(row) for row in told["bad_rows"] or ()],
-        ended=told["ended"],
-        digest=told["digest"],
-        shared_s=told["shared_s"] or {},
+        events=[tuple(event) for event in latest["events"] or ()],
+        bad_rows=[tuple(row) for row in latest["bad_rows"] or ()],
+        ended=latest["ended"],
+        digest=latest["digest"],
+        shared_s=latest["shared_s"] or {},
         series={name: columns.get(name, np.zeros(table.num_rows)) for name in COLUMNS},
     )
 

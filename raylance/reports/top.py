@@ -32,9 +32,9 @@ def show(run: Run, now: float) -> str:
     if found is not None:
         lines[0] += f": epoch {found.epoch}, {found.rows:,}/{found.epoch_rows:,} rows, {found.describe()}"
     last_s = 4 * max(recent_s(record) for record in run.newest(run.main))
-    told = run.verdict(run.main) if is_over else run.verdict(run.main, last_s)
+    verdict = run.verdict(run.main) if is_over else run.verdict(run.main, last_s)
     when = "all starts" if is_over else f"the last {last_s:,.0f} s of this start"
-    return "\n".join([*lines, "", table(run, now), "", f"{when}: {told}"])
+    return "\n".join([*lines, "", table(run, now), "", f"{when}: {verdict}"])
 
 
 def main(argv: list[str] | None = None) -> int:

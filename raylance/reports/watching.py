@@ -14,7 +14,7 @@ import numpy as np
 from tqdm.std import tqdm as text_bar
 
 from raylance.columns import describe_rows
-from raylance.reports.progress import Progress, describe_report, news, progress
+from raylance.reports.progress import Progress, describe_report, events, progress
 from raylance.reports.reading import LoaderRecord, Run, RunFolder, Version
 
 _LOCAL_S, _REMOTE_S = 1.0, 10.0  # between two looks
@@ -40,16 +40,16 @@ def watch(
     tell: Tell | None = None,
     file: TextIO | None = None,
 ) -> Iterator[None]:
-    """Shows one progress line of a run as long as the body goes on: `with raylance.watch(path): trainer.fit()`.
+    """Shows one progress line of a run while the body runs: `with raylance.watch(path): trainer.fit()`.
 
-    The line tells rows, rate, the share of its time that the trainer waits and for what, and how long it will take; in
-    a terminal and a notebook it moves, in a log it is written twice a minute. What is reported to Ray Train, faults
-    that were survived and rows that could not be decoded are lines above it. All of it comes from the records that the
-    loaders leave beside the checkpoints, some seconds late: no process of the run is asked.
+    The line shows rows, rate, the share of its time that the trainer waits and for what, and how long the run will
+    take. It moves in a terminal and a notebook; a log gets a line twice a minute. Reports to Ray Train, survived faults
+    and rows that could not be decoded are lines above it. All of it comes from the records that loaders write beside
+    the checkpoints, some seconds late: no process of the run is asked.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI; it need not exist yet.
-        epochs: Epochs of the run, which are numbered from 0, for the time left; None tells it for the epoch.
+        epochs: Epochs of the run, which are numbered from 0, for the time left; None shows it for the epoch.
         storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
         tell: Makes a line of the metrics of a report, "" for none; None lists the numbers.
         file: Where to; None for stderr.
@@ -84,7 +84,7 @@ def watch(
 
 
 class _Watcher:
-    """Looks at a run again and again, and says what is new."""
+    """Reads the records of a run again and again, and shows what is new."""
 
     def __init__(self, folder: RunFolder, epochs: int | None, tell: Tell | None, file: TextIO) -> None:
         self._folder, self._epochs, self._tell, self._file = folder, epochs, tell, file
@@ -92,41 +92,43 @@ class _Watcher:
         self._logged = -_LOG_S
         self._bad_rows: set[tuple[str, int, str]] = set()
         self._happened: set[tuple[Any, ...]] = set()
-        self._errors: set[str] = set()  # a start that goes on where another one failed may fail by the same
-        self._reports: dict[str, tuple[float, str]] = {}  # when a line was told last, and of which dataset
+        self._errors: set[str] = set()  # a later start may fail by the same error
+        self._reports: dict[str, tuple[float, str]] = {}  # when a line was last shown, and of which dataset
         self._has_failed = self._has_seen = False
         self._bar: Any = None
 
     def begin_safely(self) -> None:
-        """Looks at what is there already: what is of earlier starts is not to be told."""
+        """Reads what is there already, so that what earlier starts recorded is not shown."""
         for is_last in (False, False, True):
             try:
                 self._before = self._folder.list()
                 run = self._folder.load(_newest(self._before))
             except Exception as error:  # of a storage, which the run may do without
                 if is_last:
-                    logger.warning("what earlier starts have left cannot be read (%s), and may be told anew", error)
+                    logger.warning(
+                        "the records of earlier starts cannot be read (%s). Their events may be shown again.", error
+                    )
                 time.sleep(_RETRY_S)
                 continue
-            self._happened = {_key(*event) for event in news(run)}
+            self._happened = {_key(*event) for event in events(run)}
             self._bad_rows = {(r.facts["dataset"], *row[:2]) for r in run.records for row in r.bad_rows}
             return
 
     def look_safely(self) -> None:
-        """Looks; whatever fails at that, a `tell` of the user's or a terminal that is gone, ends no run."""
+        """Looks once; no failure ends the run, be it of the user's `tell` or of a terminal that is gone."""
         try:
             self.look()
         except Exception:
             if not self._has_failed:
-                logger.warning("the run cannot be shown as it goes on; it does go on", exc_info=True)
+                logger.warning("the progress line has failed; the run continues without it", exc_info=True)
             self._has_failed = True
 
     def look(self) -> None:
-        """Reads the records that have changed, and says what is new."""
+        """Reads the records that have changed, and shows what is new."""
         try:
             listed = self._folder.list()
             changed = {path: version for path, version in listed.items() if self._before.get(path) != version}
-            if self._before.keys() & changed.keys():  # a run that goes on: all its ranks count, and not the first alone
+            if self._before.keys() & changed.keys():  # a run that continues: all its ranks count, not only the first
                 changed |= _newest({path: version for path, version in listed.items() if path in self._before})
             run = self._folder.load(changed)
         except OSError:  # a storage that fails now may not the next time
@@ -134,16 +136,16 @@ class _Watcher:
         if not run.records:
             return
         self._has_seen = True
-        for when, record, kind, what in news(run):
+        for when, record, kind, what in events(run):
             # Known by themselves, not by their time: records come at times of their own, and clocks differ.
             event = _key(when, record, kind, what)
             if event in self._happened:
                 continue
             self._happened.add(event)
             line = self._line(run, record, kind, what)
-            if line and not (kind == "report" and self._is_told(line, when, str(record.facts["dataset"]))):
+            if line and not (kind == "report" and self._is_repeated(line, when, str(record.facts["dataset"]))):
                 self._write(line)
-        self._tell_bad_rows(run)
+        self._show_bad_rows(run)
         if (found := progress(run)) is not None:
             self._show(found)
 
@@ -165,12 +167,12 @@ class _Watcher:
             self._errors.add(what)
         if kind in ("fault", "error"):
             return f"{record.facts['dataset']}, rank {record.rank}: {what}"
-        # Where a run begins, its user knows; where it goes on behind a fault, not.
+        # Users know where a run begins, but not where it continues after a fault.
         if kind == "resume" and any(each.rank == record.rank == 0 for each in run.before(record)):
             return f"{record.facts['dataset']} continues in epoch {what['epoch']} after {what['position']:,} rows"
         return ""
 
-    def _tell_bad_rows(self, run: Run) -> None:
+    def _show_bad_rows(self, run: Run) -> None:
         """Names rows that were masked, each once: they come again each epoch."""
         new: dict[tuple[str, int, str], str] = {}
         for record in run.records:
@@ -185,8 +187,8 @@ class _Watcher:
         if len(new) > _BAD_ROWS:
             self._write(f"and {len(new) - _BAD_ROWS:,} more rows that cannot be decoded are masked: see the report")
 
-    def _is_told(self, line: str, when: float, dataset: str) -> bool:
-        """Whether this is a report that another dataset noted, too: one of several is noted by each."""
+    def _is_repeated(self, line: str, when: float, dataset: str) -> bool:
+        """Whether another dataset has recorded the same report: each dataset of a run records it."""
         last, of = self._reports.get(line, (-np.inf, dataset))
         self._reports[line] = when, dataset
         return of != dataset and abs(when - last) < _SAME_S
@@ -204,18 +206,18 @@ class _Watcher:
         is_done = rows == found.epoch_rows and epoch + 1 == (self._epochs or epoch + 1)
         left = "" if left_s is None or is_done else f"{text_bar.format_interval(left_s)} left, "
         # A narrow terminal cuts the end off.
-        told = f"epoch {epoch}{of}: {rows:,}/{found.epoch_rows:,} rows, {left}{found.describe()}"
+        text = f"epoch {epoch}{of}: {rows:,}/{found.epoch_rows:,} rows, {left}{found.describe()}"
         if not (self._file.isatty() or _in_notebook()):
             if (found.rows or found.epoch) and time.monotonic() - self._logged >= _LOG_S:
                 self._logged = time.monotonic()
-                print(told, file=self._file, flush=True)
+                print(text, file=self._file, flush=True)
             return
         if self._bar is None:
             self._bar = _make_bar(self._file)
         whole = self._epochs or 1  # else the bar is that of the epoch
         before = epoch if self._epochs else 0
         self._bar.n = min(100, 100 * (before + rows / found.epoch_rows) / whole)
-        self._bar.unit = told
+        self._bar.unit = text
         self._bar.refresh()
 
 

@@ -17,7 +17,7 @@ from ray.train.torch import TorchTrainer
 
 import raylance
 from raylance.integrations.checkpoints import _save
-from raylance.reports.progress import news
+from raylance.reports.progress import events
 from raylance.reports.reading import read_run
 from tests.helpers.cluster import CPUS, actors_of, wait_for_free_cpus
 from tests.helpers.reporting import report_slowly
@@ -164,7 +164,7 @@ def check_records(folder: Path) -> None:
     run = read_run(str(folder))
     starts = sorted((record.started, record.rank) for record in run.of("train"))
     assert (run.name, run.main, sorted(rank for _, rank in starts[:2]), len(starts)) == ("killed", "train", [0, 1], 4)
-    happened = news(run)
+    happened = events(run)
     told = [(record.rank, kind, what) for _, record, kind, what in happened]
     resumed = [what["position"] for _, kind, what in told if kind == "resume"]
     at = resumed[0]  # Ray Train may not have heard of the last checkpoint
@@ -233,7 +233,7 @@ def test_loaders_made_by_hand_in_a_worker_are_recorded_and_proven(images_uri: st
     assert len(starts) == len(run.of("images")) == 4
     assert {part.facts["rank"] for part in run.ranks("images-2")} == {0, 1}
     assert [part.starts for part in run.ranks("images")] == [2, 2]
-    reports = [what["metrics"]["step"] for _, record, kind, what in news(run) if kind == "report" and not record.rank]
+    reports = [what["metrics"]["step"] for _, record, kind, what in events(run) if kind == "report" and not record.rank]
     assert reports[-1] == -1, "one without a loader, too"
     for rank in range(2):
         handed = sum(int(record.at("rows", record.last)) for record in run.of("images-2") if record.rank == rank)

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,7 @@ from raylance.observe.record import Record, RecordFolder
 from raylance.observe.stats import NUMBERS
 from raylance.reports import drawing, reading, watching
 from raylance.reports.page import _spent, render
-from raylance.reports.progress import describe_report, news, progress, table
+from raylance.reports.progress import describe_report, events, progress, table
 from raylance.reports.reading import Run, RunFolder, read_look, read_run
 from raylance.reports.timeline import PARTS, timeline
 from raylance.reports.watching import _Watcher
@@ -141,7 +142,7 @@ def test_a_loader_that_was_closed_and_goes_on_counts_once(images_uri: str, tmp_p
     run = read_run(str(tmp_path))
     assert len(run.records) == 2
     assert sum(record.at("rows", record.last) for record in run.records) == loader.stats()["rows"] == 2 * 953
-    assert [what["epoch"] for _, _, kind, what in news(run) if kind == "epoch"] == [0, 1]
+    assert [what["epoch"] for _, _, kind, what in events(run) if kind == "epoch"] == [0, 1]
     assert run.main == "images", "what the dataset is called"
     assert run.verdict("images").seconds["training"] == pytest.approx(loader.stats()["user_s"])
 
@@ -218,6 +219,36 @@ def test_a_damaged_record_is_left_out(make_run: Make, tmp_path: Path) -> None:
 def test_a_record_of_a_newer_raylance_is_left_out(make_run: Make, tmp_path: Path) -> None:
     run = make_run({"grows": TRAINS}, {"facts": {"format": 99, "started": T0 + 1}})
     assert len(run.records) == 1
+
+
+# ---- what is loaded
+
+
+def test_a_loader_loads_nothing_that_draws(images_uri: str, tmp_path: Path) -> None:
+    """An epoch with a record, in a process of its own: neither the pages nor what they need."""
+    script = (
+        "import sys, raylance\n"
+        f"data = raylance.dataset({images_uri!r}, decode=raylance.Image('image', size=(8, 8)))\n"
+        f"with data.loader(runtime='threads', record={str(tmp_path / 'run')!r}) as loader:\n"
+        "    assert list(loader.iter_torch_batches(global_batch_size=25))\n"
+        "    loader.explain(), loader.stats()\n"
+        "unwanted = ('raylance.reports', 'matplotlib', 'jinja2')\n"
+        "loaded = [name for name in sys.modules if name.startswith(unwanted)]\n"
+        "assert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert read_run(tmp_path / "run").records
+
+
+@pytest.mark.parametrize("module", ["jinja2", "matplotlib"])
+def test_a_report_names_the_extra_that_it_needs(
+    make_run: Make, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_run({"grows": TRAINS})
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(raylance.ConfigError, match=rf"{module} .*pip install raylance\[report\]"):
+        raylance.report_run(tmp_path / "r")
 
 
 # ---- lines and tables
@@ -347,13 +378,13 @@ def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make)
     run = make_run(*ranks, {"facts": {"dataset": "val"}, "ended": T0 + 9, "grows": {"rows": 5}})
     whole = table(run, time.time())
     assert len(whole.splitlines()) == 7
-    assert re.search(r"train +4 +h +0 +800/1,000 .* 44% +decoding +1/0 .* goes on", whole)
+    assert re.search(r"train +4 +h +0 +800/1,000 .* 44% +decoding +1/0 .* running", whole)
     assert re.search(r"val +0 +h +0 +0/1,000 +0 .* ended", whole), "no time, no rate"
     assert re.search(r"gone for (999|1,000) s", table(run, run.records[-1].written_s + 1000))
     through = make_run({"grows": TRAINS | {"rows": 200, "position": 100}})
     later = through.records[-1].written_s + 100
     assert re.search(r"1,000/1,000 .* ended", table(through, later)), "it was through with its epoch: nobody killed it"
-    assert re.search(r"1,000/1,000 .* goes on", table(through, later - 50))
+    assert re.search(r"1,000/1,000 .* running", table(through, later - 50))
     short = table(run, time.time(), most=2).splitlines()
     assert [line.split()[1] for line in short[1:3]] == ["4", "3"]
     assert short[-1] == "… and 4 more, which wait less"
