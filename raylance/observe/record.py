@@ -20,7 +20,8 @@ import pyarrow.feather
 import pyarrow.fs
 
 from raylance.errors import ConfigError
-from raylance.observe.stats import GAUGES, NUMBERS, now_s
+from raylance.observe.events import now_s
+from raylance.observe.stats import GAUGES, NUMBERS
 
 FOLDER = "raylance"
 FORMAT = 1

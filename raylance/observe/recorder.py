@@ -12,9 +12,10 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from raylance.observe.events import now_s
 from raylance.observe.metrics import Publisher
 from raylance.observe.record import Record, RecordFolder
-from raylance.observe.stats import Stats, now_s
+from raylance.observe.stats import Stats
 
 logger = logging.getLogger(__name__)
 

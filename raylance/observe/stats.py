@@ -1,20 +1,31 @@
-"""Owns the timings, counters and events of one loader, in memory; never says what they mean, or sends them anywhere."""
+"""Owns the timings, counters and events of one loader, in memory; never interprets them, and never sends them."""
 
 import dataclasses
 import itertools
 import math
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
 
 from raylance.observe import clock
-
-Cause = Literal["start", "read", "decode", "finish", "there"]
-"""What the awaited rows are doing: their helpers start; they are read; decoded, or wait for a decoder; are brought here
-and made a batch; "there": read and decoded in one place, which only its receipt tells apart.
-"""
+from raylance.observe.events import Event, EventLog
+from raylance.observe.events import now_s as now_s
+from raylance.observe.observations import (
+    BatchesReady,
+    BatchGathered,
+    BatchHandedOut,
+    FaultSeen,
+    Observation,
+    Receipt,
+    Status,
+    WaitsFor,
+    WorkDone,
+)
+from raylance.observe.observations import Cause as Cause
 
 WAITS = {
     "starting": "wait_start_s",
@@ -22,67 +33,30 @@ WAITS = {
     "decoding": "wait_decode_s",
     "finishing": "wait_finish_s",
 }
-"""Causes of waiting as they are told, and the fields of `Stats` that count them."""
+"""Causes of waiting as verdicts and metrics name them, and the fields of `Stats` that count them."""
 
-_EVENTS = 500  # of a kind that are kept
-_OLD_REPORTS = 250  # besides, spread over all of the run: what is reported makes a curve
-_BEGUN = time.time() - time.monotonic()
 _BAD_ROWS = 100  # that are named
+_FIRST_ROWS = 16  # of the first batch that are kept for display,
+_FIRST_BYTES = 16 << 20  # as far as they have no more bytes together
 _IT = "it"
 _numbers = itertools.count(1)
 
 
-def now_s() -> float:
-    """Seconds since 1970, by a clock that does not jump while the process lives."""
-    return _BEGUN + clock.now()
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Receipt:
-    """What a helper actor says of one piece of work; small, so that it travels inline.
-
-    Attributes:
-        nbytes: Bytes of the table that it made.
-        read_bytes: Bytes read from storage since the last receipt, reading ahead included.
-        storage_s: Seconds in which storage was being read since the last receipt, reading ahead included.
-        read_s: Seconds that the call waited for data from storage.
-        decode_s: Seconds of decoding, of all threads together as the wall clock of the call.
-        raw_bytes: Bytes of the raw rows.
-        held_bytes: Most bytes of raw rows that the shard actor has held.
-        window_bytes: Bytes of raw rows that it holds now.
-        fallback_rows: Rows that the fast codec left to the slow one.
-        bad_rows: Some of the rows that were masked: row offset, with a mixture's component, column and why.
-        too_large_bytes: Bytes, about, of rows that were not sent because they have more than allowed; else 0.
-    """
-
-    nbytes: int = 0
-    read_bytes: int = 0
-    storage_s: float = 0.0
-    read_s: float = 0.0
-    decode_s: float = 0.0
-    raw_bytes: int = 0
-    held_bytes: int = 0
-    window_bytes: int = 0
-    fallback_rows: int = 0
-    bad_rows: tuple[tuple[int, str, str], ...] = ()
-    too_large_bytes: int = 0
-
-
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Stats:
-    """Counters of one loader since it was made.
+    """Counters of one loader since it was made; an `Observer`.
 
     What is still being timed counts up to now. How to read them: `wait_s` near 0 means that the trainer is the
-    bottleneck; a large one means that the loader is, and then the largest of `wait_start_s`, `wait_read_s`,
-    `wait_decode_s` and `wait_finish_s`, its parts, tells why. `RankLoader.explain` says it in words.
+    bottleneck. A large `wait_s` means that the loader is, and the largest of its parts shows why: `wait_start_s`,
+    `wait_read_s`, `wait_decode_s`, `wait_finish_s`. `RankLoader.explain` puts that into words.
 
     Attributes:
         batches: Batches handed out on this rank.
         rows: Rows handed out on this rank, padding included.
         masked_rows: Rows handed out as zeros with `_valid` False because they could not be decoded.
         nbytes: Bytes handed out, decoded.
-        fallback_rows: JPEGs that the fast codec left to Pillow, because they are CMYK or damaged, say. Other formats,
-            all of which are Pillow's, do not count.
+        fallback_rows: JPEGs that the fast codec left to Pillow, such as CMYK or damaged ones. Other formats, all of
+            which are Pillow's, do not count.
         read_bytes: Bytes of rows read from storage, what was read ahead included.
         decoded_rows: Rows that were decoded, what was decoded ahead included.
         wait_s: Seconds that the trainer waited for the next batch, or for the end of a pass.
@@ -101,7 +75,7 @@ class Stats:
             after the last one of a pass.
         save_s: Of these, seconds in `raylance.report`: all of it, collecting the state, writing it, and waiting for the
             other ranks.
-        other_s: Of these, seconds in which another loader was iterated: a validation pass between two batches, say.
+        other_s: Of these, seconds in which another loader was iterated, as by a validation pass between two batches.
         helpers_replaced: Helper actors that died and were replaced.
         readers: Shard actors that run now, or threads that read.
         readers_wanted: Shard actors that there should be.
@@ -114,8 +88,8 @@ class Stats:
         window_bytes: Bytes of raw rows that the shard actor that answered last holds.
         held_bytes: Most bytes of raw rows that one shard actor held at one time, the block being read included.
         epoch_certificate: Of the last pass that reached the end of an epoch: count and hash of the rows that this
-            rank was handed, all of which its own plan has; or None. Whether the ranks together delivered every selected
-            row once, `raylance.prove_run` says.
+            rank was handed, all of which its own plan has; or None. `raylance.prove_run` proves whether the ranks
+            together delivered every selected row once.
     """
 
     batches: int = 0
@@ -160,11 +134,45 @@ class Stats:
     _here: str = dataclasses.field(default="wait_start_s", repr=False)  # what a wait is for by itself, in this process
     _saved_s: float = dataclasses.field(default=0.0, repr=False)  # save_s when the step began
     _there_s: float = dataclasses.field(default=0.0, repr=False)  # waited for what is read and decoded in one place
-    _events: dict[str, list[tuple[float, str, Any]]] = dataclasses.field(default_factory=dict, repr=False)  # by kind
-    _skipped: int = dataclasses.field(default=0, repr=False)  # old reports since one was kept
-    _every: int = dataclasses.field(default=1, repr=False)  # so many is
+    _events: EventLog = dataclasses.field(default_factory=EventLog, repr=False)
     _bad_rows: dict[tuple[int, str], str] = dataclasses.field(default_factory=dict, repr=False)
-    first_rows: Any = dataclasses.field(default=None, repr=False)  # a table of rows of the first batch, to be looked at
+    first_rows: pa.Table | None = dataclasses.field(default=None, repr=False)  # of the first batch, for display
+
+    def observe(self, observation: Observation, now: float) -> None:
+        """See `Observer.observe`."""
+        match observation:
+            case Status(cause=cause):
+                for name in _STATUS:
+                    setattr(self, name, getattr(observation, name))
+                self._waits_for(cause, now)
+            case WorkDone(receipt, decoded_rows):
+                self.lap(now)
+                self.add(receipt)
+                self.decoded_rows += decoded_rows
+            case FaultSeen(line, replaces_helper):
+                self.helpers_replaced += replaces_helper
+                self.record_event("fault", line)
+            case WaitsFor(cause):
+                self._waits_for(cause, now)
+            case BatchGathered(rows):
+                self._keep_first(rows)
+            case BatchesReady(batches):
+                self.ready_batches = batches
+            case BatchHandedOut(rows, nbytes, masked_rows):
+                self.batches += 1
+                self.rows += rows
+                self.nbytes += nbytes
+                self.masked_rows += masked_rows
+
+    def _waits_for(self, cause: Cause | None, now: float) -> None:
+        is_first = cause is not None and not self.batches  # all that comes before the first batch is its start
+        self.awaits("start" if is_first else cause, now)
+
+    def _keep_first(self, rows: pa.Table) -> None:
+        """Keeps a copy of the first rows of the first batch."""
+        if self.first_rows is None:
+            row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
+            self.first_rows = rows.take(np.arange(min(_FIRST_ROWS, rows.num_rows, _FIRST_BYTES // row_bytes)))
 
     def begin(self, field: str) -> float:
         """Begins to time a field; returns what `end` knows it by."""
@@ -185,7 +193,8 @@ class Stats:
 
         Args:
             field: Its name.
-            begun: What `begin` returned: where the field was begun again since, that one goes on. None for the last.
+            begun: What `begin` returned: where the field was begun again since, that timing continues. None for the
+                last one.
         """
         if begun is not None and self._going.get(field) != begun:
             return 0.0
@@ -206,7 +215,7 @@ class Stats:
         return seconds
 
     def _explain_wait(self, now: float) -> None:
-        """Gives what no cause was named for, in this process, to the one that there is here: each second has one."""
+        """Adds the seconds without a cause to the cause that this process has, so that each second has one."""
         self.awaits(None, now)
         rest = self.wait_s - self._there_s - sum(getattr(self, name) for name in WAITS.values())
         if rest > 0:
@@ -218,7 +227,7 @@ class Stats:
         return self._going.get("user_s", math.inf)
 
     def interrupt(self, now: float) -> None:
-        """Says that the consumer waits for a batch of another loader, in the midst of a step."""
+        """Begins to count another loader's time: the consumer waits for its batch, during a step of this one."""
         self._going["other_s"] = now
 
     def resume(self, seconds: float) -> None:
@@ -227,18 +236,21 @@ class Stats:
         self.other_s += seconds
 
     def _around(self) -> "list[Stats]":
-        """Of the loader during whose step this one is asked for a batch, or has one in hand; and of those that are
-        iterated side by side with it.
+        """The statistics of the loader during whose step this one is asked for a batch, or has one in hand; and of the
+        loaders that are iterated side by side with that one.
 
-        A step that began later is none: batches of both are in hand then, as where two are iterated side by side.
+        A step that began later does not count: then batches of both are in hand, as of two that are iterated side by
+        side.
         """
         earlier = itertools.takewhile(lambda stats: stats is not self, _in_step())
         found = [stats for stats in earlier if stats.is_timed("user_s")]
         return [stats for stats in found if stats is found[-1] or stats.called in found[-1].shared_s]
 
     def _count_shared(self, begun: float, now: float) -> None:
-        """Counts the seconds in which batches of two loaders were in hand, of both, as the step of one ends: where the
-        other's began later and has not ended, neither step is within the other's, and they are iterated side by side.
+        """As the step of one loader ends, counts for both the seconds in which batches of two loaders were in hand.
+
+        Where the other's step began later and has not ended, neither step is within the other's: the two are iterated
+        side by side.
         """
         later = list(itertools.dropwhile(lambda stats: stats is not self, _in_step()))[1:]
         for other in later:
@@ -248,7 +260,7 @@ class Stats:
                     one.shared_s[name] = one.shared_s.get(name, 0.0) + seconds
 
     def lap(self, now: float) -> None:
-        """Counts the wait that goes on up to now, in seconds of the runtime's clock."""
+        """Counts the current wait up to now, in seconds of the runtime's clock."""
         awaited = self._awaited.get(_IT)
         if awaited is not None:
             self.awaits(awaited[1], now)
@@ -267,19 +279,15 @@ class Stats:
             self.end(field, begun)
 
     def awaits(self, cause: Cause | None, now: float) -> None:
-        """Says what the rows that the trainer waits for are doing from now on; None where it does not wait, and of no
-        effect where it has its batch already.
-
-        Args:
-            cause: What they are doing.
-            now: Seconds of the runtime's clock.
+        """Sets what the rows that the trainer waits for do from now on; None where it does not wait. Has no effect
+        where the trainer has its batch already.
         """
-        awaited = self._awaited.pop(_IT, None)  # in one go, which no other thread comes between
+        awaited = self._awaited.pop(_IT, None)  # one operation, which no other thread interrupts
         if cause is not None and self.is_timed("wait_s"):
             self._awaited[_IT] = now, cause
-            if not self.is_timed("wait_s"):  # its thread has ended the wait meanwhile
+            if not self.is_timed("wait_s"):  # the training thread has ended the wait meanwhile
                 self._awaited.pop(_IT, None)
-        if awaited is not None:  # consumer and feeder may both end a wait: who comes first counts it
+        if awaited is not None:  # consumer and feeder may both end a wait: the first counts it
             since, before = awaited
             if before == "there":
                 self._there_s += now - since
@@ -288,7 +296,7 @@ class Stats:
                 setattr(self, name, getattr(self, name) + now - since)
 
     def add(self, receipt: Receipt) -> None:
-        """Adds what a helper said."""
+        """Adds what a helper measured."""
         self.read_bytes += receipt.read_bytes
         self.storage_s += receipt.storage_s
         self.read_s += receipt.read_s
@@ -305,28 +313,16 @@ class Stats:
             if len(self._bad_rows) < _BAD_ROWS:
                 self._bad_rows.setdefault((offset, column), why)
 
-    def tell(self, kind: str, what: Any) -> None:
-        """Keeps an event: when, of which kind, and what it was, JSON-able."""
-        # Each kind has a room of its own: reports of a long run must not push out the faults that it survived.
-        kept = self._events.setdefault(kind, [])
-        kept.append((now_s(), kind, what))
-        if len(kept) <= _EVENTS:
-            return
-        oldest = kept.pop(0)
-        if kind == "report":
-            old, self._skipped = self._events.setdefault("", []), self._skipped + 1
-            if self._skipped == self._every:
-                old.append(oldest)
-                self._skipped = 0
-            if len(old) > _OLD_REPORTS:
-                self._events[""], self._every = old[::2], 2 * self._every
+    def record_event(self, kind: str, what: Any) -> None:
+        """Keeps an event: now, of which kind, and what it was, JSON-able."""
+        self._events.add(kind, what)
+
+    tell = record_event
 
     @property
-    def events(self) -> list[tuple[float, str, Any]]:
-        """The last events of each kind, and some of all reports, oldest first: seconds since 1970, kind, what."""
-        return sorted(
-            (event for kept in list(self._events.values()) for event in list(kept)), key=lambda event: event[0]
-        )
+    def events(self) -> list[Event]:
+        """The last events of each kind, and some of all reports, oldest first."""
+        return self._events.all()
 
     @property
     def bad_rows(self) -> list[tuple[int, str, str]]:
@@ -364,11 +360,11 @@ class Stats:
 
 @contextmanager
 def saving(reported: Iterable[Stats]) -> Iterator[None]:
-    """Counts the seconds of the body as saving: of the loaders that are reported, and of all of which this thread has
-    a batch in hand. After the last batch of a pass they are of no step, and added to the steps.
+    """Counts the seconds of the body as saving, for the loaders that are reported and for all of which this thread has
+    a batch in hand. After the last batch of a pass, no step is under way: the seconds are added to the steps.
 
     Args:
-        reported: Of the loaders; one that has handed nothing out yet saves nothing.
+        reported: Of the reported loaders; one that has handed nothing out yet saves nothing.
     """
     found = {id(stats): stats for stats in (*reported, *_in_step()) if stats.batches and not stats.is_timed("save_s")}
     with ExitStack() as stack:
@@ -383,7 +379,7 @@ _threads = threading.local()
 
 
 def _in_step() -> list[Stats]:
-    """Of the loaders whose batches this thread has in hand, the first one's first."""
+    """The statistics of the loaders whose batches this thread has in hand, in the order of their steps."""
     if not hasattr(_threads, "in_step"):
         _threads.in_step = []
     found: list[Stats] = _threads.in_step
@@ -400,4 +396,6 @@ GAUGES = frozenset(
         "inflight_bytes", "ready_batches", "window_bytes", "held_bytes",
     ]
 )  # fmt: skip
-"""Those of them that say how things stand; the others only grow."""
+"""Numbers that show how things stand; the others only grow."""
+
+_STATUS = tuple(field.name for field in dataclasses.fields(Status) if field.name != "cause")

@@ -18,8 +18,19 @@ from hypothesis import strategies as st
 
 from raylance.observe import metrics, record, recorder
 from raylance.observe.figures import RankFigures
+from raylance.observe.observations import (
+    BatchesReady,
+    BatchGathered,
+    BatchHandedOut,
+    FaultSeen,
+    Observer,
+    Receipt,
+    Status,
+    WaitsFor,
+    WorkDone,
+)
 from raylance.observe.record import COLUMNS, Record, RecordFolder
-from raylance.observe.stats import NUMBERS, Receipt, Stats, _in_step
+from raylance.observe.stats import NUMBERS, Stats, _in_step
 from raylance.observe.verdict import Verdict, judge
 from tests.helpers.figures import figures, part
 
@@ -128,12 +139,12 @@ def test_masked_rows_are_named_once_and_not_without_end() -> None:
     assert stats.bad_rows == [(5, "image", "cut"), (5, "other", "null")]
     for offset in range(1000):
         stats.add(Receipt(bad_rows=((offset, "image", "cut"),)))
-        stats.tell("fault", str(offset))
+        stats.record_event("fault", str(offset))
     assert len(stats.bad_rows) == 100
     assert len(stats.events) == 500
     assert stats.events[-1][1:] == ("fault", "999"), "the newest are kept"
     for step in range(1000):
-        stats.tell("report", {"step": step})
+        stats.record_event("report", {"step": step})
     kinds = [kind for _, kind, _ in stats.events]
     assert kinds.count("fault") == 500, "reports push out no fault"
     assert stats.events == sorted(stats.events, key=lambda event: event[0])
@@ -172,6 +183,32 @@ def place(path: Path) -> RecordFolder:
 
 class Loader:
     place = (2, 30)
+
+
+def test_observations_are_counted() -> None:
+    """What components emit, in any order that they come in."""
+    stats, rows = Stats(), pyarrow.table({"x": list(range(40))})
+    observer: Observer = stats
+    observer.observe(WaitsFor("finish"), 1.0)  # nothing is timed: of no effect
+    observer.observe(Status(1, 2, 3, 4, 5, 6, 7, None), 1.0)
+    observer.observe(WorkDone(Receipt(read_bytes=10, decode_s=0.5, bad_rows=((3, "image", "cut"),)), 8), 2.0)
+    observer.observe(FaultSeen("a node is gone"), 2.0)
+    observer.observe(FaultSeen("a decoder died", replaces_helper=True), 2.0)
+    for _ in range(2):
+        observer.observe(BatchGathered(rows), 2.0)
+    observer.observe(BatchesReady(2), 2.0)
+    observer.observe(BatchHandedOut(rows=40, nbytes=320, masked_rows=1), 3.0)
+    assert (stats.readers, stats.readers_wanted, stats.decoders, stats.decoders_wanted) == (1, 2, 3, 4)
+    assert (stats.decoders_busy, stats.inflight_items, stats.inflight_bytes, stats.ready_batches) == (5, 6, 7, 2)
+    assert (stats.read_bytes, stats.decode_s, stats.decoded_rows, stats.helpers_replaced) == (10, 0.5, 8, 1)
+    assert (stats.batches, stats.rows, stats.nbytes, stats.masked_rows) == (1, 40, 320, 1)
+    faults = ["a node is gone", "a decoder died"]
+    assert [event[1:] for event in stats.events] == [("fault", what) for what in faults]
+        ("fault", "a node is gone"),
+        ("fault", "a decoder died"),
+    ]
+    assert stats.bad_rows == [(3, "image", "cut")]
+    assert stats.first_rows == rows.slice(0, 16)
 
 
 def test_a_recording_is_written_at_its_end_and_when_its_loader_is_gone(tmp_path: Path) -> None:
@@ -396,8 +433,8 @@ def test_a_pass_that_is_dropped_leaves_the_clock_to_the_next_one() -> None:
 def test_reports_are_kept_from_the_first_on_and_faults_to_the_last() -> None:
     stats = Stats()
     for number in range(5000):
-        stats.tell("report", number)
-        stats.tell("fault", number)
+        stats.record_event("report", number)
+        stats.record_event("fault", number)
     kept = {kind: [what for _, each, what in stats.events if each == kind] for kind in ("report", "fault")}
     assert kept["fault"] == list(range(4500, 5000))
     assert kept["report"][-500:] == kept["fault"]

@@ -1,0 +1,118 @@
+"""Owns the interface between the components that work and what observes them: observations, and who takes them; never
+counts, and never interprets.
+"""
+
+import dataclasses
+from contextlib import AbstractContextManager
+from typing import Literal, Protocol
+
+import pyarrow as pa
+
+Cause = Literal["start", "read", "decode", "finish", "there"]
+"""What the awaited rows are doing: their helpers start; they are read; decoded, or wait for a decoder; are brought here
+and made a batch; "there": read and decoded in one place, so that only the receipt separates the two.
+"""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Receipt:
+    """What a helper measured of one piece of work; small, so that it travels inline.
+
+    Attributes:
+        nbytes: Bytes of the table that it made.
+        read_bytes: Bytes read from storage since the last receipt, reading ahead included.
+        storage_s: Seconds in which storage was being read since the last receipt, reading ahead included.
+        read_s: Seconds that the call waited for data from storage.
+        decode_s: Seconds of decoding, of all threads together as the wall clock of the call.
+        raw_bytes: Bytes of the raw rows.
+        held_bytes: Most bytes of raw rows that the shard actor has held.
+        window_bytes: Bytes of raw rows that it holds now.
+        fallback_rows: Rows that the fast codec left to the slow one.
+        bad_rows: Some of the rows that were masked: row offset, with a mixture's component, column and reason.
+        too_large_bytes: Bytes, about, of rows that were not sent because they have more than allowed; else 0.
+    """
+
+    nbytes: int = 0
+    read_bytes: int = 0
+    storage_s: float = 0.0
+    read_s: float = 0.0
+    decode_s: float = 0.0
+    raw_bytes: int = 0
+    held_bytes: int = 0
+    window_bytes: int = 0
+    fallback_rows: int = 0
+    bad_rows: tuple[tuple[int, str, str], ...] = ()
+    too_large_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FaultSeen:
+    """A machine fault that costs time and no row."""
+
+    line: str
+    replaces_helper: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkDone:
+    """A helper has finished a call."""
+
+    receipt: Receipt
+    decoded_rows: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Status:
+    """How the pass stands, and the cause of the trainer's wait: None while it does not wait."""
+
+    readers: int
+    readers_wanted: int
+    decoders: int
+    decoders_wanted: int
+    decoders_busy: int
+    inflight_items: int
+    inflight_bytes: int
+    cause: Cause | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WaitsFor:
+    """The cause of the trainer's wait from now on; None where it does not wait."""
+
+    cause: Cause | None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchGathered:
+    """The rows of a batch are here, and not converted yet."""
+
+    rows: pa.Table
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchesReady:
+    """So many finished batches wait for the trainer."""
+
+    batches: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchHandedOut:
+    """The trainer has got a batch."""
+
+    rows: int
+    nbytes: int
+    masked_rows: int
+
+
+Observation = FaultSeen | WorkDone | Status | WaitsFor | BatchGathered | BatchesReady | BatchHandedOut
+
+
+class Observer(Protocol):
+    """Takes observations. Components hold one and know nothing of statistics, metrics or records."""
+
+    def observe(self, observation: Observation, now: float) -> None:
+        """Takes an observation, made at a time of the runtime's clock."""
+
+    def timed(self, field: str) -> AbstractContextManager[None]:
+        """Adds the seconds that the body takes to a field of `Stats`."""
