@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
 def make_site(out: Path) -> int:
     """Builds the site; what MkDocs warns of, such as a broken link, is an error; `--quiet` would hide it."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", CONFIG, "-d", out.absolute()]
-    quiet = {"NO_MKDOCS_2_WARNING": "1"}  # of the theme's end, which pyproject.toml tells
+    quiet = {"NO_MKDOCS_2_WARNING": "1"}  # of the theme's end of life, see pyproject.toml
     done = subprocess.run(command, cwd=ROOT, env=os.environ | quiet, check=False)
     if done.returncode == 0:
         print(f"wrote {out}: open {out / 'index.html'}")

@@ -1,4 +1,4 @@
-"""Owns what MkDocs is told of this repository: the README as front page, and a page for each file that a page names;
+"""Owns what MkDocs reads of this repository: the README as front page, and a page for each file that a page names;
 never changes what stands in docs/.
 """
 
@@ -50,7 +50,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if uri.startswith(f"{SHOWN}/"):
         return markdown
     if uri != "reference.md":  # its blocks are signatures
-        markdown = SHOWN_ALONE.sub('```py title="another library\'s, or of a run that goes on"', markdown)
+        markdown = SHOWN_ALONE.sub('```py title="another library\'s, or of a run in progress"', markdown)
     return markdown if uri in FRONT_SOURCES else _moved(f"docs/{uri}", uri, markdown)
 
 

@@ -97,24 +97,13 @@ HERE = {
     "s3://bucket/runs": "{runs}",
     "s3://bucket/food101.lance": "{data}",
     "num_workers=8, use_gpu=True": "num_workers=2",
-    "num_workers=4, persistent_workers=True": "num_workers=1",
     "global_batch_size=256": "global_batch_size=8",
     "loader.global_step % 500": "loader.global_step % 2",
     '"epochs": 10': '"epochs": 1',
-    "world_size=8": "world_size=2",
-    "rows_of_step(1200": "rows_of_step(1",
     "size=224": "size=16",
 }
-# What each snippet takes from its reader's program.
-GIVEN = (
-    "loss, model = 0.0, torch.nn.Linear(2, 2)",
-    "saved = train.loader().batches(global_batch_size=8).state_dict()",
-    "from types import SimpleNamespace\ntrainer = SimpleNamespace(fit=lambda: None)  # the one of above, which has run",
-    "from raylance.torch_data import IterableDataset\nepochs = 1\n"
-    "train = raylance.dataset(uri, decode=raylance.Image('image', size=16))\n"
-    "saved = IterableDataset(train, global_batch_size=8).state_dict()",
-    "state = saved",
-)
+# What the first snippet takes from its reader's program.
+GIVEN = "loss, model = 0.0, torch.nn.Linear(2, 2)"
 
 
 def test_readme_snippets_run(write_dataset: Callable[..., str], tmp_path: Path, ray_session: None) -> None:
@@ -123,15 +112,16 @@ def test_readme_snippets_run(write_dataset: Callable[..., str], tmp_path: Path, 
     columns = {"image": make_images(rows), "label": [row % 5 for row in range(rows)], "split": ["train"] * rows}
     uri = write_dataset(pa.table(columns))
     parts = snippets(ROOT / "README.md")
-    assert len(parts) == len(GIVEN)
     for there, here in HERE.items():
         assert any(there in part for part in parts), f"the README says {there!r} no more"
         parts = [part.replace(there, here.format(data=uri, runs=tmp_path)) for part in parts]
-    space: dict[str, Any] = {"__name__": "__main__", "torch": torch, "uri": uri}
-    for given, part in zip(GIVEN, parts, strict=True):
-        exec(given, space)
+    space: dict[str, Any] = {"__name__": "__main__", "torch": torch}
+    exec(GIVEN, space)
+    for part in parts:
         exec(compile(part, "README.md", "exec"), space)
-    assert list(tmp_path.glob("food101/checkpoint_*")), "the first snippet has reported"
+    assert list(tmp_path.glob("food101/checkpoint_*")), "the training function has reported"
     assert "shuffled" in (tmp_path / "food101" / "report.html").read_text()
-    assert space["saved"]["epoch"] == 1, "the last but one has gone through its epoch"
-    assert space["audit"].count().ok
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 900
