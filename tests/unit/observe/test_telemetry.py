@@ -204,9 +204,6 @@ def test_observations_are_counted() -> None:
     assert (stats.batches, stats.rows, stats.nbytes, stats.masked_rows) == (1, 40, 320, 1)
     faults = ["a node is gone", "a decoder died"]
     assert [event[1:] for event in stats.events] == [("fault", what) for what in faults]
-        ("fault", "a node is gone"),
-        ("fault", "a decoder died"),
-    ]
     assert stats.bad_rows == [(3, "image", "cut")]
     assert stats.first_rows == rows.slice(0, 16)
 
