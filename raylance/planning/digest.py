@@ -21,15 +21,16 @@ Place = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """A multiset of rows, as a count and an order-independent hash: the sum modulo 2**64 of `mix64` of each row offset
-    as it travels, with the bits of its component; of packed documents, of the sequence's number.
+    """A multiset of rows, as a count and a hash that does not depend on their order.
 
-    Equal multisets have equal digests, and unlike ones have unlike digests but for one case in 2**64.
+    The hash is the sum modulo 2**64 of `mix64` of each row offset as it travels, with the bits of its component; of
+    packed documents, of the sequence's number. Equal multisets have equal digests. Two that differ have the same digest
+    in one case of 2**64.
 
     Attributes:
-        rows: Rows, masked ones included: such a row was delivered, and cannot be decoded.
+        rows: Rows. A row that cannot be decoded, and is masked, was delivered: it counts.
         hash: Their hash.
-        padding: Rows that fill a last step up, which are in neither of the two.
+        padding: Rows that fill a last step up. They are not in the other two.
     """
 
     rows: int = 0
@@ -38,13 +39,13 @@ class Digest:
 
     @classmethod
     def of(cls, offsets: Int64Array, real: BoolArray | None = None) -> Self:
-        """The digest of some rows, of which those that are not real are padding."""
+        """The digest of some rows. Those that are not real are padding."""
         [found] = cls.of_steps(offsets, np.ones(len(offsets), dtype=np.bool_) if real is None else real, 1)
         return found
 
     @classmethod
     def of_steps(cls, offsets: Int64Array, real: BoolArray, steps: int) -> list[Self]:
-        """The digests of several steps of equally many rows, which lie one after the other."""
+        """The digests of several steps with the same number of rows, which lie one after the other."""
         words = np.where(real, mix64(offsets.astype(np.uint64)), np.uint64(0)).reshape(steps, -1)
         hashes, counts = words.sum(axis=1, dtype=np.uint64), real.reshape(steps, -1).sum(axis=1)
         size = words.shape[1]
@@ -60,15 +61,8 @@ class Digest:
             padding=self.padding + other.padding,
         )
 
-    def __sub__(self, other: "Digest") -> "Digest":
-        return Digest(
-            rows=self.rows - other.rows,
-            hash=(self.hash - other.hash) % _MODULUS,
-            padding=self.padding - other.padding,
-        )
-
     def differs(self, other: "Digest") -> bool:
-        """Whether these are other rows; padding is none."""
+        """Whether these are other rows. Padding does not count."""
         return (self.rows, self.hash) != (other.rows, other.hash)
 
 
@@ -77,11 +71,11 @@ class Interval:
     """What one rank was handed between two positions of an epoch.
 
     Attributes:
-        jump: How often the loader had jumped before: intervals of one number follow one another without a gap.
+        jump: Jumps of the loader before it. Intervals with the same number follow one another without a gap.
         epoch: The epoch.
-        low: Position before the first of its steps.
-        high: Position after the last one.
-        is_last: Whether the epoch ends there: rows after it are left out by the plan.
+        low: Position before its first step.
+        high: Position after its last step.
+        is_last: Whether the epoch ends there. The plan leaves out the rows after it.
         digest: Its rows.
     """
 
@@ -109,9 +103,8 @@ class Interval:
 
     def to_list(self) -> list[int]:
         """JSON-able values, as `from_list` reads them."""
-        digest = self.digest
         numbers = (self.jump, self.epoch, self.low, self.high, int(self.is_last))
-        return [*numbers, digest.rows, digest.hash, digest.padding]
+        return [*numbers, *dataclasses.astuple(self.digest)]
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Self:
@@ -130,57 +123,46 @@ class Interval:
 class Ledger:
     """What one loader has handed out since it was made, of bounded size.
 
-    It is cut where a run may resume, so that it is known what was delivered before such a place: at each report and at
-    each epoch's end. Of long runs, only the last cuts are kept: before them an epoch is one interval, and the oldest
+    A ledger is cut where a run may resume: at each report, and at the end of each epoch. What was delivered before such
+    a place is then known. A ledger keeps the last cuts only. Before them an epoch is one interval, and the oldest
     epochs are forgotten.
 
     Attributes:
-        name: Of which there is no other: a loader that was sent to several processes is one in each.
-        restored: Places of states that were loaded, by the jump after them. Other jumps were made by hand, and rolled
-            nothing back.
-        forgotten: Place that all before is forgotten; None where nothing is.
+        name: A name that no other ledger has. A loader that was sent to several processes has a ledger in each.
+        restored: Places of states that were loaded, by the number of the jump there. Other jumps were made by hand, and
+            rolled nothing back.
+        forgotten: Intervals before this place are forgotten; None if none are.
     """
 
     def __init__(self) -> None:
         """Nothing yet."""
-        self._intervals: list[Interval] = []
-        self._is_cut = True
-        self._loaded: Place | None = None
         self.name = ""
+        self._intervals: list[Interval] = []
         self.restored: dict[int, Place] = {}
         self.forgotten: Place | None = None
+        self._is_cut = True
+        self._loaded: Place | None = None
 
     @property
     def intervals(self) -> list[Interval]:
-        """All that are kept, as they came."""
+        """All that are kept, in the order of time."""
         return list(self._intervals)
 
     def cut(self) -> None:
-        """Ends the interval: the next step begins another one."""
+        """Ends the interval. The next step begins another one."""
         self._is_cut = True
 
     def load(self, epoch: int, position: int) -> None:
-        """Notes that a state was loaded: what was handed out after its place is rolled back."""
+        """Records that a state was loaded. What was handed out after its place is rolled back."""
         self._loaded = epoch, position
 
     def move(self, epoch: int) -> None:
-        """Notes a jump to the start of an epoch, by hand: a state may be saved there before the first step."""
+        """Records a jump by hand to the start of an epoch. A state may be saved there before the first step."""
         if self._intervals and (self._loaded or self._intervals[-1].end) != (epoch, 0):
             self.add(epoch, 0, 0, Digest(), is_last=False)
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able values: what a record says of it."""
-        intervals = self.intervals
-        kept = {interval.jump for interval in intervals}
-        return {
-            "ledger": self.name,
-            "intervals": [interval.to_list() for interval in intervals],
-            "restored": [[jump, *place] for jump, place in list(self.restored.items()) if jump in kept],
-            "forgotten": self.forgotten,
-        }
-
     def add(self, epoch: int, low: int, high: int, digest: Digest, *, is_last: bool) -> None:
-        """Counts one step in, which was handed out.
+        """Adds one step that was handed out.
 
         Args:
             epoch: Its epoch.
@@ -208,7 +190,7 @@ class Ledger:
             self.forgotten = max([self.forgotten, *ends] if self.forgotten else ends, default=None)
 
     def since(self, epoch: int, position: int) -> Digest | None:
-        """What was handed out from a place on, without a jump; None where no interval begins there."""
+        """The rows that were handed out since a place without a jump; None if no interval begins there."""
         total = Digest()
         for interval in reversed(self._intervals):
             if interval.jump != self._intervals[-1].jump:
@@ -218,10 +200,23 @@ class Ledger:
                 return total
         return None
 
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able values, as a record holds them."""
+        intervals = self.intervals
+        kept = {interval.jump for interval in intervals}
+        return {
+            "ledger": self.name,
+            "intervals": [interval.to_list() for interval in intervals],
+            "restored": [[jump, *place] for jump, place in list(self.restored.items()) if jump in kept],
+            "forgotten": self.forgotten,
+        }
+
 
 def fold(intervals: Sequence[Interval], recent: int, most: int) -> tuple[list[Interval], list[Interval]]:
-    """Joins intervals of one epoch, but for the most recent ones; gives the oldest to forget, where they are still
-    many, and those to keep.
+    """Joins the intervals of each epoch, except for the `recent` last ones.
+
+    Returns:
+        The oldest intervals, beyond `most`, which are to be forgotten; and those to keep.
     """
     folded: list[Interval] = []
     for interval in intervals[:-recent]:

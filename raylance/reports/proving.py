@@ -16,7 +16,8 @@ from raylance.audit.reopening import reopen
 from raylance.errors import ConfigError
 from raylance.observe.verdict import Verdict
 from raylance.planning.digest import Interval
-from raylance.planning.proof import Account, EpochProof, Expected, line_of_history, prove
+from raylance.planning.history import Account, line_of_history
+from raylance.planning.proof import EpochProof, Expected, prove
 from raylance.planning.state import UNKNOWN, identity_of, selection_of, subject_of
 from raylance.reports.reading import LoaderRecord, Run, read_run
 

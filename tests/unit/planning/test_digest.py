@@ -16,7 +16,6 @@ def test_digests_add_up_over_ranks_and_steps_in_any_order(offsets: list[int], cu
     parts = [Digest.of(rows[:cut]), Digest.of(np.random.default_rng(seed).permutation(rows[cut:]))]
     total = parts[0] + parts[1]
     assert total == Digest(rows=len(offsets), hash=sum(int(word) for word in mix64(rows.astype(np.uint64))) % 2**64)
-    assert total - parts[1] == parts[0]
 
 
 @given(

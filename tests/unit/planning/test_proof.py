@@ -19,8 +19,9 @@ from raylance.orders.sampling import Weighted
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
 from raylance.planning import digest
 from raylance.planning.digest import Digest, Ledger
+from raylance.planning.history import Account, line_of_history
 from raylance.planning.plan import Plan
-from raylance.planning.proof import Account, EpochProof, Expected, line_of_history, prove
+from raylance.planning.proof import EpochProof, Expected, prove
 from raylance.source.selection import Selection
 from raylance.testing.orders import SampleRows
 

@@ -1,0 +1,417 @@
+"""Owns a run's line of history: which of the rows that its ranks were handed the run that stands now was trained on;
+never reads a record, never compares the rows with a plan.
+"""
+
+import bisect
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+from raylance.planning.digest import Digest, Interval, Place
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What one loader of one rank was handed.
+
+    Attributes:
+        start: What all ranks of one start of the run have in common; "" where it is not known.
+        ledger: The loader. Of two accounts with one ledger, the later one holds all that the earlier one does.
+        rank: Its rank.
+        world_size: Ranks that share the epoch.
+        intervals: What it was handed, in the order of time.
+        restored: Places of states that it loaded, by the number of the jump there. Other jumps rolled nothing back.
+        forgotten: Intervals before this place are forgotten; None if none are.
+        process: Its process; "" where it is not known.
+        begun_s: When it was made.
+        ended_s: When it was handed its last row, by the same clock.
+        selection: Which rows are selected. Intervals of two selections do not add up.
+        plan: What its rows are compared with.
+    """
+
+    start: str
+    ledger: str
+    rank: int
+    world_size: int
+    intervals: Sequence[Interval]
+    restored: Mapping[int, Place] = dataclasses.field(default_factory=dict)
+    forgotten: Place | None = None
+    process: str = ""
+    begun_s: float = 0.0
+    ended_s: float = 0.0
+    selection: str = ""
+    plan: str = ""
+
+    def ran_beside(self, other: "Account") -> bool:
+        """Whether two processes were handed rows at one time."""
+        return self.process != other.process and self.begun_s < other.ended_s and other.begun_s < self.ended_s
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class EpochLine:
+    """One epoch of the line of history, or several epochs of which nothing is known.
+
+    Attributes:
+        epoch: The epoch, or the first one.
+        epochs: How many.
+        spans: What all ranks together were handed, ascending.
+        reach: The furthest position of any rank, in the epoch that the run is in; None for an epoch before it.
+        besides: Rows that were handed out besides the spans and not rolled back.
+        came_again: Whether positions were handed out besides the spans; their rows may not be known.
+        doubt: Why nothing is proven; "" if nothing speaks against it.
+        plan: What the rows are compared with.
+    """
+
+    epoch: int
+    epochs: int = 1
+    spans: tuple[Interval, ...] = ()
+    reach: int | None = None
+    besides: int = 0
+    came_again: bool = False
+    doubt: str = ""
+    plan: str = ""
+
+    @property
+    def digest(self) -> Digest:
+        """The rows of all spans."""
+        return sum((span.digest for span in self.spans), Digest())
+
+    @property
+    def end(self) -> int:
+        """Position after the last span."""
+        return self.spans[-1].high if self.spans else 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the spans reach the end of the epoch."""
+        return bool(self.spans) and self.spans[-1].is_last
+
+    @property
+    def gaps(self) -> list[tuple[int, int | None]]:
+        """Positions outside of the spans, as half-open ranges; None for the end of the epoch."""
+        found: list[tuple[int, int | None]] = []
+        at = 0
+        for span in self.spans:
+            if span.low > at:
+                found.append((at, span.low))
+            at = span.high
+        if not self.has_ended and (self.reach is None or self.reach > at):
+            found.append((at, self.reach))
+        return found
+
+    @property
+    def only_lacks_the_end(self) -> bool:
+        """Whether the only gap lies after the spans, where some ranks are ahead of others."""
+        return bool(self.spans) and self.reach is not None and self.gaps == [(self.end, self.reach)]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """What a loader was handed without a jump: one interval at least."""
+
+    account: Account
+    intervals: tuple[Interval, ...]
+    is_first: bool
+
+    @property
+    def begin(self) -> Place:
+        return self.intervals[0].begin
+
+    @property
+    def reach(self) -> Place:
+        return self.intervals[-1].end
+
+    @functools.cached_property
+    def cuts(self) -> frozenset[Place]:
+        """Where a state of it may have been saved."""
+        return frozenset([self.begin, *(interval.end for interval in self.intervals)])
+
+    @property
+    def restored(self) -> Place | None:
+        """Place of the state that was loaded before it."""
+        return self.account.restored.get(self.intervals[0].jump)
+
+    @property
+    def forgotten(self) -> Place | None:
+        """All before this place is forgotten, of this piece and of earlier ones."""
+        return self.account.forgotten if self.is_first else None
+
+    @property
+    def may_be_saved_at_begin(self) -> bool:
+        """Whether the loader jumped to its begin by other means than a state."""
+        return self.restored != self.begin and (self.restored is not None or self.intervals[0].jump > 0)
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Start:
+    """What was handed out by processes that ran together; the pieces of a rank are in the order of time."""
+
+    pieces: list[_Piece] = dataclasses.field(default_factory=list)
+    previous: int | None = None  # an earlier start with one of these processes, whose model was not new then
+    doubt: str = ""  # why nothing of it is proven
+
+    @property
+    def accounts(self) -> list[Account]:
+        return [piece.account for piece in self.pieces if piece.is_first]
+
+    def is_like(self, account: Account) -> bool:
+        own = self.pieces[0].account
+        return (own.world_size, own.start) == (account.world_size, account.start)
+
+    def add(self, account: Account) -> None:
+        beside = [other for other in self.accounts if other.rank == account.rank and account.ran_beside(other)]
+        if beside:
+            self.doubt = (
+                f"{len(beside) + 1} processes were rank {account.rank} of {account.world_size} at one time, and each "
+                "was handed what is the share of one"
+            )
+        runs = itertools.groupby(account.intervals, key=lambda interval: interval.jump)
+        self.pieces += [_Piece(account, tuple(run), number == 0) for number, (_, run) in enumerate(runs)]
+
+
+@dataclasses.dataclass(slots=True)
+class _Walk:
+    """What one rank of a start was handed before a place and was not rolled back."""
+
+    handed: list[tuple[Account, list[Interval]]] = dataclasses.field(default_factory=list)  # later pieces first
+    origin: Place | None = None  # where the start was resumed, as far as this rank knows
+    is_new: bool = False  # no state was loaded there
+    forgotten: Place = (0, 0)  # all before it is
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Run:
+    """Intervals of one epoch that a loader of a start was handed without a jump."""
+
+    start: _Start
+    account: Account
+    intervals: list[Interval]
+
+
+def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
+    """Finds what the run that stands now was trained on, by epoch.
+
+    Of each start that is what was delivered before the place at which the next start resumed. The rest was rolled back.
+    A start resumed where an earlier one had been cut: at a report, or at the end of an epoch; of several such starts,
+    at the latest. New processes that loaded no state count as resumed where they began: their model is new, or was
+    restored by other means. Within a process only a loaded state rolls back: what came before another jump counts.
+
+    Args:
+        accounts: Of all ranks and starts of one dataset, earlier ones first.
+    """
+    starts = _starts(accounts)
+    epochs: dict[int, list[_Run]] = {}  # later starts first
+    forgotten: Place = (0, 0)
+    index: int | None = len(starts) - 1 if starts else None
+    place: Place | None = None
+    while index is not None:
+        start, earlier = starts[index], starts[:index]
+        ranks: dict[int, list[_Piece]] = {}
+        for piece in start.pieces:
+            ranks.setdefault(piece.account.rank, []).append(piece)
+        walks = [_walk_back(pieces, place, earlier) for pieces in ranks.values()]
+        for account, intervals in itertools.chain.from_iterable(walk.handed for walk in walks):
+            handed = (each for each in intervals if each.high > each.low or each.is_last)
+            for epoch, run in itertools.groupby(handed, key=lambda interval: interval.epoch):
+                epochs.setdefault(epoch, []).append(_Run(start, account, list(run)))
+        forgotten = max(forgotten, *(walk.forgotten for walk in walks))
+        is_new = any(walk.is_new for walk in walks)
+        if is_new and start.previous is not None:
+            index, place = start.previous, None
+            continue
+        place = min((walk.origin for walk in walks if walk.origin is not None), default=None)
+        if is_new and place == (0, 0):
+            place = None
+        index = None if place is None else _resumed_start(earlier, place)
+    furthest = max((each.end for runs in epochs.values() for run in runs for each in run.intervals), default=(0, 0))
+    lines = [_epoch_line(epoch, epochs[epoch], furthest, forgotten) for epoch in sorted(epochs)]
+    return list(_with_unknown_epochs(lines, forgotten[0] + (forgotten[1] > 0)))
+
+
+def _with_unknown_epochs(lines: Sequence[EpochLine], least: int) -> Iterator[EpochLine]:
+    """The lines and, between them, the epochs of which nothing is known; `least` epochs at least."""
+    at = 0
+    for line in lines:
+        if line.epoch > at:
+            yield EpochLine(epoch=at, epochs=line.epoch - at)
+        yield line
+        at = line.epoch + 1
+    if least > at:
+        yield EpochLine(epoch=at, epochs=least - at)
+
+
+def _starts(accounts: Sequence[Account]) -> list[_Start]:
+    """Puts the loaders of processes that ran together into one start; earlier ones first."""
+    newest: dict[str, Account] = {}
+    for account in accounts:
+        if account.intervals:
+            begun_s = newest.get(account.ledger, account).begun_s
+            newest[account.ledger] = dataclasses.replace(account, begun_s=begun_s)
+    starts: list[_Start] = []
+    for account in newest.values():
+        _start_of(account, starts).add(account)
+    return starts
+
+
+def _start_of(account: Account, starts: list[_Start]) -> _Start:
+    """The start of a loader; where it is none of those that are known, one more of them."""
+    previous = None
+    for index, start in reversed(list(enumerate(starts))):
+        others = start.accounts
+        is_here = bool(account.process) and any(account.process == other.process for other in others)
+        if start.is_like(account) and (account.start or is_here or any(account.ran_beside(other) for other in others)):
+            if not account.start and start is not starts[-1]:
+                for other_start in starts[index:]:
+                    other_start.doubt = (
+                        other_start.doubt or "processes took turns, of which none resumed what the other had done"
+                    )
+            return start
+        if is_here:
+            previous = index
+            break
+    starts.append(_Start(previous=previous))
+    return starts[-1]
+
+
+def _walk_back(pieces: Sequence[_Piece], place: Place | None, earlier: Sequence[_Start]) -> _Walk:
+    """Follows one rank of a start back, from a place or from its last one to where its first state came from.
+
+    Args:
+        pieces: Of the rank.
+        place: Where to begin.
+        earlier: The starts before it.
+    """
+    walk = _Walk()
+    index = len(pieces) - 1 if place is None else _resumed_piece(pieces, place)
+    while index is not None:
+        piece = pieces[index]
+        walk.handed.append((piece.account, [each for each in piece.intervals if place is None or each.end <= place]))
+        place = piece.restored
+        if piece.forgotten is not None:
+            walk.forgotten = piece.forgotten
+            return walk
+        if place is not None:
+            index = _resumed_piece(pieces[:index], place)
+            if index is not None and place not in pieces[index].cuts and _is_cut(earlier, place):
+                index = None
+        elif index > 0:
+            index -= 1
+        else:
+            walk.origin, walk.is_new = piece.begin, True
+            return walk
+    walk.origin = place if walk.handed else None
+    return walk
+
+
+def _resumed_piece(pieces: Sequence[_Piece], place: Place) -> int | None:
+    """The piece that was resumed at a place: the latest one that was cut there, else the latest that came past it."""
+    earlier = [
+        index
+        for index, piece in enumerate(pieces)
+        if piece.begin < place or (piece.begin == place and piece.may_be_saved_at_begin)
+    ]
+    exact = [index for index in earlier if place in pieces[index].cuts]
+    beyond = [index for index in earlier if pieces[index].reach > place]
+    return max(exact or beyond or earlier, default=None)
+
+
+def _resumed_start(starts: Sequence[_Start], place: Place) -> int | None:
+    """The start that was resumed at a place."""
+    pieces = [(index, piece) for index, start in enumerate(starts) for piece in start.pieces]
+    found = _resumed_piece([piece for _, piece in pieces], place)
+    return None if found is None else pieces[found][0]
+
+
+def _is_cut(starts: Sequence[_Start], place: Place) -> bool:
+    return any(place in piece.cuts for start in starts for piece in start.pieces)
+
+
+def _epoch_line(epoch: int, runs: Sequence[_Run], furthest: Place, forgotten: Place) -> EpochLine:
+    """Adds up what the ranks of all starts were handed of an epoch.
+
+    Args:
+        epoch: The epoch.
+        runs: Those of a start one after the other, later starts first.
+        furthest: The furthest place of any rank.
+        forgotten: All before this place is forgotten.
+    """
+    spans_of_starts, besides, hulls = [], list[Interval](), []
+    for start, of_start in itertools.groupby(runs, key=lambda run: run.start):
+        ranks: dict[int, list[list[Interval]]] = {}
+        for run in of_start:
+            ranks.setdefault(run.account.rank, []).append(run.intervals)
+        chains = []
+        for of_rank in ranks.values():
+            chain, left = _disjoint(of_rank)
+            chains.append(chain)
+            besides += left
+        spans_of_starts.append(_add_ranks(chains, start.pieces[0].account.world_size))
+        every = [interval for of_rank in ranks.values() for run in of_rank for interval in run]
+        hulls.append((min(each.low for each in every), max(each.high for each in every)))
+    spans, left = _disjoint(spans_of_starts)
+    besides += left
+    overlap = any(one[1] > other[0] for one, other in itertools.pairwise(sorted(hulls)))
+    return EpochLine(
+        epoch=epoch,
+        spans=tuple(spans),
+        reach=furthest[1] if epoch == furthest[0] else None,
+        besides=sum(interval.digest.rows for interval in besides),
+        came_again=bool(besides) or overlap,
+        doubt=_doubt(runs, is_forgotten=(epoch, 0) < forgotten),
+        plan=runs[0].account.plan,
+    )
+
+
+def _doubt(runs: Sequence[_Run], *, is_forgotten: bool) -> str:
+    if is_forgotten:
+        return "the record of a loader holds no more than its last intervals, and what came before is forgotten"
+    selections = {run.account.selection for run in runs}
+    if len(selections) > 1:
+        return f"they are of {len(selections)} selections of rows, between which the dataset was changed"
+    return next((run.start.doubt for run in runs if run.start.doubt), "")
+
+
+def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[Interval]]:
+    """Splits runs through one epoch into intervals that do not overlap, by position, and the others. Longer runs come
+    first.
+    """
+    if len(runs) == 1:
+        return list(runs[0]), []
+    kept: list[Interval] = []
+    left: list[Interval] = []
+    for run in sorted(runs, key=lambda run: -sum(interval.high - interval.low for interval in run)):
+        for interval in (each for each in run if each.low < each.high):
+            at = bisect.bisect_left(kept, interval.low, key=lambda each: each.low)
+            neighbours = kept[max(0, at - 1) : at + 1]
+            if any(other.low < interval.high and interval.low < other.high for other in neighbours):
+                left.append(interval)
+            else:
+                kept.insert(at, interval)
+    ends = {each.low: each for run in runs for each in run if each.low == each.high}  # an epoch ended there, stepless
+    kept += [end for at, end in ends.items() if not any(each.low < at < each.high for each in kept)]
+    return sorted(kept, key=lambda interval: (interval.low, interval.high)), left
+
+
+def _add_ranks(chains: Sequence[Sequence[Interval]], world_size: int) -> list[Interval]:
+    """Adds the ranks up, from one place at which all of them were cut to the next."""
+    if len(chains) < world_size:
+        return []
+    common = set.intersection(*({place for each in chain for place in (each.begin, each.end)} for chain in chains))
+    found: dict[tuple[Place, Place], list[Interval]] = {}
+    for chain in chains:
+        joined: Interval | None = None
+        for interval in chain:
+            if interval.begin in common:
+                joined = interval
+            elif joined is not None:
+                joined = joined.joined(interval) if joined.end == interval.begin else None
+            if joined is not None and joined.end in common:
+                found.setdefault((joined.begin, joined.end), []).append(joined)
+                joined = None
+    spans = [
+        dataclasses.replace(parts[0], digest=sum((part.digest for part in parts), Digest()))
+        for parts in found.values()
+        if len(parts) == world_size
+    ]
+    return sorted(spans, key=lambda span: (span.low, span.high))
