@@ -166,7 +166,7 @@ def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tup
         return (
             "counted",
             left_out,
-            f"{rows} {_NOT_COMPARED}: the plan leaves rows out, and no record holds all its order",
+            f"{rows} {_NOT_COMPARED}: the plan leaves rows out, and no record holds the code of its order",
         )
     if _differs(line, expected, left_out):
         more = line.digest.rows + left_out - planned

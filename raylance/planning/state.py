@@ -1,7 +1,8 @@
-"""Owns what a checkpoint says of a loader, and the check of a saved state against a loader; never touches tensors.
+"""Owns the state of a loader as a checkpoint holds it, and its comparison with the state of another loader; never
+touches tensors.
 
-JSON, the same on every rank, no pickle. A state is two integers, (epoch, position), and the facts that make them
-meaningful: which rows, in which order; and for information, what was made of the rows.
+A state is JSON, the same on every rank. Its position is two integers, (epoch, position). The other fields give them a
+meaning: which rows, in which order and, for information, what was made of the rows.
 """
 
 import dataclasses
@@ -23,17 +24,21 @@ FILE_NAME = "raylance_state.json"
 _MUST_MATCH = ("uri", "branch", "version", "identity", "filter", "split", "rows", "fingerprint", "seed")
 # These may change between runs, but rarely on purpose.
 _SHOULD_MATCH = ("columns", "decode", "transform", "codecs")
-_SINCE_FORMAT_2 = ("branch", "identity", "columns", "decode", "transform")
-# Not missed in an older state: until format 3 the pixels were the same, and format 4 counts steps from the position.
-_SINCE_FORMAT_3 = ("codecs",)
-_SINCE_FORMAT_4 = ("window_bytes", "step", "global_step", "checksum")
+# Fields by the format that has them first. Only those of format 2 are missed in an older state: before format 3 there
+# was one codec, and the steps that format 4 counts follow from the position.
+_SINCE_FORMAT = {
+    2: ("branch", "identity", "columns", "decode", "transform"),
+    3: ("codecs",),
+    4: ("window_bytes", "step", "global_step", "checksum"),
+}
 _MOST = 2**63 - 1  # of a count: keys, positions and tensors are 64-bit
 
 _UNSAID = "raylance.unsaid_by_default"
 UNSAID_BY_DEFAULT = {_UNSAID: True}
-"""Metadata of a field that a setting got later: `describe` leaves its default out, as before there was the field."""
+"""Metadata of a field that a setting got in a later version: `describe` leaves its default out, as older versions did.
+"""
 
-_UNSAID_IF_ALL = ".epoch_rows"  # of a mixture's component: left out where its epoch has as many as its selection
+_UNSAID_IF_ALL = ".epoch_rows"  # of a mixture's component: left out if its epoch has all rows of its selection
 
 _IDENTITY = (
     "uri", "version", "branch", "filter", "split", "rows", "fingerprint", "identity", "order", "seed", "columns",
@@ -41,7 +46,7 @@ _IDENTITY = (
 )  # fmt: skip
 
 UNKNOWN: Any = object()
-"""Stands for what an older raylance did not write; agrees with everything."""
+"""The value of a field that an older raylance did not write. It agrees with every other value."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,27 +54,27 @@ class State:
     """The consumed position of a loader and what it refers to.
 
     Attributes:
-        uri: Dataset; like the next five by component in a mixture.
+        uri: Dataset. In a mixture, this and the next five fields are dicts by component.
         branch: Branch that the version is counted in, or None for what `uri` opens.
-        identity: Hash of the version's files: another dataset written in its place has another.
+        identity: Hash of the version's files. Another dataset in the same place has another identity.
         split: Split, as its repr, or None.
         rows: Rows of the selection.
         fingerprint: Hash of the selected row offsets.
-        decode: What decodes images, as `describe` writes it.
-        transform: The transform, likewise, or None.
+        decode: The decoders, as `describe` writes them.
+        transform: The transform, as `describe` writes it, or None.
         codecs: By decoded column, the codec that makes its values, with versions.
-        order: Parameters of the order; "auto" where nothing was iterated yet.
-        window_bytes: What its sizes follow from.
+        order: Parameters of the order; "auto" until the first iteration.
+        window_bytes: The bytes that its automatic sizes follow from.
         epoch: The epoch of the next batch.
         position: Rows of the epoch's order consumed by all ranks together.
         step: Steps of this epoch that were handed out.
         global_step: Steps that were handed out since the run began.
-        completed_shards: Shards wholly in the consumed prefix, as `list_shards` lists them.
-        components: In a mixture, where each dataset stands, by name; for information.
-        global_batch_size: For information: the next run may use another.
-        world_size: For information: the next run may use another.
-        checksum: Of `order` and `window_bytes`, which a loader takes over unseen where it has "auto". What says which
-            rows these are is compared with the loader's own; epoch and position may be others on purpose.
+        completed_shards: Shards that lie wholly in the consumed prefix, as `list_shards` lists them.
+        components: In a mixture, the position of each dataset by name; for information.
+        global_batch_size: For information. The next run may use another.
+        world_size: For information. The next run may use another.
+        checksum: Of `order` and `window_bytes`. A loader whose order is "auto" takes these over and has nothing to
+            compare them with.
     """
 
     uri: Any
@@ -98,60 +103,63 @@ class State:
     checksum: str = dataclasses.field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """The state as JSON-able values, which share nothing with the loader."""
-        said = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        copied: dict[str, Any] = json.loads(json.dumps(said))  # a tenth of the time that `dataclasses.asdict` takes
+        """JSON-able values, copied."""
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        copied: dict[str, Any] = json.loads(json.dumps(fields))  # a tenth of the time that `dataclasses.asdict` takes
         return {"format": FORMAT, **copied, "checksum": self.order_checksum()}
 
     def order_checksum(self) -> str:
-        """What `checksum` has to be."""
-        said = json.dumps([self.order, self.window_bytes], sort_keys=True)
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        """Computes what `checksum` has to be."""
+        encoded = json.dumps([self.order, self.window_bytes], sort_keys=True).encode()
+        return hashlib.sha256(encoded).hexdigest()[:16]
 
 
 def identity_of(state: Mapping[str, Any]) -> dict[str, Any]:
-    """What a state says of which rows these are, in which order, and what is made of them, as far as it says anything.
-
-    Args:
-        state: As `State.to_dict` gives it.
+    """The fields of a state, as `State.to_dict` returns it, that name the rows, their order and what is made of them;
+    not those that are empty.
     """
     return {name: state[name] for name in _IDENTITY if state.get(name) not in (None, "", [], {})}
 
 
 def subject_of(state: Mapping[str, Any]) -> str:
-    """Which data a state is of, whichever version: what two loaders that have another one of have nothing in common."""
+    """The data of a state, of any version. Two loaders that differ in it have nothing in common."""
     return json.dumps([state.get(name) for name in ("uri", "branch", "filter", "split")], sort_keys=True)
 
 
 def selection_of(state: Mapping[str, Any]) -> str:
-    """Which rows of its data a state selects."""
+    """The rows that a state selects of its data."""
     return json.dumps([state.get(name) for name in ("version", "identity", "rows", "fingerprint")], sort_keys=True)
 
 
 def parse_state(saved: Mapping[str, Any]) -> State:
-    """Reads a state of this format, or of an older one, of which `UNKNOWN` is what that did not write."""
+    """Reads a state of this format or an older one. Fields that an older one lacks are `UNKNOWN`.
+
+    Raises:
+        StateError: If it is no state, newer, or damaged.
+    """
     found = saved.get("format") if isinstance(saved, Mapping) else None
     if not _is_count(found, 1):
         raise StateError(f"this is no raylance state: its format number is {found!r}. Pass what state_dict() returned.")
     if found > FORMAT:
         raise StateError(
-            f"the state has format {found}, this raylance reads up to {FORMAT}: it was written by a newer raylance. "
-            "Upgrade raylance, or start a new run."
+            f"the state has format {found}, this raylance reads up to {FORMAT}: a newer raylance wrote it. Nothing was "
+            "loaded. Upgrade raylance, or start a new run."
         )
     fields = {field.name for field in dataclasses.fields(State)}
     given = {key: value for key, value in saved.items() if key != "format"}
-    if found < 2:
-        given = dict.fromkeys(_SINCE_FORMAT_2, UNKNOWN) | given
-    if found < 3:
-        given = dict.fromkeys(_SINCE_FORMAT_3, UNKNOWN) | given
-    if found < 4:
-        given = dict.fromkeys(_SINCE_FORMAT_4, UNKNOWN) | given
+    for number, names in _SINCE_FORMAT.items():
+        if found < number:
+            given = dict.fromkeys(names, UNKNOWN) | given
     if set(given) != fields:
-        missing, unknown = sorted(fields - set(given)), sorted(set(given) - fields)
-        raise StateError(f"the state is damaged: missing {missing}, unknown {unknown}. Use an earlier checkpoint.")
+        raise damaged(f"missing {sorted(fields - set(given))}, unknown {sorted(set(given) - fields)}")
     state = State(**given)
     _check_fields(state)
     return state
+
+
+def damaged(what: str) -> StateError:
+    """The error for a state that no loader wrote."""
+    return StateError(f"the state is damaged: {what}. Its position may mean other rows. Use an earlier checkpoint.")
 
 
 def _check_fields(state: State) -> None:
@@ -159,19 +167,15 @@ def _check_fields(state: State) -> None:
     for name in ("epoch", "position", "rows", "step", "global_step", "window_bytes", "world_size"):
         number = getattr(state, name)
         if number is not UNKNOWN and not _is_count(number, int(name in ("window_bytes", "world_size"))):
-            raise StateError(
-                f"the state is damaged: {name} {number!r}, in epoch {state.epoch} at position {state.position} of "
-                f"{state.rows} rows. Use an earlier checkpoint."
-            )
+            place = f"in epoch {state.epoch} at position {state.position} of {state.rows} rows"
+            raise damaged(f"{name} {number!r}, {place}")
     if not isinstance(state.seed, int) or isinstance(state.seed, bool):
-        raise StateError(f"the state is damaged: seed {state.seed!r}. Use an earlier checkpoint.")
+        raise damaged(f"seed {state.seed!r}")
     if not (state.global_batch_size is None or _is_count(state.global_batch_size, 1)):
-        raise StateError(f"the state is damaged: global batch {state.global_batch_size!r}. Use an earlier checkpoint.")
+        raise damaged(f"global batch {state.global_batch_size!r}")
     for name in ("order", "completed_shards", "components"):
         if not isinstance(getattr(state, name), Mapping):
-            raise StateError(
-                f"the state is damaged: its {name} is {getattr(state, name)!r}. Use an earlier checkpoint."
-            )
+            raise damaged(f"its {name} is {getattr(state, name)!r}")
     if state.checksum is not UNKNOWN and state.checksum != state.order_checksum():
         raise StateError(
             f"the state was changed after it was written: order {json.dumps(state.order)} with window_bytes "
@@ -183,8 +187,8 @@ def _check_fields(state: State) -> None:
 def check_state(saved: State, current: State) -> None:
     """Refuses a saved state that means other rows than the loader's own.
 
-    Fields of the current order that are "auto" accept whatever number was saved: the saved values are reused. Other
-    columns or another decoding are allowed, and told in one warning.
+    A field of the current order that is "auto" accepts every saved number, and the loader reuses it. Other columns or
+    another decoding are allowed, and one warning names them.
 
     Raises:
         StateError: With every differing field, both values side by side.
@@ -192,28 +196,27 @@ def check_state(saved: State, current: State) -> None:
     differing = _compare(saved, current, (*_MUST_MATCH, "order"))
     if differing:
         raise StateError(
-            "the checkpoint belongs to other data or another order, so its position would mean other rows:\n"
-            f"{differing}\n"
-            "Build the dataset with the saved values (version=… pins the version), or start under a new run name."
+            f"the checkpoint belongs to other data or another order:\n{differing}\n"
+            "Its position would mean other rows. Build the dataset with the saved values (version=… pins the version), or start under a new run name."
         )
-    unknown = [name for name in _SINCE_FORMAT_2 if getattr(saved, name) is UNKNOWN]
+    unknown = [name for name in _SINCE_FORMAT[2] if getattr(saved, name) is UNKNOWN]
     if unknown:
         logger.warning(
-            "the checkpoint was written by an earlier raylance, which did not record %s: they are taken to be as they "
-            "are now.",
+            "the checkpoint was written by an earlier raylance, which did not record %s. They are assumed to be what "
+            "they are now.",
             ", ".join(unknown),
         )
     differing = _compare(saved, current, _SHOULD_MATCH)
     if differing:
         logger.warning(
-            "the run goes on with the same rows, but they are made into batches otherwise than before the "
-            "checkpoint:\n%s\nIf that was not meant, build the dataset with the saved values.",
+            "the run continues with the same rows, but makes other batches of them than before the checkpoint:\n%s\n"
+            "Build the dataset with the saved values if you did not intend this.",
             differing,
         )
 
 
 def _compare(saved: State, current: State, names: tuple[str, ...]) -> str:
-    """What differs, both values side by side."""
+    """The fields that differ, a line each, both values side by side."""
     found = [other for name in names for other in _differences(name, getattr(saved, name), getattr(current, name))]
     return "\n".join(f"  {name}: saved {old!r}, now {new!r}" for name, old, new in found)
 
@@ -221,7 +224,7 @@ def _compare(saved: State, current: State, names: tuple[str, ...]) -> str:
 def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, Any]]:
     """Differing values by dotted name, dicts compared key by key; "auto" agrees with every number."""
     if isinstance(saved, Mapping) and isinstance(current, Mapping):
-        # The components of a mixture are told apart by their place, so the order of their names counts.
+        # The components of a mixture are numbered, so the order of their names counts.
         if name == "order.components" and sorted(saved) == sorted(current) and list(saved) != list(current):
             return [(name, list(saved), list(current))]
         keys = sorted(set(saved) | set(current))
@@ -229,10 +232,11 @@ def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, An
     if UNKNOWN in (saved, current) or saved == current:
         return []
     may_lack = name.startswith("order.components.") and name.endswith(_UNSAID_IF_ALL)
-    resolved = "auto" in (saved, current) and any(
-        _is_count(value, 1) or (value is None and may_lack) for value in (saved, current)
-    )
-    return [] if resolved else [(name, saved, current)]
+    if "auto" in (saved, current):
+        other = current if saved == "auto" else saved
+        if _is_count(other, 1) or (other is None and may_lack):
+            return []
+    return [(name, saved, current)]
 
 
 def _is_count(value: Any, least: int) -> TypeGuard[int]:
@@ -240,7 +244,7 @@ def _is_count(value: Any, least: int) -> TypeGuard[int]:
 
 
 def describe(value: Any) -> Any:
-    """A setting as JSON-able values that are the same in every process: functions by name, never by address."""
+    """Describes a setting by JSON-able values that are the same in every process: functions by name, never by address."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
             field.name: describe(found)
@@ -273,12 +277,16 @@ def read_state(directory: str | Path) -> dict[str, Any]:
         loaded = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise StateError(
-            f"the checkpoint has no {FILE_NAME}, so it does not say which rows were seen: it was not written by "
-            "raylance.report(), or without the loader on rank 0. Report on every rank by "
+            f"the checkpoint has no {FILE_NAME}: it was not written by raylance.report(), or without the loader on rank "
+            "0. Which rows were delivered before it is not known. Report on every rank by "
             "raylance.report(metrics, loader, state=…), or start under a new run name."
         ) from error
     except ValueError as error:
-        raise StateError(f"{path} is truncated or damaged ({error}). Use an earlier checkpoint.") from error
+        raise StateError(
+            f"{path} is truncated or damaged ({error}). Nothing was loaded. Use an earlier checkpoint."
+        ) from error
     if not isinstance(loaded, dict):
-        raise StateError(f"{path} holds a {type(loaded).__name__}, not a state. Use an earlier checkpoint.")
+        raise StateError(
+            f"{path} holds a {type(loaded).__name__}, not a state. Nothing was loaded. Use an earlier checkpoint."
+        )
     return loaded

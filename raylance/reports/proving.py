@@ -1,5 +1,5 @@
 """Owns the proof of a run from its records: which rows its ranks were handed, compared with what its dataset selects;
-never records, and never says how to sum up: see `raylance.planning.proof`.
+never records, and never says how to sum up: see `raylance.planning.history`.
 """
 
 import dataclasses

@@ -182,7 +182,7 @@ def test_what_is_made_of_the_rows_may_change_and_is_told(caplog: pytest.LogCaptu
     check_state(STATE, dataclasses.replace(STATE, columns=["image"], transform="of.mine"))
     told = "  columns: saved ['image', 'label'], now ['image']\n  transform: saved None, now 'of.mine'"
     assert [record.args for record in caplog.records] == [(told,)]
-    assert "same rows, but they are made into batches otherwise" in caplog.text
+    assert "continues with the same rows, but makes other batches of them" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_where_a_run_goes_on(
     window_bytes = None if version < 4 else 512 << 20
     assert delivery == dataclasses.replace(current, order=RESOLVED, window_bytes=window_bytes)
     assert (state.epoch, state.position) == wanted
-    told = [record.args for record in caplog.records if "earlier raylance stands" in record.getMessage()]
+    told = [record.args for record in caplog.records if "earlier raylance is" in record.getMessage()]
     assert told == ([(10, 1, 20, 2)] if version == 1 and wanted == (2, 0) and position == 90 else [])
 
 
