@@ -35,8 +35,7 @@ _MOST = 2**63 - 1  # of a count: keys, positions and tensors are 64-bit
 
 _UNSAID = "raylance.unsaid_by_default"
 UNSAID_BY_DEFAULT = {_UNSAID: True}
-"""Metadata of a field that a setting got in a later version: `describe` leaves its default out, as older versions did.
-"""
+"""Metadata of a field that a setting got in a later version. `describe` leaves its default out, as before."""
 
 _UNSAID_IF_ALL = ".epoch_rows"  # of a mixture's component: left out if its epoch has all rows of its selection
 
@@ -197,7 +196,8 @@ def check_state(saved: State, current: State) -> None:
     if differing:
         raise StateError(
             f"the checkpoint belongs to other data or another order:\n{differing}\n"
-            "Its position would mean other rows. Build the dataset with the saved values (version=… pins the version), or start under a new run name."
+            "Its position would mean other rows. Build the dataset with the saved values (version=… pins the version), or "
+            "start under a new run name."
         )
     unknown = [name for name in _SINCE_FORMAT[2] if getattr(saved, name) is UNKNOWN]
     if unknown:
@@ -244,7 +244,7 @@ def _is_count(value: Any, least: int) -> TypeGuard[int]:
 
 
 def describe(value: Any) -> Any:
-    """Describes a setting by JSON-able values that are the same in every process: functions by name, never by address."""
+    """Describes a setting by JSON-able values, the same in every process: functions by name, never by address."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {
             field.name: describe(found)
@@ -277,8 +277,8 @@ def read_state(directory: str | Path) -> dict[str, Any]:
         loaded = json.loads(path.read_text())
     except FileNotFoundError as error:
         raise StateError(
-            f"the checkpoint has no {FILE_NAME}: it was not written by raylance.report(), or without the loader on rank "
-            "0. Which rows were delivered before it is not known. Report on every rank by "
+            f"the checkpoint has no {FILE_NAME}: it was not written by raylance.report(), or without the loader on "
+            "rank 0. Which rows were delivered before it is not known. Report on every rank by "
             "raylance.report(metrics, loader, state=…), or start under a new run name."
         ) from error
     except ValueError as error:
