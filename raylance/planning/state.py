@@ -196,8 +196,8 @@ def check_state(saved: State, current: State) -> None:
     if differing:
         raise StateError(
             f"the checkpoint belongs to other data or another order:\n{differing}\n"
-            "Its position would mean other rows. Build the dataset with the saved values (version=… pins the version), or "
-            "start under a new run name."
+            "Its position would mean other rows. Build the dataset with the saved values (version=… pins the version), "
+            "or start under a new run name."
         )
     unknown = [name for name in _SINCE_FORMAT[2] if getattr(saved, name) is UNKNOWN]
     if unknown:
