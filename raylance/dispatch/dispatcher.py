@@ -1,9 +1,8 @@
 """Owns which item goes to which helper, what is done again and what must wait, for one pass of one rank, as a state
-machine: events in, commands out; never does anything itself. It knows no Ray, no thread and no clock.
+machine: events and the time in, outputs out; never does anything itself. It knows no Ray, no thread, no log, no clock.
 
-An item is a piece of work on its way: read by the reader whose turn it is, decoded by the decoder that is free first,
-fetched, and delivered in the order of the plan. Helpers may finish in any order, die, hang, or answer for a pass that
-is over.
+An item is read by the reader that its chunk is assigned to, decoded by a free decoder, fetched, and delivered in the
+order of the plan. Helpers may finish in any order, die, hang, or answer for a pass that is over.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,7 +11,10 @@ from raylance.dispatch.helper_pool import HelperPool
 from raylance.dispatch.in_flight import InFlight, InFlightItem, Stage
 from raylance.dispatch.messages import (
     Alive,
-    Command,
+    Awaited,
+    Begin,
+    Close,
+    Complete,
     Decode,
     Deliver,
     Done,
@@ -20,33 +22,41 @@ from raylance.dispatch.messages import (
     Failed,
     Fault,
     Faulted,
+    FaultSeen,
     Fetch,
     Fetched,
     Forget,
     GiveUp,
+    GiveUpPlacing,
+    Log,
     Lost,
     NotPlaced,
+    Output,
     Placed,
     Read,
+    Status,
     Taken,
+    Wanted,
+    WorkDone,
 )
 from raylance.dispatch.scaling import Scaler
 from raylance.dispatch.sizes import Sizes
-from raylance.dispatch.wait_causes import note, warn
+from raylance.dispatch.wait_causes import status
 from raylance.errors import HelperError
-from raylance.observe import Receipt, Stats
+from raylance.observe import Receipt
 from raylance.planning.plan import Plan, WorkItem
 
 MAX_FAULTS = 3  # of the machines, that one item may see: a fourth is no accident
 PAUSES_S = (0.2, 1.0, 5.0)  # before work is done again where nothing died: a store that is full takes time to drain
+_OBSERVATIONS = frozenset((Log, FaultSeen, WorkDone, Status))
 
 
 class Dispatcher:
-    """Decides for one pass of one rank; see the module.
+    """Decides for one pass of one rank: `handle` is its only entry, `deadline` says when to call it at the latest.
 
-    Bytes in flight: an item is sent where it has room, that is, where it and all that is on its way or delivered as a
-    whole step and not taken yet count for `limit_bytes` at most. What is awaited first may always go while no whole
-    step waits to be taken, or nothing would ever be delivered; so may the next parts of a step that is not whole.
+    Bytes in flight: an item is sent where it has room: where it, all items in work and all whole steps that were not
+    taken yet reserve `limit_bytes` at most. The item that is delivered next may always go while no whole step waits to
+    be taken, or nothing would ever be delivered; so may the next parts of a step that is not whole.
     """
 
     def __init__(
@@ -56,295 +66,302 @@ class Dispatcher:
         rank: int,
         items: Iterable[WorkItem],
         position: int,
-        crew: HelperPool,
+        pool: HelperPool,
         sizes: Sizes,
-        stats: Stats,
         decodes: bool,
         prefetch_batches: int,
         work_timeout_s: float,
-        tell: Callable[[WorkItem], str],
+        describe: Callable[[WorkItem], str],
         scalers: Sequence[Scaler] = (),
     ) -> None:
         """Decides nothing yet.
 
-        While `is_wanted` is False, nobody has asked for the pass: only its first steps are made. `is_awaited` says
-        whether the consumer waits.
-
         Args:
             plan: The plan of the items.
-            rank: Whose they are.
+            rank: Their rank.
             items: The items of the pass, in the order of delivery.
             position: Position of the first step.
-            crew: The loader's helpers.
-            sizes: What items are thought to have.
-            stats: Counters to add to.
+            pool: The loader's helpers.
+            sizes: The estimate of their bytes.
             decodes: Whether rows are decoded at all.
             prefetch_batches: Steps to keep in flight at the least; more where the decoders need it.
             work_timeout_s: Seconds that results may take to get here.
-            tell: Names the rows of an item, for an error.
-            scalers: Say how many helpers of a kind there should be, where that may change.
+            describe: Names the rows of an item, for an error.
+            scalers: Decide how many helpers of a kind there should be, where that may change.
         """
         self._inflight = InFlight(plan, rank, items, position, sizes, prefetch_batches)
-        self._crew, self._sizes, self._stats = crew, sizes, stats
-        self._decodes, self._work_timeout_s, self._tell, self._scalers = decodes, work_timeout_s, tell, scalers
+        self._plan, self._pool, self._sizes, self._scalers = plan, pool, sizes, scalers
+        self._decodes, self._work_timeout_s, self._describe = decodes, work_timeout_s, describe
         self._by_call: dict[int, InFlightItem] = {}
-        self._out: list[Command] = []
+        self._out: list[Output] = []
         self._now = 0.0
-        self._plan = plan
-        self.is_over = False
-        self.is_wanted, self.is_awaited = True, False
+        self._is_over = self._is_wanted = self._is_awaited = False
 
-    def begin(self, now: float) -> list[Command]:
-        """Begins the pass; see `handle`."""
-        self._crew.open(now)
-        for scaler in self._scalers:
-            scaler.begin()
-        return self._decide(now)
-
-    def handle(self, event: Event | None, now: float) -> list[Command]:
-        """Takes an event, or None where there is none and time has passed: what has an answer that is here and was not
-        told yet is not late.
+    def handle(self, event: Event | None, now: float) -> list[Output]:
+        """Takes an event and decides.
 
         Args:
-            event: What happened.
+            event: What happened; None where the deadline has come and no event waits: a helper whose answer is here,
+                and was not handed in yet, is not late.
             now: Seconds of the runtime's clock.
 
         Returns:
-            What to do, in this order.
+            What to do, in this order; observations come first.
         """
         self._now = now
-        if event is not None:
-            self._take(event)
+        if isinstance(event, Close):
+            self._close()
         else:
-            for helper, fault in self._crew.hung(now):
-                self._lost(helper, fault)
-            self._check_fetch()
-            self._out += self._crew.late(now)
-        return self._decide(now)
-
-    def _decide(self, now: float) -> list[Command]:
-        self._now = now
-        for scaler in self._scalers:
-            self._out += scaler.ask(self._crew, now)
-        self._out += self._crew.due(now)
-        if not self.is_over:
-            self._advance()
-        is_awaited = self.is_wanted and self.is_awaited
-        note(self._stats, self._crew, self._inflight, now, is_awaited=is_awaited)
-        head = self._inflight.head
-        is_read = head is not None and head.stage is Stage.READING and not head.decodes_there
-        for scaler in self._scalers if self.is_wanted else ():
-            scaler.look(self._crew, now, is_awaited=self.is_awaited, is_read=is_read)
+            self._take(event)
+            self._decide()
         out, self._out = self._out, []
-        return out
+        return sorted(out, key=_is_command)
 
     def deadline(self) -> float | None:
-        """When `handle` is to be called unless something happens before; None where only an event changes things."""
-        times = [piece.not_before for piece in self._inflight.pieces if piece.not_before > self._now]
-        times += [p.since + self._work_timeout_s for p in self._inflight.pieces if p.stage is Stage.FETCHING]
-        crew = self._crew.deadline(self._now)
-        return min([*times, *([] if crew is None else [crew])], default=None)
-
-    def close(self) -> list[Command]:
-        """Ends the pass; helpers go on with what they have, for nobody."""
-        self.is_over = True
-        kept = [call for piece in self._inflight.pieces for call in (piece.call, piece.read, piece.decode)]
-        calls = tuple(call for call in kept if call is not None)
-        self._inflight.pieces.clear()
-        self._by_call.clear()
-        return [Forget(calls)] if calls else []
+        """When to hand in None unless an event comes before; None where only an event changes anything."""
+        entries = self._inflight.entries
+        times = [entry.not_before for entry in entries if entry.not_before > self._now]
+        times += [entry.since + self._work_timeout_s for entry in entries if entry.stage is Stage.FETCHING]
+        of_pool = self._pool.deadline(self._now)
+        return min([*times, *([] if of_pool is None else [of_pool])], default=None)
 
     # Events.
 
-    def _take(self, event: Event) -> None:
-        crew, now = self._crew, self._now
+    def _take(self, event: Event | None) -> None:
+        pool, now = self._pool, self._now
         match event:
-            case Placed(helper):
-                crew.heard(helper, now)
-            case Alive(helper):
-                crew.alive(helper, now)
-            case NotPlaced(helper, fault, hopeless):
-                self._out += crew.not_placed(helper, fault, hopeless, now)
-            case Lost(helper, fault):
-                self._lost(helper, fault)
+            case None:
+                self._time_passed()
+            case Begin():
+                pool.open(now)
+                for scaler in self._scalers:
+                    scaler.begin()
+            case Wanted():
+                self._is_wanted = True
+            case Awaited():
+                self._is_awaited = True
             case Taken(position):
+                self._is_awaited = False
                 self._inflight.taken(position)
                 for scaler in self._scalers:
-                    scaler.stepped(now)
+                    self._out += scaler.stepped(now)
+            case Placed(helper):
+                pool.heard(helper, now)
+            case Alive(helper):
+                pool.alive(helper, now)
+            case NotPlaced(helper, fault, permanent):
+                self._out += pool.not_placed(helper, fault, permanent, now)
+            case Lost(helper, fault):
+                self._lost(helper, fault)
             case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
-                crew.answered(call, now)
-                piece = self._by_call.pop(call, None)
-                if piece is not None:  # else it comes late, or twice, or for a pass that is over
-                    piece.call = None
-                    self._answered(piece, event)
+                pool.answered(call, now)
+                entry = self._by_call.pop(call, None)
+                if entry is not None:  # else it comes late, or twice, or for a pass that is over
+                    entry.call = None
+                    self._answered(entry, event)
 
-    def _answered(self, piece: InFlightItem, event: Done | Fetched | Failed | Faulted) -> None:
+    def _time_passed(self) -> None:
+        for helper, fault in self._pool.hung(self._now):
+            self._lost(helper, fault)
+        self._check_fetch()
+        self._out += self._pool.late(self._now)
+
+    def _answered(self, entry: InFlightItem, event: Done | Fetched | Failed | Faulted) -> None:
         match event:
             case Done(call, receipt):
-                self._done(piece, call, receipt)
+                self._done(entry, call, receipt)
             case Fetched(_, plain, decoded):
-                self._out.append(Deliver(piece.item, plain, decoded))
+                self._out.append(Deliver(entry.item, plain, decoded))
                 self._inflight.deliver()
-                self._drop_results(piece)
+                self._drop_results(entry)
             case Failed(call, error):
-                self._forget(piece, call)
-                if piece.item.steps > 1:
-                    self._split(piece)  # the steps before the one that fails are still to be delivered
+                self._out.append(Forget((call,)))
+                if entry.item.steps > 1:
+                    self._split(entry)  # the steps before the one that fails are still to be delivered
                 else:
-                    piece.error = error
-                    self._again(piece, Stage.FAILED)
+                    entry.error = error
+                    self._again(entry, Stage.FAILED)
             case Faulted(call, fault):
-                self._forget(piece, call)
-                warn(self._stats, "work is done again after a fault of the machines", fault)
-                # What went with a helper that is known to be gone is that helper's fault, which was counted.
-                is_known = piece.read is not None and self._crew.replaced > piece.replaced
-                self._again(piece, Stage.WAITING)
-                if not is_known:
-                    self._out += self._crew.ask(self._now)
-                    if self._blame(piece, fault):
-                        piece.not_before = self._now + PAUSES_S[piece.faults - 1]
-                        self._split(piece)
+                self._faulted(entry, call, fault)
 
-    def _done(self, piece: InFlightItem, call: int, receipt: Receipt) -> None:
-        self._stats.lap(self._now)
-        self._stats.add(receipt)
-        if receipt.too_large_bytes:
-            self._forget(piece, call)
-            self._replace(piece, self._sizes.too_large(piece.item, receipt.too_large_bytes), receipt.too_large_bytes)
+    def _done(self, entry: InFlightItem, call: int, receipt: Receipt) -> None:
+        is_decoded = entry.stage is Stage.DECODING or entry.decodes_there
+        is_there = not receipt.too_large_bytes
+        self._out.append(WorkDone(receipt, entry.item.rows if is_there and is_decoded else 0))
+        if not is_there:
+            self._out.append(Forget((call,)))
+            parts = self._sizes.too_large(entry.item, receipt.too_large_bytes)
+            self._replace(entry, parts, receipt.too_large_bytes)
             return
-        piece.receipts.append(receipt)
-        if piece.stage is Stage.DECODING or piece.decodes_there:
-            self._stats.decoded_rows += piece.item.rows
-        if piece.stage is Stage.READING:
-            piece.read, piece.replaced = call, self._crew.replaced
-            piece.stage = Stage.READ if self._decodes and not piece.decodes_there else Stage.DONE
+        entry.receipts.append(receipt)
+        if entry.stage is Stage.READING:
+            entry.read, entry.replaced = call, self._pool.replaced
+            entry.stage = Stage.READ if self._decodes and not entry.decodes_there else Stage.DONE
         else:
-            piece.decode, piece.stage = call, Stage.DONE
-        if piece.stage is Stage.DONE:
-            self._sizes.learn(piece.item, piece.receipts)
+            entry.decode, entry.stage = call, Stage.DONE
+        if entry.stage is Stage.DONE:
+            self._sizes.learn(entry.item, entry.receipts)
+
+    def _faulted(self, entry: InFlightItem, call: int, fault: Fault) -> None:
+        self._out.append(Forget((call,)))
+        self._out.append(FaultSeen(f"work is done again after a fault of the machines ({fault.what})"))
+        # What went with a helper that is known to be gone is that helper's fault, which was counted.
+        is_known = entry.read is not None and self._pool.replaced > entry.replaced
+        self._again(entry, Stage.WAITING)
+        if not is_known:
+            self._out += self._pool.ping(self._now)
+            if self._blame(entry, fault):
+                entry.not_before = self._now + PAUSES_S[entry.faults - 1]
+                self._split(entry)
 
     def _lost(self, helper: int, fault: Fault) -> None:
-        """Has a dead helper replaced, and the work that it had done elsewhere."""
-        calls, commands = self._crew.lost(helper, self._now)
+        """Has a dead helper replaced, and its work done elsewhere."""
+        calls, commands = self._pool.lost(helper, self._now)
         self._out += commands
-        pieces = [(call, self._by_call.pop(call)) for call in calls if call in self._by_call]
+        entries = [(call, self._by_call.pop(call)) for call in calls if call in self._by_call]
         if commands:
-            self._stats.helpers_replaced += 1
-            warn(self._stats, "a helper is replaced, its work is done again", fault)
-        for call, piece in pieces:
-            self._forget(piece, call)
-            self._again(piece, Stage.READ if piece.stage is Stage.DECODING else Stage.WAITING)
+            line = f"a helper is replaced, its work is done again ({fault.what})"
+            self._out.append(FaultSeen(line, replaces_helper=True))
+        for call, entry in entries:
+            self._out.append(Forget((call,)))
+            self._again(entry, Stage.READ if entry.stage is Stage.DECODING else Stage.WAITING)
             # It was working on the first that it had, and on no other; that may be the work of a pass that is over.
-            if call == calls[0] and self._blame(piece, fault):
-                self._split(piece)
+            if call == calls[0] and self._blame(entry, fault):
+                self._split(entry)
 
     def _check_fetch(self) -> None:
-        """Has done again what takes too long to get here."""
+        """Has work done again whose results take too long to get here."""
         head = self._inflight.head
         if head is None or head.call is None or head.stage is not Stage.FETCHING:
             return
         if self._now >= head.since + self._work_timeout_s:
             call = head.call
             del self._by_call[call]
-            head.call = None
-            told = f"the results of {self._tell(head.item)} have not arrived for {self._now - head.since:.0f} s"
-            self._answered(head, Faulted(call, Fault(told=told, advice="Look at the network and the object stores.")))
+            what = f"the results of {self._describe(head.item)} have not arrived for {self._now - head.since:.0f} s"
+            self._faulted(head, call, Fault(what=what, advice="Look at the network and the object stores."))
 
-    def _again(self, piece: InFlightItem, stage: Stage) -> None:
-        """Puts a piece back, or out of work; only to be decoded again it keeps what was read."""
-        piece.call, piece.stage = None, stage
-        if stage is not Stage.READ:
-            self._drop_results(piece)
-
-    def _drop_results(self, piece: InFlightItem) -> None:
-        calls = piece.results()
+    def _close(self) -> None:
+        """Ends the pass; helpers finish what they have, and its results are dropped."""
+        self._is_over = True
+        kept = [call for entry in self._inflight.entries for call in (entry.call, entry.read, entry.decode)]
+        calls = tuple(call for call in kept if call is not None)
+        self._inflight.entries.clear()
+        self._by_call.clear()
         if calls:
             self._out.append(Forget(calls))
 
-    def _forget(self, piece: InFlightItem, call: int) -> None:
-        piece.call = None
-        self._out.append(Forget((call,)))
+    # What follows for one item.
 
-    def _blame(self, piece: InFlightItem, fault: Fault) -> bool:
-        """Counts a fault of the machines against a piece; returns whether it may be tried once more."""
-        piece.faults += 1
-        if piece.faults <= MAX_FAULTS:
+    def _again(self, entry: InFlightItem, stage: Stage) -> None:
+        """Puts an item back, or out of work; only to be decoded again it keeps what was read."""
+        entry.call, entry.stage = None, stage
+        if stage is not Stage.READ:
+            self._drop_results(entry)
+
+    def _drop_results(self, entry: InFlightItem) -> None:
+        calls = entry.drop_results()
+        if calls:
+            self._out.append(Forget(calls))
+
+    def _blame(self, entry: InFlightItem, fault: Fault) -> bool:
+        """Counts a machine fault against an item; returns whether it may be tried once more."""
+        entry.faults += 1
+        if entry.faults <= MAX_FAULTS:
             return True
-        piece.error = HelperError(
-            f"the work on the same {piece.item.rows} rows, {self._tell(piece.item)}, was lost {piece.faults} times "
-            f"({fault.told}). The epoch stops here. {fault.advice} The runtime says: {fault.error or fault.told}"
+        entry.error = HelperError(
+            f"the work on the same {entry.item.rows} rows, {self._describe(entry.item)}, was lost {entry.faults} times "
+            f"({fault.what}). The epoch stops here. {fault.advice} The runtime says: {fault.error or fault.what}"
         )
-        piece.error.__cause__ = fault.error
-        self._again(piece, Stage.FAILED)
+        entry.error.__cause__ = fault.error
+        self._again(entry, Stage.FAILED)
         return False
 
-    def _split(self, piece: InFlightItem) -> None:
-        """Puts single steps in the place of a piece, so that a fault concerns the rows of one step."""
-        if piece.item.steps > 1:
-            self._replace(piece, piece.item.steps, piece.allowed_bytes)
+    def _split(self, entry: InFlightItem) -> None:
+        """Replaces an item by its single steps, so that a fault concerns the rows of one step."""
+        if entry.item.steps > 1:
+            self._replace(entry, entry.item.steps, entry.allowed_bytes)
 
-    def _replace(self, piece: InFlightItem, parts: int, allowed_bytes: float) -> None:
-        self._again(piece, Stage.WAITING)
-        self._inflight.replace(piece, parts, allowed_bytes)
+    def _replace(self, entry: InFlightItem, parts: int, allowed_bytes: float) -> None:
+        self._again(entry, Stage.WAITING)
+        self._inflight.replace(entry, parts, allowed_bytes)
 
     # Decisions.
 
+    def _decide(self) -> None:
+        """Has helpers placed, and sends and delivers what can be now."""
+        for scaler in self._scalers:
+            self._out += scaler.resize(self._pool, self._now)
+        self._out += self._pool.due(self._now)
+        if not self._is_over:
+            self._advance()
+        is_awaited = self._is_wanted and self._is_awaited
+        self._out.append(status(self._pool, self._inflight, is_awaited=is_awaited))
+        head = self._inflight.head
+        is_read = head is not None and head.stage is Stage.READING and not head.decodes_there
+        for scaler in self._scalers if self._is_wanted else ():
+            scaler.look(self._pool, self._now, is_awaited=is_awaited, is_read=is_read)
+
     def _advance(self) -> None:
-        """Takes on, sends and delivers what can be now."""
-        if self._crew.failure is not None:
-            self._give_up(self._crew.failure)
+        if self._pool.failure is not None:
+            self._give_up(self._pool.failure)
             return
-        self._inflight.take_on(self._crew.decoders_running if self.is_wanted else None)
+        self._inflight.take_on(self._pool.decoders_running if self._is_wanted else None)
         self._send_reads()
         self._send_decodes()
         head = self._inflight.head
         if head is None:
-            self.is_over = self._inflight.is_over
+            if self._inflight.is_over:
+                self._is_over = True
+                self._out.append(Complete())
         elif head.stage is Stage.FAILED and head.error is not None:
-            self._give_up(head.error)
-        elif head.stage is Stage.DONE and head.read is not None and self._crew.is_complete:
+            self._give_up(GiveUp(head.error))
+        elif head.stage is Stage.DONE and head.read is not None and self._pool.is_complete:
             head.stage = Stage.FETCHING
-            self._await(head, self._crew.new_call())
-            self._out.append(Fetch(head.call or 0, head.read, head.decode))
+            self._out.append(Fetch(self._await(head, self._pool.new_call()), head.read, head.decode))
 
-    def _give_up(self, error: BaseException) -> None:
-        self._out += [*self.close(), GiveUp(error)]
+    def _give_up(self, output: GiveUp | GiveUpPlacing) -> None:
+        self._close()
+        self._out.append(output)
 
     def _send_reads(self) -> None:
         head = self._inflight.head
         if head is not None and head.item.rows:
-            self._crew.begin_at(self._plan, head.item.chunk)
-        for piece in self._inflight.pieces:
-            if piece.stage is not Stage.WAITING or piece.not_before > self._now:
+            self._pool.begin_at(self._plan, head.item.chunk)
+        for entry in self._inflight.entries:
+            if entry.stage is not Stage.WAITING or entry.not_before > self._now:
                 continue
-            if not self._inflight.has_room(piece):
+            if not self._inflight.has_room(entry):
                 return
-            reader, following, prefetches = self._crew.reader(self._plan, piece.item, proven=piece.faults > 0)
+            reader, following, prefetches = self._pool.reader(self._plan, entry.item, responsive=entry.faults > 0)
             self._out += prefetches
             if reader is None:
                 return
-            piece.stage, piece.not_before = Stage.READING, 0.0
-            piece.decodes_there = self._decodes and self._crew.reader_decodes(self._now)
-            call = self._await(piece, self._crew.send(reader, self._now))
-            allowed_bytes = max(1, int(piece.allowed_bytes))
-            self._out.append(Read(call, reader, piece.item, piece.decodes_there, allowed_bytes, following))
+            entry.stage, entry.not_before = Stage.READING, 0.0
+            entry.decodes_there = self._decodes and self._pool.reader_decodes(self._now)
+            call = self._await(entry, self._pool.send(reader, self._now))
+            allowed_bytes = max(1, int(entry.allowed_bytes))
+            self._out.append(Read(call, reader, entry.item, entry.decodes_there, allowed_bytes, following))
 
     def _send_decodes(self) -> None:
-        for piece in self._inflight.pieces:
-            if piece.stage is not Stage.READ or piece.read is None:
+        for entry in self._inflight.entries:
+            if entry.stage is not Stage.READ or entry.read is None:
                 continue
-            if self._crew.reader_decodes(self._now):  # none is left: what is read is read again, and decoded there
-                self._again(piece, Stage.WAITING)
+            if self._pool.reader_decodes(self._now):  # no decoder is left: it is read again, and decoded there
+                self._again(entry, Stage.WAITING)
                 continue
-            decoder = self._crew.decoder(proven=piece.faults > 0)
+            decoder = self._pool.decoder(responsive=entry.faults > 0)
             if decoder is not None:
-                piece.stage = Stage.DECODING
-                call = self._await(piece, self._crew.send(decoder, self._now))
-                self._out.append(Decode(call, decoder, piece.read, piece.item.epoch))
-        if self._crew.reader_decodes(self._now):
+                entry.stage = Stage.DECODING
+                call = self._await(entry, self._pool.send(decoder, self._now))
+                self._out.append(Decode(call, decoder, entry.read, entry.item.epoch))
+        if self._pool.reader_decodes(self._now):
             self._send_reads()
 
-    def _await(self, piece: InFlightItem, call: int) -> int:
-        piece.call, piece.since = call, self._now
-        self._by_call[call] = piece
+    def _await(self, entry: InFlightItem, call: int) -> int:
+        entry.call, entry.since = call, self._now
+        self._by_call[call] = entry
         return call
+
+
+def _is_command(output: Output) -> bool:
+    return type(output) not in _OBSERVATIONS

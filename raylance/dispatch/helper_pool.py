@@ -4,14 +4,22 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Callable
 
-from raylance.dispatch.messages import Ask, Command, Dismiss, Fault, Kind, Place, Prefetch
+from raylance.dispatch.messages import (
+    Dismiss,
+    Fault,
+    GiveUp,
+    GiveUpPlacing,
+    Kind,
+    Log,
+    Output,
+    Ping,
+    Place,
+    Prefetch,
+)
 from raylance.dispatch.read_schedule import ReadSchedule
-from raylance.errors import HelperError, PlacementError
+from raylance.errors import HelperError
 from raylance.planning.plan import Chunk, Plan, WorkItem
-
-logger = logging.getLogger(__name__)
 
 _QUEUED = 2  # calls at a decoder: one in work, and one that waits, so that it never does
 _PATIENCE_S = 5.0  # that decoders have to start, which takes two or three, before readers decode in their place
@@ -20,72 +28,64 @@ _PAUSE_S = 1.0  # before another helper is placed for one that died as it starte
 
 @dataclasses.dataclass(slots=True, kw_only=True, eq=False)
 class Helper:
-    """What is known of a helper."""
+    """One helper, as far as is known."""
 
     kind: Kind
-    place_at: float | None  # when it is to be placed; None once that was asked for
-    late: float  # when it is given up, unless it runs by then
+    place_at: float | None  # when to place it; None once that was asked for
+    deadline: float  # when it is given up, unless it runs by then
     running: bool = False
     has_worked: bool = False
-    heard: float = 0.0  # when it answered last
-    asks: int = 0  # signs of life that it owes, each because of a fault
-    asked: float = 0.0  # since when it owes them
+    heard_at: float = 0.0  # its last answer
+    pings: int = 0  # not answered, each because of a fault
+    pinged_at: float = 0.0  # the first of them
     calls: dict[int, float] = dataclasses.field(default_factory=dict)  # not answered, in order, with the time
 
     def silent_since(self) -> float | None:
         """Since when it owes an answer."""
-        if not self.calls and not self.asks:
+        if not self.calls and not self.pings:
             return None
         first = next(iter(self.calls.values()), math.inf)
-        return max(self.heard, min(first, self.asked) if self.asks else first)
+        return max(self.heard_at, min(first, self.pinged_at) if self.pings else first)
 
 
 class HelperPool:
-    """Some readers, at least one, and some decoders. It outlives passes, as helpers do.
+    """The readers of one loader, at least one, and its decoders. It outlives passes, as helpers do.
 
     Attributes:
         wanted: Helpers to have, by kind.
-        is_complete: Whether all that were insisted upon have run.
+        is_complete: Whether delivery may begin: a reader runs, and all decoders that are required.
         replaced: Helpers that ran and are gone.
-        failure: Why there is no going on.
+        failure: Why the pool cannot continue.
     """
 
     def __init__(
-        self,
-        *,
-        readers: int,
-        decoders: int,
-        insists: bool,
-        placement_timeout_s: float,
-        work_timeout_s: float,
-        explain: Callable[[int, int, Kind], str],
+        self, *, readers: int, decoders: int, require_all: bool, placement_timeout_s: float, work_timeout_s: float
     ) -> None:
         """Wants helpers; `open` asks for them.
 
         Args:
-            readers: Readers to have; those that find no place are done without, unless it is all of them.
+            readers: Readers to have. The pool works without those that find no place, unless it is all of them.
             decoders: Decoders to have; 0 where the readers decode.
-            insists: Whether nothing is delivered before all decoders run, and none left is an error. Otherwise those
-                that find no place are done without, and where none runs, the readers decode.
+            require_all: Whether nothing is delivered before all decoders run, and none left is an error. Otherwise the
+                pool works without those that find no place, and where none runs, the readers decode.
             placement_timeout_s: Seconds that a helper may take to run.
-            work_timeout_s: Seconds that a helper may owe an answer before it is taken for hung.
-            explain: Says why helpers of a kind have not started: how many of how many.
+            work_timeout_s: Seconds that a helper may owe an answer before it counts as hung.
         """
         self.wanted: dict[Kind, int] = {"reader": readers, "decoder": decoders}
-        self._asked = dict(self.wanted)  # before any was done without
-        self.insists = insists
-        self._placement_timeout_s, self._work_timeout_s, self._explain = placement_timeout_s, work_timeout_s, explain
+        self._asked = dict(self.wanted)  # less none of those that the pool works without
+        self.require_all = require_all
+        self._placement_timeout_s, self._work_timeout_s = placement_timeout_s, work_timeout_s
         self._helpers: dict[int, Helper] = {}
         self._numbers, self._calls = itertools.count(), itertools.count()
-        self._has_call: dict[int, int] = {}  # the helper of each call that is not answered
-        self._turns = ReadSchedule()
+        self._helper_of: dict[int, int] = {}  # by call that is not answered
+        self._schedule = ReadSchedule()
         self.is_complete = False
         self.replaced = 0
-        self.failure: Exception | None = None
+        self.failure: GiveUp | GiveUpPlacing | None = None
 
     def open(self, now: float) -> None:
-        """A pass begins: wants the helpers, unless there are some. Those that do not run yet have their time anew, as
-        nobody has looked for them in between.
+        """Begins a pass: wants the helpers, unless there are some. Those that do not run yet get their full time to
+        start, since their deadlines were not watched between passes.
         """
         if not self._helpers:
             self._want("reader", now, now)  # the others when it runs: the first batch waits for it alone
@@ -93,55 +93,57 @@ class HelperPool:
                 self._want("decoder", now, now)
         for helper in self._helpers.values():
             helper.place_at = None if helper.place_at is None else now
-            helper.late = now + self._placement_timeout_s
+            helper.deadline = now + self._placement_timeout_s
 
     def _want_missing(self, kind: Kind, now: float) -> None:
-        there = sum(helper.kind == kind for helper in self._helpers.values())
-        for _ in range(self.wanted[kind] - there):
+        for _ in range(self.wanted[kind] - self._count(kind)):
             self._want(kind, now, now + self._placement_timeout_s)
 
-    def _want(self, kind: Kind, place_at: float, late: float) -> None:
-        self._helpers[next(self._numbers)] = Helper(kind=kind, place_at=place_at, late=late)
+    def _want(self, kind: Kind, place_at: float, deadline: float) -> None:
+        self._helpers[next(self._numbers)] = Helper(kind=kind, place_at=place_at, deadline=deadline)
 
-    # What the dispatcher asks.
+    # Queries of the dispatcher.
 
     def begin_at(self, plan: Plan, chunk: Chunk) -> None:
-        """Notes that no chunk before this one will be read any more."""
-        self._turns.begin_at(plan, chunk)
+        """Records that no chunk before this one will be read any more."""
+        self._schedule.begin_at(plan, chunk)
 
-    def reader(self, plan: Plan, item: WorkItem, *, proven: bool) -> tuple[int | None, Chunk | None, list[Command]]:
-        """The reader whose turn an item's chunk is, and what it reads next.
+    def reader(self, plan: Plan, item: WorkItem, *, responsive: bool) -> tuple[int | None, Chunk | None, list[Output]]:
+        """The reader that an item's chunk is assigned to, and what it reads next.
 
         Args:
             plan: The plan of the item.
-            item: The item; where it has no rows, anybody's.
-            proven: As of `decoder`.
+            item: The item; any reader will do where it has no rows.
+            responsive: As of `decoder`.
 
         Returns:
-            The reader, or None while it is not able; the chunk that it reads behind the item's; and what else to do.
+            The reader, or None while it is not able; the chunk that it reads after the item's; and commands.
         """
-        running, able = self._running("reader"), self._running("reader", proven)
+        running, able = self._running("reader"), self._running("reader", responsive)
         if not running or not item.rows:
             return next(iter(able), None), None, []
-        reader, following, begin = self._turns.take(plan, item.rank, item.chunk, running)
+        reader, following, begin = self._schedule.take(plan, item.rank, item.chunk, running)
         return reader if reader in able else None, following, [Prefetch(n, item.rank, chunk) for n, chunk in begin]
 
-    def decoder(self, *, proven: bool) -> int | None:
+    def decoder(self, *, responsive: bool) -> int | None:
         """The running decoder with the fewest calls and room for one, or None.
 
         Args:
-            proven: Leave out those that have not answered since the last fault: where several died at once, work that
-                is done again must not go to the next dead one.
+            responsive: Leave out those that have not answered since the last fault: where several died at once, work
+                that is done again must not go to the next dead one.
         """
-        able = [number for number in self._running("decoder", proven) if len(self._helpers[number].calls) < _QUEUED]
+        able = [number for number in self._running("decoder", responsive) if len(self._helpers[number].calls) < _QUEUED]
         return min(able, key=lambda number: len(self._helpers[number].calls), default=None)
 
-    def _running(self, kind: Kind, proven: bool = False) -> list[int]:
+    def _running(self, kind: Kind, responsive: bool = False) -> list[int]:
         return [
             number
             for number, helper in self._helpers.items()
-            if helper.kind == kind and helper.running and not (proven and helper.asks)
+            if helper.kind == kind and helper.running and not (responsive and helper.pings)
         ]
+
+    def _count(self, kind: Kind) -> int:
+        return sum(helper.kind == kind for helper in self._helpers.values())
 
     @property
     def readers_running(self) -> int:
@@ -150,7 +152,7 @@ class HelperPool:
 
     @property
     def readers_at_work(self) -> int:
-        """Readers that have had a turn: the others are no help yet."""
+        """Readers that have answered a call: the others do not help yet."""
         return sum(self._helpers[number].has_worked for number in self._running("reader"))
 
     @property
@@ -163,46 +165,41 @@ class HelperPool:
         """Decoders that have work."""
         return sum(bool(self._helpers[number].calls) for number in self._running("decoder"))
 
-    def resize(self, kind: Kind, wanted: int, now: float) -> list[Command]:
-        """Wants another number of helpers: more are placed, and of those that have no work, some go.
-
-        Returns:
-            What to do. There may be more to do later: those that have work stay.
-        """
+    def resize(self, kind: Kind, wanted: int, now: float) -> list[Output]:
+        """Wants another number of helpers: more are placed; of too many, idle ones are dismissed, the others later."""
         self.wanted[kind] = self._asked[kind] = wanted
         self._want_missing(kind, now)
-        there = [number for number, helper in self._helpers.items() if helper.kind == kind]
-        idle = [number for number in there if self._helpers[number].running and not self._helpers[number].calls]
-        gone = idle[: max(0, len(there) - wanted)]
+        idle = [number for number in self._running(kind) if not self._helpers[number].calls]
+        gone = idle[: max(0, self._count(kind) - wanted)]
         for number in gone:
             del self._helpers[number]
         return [Dismiss(number, is_lost=False) for number in gone]
 
     def reader_decodes(self, now: float) -> bool:
-        """Whether who reads has to decode it now."""
+        """Whether the reader of an item has to decode it now."""
         if not self.wanted["decoder"]:
             return True
         until = self._patient_until()
         return until is not None and now >= until
 
     def _patient_until(self) -> float | None:
-        """Until when a decoder that starts is waited for, where readers decode then: one that does has to load all that
-        decoders load. None where they do not.
+        """Until when items wait for a decoder that starts, where readers decode after that: a reader that decodes has
+        to load all that decoders load. None where readers do not decode.
         """
-        if self.insists or self.decoders_running:
+        if self.require_all or self.decoders_running:
             return None
-        asked = [h.late - self._placement_timeout_s for h in self._helpers.values() if h.kind == "decoder"]
+        asked = [h.deadline - self._placement_timeout_s for h in self._helpers.values() if h.kind == "decoder"]
         return max(asked, default=-math.inf) + min(_PATIENCE_S, self._placement_timeout_s)
 
     def deadline(self, now: float) -> float | None:
-        """When time alone has something happen."""
+        """When time alone changes something."""
         until = self._patient_until()
         times = [until] if until is not None and until > now else []
         for helper in self._helpers.values():
             if helper.place_at is not None:
                 times.append(helper.place_at)
             if not helper.running:
-                times.append(helper.late)
+                times.append(helper.deadline)
             elif (since := helper.silent_since()) is not None:
                 times.append(since + self._work_timeout_s)
         return min(times, default=None)
@@ -210,10 +207,10 @@ class HelperPool:
     # What happens.
 
     def send(self, helper: int, now: float) -> int:
-        """Notes that a helper is given a call; returns the number of the call."""
+        """Gives a helper a call; returns the number of the call."""
         call = next(self._calls)
         self._helpers[helper].calls[call] = now
-        self._has_call[call] = helper
+        self._helper_of[call] = helper
         return call
 
     def new_call(self) -> int:
@@ -221,8 +218,8 @@ class HelperPool:
         return next(self._calls)
 
     def answered(self, call: int, now: float) -> None:
-        """Notes the answer to a call."""
-        number = self._has_call.pop(call, -1)
+        """Records the answer to a call."""
+        number = self._helper_of.pop(call, -1)
         helper = self._helpers.get(number)
         if helper is not None:
             del helper.calls[call]
@@ -230,65 +227,65 @@ class HelperPool:
             self.heard(number, now)
 
     def heard(self, helper: int, now: float) -> None:
-        """Notes a sign of life."""
+        """Records a sign of life."""
         found = self._helpers.get(helper)
         if found is not None:
-            found.running, found.heard = True, now
+            found.running, found.heard_at = True, now
             if found.kind == "reader":
                 self._want_missing("reader", now)
         if not self.is_complete and self._running("reader"):
-            self.is_complete = not self.insists or self.decoders_running == self.wanted["decoder"]
+            self.is_complete = not self.require_all or self.decoders_running == self.wanted["decoder"]
 
-    def not_placed(self, helper: int, fault: Fault, hopeless: bool, now: float) -> list[Command]:
-        """Has another one placed for a helper that died as it started, where there is hope and time."""
+    def alive(self, helper: int, now: float) -> None:
+        """Records the answer to a ping."""
+        found = self._helpers.get(helper)
+        if found is not None:
+            found.pings = max(0, found.pings - 1)
+        self.heard(helper, now)
+
+    def not_placed(self, helper: int, fault: Fault, permanent: bool, now: float) -> list[Output]:
+        """Has another helper placed for one that died as it started, unless that is in vain or too late."""
         found = self._helpers.pop(helper, None)
         if found is None:
             return []
-        logger.warning("a %s died as it started: %s", found.kind, fault.told)
-        if not hopeless and now + _PAUSE_S < found.late:
-            self._want(found.kind, now + _PAUSE_S, found.late)
+        if not permanent and now + _PAUSE_S < found.deadline:
+            self._want(found.kind, now + _PAUSE_S, found.deadline)
         elif self._is_missed(found.kind):
-            self.failure = HelperError(
-                f"a {found.kind} could not start; what was delivered before is good, nothing follows. Its constructor "
-                f"or its process said: {fault.error or fault.told}"
+            error = HelperError(
+                f"a {found.kind} could not start: {fault.error or fault.what}. The epoch stops here; the batches "
+                "before it are good. Look at its constructor, and at the log of its process."
             )
+            self.failure = GiveUp(error)
         else:
-            self._go_without(found.kind)
-        return [Dismiss(helper)]
+            self._work_without(found.kind)
+        return [Log(logging.WARNING, f"a {found.kind} died as it started: {fault.what}"), Dismiss(helper)]
 
-    def lost(self, helper: int, now: float) -> tuple[list[int], list[Command]]:
+    def lost(self, helper: int, now: float) -> tuple[list[int], list[Output]]:
         """Has a helper replaced that ran and is gone.
 
         Returns:
             The calls that it has not answered, in the order in which it was given them: it was working on the first, if
-            on any. And what to do.
+            on any. And commands.
         """
         found = self._helpers.pop(helper, None)
         if found is None:
             return [], []
         self.replaced += 1
         for call in found.calls:
-            del self._has_call[call]
+            del self._helper_of[call]
         self._want(found.kind, now, now + self._placement_timeout_s)
-        return list(found.calls), [Dismiss(helper), *self.ask(now, again=True)]  # it seldom dies alone
+        return list(found.calls), [Dismiss(helper), *self.ping(now, again=True)]  # helpers seldom die alone
 
-    def alive(self, helper: int, now: float) -> None:
-        """Notes that a helper that was asked answers."""
-        found = self._helpers.get(helper)
-        if found is not None:
-            found.asks = max(0, found.asks - 1)
-        self.heard(helper, now)
-
-    def ask(self, now: float, *, again: bool = False) -> list[Command]:
-        """Asks all that run for a sign of life, after a fault; `again` also those that owe one, which may be on its way
-        already and say nothing of what has happened since.
+    def ping(self, now: float, *, again: bool = False) -> list[Output]:
+        """Pings all that run, after a fault; `again` also those that owe an answer, which may be on its way already
+        and then says nothing about what has happened since.
         """
-        asked = [number for number, helper in self._helpers.items() if helper.running and (again or not helper.asks)]
-        for number in asked:
+        pinged = [number for number, helper in self._helpers.items() if helper.running and (again or not helper.pings)]
+        for number in pinged:
             helper = self._helpers[number]
-            helper.asked = helper.asked if helper.asks else now
-            helper.asks += 1
-        return [Ask(number) for number in asked]
+            helper.pinged_at = helper.pinged_at if helper.pings else now
+            helper.pings += 1
+        return [Ping(number) for number in pinged]
 
     def hung(self, now: float) -> list[tuple[int, Fault]]:
         """Running helpers that have owed an answer for too long."""
@@ -296,48 +293,43 @@ class HelperPool:
         for number, helper in self._helpers.items():
             since = helper.silent_since()
             if helper.running and since is not None and now >= since + self._work_timeout_s:
-                told = f"{helper.kind} {number} has not answered for {now - since:.0f} s, which work_timeout_s allows"
+                what = f"{helper.kind} {number} has not answered for {now - since:.0f} s, which work_timeout_s allows"
                 advice = "Look for what hangs in it (storage, a decoder, a transform), or raise work_timeout_s."
-                found.append((number, Fault(told=told, advice=advice)))
+                found.append((number, Fault(what=what, advice=advice)))
         return found
 
-    def due(self, now: float) -> list[Command]:
+    def due(self, now: float) -> list[Output]:
         """Has helpers placed that are to be placed by now."""
-        commands: list[Command] = []
+        commands: list[Output] = []
         for number, helper in self._helpers.items():
             if helper.place_at is not None and now >= helper.place_at:
-                helper.late += now - helper.place_at  # while nobody looked, it had no chance
+                helper.deadline += now - helper.place_at  # it could not start before it was asked for
                 helper.place_at = None
                 commands.append(Place(number, helper.kind))
         return commands
 
-    def late(self, now: float) -> list[Command]:
-        """Gives helpers up that have not started in time."""
-        commands: list[Command] = []
+    def late(self, now: float) -> list[Output]:
+        """Gives up helpers that have not started in time; works without them where that is possible."""
+        outputs: list[Output] = []
         for number, helper in list(self._helpers.items()):
-            if not helper.running and now >= helper.late:
-                commands += self._give_up(number, helper)
-        return commands
+            if helper.running or now < helper.deadline:
+                continue
+            del self._helpers[number]
+            if self._is_missed(helper.kind):
+                asked = self._asked[helper.kind]
+                self.failure = GiveUpPlacing(helper.kind, asked - len(self._running(helper.kind)), asked)
+            else:
+                line = f"a {helper.kind} did not start within placement_timeout_s; the loader works without it"
+                outputs.append(Log(logging.WARNING, line))
+                self._work_without(helper.kind)
+            outputs.append(Dismiss(number))
+        return outputs
 
-    def _give_up(self, number: int, helper: Helper) -> list[Command]:
-        """Works without a helper that has not started in time, where that is possible."""
-        del self._helpers[number]
-        if self._is_missed(helper.kind):
-            asked = self._asked[helper.kind]
-            pending = asked - len(self._running(helper.kind))
-            self.failure = PlacementError(self._explain(pending, asked, helper.kind))
-        else:
-            logger.warning("a %s did not start within placement_timeout_s; the loader works without it", helper.kind)
-            self._go_without(helper.kind)
-        return [Dismiss(number)]
-
-    def _go_without(self, kind: Kind) -> None:
-        there = sum(helper.kind == kind for helper in self._helpers.values())
-        self.wanted[kind] = min(self.wanted[kind], there)  # it may have been one more than is wanted by now
+    def _work_without(self, kind: Kind) -> None:
+        self.wanted[kind] = min(self.wanted[kind], self._count(kind))  # it may have been one more than is wanted by now
 
     def _is_missed(self, kind: Kind) -> bool:
-        """Whether there is no going on without one more of a kind."""
-        has_others = any(other.kind == kind for other in self._helpers.values())
+        """Whether the pool cannot continue without one more of a kind."""
         if kind == "reader":
-            return not has_others  # the same rows come from fewer
-        return self.insists and not (self.is_complete and has_others)
+            return not self._count(kind)  # fewer readers deliver the same rows
+        return self.require_all and not (self.is_complete and self._count(kind))

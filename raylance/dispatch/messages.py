@@ -1,4 +1,4 @@
-"""Owns what dispatcher and runtime say to each other, commands and events; never acts on them."""
+"""Owns the vocabulary of the dispatcher: events in, outputs out; never acts on any of them."""
 
 import dataclasses
 from typing import Any, Literal
@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from raylance.observe import Receipt
+from raylance.observe.stats import Cause
 from raylance.planning.plan import Chunk, WorkItem
 
 Kind = Literal["reader", "decoder"]
@@ -13,11 +14,14 @@ Kind = Literal["reader", "decoder"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A fault of the machines: nothing is wrong with the rows, and the same work may succeed elsewhere or later."""
+    """A machine fault: nothing is wrong with the rows, and the same work may succeed elsewhere or later."""
 
-    told: str  # what happened, in a line
+    what: str  # what happened, in one line
     advice: str = ""  # what to do if it does not end
     error: BaseException | None = None  # what was raised
+
+
+# Commands: outputs for the runtime.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -30,8 +34,8 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Dismiss:
-    """End a helper: it died, hangs, found no place, or unless `is_lost`, is not needed. What it still says is of no
-    interest.
+    """End a helper: it died, hangs or found no place; with `is_lost` False, it is not needed. Its later answers are
+    ignored.
     """
 
     helper: int
@@ -39,8 +43,8 @@ class Dismiss:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Ask:
-    """Ask a helper for a sign of life, behind the work that it has: answered by `Alive` or `Lost`."""
+class Ping:
+    """Ask a helper for a sign of life, after the work that it has: answered by `Alive` or `Lost`."""
 
     helper: int
 
@@ -49,7 +53,7 @@ class Ask:
 class Read:
     """Read an item, and decode it in the same place where `decodes`; no more than `allowed_bytes` of raw rows.
 
-    When its chunk is here, read the chunk `following`; None where that does not matter.
+    When its chunk is here, read the chunk `following`; None where any will do.
     """
 
     call: int
@@ -62,7 +66,7 @@ class Read:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Prefetch:
-    """Begin to read a chunk that a reader will be asked for: not answered, unless by `Lost`."""
+    """Begin to read a chunk that a reader will be asked for: answered by nothing but `Lost`."""
 
     helper: int
     rank: int
@@ -71,7 +75,7 @@ class Prefetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode what the call `source` has read."""
+    """Decode the result of the call `source`."""
 
     call: int
     helper: int
@@ -95,9 +99,15 @@ class Forget:
     calls: tuple[int, ...]
 
 
+Command = Place | Dismiss | Ping | Read | Prefetch | Decode | Fetch | Forget
+
+
+# Outputs about the pass, for the feeder.
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Deliver:
-    """Hand an item on: its plain columns, and its decoded ones where any are."""
+    """The next item of the pass: its plain columns, and its decoded ones where there are any."""
 
     item: WorkItem
     plain: Any
@@ -105,13 +115,102 @@ class Deliver:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class Complete:
+    """All items of the pass were delivered."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Raise this behind what was delivered; nothing follows."""
+    """The pass ends with this error, after what was delivered."""
 
     error: BaseException
 
 
-Command = Place | Dismiss | Ask | Read | Prefetch | Decode | Fetch | Forget | Deliver | GiveUp
+@dataclasses.dataclass(frozen=True, slots=True)
+class GiveUpPlacing:
+    """The pass ends: so many of the helpers of a kind were not placed in time. The runtime knows the cause."""
+
+    kind: Kind
+    pending: int
+    asked: int
+
+
+# Observations: outputs for statistics and the log. They come before the commands of the same decision.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Log:
+    """A line for the log, with a level of `logging`."""
+
+    level: int
+    line: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FaultSeen:
+    """A machine fault that costs time and no row."""
+
+    line: str
+    replaces_helper: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class WorkDone:
+    """A helper has finished a call."""
+
+    receipt: Receipt
+    decoded_rows: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Status:
+    """How the pass stands, and the cause of the trainer's wait: None while it does not wait."""
+
+    readers: int
+    readers_wanted: int
+    decoders: int
+    decoders_wanted: int
+    decoders_busy: int
+    inflight_items: int
+    inflight_bytes: int
+    cause: Cause | None
+
+
+Observation = Log | FaultSeen | WorkDone | Status
+Output = Command | Deliver | Complete | GiveUp | GiveUpPlacing | Observation
+
+
+# Events of the consumer.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Begin:
+    """The pass begins: its first steps are made, although no consumer has asked for them."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wanted:
+    """A consumer has asked for the batches of the pass."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Awaited:
+    """The consumer waits for a batch, until it takes one."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Taken:
+    """The consumer has taken all batches before this position of the epoch."""
+
+    position: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Close:
+    """The pass ends here. Events that follow matter to the helpers alone, which outlive it."""
+
+
+# Events of the runtime.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,16 +222,16 @@ class Placed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NotPlaced:
-    """A helper died as it started; `hopeless` where another one would die likewise."""
+    """A helper died as it started; `permanent` where another one would die in the same way."""
 
     helper: int
     fault: Fault
-    hopeless: bool
+    permanent: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Alive:
-    """A helper answers."""
+    """A helper answers a `Ping`."""
 
     helper: int
 
@@ -147,7 +246,7 @@ class Done:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Fetched:
-    """What a `Fetch` asked for is here."""
+    """The results that a `Fetch` asked for."""
 
     call: int
     plain: pa.Table
@@ -156,7 +255,7 @@ class Fetched:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Failed:
-    """A call raised something that is the fault of its rows or of user code: it would again."""
+    """A call raised an error that is due to its rows or to user code: it would raise it again."""
 
     call: int
     error: BaseException
@@ -164,7 +263,7 @@ class Failed:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Faulted:
-    """A call failed by a fault of the machines, and its helper lives: an input was lost, an output found no room."""
+    """A call failed by a machine fault, and its helper lives: an input was lost, or an output found no room."""
 
     call: int
     fault: Fault
@@ -179,15 +278,10 @@ class Lost:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Taken:
-    """The consumer has taken all batches before this position of the epoch."""
-
-    position: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Wake:
-    """Ends a wait, and says nothing."""
+    """Ends a wait of the feeder; never reaches the dispatcher."""
 
 
-Event = Placed | NotPlaced | Alive | Done | Fetched | Failed | Faulted | Lost | Taken | Wake
+ConsumerEvent = Begin | Wanted | Awaited | Taken | Close
+RuntimeEvent = Placed | NotPlaced | Alive | Done | Fetched | Failed | Faulted | Lost
+Event = ConsumerEvent | RuntimeEvent

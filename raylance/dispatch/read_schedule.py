@@ -1,9 +1,8 @@
-"""Owns whose turn it is to read: which reader has which chunk, and which chunk it reads ahead; never knows of calls, or
-whether readers live.
+"""Owns which reader reads which chunk, and which chunk it reads ahead; never knows of calls, or which readers live.
 
-A chunk is read by one reader, so that it is read once. They take turns in the order of delivery: while one hands out
-the rows of its chunk, the others read theirs. All that it says of chunks to come is advice: whoever is asked for a
-chunk reads it, and what is delivered does not depend on it.
+Each chunk is read by one reader, so that it is read once. Readers take turns in the order of delivery: while one
+gathers rows from its chunk, the others read theirs. What the schedule says of later chunks is advice: a reader that is
+asked for a chunk reads it, and what is delivered does not depend on the schedule.
 """
 
 import dataclasses
@@ -13,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from raylance.planning.plan import Chunk, Plan
 
-_NOBODY = -1
+_NO_READER = -1
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -21,82 +20,82 @@ class ChunkAssignment:
     """A chunk, and the number of its reader."""
 
     chunk: Chunk
-    reader: int = _NOBODY
+    reader: int = _NO_READER
 
 
 class ReadSchedule:
-    """The turns from the chunk that is awaited first to those that are read ahead. They outlive passes, as what is read
-    ahead for the next epoch does.
+    """The assignments from the chunk that is awaited first to those that are read ahead. They outlive passes, because
+    the next epoch is read ahead too.
     """
 
     def __init__(self) -> None:
-        """No turn yet."""
-        self.turns: deque[ChunkAssignment] = deque()
+        """Assigns nothing yet."""
+        self.assignments: deque[ChunkAssignment] = deque()
 
     def begin_at(self, plan: Plan, chunk: Chunk) -> None:
-        """Forgets the turns before a chunk, for which nobody will be asked any more: all, where it is none of them."""
-        while self.turns and _end(plan, self.turns[0].chunk) != _end(plan, chunk):
-            self.turns.popleft()
+        """Drops the assignments before a chunk, which will not be read any more: all, where it is not among them."""
+        while self.assignments and _end(plan, self.assignments[0].chunk) != _end(plan, chunk):
+            self.assignments.popleft()
 
     def take(
         self, plan: Plan, rank: int, chunk: Chunk, readers: Sequence[int]
     ) -> tuple[int, Chunk | None, list[tuple[int, Chunk]]]:
-        """Whose turn a chunk is.
+        """The reader of a chunk.
 
         Args:
             plan: The plan of the chunk.
-            rank: Whose rows are read.
-            chunk: The chunk, of those from the one on that `begin_at` was told.
+            rank: The rank of the rows.
+            chunk: A chunk, not before the one last given to `begin_at`.
             readers: Numbers of those that run, at least one.
 
         Returns:
             The reader; the chunk that it reads next, if any; and readers that had nothing to read until now, each with
             the chunk that it can begin with.
         """
-        place = self._place(plan, chunk)
-        turn = self.turns[place]
-        if turn.reader not in readers:
-            turn.reader = self._next_reader(readers, place)
-        idle = set(readers).difference(other.reader for other in self.turns)
+        at = self._find(plan, chunk)
+        wanted = self.assignments[at]
+        if wanted.reader not in readers:
+            wanted.reader = self._next_reader(readers, at)
+        idle = set(readers).difference(other.reader for other in self.assignments)
         begin: list[tuple[int, Chunk]] = []
         following: Chunk | None = None
-        for other in self._behind(plan, rank, place):
+        for other in self._after(plan, rank, at):
             if other.reader not in readers:
-                other.reader = self._next_reader(readers, place)
+                other.reader = self._next_reader(readers, at)
             if other.reader in idle:
                 idle.remove(other.reader)
                 begin.append((other.reader, other.chunk))
-            if other.reader == turn.reader and following is None:
+            if other.reader == wanted.reader and following is None:
                 following = other.chunk
             if following is not None and not idle:
                 break
-        return turn.reader, following, begin
+        return wanted.reader, following, begin
 
-    def _place(self, plan: Plan, chunk: Chunk) -> int:
-        for place, turn in enumerate(self.turns):
-            if _end(plan, turn.chunk) == _end(plan, chunk):
-                return place
-        self.turns.append(ChunkAssignment(chunk))
-        return len(self.turns) - 1
+    def _find(self, plan: Plan, chunk: Chunk) -> int:
+        for at, other in enumerate(self.assignments):
+            if _end(plan, other.chunk) == _end(plan, chunk):
+                return at
+        self.assignments.append(ChunkAssignment(chunk))
+        return len(self.assignments) - 1
 
-    def _behind(self, plan: Plan, rank: int, place: int) -> Iterator[ChunkAssignment]:
-        """The turns behind one, which go on with the next epoch's."""
+    def _after(self, plan: Plan, rank: int, at: int) -> Iterator[ChunkAssignment]:
+        """The assignments after one, which continue with the next epoch's."""
         while True:
-            place += 1
-            if place == len(self.turns):
-                chunk = plan.chunk_behind(self.turns[-1].chunk, rank)
+            at += 1
+            if at == len(self.assignments):
+                chunk = plan.chunk_behind(self.assignments[-1].chunk, rank)
                 if chunk is None:
                     return
-                self.turns.append(ChunkAssignment(chunk))
-            yield self.turns[place]
+                self.assignments.append(ChunkAssignment(chunk))
+            yield self.assignments[at]
 
     def _next_reader(self, readers: Sequence[int], begin: int) -> int:
-        """The reader with the fewest turns from a place on; of several, the one whose last comes first."""
-        given = [turn.reader for turn in itertools.islice(self.turns, begin, None)]
-        places = {reader: [place for place, other in enumerate(given) if other == reader] for reader in readers}
+        """The reader with the fewest chunks from one on; of several, the one whose last chunk comes first."""
+        given = [other.reader for other in itertools.islice(self.assignments, begin, None)]
+        places = {reader: [at for at, other in enumerate(given) if other == reader] for reader in readers}
         return min(readers, key=lambda reader: (len(places[reader]), places[reader][-1:]))
 
 
 def _end(plan: Plan, chunk: Chunk) -> tuple[int, int]:
-    """What a chunk has in common with the rest of it, from where a pass goes on in its middle."""
+    """Where a chunk ends, which it shares with its own remainder, where a pass begins inside of it."""
     return chunk.epoch, chunk.position + chunk.steps * plan.stride

@@ -1,4 +1,4 @@
-"""Owns how many bytes items are thought to have, learned from those that came; never knows where they are."""
+"""Owns the estimate of the bytes of items, learned from those that came; never knows where they are."""
 
 import math
 
@@ -8,9 +8,9 @@ from raylance.planning.plan import WorkItem
 # An item costs its worker, its helpers and Ray some 10 ms of CPU together whatever its size, for two calls and two
 # objects. At 48 MiB, some 200 decoded images, that is a twentieth of decoding them at the most.
 MAX_ITEM_BYTES = 48 << 20
-MAX_PLAIN_BYTES = 64 << 20  # nobody waits for them to be decoded
-# Raw rows count for more than they are thought to have, and may have that much: what is in flight stays within its
-# limit, and few items have to be cut although sizes vary.
+MAX_PLAIN_BYTES = 64 << 20  # without decoding, larger items cost no waiting
+# Raw rows reserve more than their estimate, and may have that much: items in flight stay within the limit, and few have
+# to be cut although sizes vary.
 _MARGIN = 1.5
 _LEAST_BYTES = 64 << 10  # any item may have: below it, sizes say nothing
 _CUT_FROM = 2  # times the bytes that items should have: less is left as it is
@@ -21,7 +21,7 @@ class Sizes:
     """Bytes of rows in flight: of the larger ones, as far as they were seen lately."""
 
     def __init__(self, *, raw_bytes: float, decoded_bytes: float, limit_bytes: int, items: int) -> None:
-        """Begins with a guess.
+        """Begins with an estimate.
 
         Args:
             raw_bytes: Bytes of a row as it is read.
@@ -35,10 +35,10 @@ class Sizes:
 
     def item_rows(self) -> int:
         """Rows to aim at in an item."""
-        return max(1, int(self._item_bytes / max(self.worth(1), 1)))
+        return max(1, int(self._item_bytes / max(self.reserved_bytes(1), 1)))
 
-    def worth(self, rows: int) -> float:
-        """Bytes that rows count for while they are in flight."""
+    def reserved_bytes(self, rows: int) -> float:
+        """Bytes that rows reserve while they are in flight."""
         return rows * (self._raw_bytes * _MARGIN + self._decoded_bytes)
 
     def allowed(self, rows: int) -> float:
@@ -47,7 +47,7 @@ class Sizes:
 
     def parts(self, item: WorkItem) -> int:
         """Into how many items an item should be cut, now that more is known; 1 leaves it."""
-        parts = self.worth(item.rows) / self._item_bytes
+        parts = self.reserved_bytes(item.rows) / self._item_bytes
         return math.ceil(parts) if parts > _CUT_FROM and item.rows > 1 else 1
 
     def too_large(self, item: WorkItem, raw_bytes: int) -> int:

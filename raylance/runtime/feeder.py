@@ -3,6 +3,7 @@ training thread takes finished batches; never decides which work is done where, 
 """
 
 import atexit
+import logging
 import threading
 import weakref
 from collections import deque
@@ -16,13 +17,32 @@ from raylance.batches.batches import BatchSpec
 from raylance.batches.device import Sender
 from raylance.batches.masking import MaskedRows
 from raylance.dispatch.dispatcher import Dispatcher
-from raylance.dispatch.messages import Command, Deliver, Event, GiveUp, Taken, Wake
-from raylance.errors import HelperError, RaylanceError
+from raylance.dispatch.messages import (
+    Awaited,
+    Begin,
+    Close,
+    Complete,
+    Deliver,
+    Event,
+    FaultSeen,
+    GiveUp,
+    GiveUpPlacing,
+    Log,
+    Output,
+    Status,
+    Taken,
+    Wake,
+    Wanted,
+    WorkDone,
+)
+from raylance.errors import HelperError, PlacementError, RaylanceError
 from raylance.observe import Stats
 from raylance.runtime.runtime import Runtime
 
+logger = logging.getLogger(__name__)
+
 _LOOK_S = 5.0  # between looks whether the thread still lives
-FIRST_ROWS = 16  # of the first batch that are kept to be looked at,
+FIRST_ROWS = 16  # of the first batch that are kept for display,
 _FIRST_BYTES = 16 << 20  # as far as they have no more together
 _JOIN_S = 10.0  # that a closing consumer waits for user code in the thread to end
 
@@ -35,43 +55,45 @@ class Feeder:
     def __init__(
         self, dispatcher: Dispatcher, runtime: Runtime, assembly: Assembly, stats: Stats, masked: MaskedRows
     ) -> None:
-        """Starts the thread; until it has ended, nobody else may take the events of the runtime."""
+        """Starts nothing; from `start` until `has_ended`, no other thread may take the events of the runtime."""
         self._dispatcher, self._runtime, self._assembly, self._stats = dispatcher, runtime, assembly, stats
         self._masked = masked
-        self._bound: BatchSpec | None = None
+        self._spec: BatchSpec | None = None
         self._sender: Sender | None = None
-        dispatcher.is_wanted = False
         self._changed = threading.Condition()
+        self._said: deque[Event] = deque([Begin()])  # by the consumer, for the dispatcher
         self._finished: deque[tuple[Any, Step]] = deque()  # batches to hand out
-        self._taken: int | None = None
         self._error: BaseException | None = None
         self._has_ended = self._is_closed = self._is_awaited = False
-        self._thread = threading.Thread(target=self._run, name="raylance-feeder", daemon=True)
+        self._is_over = False  # whether nothing more will be delivered
+        self._thread = threading.Thread(target=self.run, name="raylance-feeder", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
         _alive.add(self)
         self._thread.start()
 
     # The consumer's side.
 
-    def bind(self, bound: BatchSpec) -> None:
+    def bind(self, spec: BatchSpec) -> None:
         """Has batches made: until then, only the rows of the first ones are brought here."""
         with self._changed:
-            self._sender = None if bound.device is None else Sender(bound.device, bound.pin_memory)
-            self._bound = bound
-            self._changed.notify_all()
-        self._runtime.post(Wake())
+            self._sender = None if spec.device is None else Sender(spec.device, spec.pin_memory)
+            self._spec = spec
+            self._say(Wanted())
 
     @property
     def has_ended(self) -> bool:
-        """Whether the runtime is free for another pass: what is left are batches to hand out."""
-        return self._has_ended and not self._thread.is_alive()  # in a fork no thread lives, and this one has not ended
+        """Whether the runtime is free for another pass: only finished batches are left to hand out."""
+        return self._has_ended
 
     def __iter__(self) -> Iterator[tuple[list[Any], Step]]:
-        """Hands out batches with what is known of each; who takes them says how long they are awaited and kept.
+        """Hands out batches with their steps; the caller times how long each is awaited and kept.
 
-        Each lies in a list, to be taken out of it: so that nobody but the consumer holds on to what it has let go.
+        Each batch lies in a list, to be taken out of it, so that only the consumer holds a reference to it.
 
         Raises:
-            Exception: What ended the pass, behind the last good batch.
+            Exception: The error that ended the pass, after the last good batch.
         """
         stats = self._stats
         while (found := self._take()) is not None:
@@ -87,16 +109,16 @@ class Feeder:
 
     def _take(self) -> tuple[Any, Step] | None:
         with self._changed:
-            while not (self._finished or self._has_ended):
+            while not (self._finished or self._has_ended or self._is_closed):
                 if not self._is_awaited:
                     self._is_awaited = True
-                    self._awaits_here()  # until the thread looks again, which may be making batches of what is here
-                    self._runtime.post(Wake())
+                    self._awaits_here()  # until the dispatcher knows the cause; the thread may be making batches
+                    self._say(Awaited())
                 self._changed.wait(_LOOK_S)
                 if not self._thread.is_alive() and not self._has_ended:
                     raise RaylanceError(
                         "the thread that makes batches is not in this process: it was forked in the middle of a pass. "
-                        "Begin another pass here, or start processes by spawn."
+                        "No batch can follow here. Begin another pass in this process, or start processes by spawn."
                     )
             if self._is_awaited:
                 self._is_awaited = False
@@ -104,32 +126,36 @@ class Feeder:
             if self._finished:
                 found = self._finished.popleft()
                 self._stats.ready_batches = len(self._finished)
-                self._taken = found[1].after
+                self._say(Taken(found[1].after))
                 self._changed.notify_all()
-                self._runtime.post(Wake())
                 return found
             error, self._error = self._error, None
         if isinstance(error, StopIteration):  # in a generator, Python makes another error of it
             where = "".join(f" {note}" for note in getattr(error, "__notes__", []))
             raise HelperError(
-                f"StopIteration was raised{where}: a loop over batches would take it for the end of the epoch, which "
+                f"StopIteration was raised{where}. A loop over batches would take it for the end of the epoch, which "
                 "stops here. Mend what raised it: a next() without a default, say."
             ) from error
         if error is not None:
             raise error
         return None
 
+    def _say(self, event: Event) -> None:
+        """Hands an event to the dispatcher; `_changed` is held."""
+        self._said.append(event)
+        self._runtime.post(Wake())
+
     def stop(self) -> None:
-        """Ends the pass: what is on its way comes to nobody."""
+        """Ends the pass; batches and items that were not handed out are dropped."""
         with self._changed:
-            self._is_closed = self._has_ended = True
+            self._is_closed = True
             self._finished.clear()
             self._stats.ready_batches = 0
             self._changed.notify_all()
         self._runtime.post(Wake())
 
     def close(self) -> bool:
-        """The same, and waits: tells whether the thread has ended, as it does unless user code hangs in it."""
+        """Ends the pass, and waits for its thread; returns whether that has ended, unless user code hangs in it."""
         if self._is_closed and not self._thread.is_alive():
             return True  # a generator that the interpreter ends last closes once more, when the names below are gone
         self.stop()
@@ -139,77 +165,101 @@ class Feeder:
         return not self._thread.is_alive()
 
     def _awaits_here(self) -> None:
-        """Notes that what the consumer waits for, if it does, is in this process; `_changed` is held."""
+        """Records that the consumer's wait, if it waits, is for work in this process; `_changed` is held."""
         if self._is_awaited:
             self._stats.awaits("finish" if self._stats.batches else "start", self._runtime.now())
 
     # The thread's side.
 
-    def _run(self) -> None:
-        error: BaseException | None = None
+    def run(self) -> None:
+        """Carries events to the dispatcher, and its outputs to where they belong, until the pass ends."""
         try:
-            error = self._pump()
-        except BaseException as raised:  # whatever it is, it is the consumer's to hear
-            error = raised
+            while not (self._is_closed or (self._is_over and not self._assembly)):
+                self.step()
+        except BaseException as raised:  # whatever it is, the consumer gets it
+            self._error = raised
         finally:
-            for command in self._dispatcher.close():
-                self._runtime.do(command)
-            with self._changed:
-                self._error, self._has_ended = error, True
-                self._changed.notify_all()
+            self._end()
 
-    def _pump(self) -> BaseException | None:
-        """Carries events and commands to and fro until the pass is over; returns what ended it, if an error did."""
-        commands = self._dispatcher.begin(self._runtime.now())
-        while True:
-            error = self._do(commands)
-            while self._assembly and self._has_room(error is not None or self._dispatcher.is_over):
-                if self._bound is not None:
-                    self._finish(self._bound)
-            if error is not None or (self._dispatcher.is_over and not self._assembly):
-                return error
-            event = self._next_event()
-            if self._is_closed:
-                self._dispatcher.is_awaited = False
-                # Nothing more is decided; but the event may be about helpers, which outlive the pass
-                self._do([*self._dispatcher.close(), *self._dispatcher.handle(event, self._runtime.now())])
-                return None
-            self._dispatcher.is_wanted, self._dispatcher.is_awaited = self._bound is not None, self._is_awaited
-            commands = self._dispatcher.handle(event, self._runtime.now())
-            del event  # it may hold tables, and the next one may take its time
+    def step(self) -> None:
+        """Waits for one event, and does all that follows from it."""
+        event = self._next_event()
+        now = self._runtime.now()
+        if self._is_closed:  # no more work is begun; but the event may be about helpers, which outlive the pass
+            self._do(self._dispatcher.handle(Close(), now), now)
+        if not isinstance(event, Wake):
+            outputs = self._dispatcher.handle(event, now)
+            del event  # it may hold tables, and the outputs may take their time
+            self._do(outputs, now)
+        while self._assembly and self._has_room():
+            if self._spec is not None:
+                self._finish(self._spec)
 
-    def _do(self, commands: list[Command]) -> BaseException | None:
-        """Carries commands out, and keeps none: some hold tables."""
-        while commands:
-            command = commands.pop(0)
-            if isinstance(command, Deliver):
-                self._assembly.add(command.item, command.plain, command.decoded)
-            elif isinstance(command, GiveUp):
-                return command.error
-            else:
-                self._runtime.do(command)
-        return None
-
-    def _next_event(self) -> Event | None:
+    def _end(self) -> None:
+        now = self._runtime.now()
+        self._do(self._dispatcher.handle(Close(), now), now)
         with self._changed:
-            taken, self._taken = self._taken, None
-        if taken is not None:
-            return Taken(taken)
+            self._has_ended = True
+            self._changed.notify_all()
+
+    def _next_event(self) -> Event | Wake | None:
+        with self._changed:
+            if self._said:
+                return self._said.popleft()
         deadline = self._dispatcher.deadline()
         return self._runtime.next_event(None if deadline is None else max(0.0, deadline - self._runtime.now()))
 
-    def _has_room(self, is_last: bool) -> bool:
-        """Whether one more batch may be made; at the end of a pass, waits for the consumer."""
+    def _do(self, outputs: list[Output], now: float) -> None:
+        """Carries outputs out, and keeps none: some hold tables."""
+        while outputs:
+            match outputs.pop(0):
+                case Log() | FaultSeen() | WorkDone() | Status() as observation:
+                    self._observe(observation, now)
+                case Deliver(item, plain, decoded):
+                    self._assembly.add(item, plain, decoded)
+                    del plain, decoded
+                case Complete():
+                    self._is_over = True
+                case GiveUp(error):
+                    self._error, self._is_over = error, True
+                case GiveUpPlacing(kind, pending, asked):
+                    self._error = PlacementError(self._runtime.explain_placing(kind, pending, asked))
+                    self._is_over = True
+                case command:
+                    self._runtime.do(command)
+
+    def _observe(self, observation: Log | FaultSeen | WorkDone | Status, now: float) -> None:
+        stats = self._stats
+        match observation:
+            case Log(level, line):
+                logger.log(level, "%s", line)
+            case FaultSeen(line, replaces_helper):
+                logger.warning("%s", line)
+                stats.helpers_replaced += replaces_helper
+                stats.tell("fault", line)
+            case WorkDone(receipt, decoded_rows):
+                stats.lap(now)
+                stats.add(receipt)
+                stats.decoded_rows += decoded_rows
+            case Status(cause=cause):
+                stats.readers, stats.readers_wanted = observation.readers, observation.readers_wanted
+                stats.decoders, stats.decoders_wanted = observation.decoders, observation.decoders_wanted
+                stats.decoders_busy = observation.decoders_busy
+                stats.inflight_items, stats.inflight_bytes = observation.inflight_items, observation.inflight_bytes
+                stats.awaits("start" if cause is not None and not stats.batches else cause, now)
+
+    def _has_room(self) -> bool:
+        """Whether one more batch may be made; where nothing more will be delivered, waits for the consumer."""
         with self._changed:
-            while is_last and len(self._finished) >= self._room and not self._is_closed:
+            while self._is_over and len(self._finished) >= self._room and not self._is_closed:
                 self._changed.wait(_LOOK_S)
             return len(self._finished) < self._room and not self._is_closed
 
     @property
     def _room(self) -> int:
-        return 0 if self._bound is None else max(1, self._bound.prefetch_batches)
+        return 0 if self._spec is None else max(1, self._spec.prefetch_batches)
 
-    def _finish(self, bound: BatchSpec) -> None:
+    def _finish(self, spec: BatchSpec) -> None:
         table, step = self._assembly.next_step()
         with self._changed:
             self._awaits_here()
@@ -219,7 +269,7 @@ class Feeder:
             self._stats.first_rows = table.take(np.arange(rows))  # a copy
         try:
             with self._stats.timed("collate_s"):
-                batch = bound.convert(table.drop_columns(bound.hidden))
+                batch = spec.convert(table.drop_columns(spec.hidden))
         except Exception as error:
             error.add_note(f"as a batch was made of {self._assembly.describe(table)}")
             raise
@@ -235,6 +285,6 @@ class Feeder:
 
 @atexit.register
 def _close_all() -> None:
-    """Ends what is under way before the interpreter does: its threads must not outlive it, nor Ray."""
+    """Ends running passes before the interpreter ends: their threads must not outlive it, nor Ray."""
     for feeder in list(_alive):
         feeder.close()

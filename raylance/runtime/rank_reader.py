@@ -1,6 +1,6 @@
-"""Owns what a helper does with a command, wherever it runs; never decides what is read next, or by whom.
+"""Owns how a reader carries out its commands, wherever it runs; never decides what is read next, or by which reader.
 
-All of it is idempotent: the plan and the item say everything, so work can be done again elsewhere when a helper dies.
+All of it is idempotent: plan and item determine the result, so work can be done again elsewhere when a helper dies.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -17,24 +17,24 @@ from raylance.source.readahead import ReadAhead, TooLargeError
 class RankReader:
     """Reads one rank's rows ahead, and gathers its items from them."""
 
-    def __init__(self, feed: ReadSpec, options: Options, *, own_memory: bool = False) -> None:
+    def __init__(self, read_spec: ReadSpec, options: Options, *, own_memory: bool = False) -> None:
         """Opens nothing yet.
 
         Args:
-            feed: What to serve.
+            read_spec: What to read.
             options: Bytes to hold, threads to decode in where no decoder does, and how long to retry reads.
             own_memory: Whether what is returned has memory of its own; otherwise it may be a view of what is held here,
                 and the next call may overwrite it: copy it (as sending it through Ray does) before then.
         """
-        self._decoding, self._own_memory = feed.decoding, own_memory
-        self._opened = feed.decoding.open() if feed.decoding else None
-        self._ahead = ReadAhead(feed.source, options.max_window_bytes, options.read_timeout_s, own_memory=own_memory)
+        self._decoding, self._own_memory = read_spec.decoding, own_memory
+        self._opened = read_spec.decoding.open() if read_spec.decoding else None
+        self._ahead = ReadAhead(read_spec.source, options.max_window_bytes, options.read_timeout_s, own_memory=own_memory)
         self._plans: dict[str, Plan] = {}
         threads = 1 if options.decode_threads == "auto" else options.decode_threads
-        self._threads = ThreadPoolExecutor(threads) if feed.decoding else None
+        self._threads = ThreadPoolExecutor(threads) if read_spec.decoding else None
 
     def install(self, key: str, plan: Plan) -> None:
-        """Learns a plan, so that later calls only name it; forgets the one before the last."""
+        """Takes a plan, so that later calls only name it; keeps the last two."""
         while len(self._plans) > 1:
             self._plans.pop(next(iter(self._plans)))
         self._plans[key] = plan
@@ -53,12 +53,12 @@ class RankReader:
             item: Which rows.
             decodes: Whether to decode them here, in threads; otherwise a decoder follows, where rows are decoded.
             allowed_bytes: Bytes that its raw rows may have; where they have more, none are returned, and the receipt
-                says how many they have.
-            following: The chunk to read when the item's is here; None for what lies behind it.
+                has their number.
+            following: The chunk to read when the item's is here; None for the next one.
 
         Returns:
             The columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
-            `_valid`, or the encoded ones and `_rowoffset` where a decoder follows; and what it took.
+            `_valid`, or the encoded ones and `_rowoffset` where a decoder follows; and the receipt.
         """
         begin, plan, decoding = clock.now(), self._plans[key], self._decoding
         receipt = Receipt()

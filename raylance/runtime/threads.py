@@ -1,10 +1,10 @@
 """Owns the runtime that works by threads of this process, for use without Ray; never decides.
 
-The batches are those of the Ray runtime: only who does the work differs.
+The batches are those of the Ray runtime; only the helpers differ.
 
 A helper that ends is dropped, and its executor with it, which ends the thread. It is not shut down: the garbage
-collector, which ends the helpers of a runtime that nobody closed, may run in the midst of an executor's `submit`, in
-that very thread, and shutting down would wait for the lock that `submit` holds.
+collector, which ends the helpers of a runtime that was not closed, may run during an executor's `submit`, in that very
+thread, and shutting down would wait for the lock that `submit` holds.
 """
 
 import dataclasses
@@ -38,29 +38,32 @@ class _Helper:
 class ThreadRuntime(Runtime):
     """Does the work of one loader in threads: those that read, and for "auto" one that decodes for each CPU."""
 
-    def __init__(self, feed: ReadSpec, options: Options) -> None:
+    requires_all = True
+
+    def __init__(self, read_spec: ReadSpec, options: Options) -> None:
         """Starts nothing."""
-        super().__init__(feed, options, insists=True)
+        super().__init__(read_spec, options)
         self._lock = threading.RLock()
 
-    def _count_decoders(self) -> tuple[int, int, int]:
+    def count_decoders(self) -> tuple[int, int, int]:
+        """See `Runtime.count_decoders`."""
         least, most = self._options.decoder_range
         if self._options.num_decoders == "auto":  # those that have no work cost nothing
             cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             least = most = min(cpus, _MAX_AUTO_DECODERS)
         return least, least, most
 
-    @staticmethod
-    def _explain(options: Options, pending: int, asked: int, kind: Kind) -> str:
-        return f"{pending} of {asked} {kind} threads did not start."
+    def explain_placing(self, kind: Kind, pending: int, asked: int) -> str:
+        """See `Runtime.explain_placing`."""
+        return f"{pending} of {asked} {kind} threads did not start. No batch can follow. Ask for fewer of them."
 
     def _place(self, number: int, kind: Kind) -> None:
-        reads, decoding = kind == "reader", self._feed.decoding
-        works_with = RankReader(self._feed, self._options, own_memory=True) if reads else decoding and decoding.open()
+        reads, decoding = kind == "reader", self._read_spec.decoding
+        works_with = RankReader(self._read_spec, self._options, own_memory=True) if reads else decoding and decoding.open()
         self._helpers[number] = _Helper(ThreadPoolExecutor(1, f"raylance-{kind}-{number}"), works_with)
         self.post(Placed(number))
 
-    def _ask(self, number: int) -> None:
+    def _ping(self, number: int) -> None:
         self._helpers[number].thread.submit(self._inbox.put, Alive(number))
 
     def _read(self, command: Read) -> None:
@@ -99,7 +102,7 @@ class ThreadRuntime(Runtime):
         def run() -> None:
             receipt = Receipt()
             try:
-                if call in results:  # else nobody waits for it any more
+                if call in results:  # else it was forgotten
                     tables, receipt = work()
                     with lock:
                         if call in results:
@@ -114,7 +117,7 @@ class ThreadRuntime(Runtime):
         plain, decoded = self._results[command.read]
         if command.decode is not None:
             (decoded,) = self._results[command.decode]
-        self.post(Fetched(command.call, plain, None if self._feed.decoding is None else decoded))
+        self.post(Fetched(command.call, plain, None if self._read_spec.decoding is None else decoded))
 
     def _forget(self, calls: Iterable[int]) -> None:
         with self._lock:
