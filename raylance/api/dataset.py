@@ -27,7 +27,7 @@ from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.summary import PlanSummary, summarise
-from raylance.runtime.session import Helpers
+from raylance.runtime.session import Session
 from raylance.settings import DeliverySpec, ReadSpec, make_options, make_plan, map_shared, takes_options
 from raylance.source.packing import PackedRows
 from raylance.source.rows import TableRows
@@ -42,7 +42,7 @@ class Dataset(TrainData):
 
     def __init__(self, feed: ReadSpec, delivery: DeliverySpec) -> None:
         super().__init__(feed, delivery)
-        self._idle: Helpers | None = None  # of the last pass, for the next one
+        self._idle: Session | None = None  # of the last pass, for the next one
         self._passes: set[RankLoader] = set()  # that go on
         self._loaders: list[weakref.ref[RankLoader]] = []  # that were made of it here
         self._lookup: Lookup | None = None
@@ -285,7 +285,7 @@ class Dataset(TrainData):
 
         return Batches(whole_epoch, checked.__len__, f"{method}() of {self!r}, epoch {epoch}", None)
 
-    def _take_idle(self) -> Helpers | None:
+    def _take_idle(self) -> Session | None:
         helpers, self._idle = self._idle, None
         return helpers
 

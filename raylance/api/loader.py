@@ -37,7 +37,7 @@ from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.proof import planned_digest, selected_digest
 from raylance.planning.resume import load_state, make_state
 from raylance.planning.state import State, identity_of
-from raylance.runtime.session import Helpers
+from raylance.runtime.session import Session
 from raylance.settings import DeliverySpec, Options, ReadSpec, check_batch_size, make_plan
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class RankLoader(process.Seated):
         world_size: int = 1,
         *,
         seat: process.Seat | None = None,
-        helpers: Helpers | None = None,
+        helpers: Session | None = None,
         leaves_nothing: bool = False,
     ) -> None:
         """Makes a loader; nothing is started before the first iteration.
@@ -83,7 +83,7 @@ class RankLoader(process.Seated):
         self._epoch, self._position, self._iteration = 0, 0, 0
         self._step, self._global_step = 0, 0
         self._batch_size: int | None = None
-        self.helpers = Helpers(feed, options, world_size) if helpers is None else helpers
+        self.helpers = Session(feed, options, world_size) if helpers is None else helpers
         self._passed = Digest()  # handed out in this pass
         self._prepares = helpers is None  # the next epoch; who lends helpers decides what comes next
 

@@ -128,12 +128,30 @@ class Dispatcher:
     # Events.
 
     def _take(self, event: Event | None) -> None:
-        pool, now = self._pool, self._now
         match event:
             case None:
                 self._time_passed()
+            case Begin() | Wanted() | Awaited() | Taken():
+                self._take_of_consumer(event)
+            case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
+                self._pool.answered(call, self._now)
+                entry = self._by_call.pop(call, None)
+                if entry is not None:  # else it comes late, or twice, or for a pass that is over
+                    entry.call = None
+                    self._answered(entry, event)
+            case Placed(helper):
+                self._pool.heard(helper, self._now)
+            case Alive(helper):
+                self._pool.alive(helper, self._now)
+            case NotPlaced(helper, fault, permanent):
+                self._out += self._pool.not_placed(helper, fault, permanent, self._now)
+            case Lost(helper, fault):
+                self._lost(helper, fault)
+
+    def _take_of_consumer(self, event: Begin | Wanted | Awaited | Taken) -> None:
+        match event:
             case Begin():
-                pool.open(now)
+                self._pool.open(self._now)
                 for scaler in self._scalers:
                     scaler.begin()
             case Wanted():
@@ -144,21 +162,7 @@ class Dispatcher:
                 self._is_awaited = False
                 self._inflight.taken(position)
                 for scaler in self._scalers:
-                    self._out += scaler.stepped(now)
-            case Placed(helper):
-                pool.heard(helper, now)
-            case Alive(helper):
-                pool.alive(helper, now)
-            case NotPlaced(helper, fault, permanent):
-                self._out += pool.not_placed(helper, fault, permanent, now)
-            case Lost(helper, fault):
-                self._lost(helper, fault)
-            case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
-                pool.answered(call, now)
-                entry = self._by_call.pop(call, None)
-                if entry is not None:  # else it comes late, or twice, or for a pass that is over
-                    entry.call = None
-                    self._answered(entry, event)
+                    self._out += scaler.stepped(self._now)
 
     def _time_passed(self) -> None:
         for helper, fault in self._pool.hung(self._now):

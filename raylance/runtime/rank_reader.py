@@ -28,7 +28,9 @@ class RankReader:
         """
         self._decoding, self._own_memory = read_spec.decoding, own_memory
         self._opened = read_spec.decoding.open() if read_spec.decoding else None
-        self._ahead = ReadAhead(read_spec.source, options.max_window_bytes, options.read_timeout_s, own_memory=own_memory)
+        self._ahead = ReadAhead(
+            read_spec.source, options.max_window_bytes, options.read_timeout_s, own_memory=own_memory
+        )
         self._plans: dict[str, Plan] = {}
         threads = 1 if options.decode_threads == "auto" else options.decode_threads
         self._threads = ThreadPoolExecutor(threads) if read_spec.decoding else None

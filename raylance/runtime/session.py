@@ -1,4 +1,4 @@
-"""Owns the helpers of one loader, and the pass that goes on with them; never holds a position."""
+"""Owns the helper pool and the runtime of one loader over several passes, and its pass; never holds a position."""
 
 import dataclasses
 import importlib
@@ -10,6 +10,9 @@ from raylance.batches.batches import BatchSpec
 from raylance.batches.masking import MaskedRows
 from raylance.columns import dataset_names, describe_rows
 from raylance.dispatch.dispatcher import Dispatcher
+from raylance.dispatch.helper_pool import HelperPool
+from raylance.dispatch.messages import Kind
+from raylance.dispatch.scaling import Scaler
 from raylance.dispatch.sizes import Sizes
 from raylance.environment.connection import ray_session
 from raylance.observe import Stats
@@ -20,31 +23,38 @@ from raylance.runtime.threads import ThreadRuntime
 from raylance.settings import Options, ReadSpec
 
 
-class Helpers:
-    """Who works for a loader, pass after pass. Picklable until started."""
+class Session:
+    """The helpers of one loader, pass after pass. Picklable until started.
 
-    def __init__(self, feed: ReadSpec, options: Options, world_size: int = 1) -> None:
+    Attributes:
+        runtime: Runs the helpers; None before the first pass, and after `close`.
+        pool: Decides which helpers there are; made and dropped with the runtime.
+    """
+
+    def __init__(self, read_spec: ReadSpec, options: Options, world_size: int = 1) -> None:
         """Starts nothing."""
-        self._feed, self._options, self._world_size = feed, options, world_size
+        self._read_spec, self._options, self._world_size = read_spec, options, world_size
         self._named: tuple[Plan, str] | None = None
         self._feeder: Feeder | None = None
         self._prepared: _Prepared | None = None
-        self._masked = MaskedRows(feed)
+        self._masked = MaskedRows(read_spec)
+        self._scalers: list[Scaler] = []
         self.runtime: Runtime | None = None
+        self.pool: HelperPool | None = None
 
     def start(self, plan: Plan, rank: int, *, epoch: int, position: int, bound: BatchSpec, stats: Stats) -> Feeder:
         """Begins one rank's pass from a position to the end of its epoch, and ends the one before."""
         wanted = _Pass(plan, rank, epoch, position, bound.prefetch_batches)
         feeder = self._take_prepared(wanted)
         if feeder is None:
-            self.end_pass()  # of an iterator that was left alone: two cannot share the helpers
+            self.end_pass()  # of an iterator that was not closed: two cannot share the helpers
             feeder = self._begin(wanted, stats)
         self._feeder = feeder
         feeder.bind(bound)
         return feeder
 
     def prepare(self, plan: Plan, rank: int, *, epoch: int, position: int, prefetch_batches: int, stats: Stats) -> None:
-        """Begins a pass that nobody has asked for yet, up to its first steps; while one goes on, does nothing."""
+        """Begins a pass that no consumer has asked for yet, up to its first steps; does nothing during another one."""
         if self._feeder is None or self._feeder.has_ended:
             wanted = _Pass(plan, rank, epoch, position, prefetch_batches)
             feeder = self._take_prepared(wanted) or self._begin(wanted, stats)
@@ -58,35 +68,63 @@ class Helpers:
         if prepared is None:
             return None
         prepared.stop.detach()
-        if prepared.wanted == wanted and self.runtime is not None and self.runtime.is_usable:
+        if prepared.wanted == wanted and self._is_usable:
             return prepared.feeder
         self._close(prepared.feeder)
         return None
 
+    @property
+    def _is_usable(self) -> bool:
+        """Whether runtime and pool can serve another pass; else new ones replace them."""
+        runtime, pool = self.runtime, self.pool
+        return runtime is not None and pool is not None and runtime.is_usable and pool.failure is None
+
     def _begin(self, wanted: "_Pass", stats: Stats) -> Feeder:
-        if self.runtime is not None and not self.runtime.is_usable:
+        if self.runtime is not None and not self._is_usable:
             self.runtime.close()
             self.runtime = None
-        self.runtime = runtime = self.runtime or self._make_runtime()
+        if self.runtime is None or self.pool is None:
+            self.runtime = self._make_runtime()
+            self.pool = self._make_pool(self.runtime)
         plan = wanted.plan
         if self._named is None or self._named[0] != plan:  # what was read ahead for an equal plan is found by its name
             self._named = (plan, uuid.uuid4().hex)
-        runtime.begin(*self._named)
-        assembly = Assembly(self._feed, plan, wanted.rank, wanted.epoch, wanted.position)
-        return Feeder(self._dispatcher(runtime, wanted, stats), runtime, assembly, stats, self._masked)
+        self.runtime.begin(*self._named)
+        feeder = self._make_feeder(self.runtime, self._make_dispatcher(self.pool, wanted), wanted, stats)
+        feeder.start()
+        return feeder
 
     def _make_runtime(self) -> Runtime:
         wanted = self._options.runtime
         if wanted == "threads" or (wanted == "auto" and not ray_session()):
-            return ThreadRuntime(self._feed, self._options)
+            return ThreadRuntime(self._read_spec, self._options)
         cluster = importlib.import_module("raylance.runtime.ray.runtime")  # loads Ray
-        runtime: Runtime = cluster.RayRuntime(self._feed, self._options, self._world_size)
+        runtime: Runtime = cluster.RayRuntime(self._read_spec, self._options, self._world_size)
         return runtime
 
-    def _dispatcher(self, runtime: Runtime, wanted: "_Pass", stats: Stats) -> Dispatcher:
+    def _make_pool(self, runtime: Runtime) -> HelperPool:
+        least, first, most = (0, 0, 0) if self._read_spec.decoding is None else runtime.count_decoders()
+        readers, most_readers = self._options.reader_range
+        scaled: list[tuple[Kind, int, int, int]] = [
+            ("decoder", least, most, first),
+            ("reader", readers, most_readers, readers),
+        ]
+        self._scalers = [self._make_scaler(*each) for each in scaled if each[1] < each[2]]
+        return HelperPool(
+            readers=readers,
+            decoders=first,
+            require_all=runtime.requires_all,
+            placement_timeout_s=self._options.placement_timeout_s,
+            work_timeout_s=self._options.work_timeout_s,
+        )
+
+    def _make_scaler(self, kind: Kind, least: int, most: int, first: int) -> Scaler:
+        return Scaler(least, most, first, kind)
+
+    def _make_dispatcher(self, pool: HelperPool, wanted: "_Pass") -> Dispatcher:
         plan, rank, position = wanted.plan, wanted.rank, wanted.position
-        crew, source, decoding = runtime.crew, self._feed.source, self._feed.decoding
-        decoders = max(1, crew.wanted["decoder"], self._options.decoder_range[1])
+        source, decoding = self._read_spec.source, self._read_spec.decoding
+        decoders = max(1, pool.wanted["decoder"], self._options.decoder_range[1])
         sizes = Sizes(
             raw_bytes=source.likely_row_bytes,
             decoded_bytes=decoding.row_bytes if decoding else 0,
@@ -96,7 +134,7 @@ class Helpers:
         low, high = plan.rank_slice(position, rank)
         first_rows = -(-(high - low) // decoders)  # the first step goes to all decoders
 
-        def tell(item: WorkItem) -> str:
+        def describe(item: WorkItem) -> str:
             rows = plan.select(item.epoch, plan.item_positions(item))
             return describe_rows(source.load_selection().offsets(rows), dataset_names(source.uri))
 
@@ -105,18 +143,21 @@ class Helpers:
             rank=rank,
             items=plan.items(rank, wanted.epoch, position, sizes.item_rows(), first_rows),
             position=position,
-            crew=crew,
+            pool=pool,
             sizes=sizes,
-            stats=stats,
             decodes=decoding is not None,
             prefetch_batches=wanted.prefetch_batches,
             work_timeout_s=self._options.work_timeout_s,
-            tell=tell,
-            scalers=runtime.scalers,
+            describe=describe,
+            scalers=self._scalers,
         )
 
+    def _make_feeder(self, runtime: Runtime, dispatcher: Dispatcher, wanted: "_Pass", stats: Stats) -> Feeder:
+        assembly = Assembly(self._read_spec, wanted.plan, wanted.rank, wanted.epoch, wanted.position)
+        return Feeder(dispatcher, runtime, assembly, stats, self._masked)
+
     def end_pass(self) -> None:
-        """Ends the pass that goes on; the helpers stay."""
+        """Ends the current pass; the helpers stay."""
         feeder, self._feeder = self._feeder, None
         self._close(feeder)
 
@@ -135,7 +176,7 @@ class Helpers:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Pass:
-    """What must be the same for a pass that was prepared to be the one that is asked for."""
+    """All that must be equal for a prepared pass to be the one that is asked for."""
 
     plan: Plan
     rank: int
@@ -148,4 +189,4 @@ class _Pass:
 class _Prepared:
     wanted: _Pass
     feeder: Feeder
-    stop: "weakref.finalize[..., Helpers]"
+    stop: "weakref.finalize[..., Session]"

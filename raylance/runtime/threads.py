@@ -59,7 +59,9 @@ class ThreadRuntime(Runtime):
 
     def _place(self, number: int, kind: Kind) -> None:
         reads, decoding = kind == "reader", self._read_spec.decoding
-        works_with = RankReader(self._read_spec, self._options, own_memory=True) if reads else decoding and decoding.open()
+        works_with = (
+            RankReader(self._read_spec, self._options, own_memory=True) if reads else decoding and decoding.open()
+        )
         self._helpers[number] = _Helper(ThreadPoolExecutor(1, f"raylance-{kind}-{number}"), works_with)
         self.post(Placed(number))
 

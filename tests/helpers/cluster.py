@@ -14,7 +14,7 @@ def actors_of(loader: Any) -> tuple[Any, list[Any]]:
         return None, []
     by_kind: dict[str, list[Any]] = {"reader": [], "decoder": []}
     for number, helper in runtime._helpers.items():
-        by_kind[runtime.crew._helpers[number].kind].append(helper.handle)
+        by_kind[loader.helpers.pool._helpers[number].kind].append(helper.handle)
     return next(iter(by_kind["reader"]), None), by_kind["decoder"]
 
 

@@ -4,16 +4,12 @@ from typing import Any
 
 from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.helper_pool import HelperPool
-from raylance.dispatch.messages import (
-    Fault,
-    Place,
-    Placed,
-)
+from raylance.dispatch.messages import Begin, Complete, Fault, GiveUp, GiveUpPlacing, Observation, Place, Placed, Wanted
 from raylance.dispatch.sizes import Sizes
-from raylance.observe import Receipt, Stats
+from raylance.observe import Receipt
 from tests.simulation.schedule import DECODED_BYTES, EPOCH, RAW_BYTES, make_plan
 
-FAULT = Fault(told="it died")
+FAULT = Fault(what="it died")
 
 
 RAW = Receipt(nbytes=RAW_BYTES, raw_bytes=RAW_BYTES)
@@ -22,21 +18,20 @@ RAW = Receipt(nbytes=RAW_BYTES, raw_bytes=RAW_BYTES)
 DECODED = Receipt(nbytes=DECODED_BYTES)
 
 
-def make_crew(decoders: int = 1, insists: bool = True, readers: int = 1) -> HelperPool:
+def make_pool(decoders: int = 1, require_all: bool = True, readers: int = 1) -> HelperPool:
     return HelperPool(
         readers=readers,
         decoders=decoders,
-        insists=insists,
+        require_all=require_all,
         placement_timeout_s=20.0,
         work_timeout_s=60.0,
-        explain=lambda pending, asked, kind: f"{pending} of {asked} {kind}s",
     )
 
 
-def reader_of(crew: HelperPool, *, proven: bool = False) -> list[int]:
+def reader_of(pool: HelperPool, *, responsive: bool = False) -> list[int]:
     """The reader of the first item, if one is able."""
     plan = make_plan(0, 4, 1, 1, "drop", 1000)
-    reader, _, _ = crew.reader(plan, next(plan.items(0, EPOCH, 0, 1)), proven=proven)
+    reader, _, _ = pool.reader(plan, next(plan.items(0, EPOCH, 0, 1)), responsive=responsive)
     return [] if reader is None else [reader]
 
 
@@ -49,7 +44,7 @@ class Driver:
 
     def __init__(
         self,
-        crew: HelperPool,
+        pool: HelperPool,
         rows: int = 4,
         *,
         world_size: int = 1,
@@ -64,22 +59,30 @@ class Driver:
             rank=0,
             items=plan.items(0, EPOCH, 0, item_rows),
             position=0,
-            crew=crew,
+            pool=pool,
             sizes=sizes,
-            stats=Stats(),
             decodes=True,
             prefetch_batches=4,
             work_timeout_s=60.0,
-            tell=lambda item: f"item {item.position}",
+            describe=lambda item: f"item {item.position}",
         )
         self.now = now
-        self.commands = self.dispatcher.begin(now)
+        self.commands: list[Any] = []
+        self.handle(Begin())
+        self.handle(Wanted())
 
-    def tell(self, event: Any, now: float | None = None) -> list[Any]:
+    def handle(self, event: Any, now: float | None = None) -> list[Any]:
         self.now = self.now if now is None else now
         found = self.dispatcher.handle(event, self.now)
-        self.commands += found
-        return found
+        commands = [output for output in found if not isinstance(output, Observation)]
+        assert found[len(found) - len(commands) :] == commands, "observations come first"
+        self.commands += commands
+        return commands
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be delivered."""
+        return any(isinstance(command, Complete | GiveUp | GiveUpPlacing) for command in self.commands)
 
     def given(self, kind: type) -> list[Any]:
         return of_kind(self.commands, kind)
@@ -90,7 +93,7 @@ class Driver:
     def start(self) -> None:
         """All helpers run."""
         for command in self.given(Place):
-            self.tell(Placed(command.helper))
+            self.handle(Placed(command.helper))
 
 
 def kinds(commands: list[Any]) -> list[type]:

@@ -25,7 +25,7 @@ from raylance.reports.page import render
 from raylance.reports.progress import progress
 from raylance.reports.reading import Run, read_run
 from raylance.reports.timeline import timeline
-from raylance.runtime.session import Helpers
+from raylance.runtime.session import Session
 from raylance.source.rows import TableRows
 from tests.helpers.virtual_time import VirtualTime
 
@@ -86,7 +86,7 @@ class SlowReader:
         self._reader.read_into(offsets, add)
 
 
-class SlowHelpers(Helpers):
+class SlowHelpers(Session):
     """Their runtime takes a while to be made, in the consumer's thread, as that of Ray does."""
 
     def __init__(self, feed: Any, options: raylance.Options, ranks: int, watch: Watch, make_s: float) -> None:

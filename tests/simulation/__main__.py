@@ -71,9 +71,11 @@ def table(counts: Counter[str]) -> Iterable[str]:
 def enumerate_small() -> int:
     """Explores the small world: minutes for each death more."""
     for deaths in range(3):
-        for insists in (True, False):
-            print(f"4 items, 2 decoders, up to {deaths} deaths, a late placement, insists={insists}:", flush=True)
-            for line in explore(deaths=deaths, insists=insists).lines():
+        for require_all in (True, False):
+            print(
+                f"4 items, 2 decoders, up to {deaths} deaths, a late placement, require_all={require_all}:", flush=True
+            )
+            for line in explore(deaths=deaths, require_all=require_all).lines():
                 print(f"    {line}", flush=True)
     return 0
 

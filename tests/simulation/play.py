@@ -12,10 +12,24 @@ from typing import Any
 
 from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.helper_pool import HelperPool
-from raylance.dispatch.messages import Command, Event, GiveUp, Kind, Taken, Wake
+from raylance.dispatch.messages import (
+    Begin,
+    Close,
+    Complete,
+    Deliver,
+    Event,
+    GiveUp,
+    GiveUpPlacing,
+    Kind,
+    Observation,
+    Output,
+    Taken,
+    Wake,
+    Wanted,
+)
 from raylance.dispatch.scaling import Scaler
 from raylance.dispatch.sizes import Sizes
-from raylance.observe import Stats
+from raylance.errors import PlacementError
 from raylance.planning.plan import Plan, WorkItem
 from tests.simulation.schedule import (
     BITS,
@@ -45,9 +59,10 @@ class Whim(Scaler):
         super().__init__(1, begin + 2, begin, kind)
         self._draws, self._chance, self._last = draws, scenario.scales, begin + 2
 
-    def stepped(self, now: float) -> None:
+    def stepped(self, now: float) -> list[Output]:
         if self._draws.chance(self._chance):
             self.wanted = 1 + self._draws.bits() * self._last // (1 << BITS)
+        return []
 
     def refused(self, running: int) -> None:
         self.wanted = running
@@ -58,33 +73,28 @@ class Wrong:
     """What to play with; the real ones, unless it is to be shown that wrong ones are caught."""
 
     dispatcher: type[Dispatcher] = Dispatcher
-    crew: type[HelperPool] = HelperPool
+    pool: type[HelperPool] = HelperPool
     sizes: type[Sizes] = Sizes
 
 
-def tell(item: WorkItem) -> str:
+def describe(item: WorkItem) -> str:
     return f"{item.position}:{item.low}-{item.high}"
 
 
-def explain(pending: int, asked: int, kind: str) -> str:
-    return f"{pending} of {asked} {kind}s found no place"
-
-
-def make_crew(scenario: Scenario, made_of: Wrong) -> HelperPool:
+def make_pool(scenario: Scenario, made_of: Wrong) -> HelperPool:
     """As the runtime makes it."""
-    return made_of.crew(
+    return made_of.pool(
         readers=scenario.readers,
         decoders=scenario.decoders,
-        insists=scenario.insists,
+        require_all=scenario.require_all,
         placement_timeout_s=scenario.placement_timeout_s,
         work_timeout_s=scenario.work_timeout_s,
-        explain=explain,
     )
 
 
 def make_dispatcher(
     scenario: Scenario,
-    crew: HelperPool,
+    pool: HelperPool,
     plan: Plan,
     rank: int,
     position: int,
@@ -113,13 +123,12 @@ def make_dispatcher(
         rank=rank,
         items=wanted,
         position=position,
-        crew=crew,
+        pool=pool,
         sizes=sizes,
-        stats=Stats(),
         decodes=scenario.decodes,
         prefetch_batches=scenario.prefetch_batches,
         work_timeout_s=scenario.work_timeout_s,
-        tell=tell,
+        describe=describe,
         scalers=scalers,
     )
 
@@ -148,7 +157,7 @@ class Rank:
         self.watch = Watch(self.scenario)
         self.world = self.world_type(self.draws, dataclasses.replace(self.scenario, budget=self.budget), self.watch)
         self.watch.world = self.world
-        self.crew = make_crew(self.scenario, self.made_of)
+        self.pool = make_pool(self.scenario, self.made_of)
         kinds: dict[Kind, bool] = {"decoder": bool(self.scenario.decoders), "reader": self.scenario.readers > 1}
         scales = [kind for kind, is_scaled in kinds.items() if is_scaled and self.scenario.scales]
         self.scalers = [Whim(self.draws, self.scenario, kind) for kind in scales]
@@ -167,7 +176,7 @@ class Rank:
             self.watch.recovered.clear()
             if isinstance(one.error, RowError):
                 return False
-            if self.crew.failure is not None:
+            if self.pool.failure is not None:
                 self.budget = max(0, self.budget - self.world.faults)
                 self._start()
             elif one.error is None and position < end and not one.was_broken_off:
@@ -202,7 +211,7 @@ class Pass:
         self.world.planned = run
         self.watch.begin(run, number, position)
         self.dispatcher = make_dispatcher(
-            scenario, rank.crew, run.plan, number, position, rank.made_of, scalers=rank.scalers
+            scenario, rank.pool, run.plan, number, position, rank.made_of, scalers=rank.scalers
         )
         self._want()
 
@@ -244,7 +253,8 @@ class Pass:
         self.end()
 
     def begin(self) -> None:
-        self._settle("begins", self.dispatcher.begin(self.world.now))
+        for event in (Begin(), Wanted()):
+            self._settle(event, self.dispatcher.handle(event, self.world.now))
 
     def tell(self, event: Event | None) -> None:
         """Tells the dispatcher what happened, and does what it wants."""
@@ -253,13 +263,12 @@ class Pass:
         self.watch.told(event)
         self._settle(event, self.dispatcher.handle(event, self.world.now))
 
-    def _settle(self, event: Any, commands: list[Command]) -> None:
+    def _settle(self, event: Any, outputs: list[Output]) -> None:
         self._tell_log(event)
-        for command in commands:
-            self._do(command)
+        for output in outputs:
+            self._do(output)
         self.deadline = self.dispatcher.deadline()
         self.watch.settled(event, self.deadline, self.world.now)
-        self.is_last = self.error is not None or self.dispatcher.is_over
         self._finish()
 
     def end(self) -> None:
@@ -270,8 +279,8 @@ class Pass:
         self.watch.closed()
 
     def _close(self) -> None:
-        for command in self.dispatcher.close():
-            self._do(command)
+        for output in self.dispatcher.handle(Close(), self.world.now):
+            self._do(output)
 
     def _tell_log(self, event: Any) -> None:
         self.rank.events += 1
@@ -300,13 +309,18 @@ class Pass:
                 return None
         return world.inbox.popleft()
 
-    def _do(self, command: Command) -> None:
+    def _do(self, command: Any) -> None:
+        if isinstance(command, Observation):
+            return
         if self.log is not None:
             self.log(f"             {command}")
         self.watch.commanded(command, self.world.now)
-        if type(command) is GiveUp:
+        self.is_last = self.is_last or isinstance(command, Complete | GiveUp | GiveUpPlacing)
+        if isinstance(command, GiveUp):
             self.error = command.error
-        elif type(command).__name__ != "Deliver":
+        elif isinstance(command, GiveUpPlacing):
+            self.error = PlacementError(str(command))
+        elif not isinstance(command, Complete | Deliver):
             self.world.do(command)
 
     def _finish(self) -> None:

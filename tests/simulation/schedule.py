@@ -68,7 +68,7 @@ class Scenario:
         order, rows, remainder, chunk_positions: Of the plan.
         legs: World size, global batch size, and steps to consume (None: all), one after the other: a run and how it
             is resumed.
-        decoders, insists, decodes, prefetch_batches, limit_bytes: As the loader's options have them.
+        decoders, require_all, decodes, prefetch_batches, limit_bytes: As the loader's options have them.
         blocks: Whether fetching keeps the thread that pumps, as in Ray.
         varies: Times that a row may have more raw bytes than it is thought to have.
         bad_rows: Rows that cannot be decoded, or read.
@@ -86,7 +86,7 @@ class Scenario:
     chunk_positions: int
     legs: list[tuple[int, int, int | None]]
     decoders: int
-    insists: bool
+    require_all: bool
     decodes: bool
     prefetch_batches: int
     limit_bytes: int
@@ -131,7 +131,7 @@ def draw_scenario(draws: Draws) -> Scenario:
         chunk_positions=pick((1000, 1, 5, 16)),
         legs=legs,
         decoders=pick((2, 1, 3, 0)) if decodes else 0,
-        insists=pick((True, False)),
+        require_all=pick((True, False)),
         decodes=decodes,
         prefetch_batches=pick((2, 0, 1, 3, 4)),
         limit_bytes=int(pick((100, 20, 8, 3, 0.1, 1000)) * (1.5 * RAW_BYTES + DECODED_BYTES * decodes)),

@@ -5,7 +5,7 @@ helpers die that have something to do, or are being placed: an idle one that die
 thing that it is given. Nothing hangs, and nothing is told twice: that is for the drawn schedules.
 
 States are told apart by what can matter from then on: numbers of calls and helpers are replaced by their places, times
-by what is left of them. For that alone it looks into dispatcher and crew.
+by what is left of them. For that alone it looks into dispatcher and pool.
 """
 
 import dataclasses
@@ -110,7 +110,7 @@ def explore(
     readers: int = 1,
     deaths: int = 2,
     late: int = 1,
-    insists: bool = True,
+    require_all: bool = True,
     loses_results: bool = True,
     made_of: Wrong | None = None,
 ) -> Explored:
@@ -122,7 +122,7 @@ def explore(
         readers: Readers; of several, each item is a chunk.
         deaths: Helpers that may die, at any time.
         late: Placements that may come too late.
-        insists: Whether decoders are insisted upon.
+        require_all: Whether decoders are insisted upon.
         loses_results: Whether what a helper has made goes with it.
         made_of: What to try.
 
@@ -134,7 +134,7 @@ def explore(
     scenario = Scenario(
         order=0, rows=items, remainder="drop", chunk_positions=chunk, legs=[(1, 1, None)], decoders=decoders,
         readers=readers,
-        insists=insists, decodes=True, prefetch_batches=items, limit_bytes=int(limit), blocks=False, varies=1.0,
+        require_all=require_all, decodes=True, prefetch_batches=items, limit_bytes=int(limit), blocks=False, varies=1.0,
         bad_rows=frozenset(), faults=frozenset(), rate=0.0, budget=0, breaks=0.0, work_timeout_s=1e6,
     )  # fmt: skip
     rank = Rank(_Nothing(), scenario, made_of or Wrong(), Counter(), None, SmallWorld)
@@ -212,7 +212,7 @@ def _happen(one: Pass, choice: Choice) -> None:
 
 def state(one: Pass) -> Any:
     """What can matter from here on."""
-    dispatcher, crew, world = one.dispatcher, one.rank.crew, one.world
+    dispatcher, pool, world = one.dispatcher, one.rank.pool, one.world
     numbers: dict[tuple[str, int], int] = {}
 
     def name(kind: str, number: int | None) -> int | None:
@@ -227,22 +227,22 @@ def state(one: Pass) -> Any:
     pieces = tuple(
         (
             p.item.position, p.item.low, p.stage.value, p.faults, left(p.not_before), p.decodes_there,
-            call(p.call), call(p.read), call(p.decode), p.read is not None and p.replaced < crew.replaced,
+            call(p.call), call(p.read), call(p.decode), p.read is not None and p.replaced < pool.replaced,
         )
-        for p in dispatcher._inflight.pieces
+        for p in dispatcher._inflight.entries
     )  # fmt: skip
     helpers = tuple(
         (
-            name("helper", n), h.kind, left(h.place_at), None if h.running else left(h.late), h.running,
-            h.asks, tuple(call(c) for c in h.calls),
+            name("helper", n), h.kind, left(h.place_at), None if h.running else left(h.deadline), h.running,
+            h.pings, tuple(call(c) for c in h.calls),
         )
-        for n, h in crew._helpers.items()
+        for n, h in pool._helpers.items()
     )  # fmt: skip
     flight = dispatcher._inflight
     rest = (
-        operator.length_hint(flight._items), len(flight._upcoming), flight._taken, tuple(flight._ready), flight._open,
-        tuple((turn.chunk.position, name("helper", turn.reader)) for turn in crew._turns.turns),
-        crew.is_complete, one.after, world.deaths, world.late,
+        operator.length_hint(flight._planned), len(flight._upcoming), flight._taken, tuple(flight._ready), flight._open,
+        tuple((turn.chunk.position, name("helper", turn.reader)) for turn in pool._schedule.assignments),
+        pool.is_complete, one.after, world.deaths, world.late,
     )  # fmt: skip
     machines = tuple(
         (

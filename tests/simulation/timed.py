@@ -1,4 +1,4 @@
-"""Owns one rank in simulated time: the real dispatcher, crew and sizes, helpers that take as long as they are said to,
+"""Owns one rank in simulated time: the real dispatcher, pool and sizes, helpers that take as long as they are said to,
 and the thread of the feeder, which does one thing at a time. Never owns what ranks share, nor measures anything.
 """
 
@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from raylance.dispatch.messages import (
-    Command,
+    Awaited,
+    Begin,
+    Complete,
     Decode,
     Deliver,
     Done,
@@ -21,18 +23,19 @@ from raylance.dispatch.messages import (
     Fetched,
     GiveUp,
     Lost,
+    Observation,
     Place,
     Prefetch,
     Read,
     Taken,
-    Wake,
+    Wanted,
 )
 from raylance.dispatch.scaling import Scaler
 from raylance.observe import Receipt
 from raylance.orders.order import Order
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.plan import Chunk, WorkItem
-from tests.simulation.play import Wrong, make_crew, make_dispatcher
+from tests.simulation.play import Wrong, make_dispatcher, make_pool
 from tests.simulation.schedule import Draws
 from tests.simulation.world import Helper, Result, World
 
@@ -221,11 +224,11 @@ class TimedRank(World):
         run = fleet.planned
         self.fleet, self.number, self.node = fleet, number, number // fleet.shared.ranks_per_node
         self.reading: dict[int, Reading] = {}  # by reader
-        self.crew = make_crew(self.scenario, Wrong())
+        self.pool = make_pool(self.scenario, Wrong())
         grows = run.most_readers > run.readers
         self.scalers = [Scaler(run.readers, run.most_readers, run.readers, "reader")] if grows else []
         self.dispatcher = make_dispatcher(
-            self.scenario, self.crew, fleet.plan, number, 0, Wrong(), row_bytes=(run.raw_bytes, run.decoded_bytes),
+            self.scenario, self.pool, fleet.plan, number, 0, Wrong(), row_bytes=(run.raw_bytes, run.decoded_bytes),
             is_early=True, end=fleet.end, scalers=self.scalers,
         )  # fmt: skip
         self.step = self.bytes = self.most_bytes = self.events = 0
@@ -235,7 +238,7 @@ class TimedRank(World):
         self._slowness = self._factor(fleet.times.rank_varies)
         self._placed_decoders = 0
         self._arrives: dict[int, float] = {}  # when what a decoder works on is where it is
-        self._todo: deque[Command] = deque()
+        self._todo: deque[Any] = deque()
         self._whole: deque[int] = deque()  # steps that are here
         self._finished: deque[int] = deque()
         self._next = 0, 0  # step and row of it that is to be delivered
@@ -248,7 +251,8 @@ class TimedRank(World):
 
     def begin(self) -> None:
         """Begins the pass."""
-        self._todo.extend(self.dispatcher.begin(self.now))
+        for event in (Begin(), Wanted(), Awaited()):
+            self._tell(event)
         self._pump()
 
     def post(self, event: Event) -> None:
@@ -293,9 +297,8 @@ class TimedRank(World):
             event = None
         else:
             return None
-        self.dispatcher.is_awaited = self._wanted_at is not None
         begin = time.perf_counter()
-        self._todo.extend(self.dispatcher.handle(event, self.now))
+        self._tell(event)
         deadline = self.dispatcher.deadline()
         self.decided_s += time.perf_counter() - begin
         self.events += 1
@@ -305,6 +308,10 @@ class TimedRank(World):
             self._timer = deadline
             self.later(deadline - self.now, self._wake)
         return times.event_s
+
+    def _tell(self, event: Event | None) -> None:
+        outputs = self.dispatcher.handle(event, self.now)
+        self._todo.extend(output for output in outputs if not isinstance(output, Observation | Complete))
 
     def _bring(self, command: Fetch) -> None:
         """Blocks the thread until the results are here."""
@@ -340,7 +347,7 @@ class TimedRank(World):
         """The trainer waits for a batch."""
         self._wanted_at = self.now
         if self.scalers and not self._finished:
-            self.post(Wake())  # as the feeder does, which matters to nobody else
+            self.post(Awaited())  # as the feeder says it; it matters to scalers alone
         self._take()
 
     def _hand(self, after: int) -> None:
@@ -372,7 +379,7 @@ class TimedRank(World):
         helper.state = "hung"  # it answers nothing, and what it is given says nothing either
         if kind == "reader":
             self.reading[helper.number].forget()
-        self.later(self.fleet.times.notice_s, self.post, Lost(helper.number, Fault(told="it died")))
+        self.later(self.fleet.times.notice_s, self.post, Lost(helper.number, Fault(what="it died")))
 
     def _place(self, command: Place) -> None:
         is_decoder, fleet, now = command.kind == "decoder", self.fleet, self.now

@@ -3,7 +3,7 @@ What can be broken:
 
     order     every row of the plan once, in its place; every step whole; decoded where it should be
     bytes     a read is sent only where it has room, or where it is awaited first and no whole step waits to be taken
-    crew      never more helpers of a kind than were asked for; none ended that works
+    pool      never more helpers of a kind than were asked for; none ended that works
     dead      no command to a helper that does not run, nothing awaited of one that is gone
     turns     a chunk is read by one reader, unless that one goes
     source    decoded and fetched is only what has been read, and was not forgotten
@@ -23,7 +23,6 @@ from typing import Any
 from raylance.dispatch.dispatcher import MAX_FAULTS
 from raylance.dispatch.messages import (
     Alive,
-    Ask,
     Command,
     Decode,
     Deliver,
@@ -36,8 +35,10 @@ from raylance.dispatch.messages import (
     Fetched,
     Forget,
     GiveUp,
+    GiveUpPlacing,
     Lost,
     NotPlaced,
+    Ping,
     Place,
     Placed,
     Prefetch,
@@ -80,7 +81,7 @@ class _Known:
     since: float
     is_running: bool = False
     ended_by: str = ""
-    has_asked: bool = False
+    is_pinged: bool = False
     calls: dict[int, None] = dataclasses.field(default_factory=dict)
 
 
@@ -94,11 +95,11 @@ class Watch:
         self._helpers: dict[int, _Known] = {}
         self._calls: dict[int, _Seen] = {}
         self._open: dict[int, _Seen] = {}  # neither answered nor forgotten
-        self._hopeless = self._has_all = False
+        self._permanent = self._has_all = False
         self._hits: dict[tuple[int, int], set[int]] = {}
         self._blamed: Counter[tuple[int, int]] = Counter()
         self._gone_count = 0
-        self._is_exact = scenario.insists or not scenario.decoders
+        self._is_exact = scenario.require_all or not scenario.decoders
         self._limit = scenario.limit_bytes * (1 + 1e-9)
 
     def begin(self, planned: PlannedRun, rank: int, position: int) -> None:
@@ -141,16 +142,16 @@ class Watch:
                 helper = self._helpers.get(getattr(seen.command, "helper", -1))
                 if helper is not None:
                     helper.calls.pop(call, None)
-                    helper.has_asked = False
+                    helper.is_pinged = False
             case Placed(number) | Alive(number):
                 helper = self._helpers[number]
                 if not helper.ended_by:
-                    helper.is_running, helper.has_asked = True, False
+                    helper.is_running, helper.is_pinged = True, False
             case NotPlaced(number) | Lost(number):
                 helper = self._helpers[number]
                 if type(event) is NotPlaced and not helper.ended_by:
                     self._spent[helper.kind] += self.world.now - helper.since + PAUSE_S
-                    self._hopeless = self._hopeless or event.hopeless
+                    self._permanent = self._permanent or event.permanent
                 self._gone(number, "told")
             case Taken(position):
                 self._ready = [(after, charge) for after, charge in self._ready if after > position]
@@ -193,14 +194,14 @@ class Watch:
         """The runtime is about to be commanded."""
         match command:
             case Place(number, kind):
-                self._check_crew(number, kind, now)
+                self._check_pool(number, kind, now)
             case Dismiss(number) if number not in self._helpers:
-                raise Broken("crew", f"helper {number} is given up before it was to be placed")
+                raise Broken("pool", f"helper {number} is given up before it was to be placed")
             case Dismiss(number, is_lost):
                 self._check_end(number, now) if is_lost else self._check_leave(number)
-            case Ask(number):
+            case Ping(number):
                 self._check_runs(number, command)
-                self._helpers[number].has_asked = True
+                self._helpers[number].is_pinged = True
             case Read(call, number, item):
                 self._check_runs(number, command)
                 self._check_turn(number, command)
@@ -229,6 +230,8 @@ class Watch:
                 self._check_delivery(command)
             case GiveUp(error):
                 self._check_cause(error, now)
+            case GiveUpPlacing():
+                self._check_cause(PlacementError(str(command)), now)
 
     def _see(self, call: int, command: Any, item: WorkItem, helper: int | None) -> None:
         if call in self._calls:
@@ -242,14 +245,14 @@ class Watch:
         if helper is not None:
             self._helpers[helper].calls[call] = None
 
-    def _check_crew(self, number: int, kind: str, now: float) -> None:
+    def _check_pool(self, number: int, kind: str, now: float) -> None:
         if self._spent[kind]:
             self._recover("placed again after a refusal")
         self._helpers[number] = _Known(kind, now)
         held = sum(helper.kind == kind for n, helper in self._helpers.items() if self._is_held(n))
         begin = self.scenario.readers if kind == "reader" else self.scenario.decoders
         if held > begin + (2 if self.scenario.scales and (kind == "decoder" or begin > 1) else 0):
-            raise Broken("crew", f"{held} {kind}s at {now:.2f} s")
+            raise Broken("pool", f"{held} {kind}s at {now:.2f} s")
 
     def _is_held(self, number: int) -> bool:
         return number not in self.world.helpers or self.world.helpers[number].state != "dismissed"
@@ -258,7 +261,7 @@ class Watch:
         """One that is not needed goes only when it runs and has no work."""
         known = self._helpers[number]
         if not known.is_running or known.calls or known.ended_by:
-            raise Broken("crew", f"helper {number} is let go, and has calls {list(known.calls)}")
+            raise Broken("pool", f"helper {number} is let go, and has calls {list(known.calls)}")
         self._recover("one not needed let go")
         self._gone(number, "dismissed")
 
@@ -269,10 +272,10 @@ class Watch:
             return
         if not known.is_running:
             if not self._is_late(known, now) or self._says(Placed, number):
-                raise Broken("crew", f"helper {number} is given up at {now:.2f} s, too early")
+                raise Broken("pool", f"helper {number} is given up at {now:.2f} s, too early")
             self._recover("one too late dismissed")
         elif helper.state == "up" or any(self._says_done(call) for call in known.calls):
-            raise Broken("crew", f"helper {number}, which works, is ended at {now:.2f} s")
+            raise Broken("pool", f"helper {number}, which works, is ended at {now:.2f} s")
         else:
             self._recover("a hung one dismissed")
         self._gone(number, "dismissed")
@@ -329,7 +332,7 @@ class Watch:
             raise Broken("order", f"{item} is delivered and was not fetched")
         if (item.position, item.low) != self._next or item.rank != self._rank or item.epoch != EPOCH:
             raise Broken("order", f"{item} is delivered, but {self._next} is next")
-        if self.scenario.insists and not self._has_all:
+        if self.scenario.require_all and not self._has_all:
             ran = [h for h in self._helpers.values() if h.kind == "decoder" and h.is_running]
             self._has_all = len(ran) >= self.scenario.decoders
             if not self._has_all:
@@ -368,7 +371,7 @@ class Watch:
             refused = [
                 helper for helper in self._helpers.values() if helper.ended_by == "told" and not helper.is_running
             ]
-            if not self._hopeless and not any(self._is_late(helper, now + PAUSE_S) for helper in refused):
+            if not self._permanent and not any(self._is_late(helper, now + PAUSE_S) for helper in refused):
                 raise Broken("cause", f"{error}, and there was time")
             self._recover("ended by a helper that cannot start")
         elif isinstance(error, HelperError):
@@ -390,7 +393,7 @@ class Watch:
         if event is None and deadline is not None and deadline <= now:
             raise Broken("deadline", f"{deadline:.3f} s is past at {now:.3f} s")
         helpers = [helper for helper in self._helpers.values() if not helper.ended_by]
-        waits = self._open or any(not helper.is_running or helper.has_asked or helper.calls for helper in helpers)
+        waits = self._open or any(not helper.is_running or helper.is_pinged or helper.calls for helper in helpers)
         if deadline is None:
             if waits:
                 raise Broken("deadline", "something is awaited for ever")

@@ -12,7 +12,6 @@ from typing import Any
 
 from raylance.dispatch.messages import (
     Alive,
-    Ask,
     Command,
     Decode,
     Dismiss,
@@ -26,6 +25,7 @@ from raylance.dispatch.messages import (
     Forget,
     Lost,
     NotPlaced,
+    Ping,
     Place,
     Placed,
     Prefetch,
@@ -130,7 +130,7 @@ class World:
             Read: self._give,
             Prefetch: self._begin,
             Decode: self._give,
-            Ask: self._give,
+            Ping: self._give,
             Fetch: self._fetch,
             Forget: self._forget,
             Dismiss: self._dismiss,
@@ -169,7 +169,7 @@ class World:
         wait_s = _WAITS_S[(bits >> 4) % 8]
         fault = self._fault(bits, ("refused", "hopeless", "delayed", "never placed"))
         if fault in ("refused", "hopeless"):
-            told = NotPlaced(command.helper, Fault(told=fault), fault == "hopeless")
+            told = NotPlaced(command.helper, Fault(what=fault), fault == "hopeless")
             self.later(wait_s, self._not_placed, helper, told)
         elif fault != "never placed":
             self.later(wait_s + (self.draws.seconds(60.0) if fault == "delayed" else 0), self._placed, helper)
@@ -193,14 +193,14 @@ class World:
 
     def _give(self, command: Any) -> None:
         helper = self.helpers[command.helper]
-        is_ask = type(command) is Ask
+        is_ask = type(command) is Ping
         call = None if is_ask else command.call
         source = self.table[command.source] if type(command) is Decode else None
         if not is_ask:
             self.table[call] = None
         helper.queue.append((call, command, source))
         if helper.state == "dead":
-            self.later(_TRANSIT_S[2], self.post, Lost(helper.number, Fault(told="it died")))
+            self.later(_TRANSIT_S[2], self.post, Lost(helper.number, Fault(what="it died")))
         elif helper.state == "up" and not helper.is_working:
             self._work(helper)
 
@@ -279,7 +279,7 @@ class World:
 
     def _faulted(self, call: int, cause: int) -> Event:
         self.watch.hit(call, cause)
-        return Faulted(call, Fault(told=f"fault {cause}"))
+        return Faulted(call, Fault(what=f"fault {cause}"))
 
     def _lose(self, result: Result, cause: int) -> None:
         result.lost_by = cause if result.lost_by is None else result.lost_by
@@ -324,13 +324,13 @@ class World:
         if helper.state == "hung" and state == "dead":
             helper.state = "up"
         if helper.state == "placing" and state == "dead":
-            self._not_placed(helper, NotPlaced(helper.number, Fault(told="its node died"), False))
+            self._not_placed(helper, NotPlaced(helper.number, Fault(what="its node died"), False))
         if helper.state != "up":
             return
         helper.state, helper.cause = state, cause
         if state == "dead":
             for at in range(min(len(helper.queue), 3)):  # each call says so
-                lost = Lost(helper.number, Fault(told="it died"))
+                lost = Lost(helper.number, Fault(what="it died"))
                 self.later(_TRANSIT_S[(cause + at) % 4], self.post, lost)
 
     # Fetching.
@@ -342,7 +342,7 @@ class World:
             self.watch.hit(command.call, self.faults)
             if self.scenario.blocks:
                 self.busy(self.scenario.work_timeout_s)
-                self.post(Faulted(command.call, Fault(told="it took too long")))
+                self.post(Faulted(command.call, Fault(what="it took too long")))
             elif bits % 2:
                 self.later(self.scenario.work_timeout_s + 5.0, self._fetched, command, "")
             return

@@ -1,4 +1,4 @@
-"""Owns what must be caught: dispatchers, crews and sizes with one fault each, and what each of them breaks."""
+"""Owns what must be caught: dispatchers, pools and sizes with one fault each, and what each of them breaks."""
 
 import inspect
 import sys
@@ -7,7 +7,7 @@ from typing import Any
 from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.helper_pool import HelperPool
 from raylance.dispatch.in_flight import InFlight, Stage
-from raylance.dispatch.messages import Command, Deliver, Event, Fault, Forget, Lost, Taken
+from raylance.dispatch.messages import Deliver, Event, Fault, Forget, GiveUp, Lost, Output, Taken
 from raylance.dispatch.read_schedule import ReadSchedule
 from raylance.dispatch.sizes import Sizes
 from raylance.observe import Receipt
@@ -30,15 +30,15 @@ def changed(kind: type, old: str, new: str) -> Any:
 class ForgetsToSendAgain(Dispatcher):
     def _lost(self, helper: int, fault: Fault) -> None:
         waiting = Stage.WAITING
-        before = {piece for piece in self._inflight.pieces if piece.stage is waiting}
+        before = {piece for piece in self._inflight.entries if piece.stage is waiting}
         super()._lost(helper, fault)
-        for piece in self._inflight.pieces:
+        for piece in self._inflight.entries:
             if piece.stage is waiting and piece not in before:
                 piece.stage = Stage.READING
 
 
 class DeliversTwice(Dispatcher):
-    def handle(self, event: Event | None, now: float) -> list[Command]:
+    def handle(self, event: Event | None, now: float) -> list[Output]:
         return [
             again for command in super().handle(event, now) for again in [command] * (1 + (type(command) is Deliver))
         ]
@@ -56,13 +56,13 @@ class IgnoresTheByteLimit(Dispatcher):
 
 
 class WaitsForTheDead(Dispatcher):
-    def _take(self, event: Event) -> None:
+    def _take(self, event: Event | None) -> None:
         if not isinstance(event, Lost):
             super()._take(event)
 
 
 class SendsToTheDead(HelperPool):
-    def lost(self, helper: int, now: float) -> tuple[list[int], list[Command]]:
+    def lost(self, helper: int, now: float) -> tuple[list[int], list[Output]]:
         found = self._helpers.get(helper)
         calls, commands = super().lost(helper, now)
         if found is not None:
@@ -73,13 +73,13 @@ class SendsToTheDead(HelperPool):
 
 class BlamesTheInnocent(Dispatcher):
     def _lost(self, helper: int, fault: Fault) -> None:
-        with_work = self._crew._helpers.get(helper)
+        with_work = self._pool._helpers.get(helper)
         innocent = (
             [self._by_call[call] for call in list(with_work.calls)[1:] if call in self._by_call] if with_work else []
         )
         super()._lost(helper, fault)
         for piece in innocent:
-            if piece in self._inflight.pieces:
+            if piece in self._inflight.entries:
                 self._blame(piece, fault)
 
 
@@ -91,17 +91,18 @@ class CountsOneCauseTwice(Dispatcher):
 
 class ForgetsToForget(Dispatcher):
     def _drop_results(self, piece: Piece) -> None:
-        piece.results()
+        piece.drop_results()
 
 
 class LeavesWhatIsOnItsWay(Dispatcher):
-    def close(self) -> list[Command]:
-        commands = super().close()
-        return [Forget(command.calls[1:]) for command in commands if isinstance(command, Forget)]
+    def _close(self) -> None:
+        before = len(self._out)
+        super()._close()
+        self._out[before:] = [Forget(output.calls[1:]) for output in self._out[before:] if isinstance(output, Forget)]
 
 
 class StartsOneTooMany(HelperPool):
-    def lost(self, helper: int, now: float) -> tuple[list[int], list[Command]]:
+    def lost(self, helper: int, now: float) -> tuple[list[int], list[Output]]:
         found = self._helpers.get(helper)
         if found is not None:
             self._want(found.kind, now, now + self._placement_timeout_s)
@@ -111,17 +112,17 @@ class StartsOneTooMany(HelperPool):
 class LosesAStepAtASplit(Dispatcher):
     def _split(self, piece: Piece) -> None:
         if piece.item.steps > 1:
-            place = self._inflight.pieces.index(piece)
+            place = self._inflight.entries.index(piece)
             super()._split(piece)
-            del self._inflight.pieces[place]
+            del self._inflight.entries[place]
 
 
 class LosesTheRestOfACut(Dispatcher):
     def _replace(self, piece: Piece, parts: int, allowed_bytes: float) -> None:
-        place, count = self._inflight.pieces.index(piece), len(self._inflight.pieces)
+        place, count = self._inflight.entries.index(piece), len(self._inflight.entries)
         super()._replace(piece, parts, allowed_bytes)
-        if len(self._inflight.pieces) > count:
-            del self._inflight.pieces[place + 1]
+        if len(self._inflight.entries) > count:
+            del self._inflight.entries[place + 1]
 
 
 class NeverTakesTimeForTheEnd(Dispatcher):
@@ -138,56 +139,56 @@ class WaitsForASignOfLife(HelperPool):
     """As it was: one that was asked, and hangs, is awaited for ever."""
 
     def deadline(self, now: float) -> float | None:
-        asks = {number: helper.asks for number, helper in self._helpers.items()}
+        asks = {number: helper.pings for number, helper in self._helpers.items()}
         for helper in self._helpers.values():
-            helper.asks = 0
+            helper.pings = 0
         found = super().deadline(now)
         for number, helper in self._helpers.items():
-            helper.asks = asks[number]
+            helper.pings = asks[number]
         return found
 
 
 class TakesTimeBeforeEvents(Dispatcher):
     """As it was: what has answered, and was not told yet, is late."""
 
-    def handle(self, event: Event | None, now: float) -> list[Command]:
-        for helper, fault in self._crew.hung(now):
+    def handle(self, event: Event | None, now: float) -> list[Output]:
+        for helper, fault in self._pool.hung(now):
             self._lost(helper, fault)
         return super().handle(event, now)
 
 
 class NeverSeesWhatIsTaken(Dispatcher):
-    def _take(self, event: Event) -> None:
+    def _take(self, event: Event | None) -> None:
         if not isinstance(event, Taken):
             super()._take(event)
 
 
 class DecodesNothing(Dispatcher):
     def _send_decodes(self) -> None:
-        for piece in self._inflight.pieces:
+        for piece in self._inflight.entries:
             if piece.stage is Stage.READ:
                 piece.stage = Stage.DONE
 
 
 class DeliversWhatIsDoneFirst(Dispatcher):
     def _advance(self) -> None:
-        done = [piece for piece in self._inflight.pieces if piece.stage is Stage.DONE]
-        head = self._inflight.pieces[0] if self._inflight.pieces else None
+        done = [piece for piece in self._inflight.entries if piece.stage is Stage.DONE]
+        head = self._inflight.entries[0] if self._inflight.entries else None
         if done and head is not None and head.stage is Stage.READING:
-            self._inflight.pieces.remove(done[0])
-            self._inflight.pieces.appendleft(done[0])
+            self._inflight.entries.remove(done[0])
+            self._inflight.entries.appendleft(done[0])
         super()._advance()
 
 
 class ThinksRowsAreSmall(Sizes):
-    def worth(self, rows: int) -> float:
-        return super().worth(rows) / 2
+    def reserved_bytes(self, rows: int) -> float:
+        return super().reserved_bytes(rows) / 2
 
 
 class ForgetsWhatItLearned(Dispatcher):
     def _done(self, piece: Piece, call: int, receipt: Receipt) -> None:
         if receipt.too_large_bytes:
-            self._forget(piece, call)
+            self._out.append(Forget((call,)))
             self._again(piece, Stage.WAITING)
             return
         super()._done(piece, call, receipt)
@@ -195,9 +196,9 @@ class ForgetsWhatItLearned(Dispatcher):
 
 class RaisesTooEarly(Dispatcher):
     def _advance(self) -> None:
-        failed = [piece.error for piece in self._inflight.pieces if piece.error is not None]
-        if failed and failed[0] is not None and not self.is_over:
-            self._give_up(failed[0])
+        failed = [piece.error for piece in self._inflight.entries if piece.error is not None]
+        if failed and failed[0] is not None and not self._is_over:
+            self._give_up(GiveUp(failed[0]))
         else:
             super()._advance()
 
@@ -211,13 +212,13 @@ class BeginsWithoutDecoders(HelperPool):
 class ReadsWhereverItIs(HelperPool):
     """Whoever has the fewest calls reads, as with decoders."""
 
-    def reader(self, plan: Plan, item: WorkItem, *, proven: bool) -> tuple[int | None, Chunk | None, list[Command]]:
-        able = self._running("reader", proven)
+    def reader(self, plan: Plan, item: WorkItem, *, responsive: bool) -> tuple[int | None, Chunk | None, list[Output]]:
+        able = self._running("reader", responsive)
         return min(able, key=lambda number: len(self._helpers[number].calls), default=None), None, []
 
 
 class IsImpatient(HelperPool):
-    def late(self, now: float) -> list[Command]:
+    def late(self, now: float) -> list[Output]:
         return super().late(now + 15.0)
 
 
@@ -226,12 +227,12 @@ class FetchesForEver(Dispatcher):
         pass
 
 
-class PausesForEver(changed(Dispatcher, "PAUSES_S[piece.faults - 1]", "1e9")):  # type: ignore[misc]
+class PausesForEver(changed(Dispatcher, "PAUSES_S[entry.faults - 1]", "1e9")):  # type: ignore[misc]
     pass
 
 
 ForgetsFaults = changed(
-    InFlight, "smaller.faults, smaller.not_before = piece.faults, piece", "smaller.not_before = piece"
+    InFlight, "smaller.faults, smaller.not_before = entry.faults, entry", "smaller.not_before = entry"
 )
 
 
@@ -241,13 +242,13 @@ class ForgetsFaultsAtASplit(Dispatcher):
         self._inflight.__class__ = ForgetsFaults
 
 
-KeptTurns = changed(ReadSchedule, "if turn.reader not in readers", "if turn.reader == _NOBODY")
+KeptTurns = changed(ReadSchedule, "if wanted.reader not in readers", "if wanted.reader == _NO_READER")
 
 
 class LeavesItsTurnToTheDead(HelperPool):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._turns = KeptTurns()
+        self._schedule = KeptTurns()
 
 
 # What each of them breaks.
@@ -266,7 +267,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
             LosesAStepAtASplit: "order",
             LosesTheRestOfACut: "order",
             NeverTakesTimeForTheEnd: "deadline",
-            TakesTimeBeforeEvents: "crew",
+            TakesTimeBeforeEvents: "pool",
             NeverSeesWhatIsTaken: "deadlock",
             DecodesNothing: "order",
             DeliversWhatIsDoneFirst: "order",
@@ -276,12 +277,12 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
             PausesForEver: "deadline",
             ForgetsFaultsAtASplit: "cause",
         },
-        "crew": {
+        "pool": {
             SendsToTheDead: "dead",
-            StartsOneTooMany: "crew",
+            StartsOneTooMany: "pool",
             NeverLooksForTheHung: "deadline",
             WaitsForASignOfLife: "deadline",
-            IsImpatient: "crew",
+            IsImpatient: "pool",
             BeginsWithoutDecoders: "cause",
             ReadsWhereverItIs: "turns",
             LeavesItsTurnToTheDead: "liveness",

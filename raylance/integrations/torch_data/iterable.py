@@ -14,7 +14,7 @@ from raylance.errors import ConfigError
 from raylance.integrations.torch_data.steps import Pass, Steps
 from raylance.observe import Stats
 from raylance.planning.plan import Plan
-from raylance.runtime.session import Helpers
+from raylance.runtime.session import Session
 
 if TYPE_CHECKING:
     from raylance.api.dataset import Dataset
@@ -42,7 +42,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         self._sent: tuple[Plan, int] | None = None
         self._arguments, self._with_row_offset = (dtypes, collate_fn, pad_lists), with_row_offset
         self._bound()  # what is wrong with them is said now
-        self._idle: Helpers | None = None  # of the last pass, for the next one
+        self._idle: Session | None = None  # of the last pass, for the next one
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_idle": None}
@@ -77,7 +77,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     def _batches(self, mine: Plan, rank: int, epoch: int, position: int) -> Iterator[dict[str, Any]]:
         if mine.steps(position) <= 0:
             return
-        helpers, self._idle = self._idle or Helpers(self._opened.feed, self._options), None
+        helpers, self._idle = self._idle or Session(self._opened.feed, self._options), None
         feeder = helpers.start(mine, rank, epoch=epoch, position=position, bound=self._bound(), stats=Stats())
         try:
             for handed, step in feeder:

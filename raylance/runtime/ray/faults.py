@@ -84,7 +84,7 @@ def first_line(error: BaseException) -> str:
 
 def fault_of(error: BaseException) -> Fault:
     """A fault of the machines as the dispatcher takes it."""
-    return Fault(told=first_line(error), advice=advice(error), error=error)
+    return Fault(what=first_line(error), advice=advice(error), error=error)
 
 
 def as_raised(error: BaseException) -> BaseException:

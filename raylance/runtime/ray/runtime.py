@@ -19,7 +19,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raylance.dispatch.messages import (
     Alive,
-    Ask,
     Command,
     Decode,
     Done,
@@ -31,6 +30,7 @@ from raylance.dispatch.messages import (
     Kind,
     Lost,
     NotPlaced,
+    Ping,
     Place,
     Placed,
     Prefetch,
@@ -45,18 +45,18 @@ from raylance.runtime.ray.shard_actor import ShardActor
 from raylance.runtime.runtime import Runtime
 from raylance.settings import Options, ReadSpec
 
-_LOOK_S = 1.0  # between looks whether the session still is: nobody tells of its end
+_LOOK_S = 1.0  # between looks whether the Ray session still exists: Ray reports no end
 
 
 class _Helper:
-    """A helper actor, and what it was told."""
+    """A helper actor, and which plans and decodings it knows."""
 
     def __init__(self, handle: Any, session: str) -> None:
         self.handle, self.session = handle, session
         self._installed: set[str] = set()
 
     def knows(self, key: str, value: Any) -> Any:
-        """Its handle, after it was told what a key stands for unless it knows."""
+        """Its handle, after it was sent the value of a key unless it has it."""
         if key not in self._installed:
             self.handle.install.remote(key, value)
             self._installed.add(key)
@@ -64,7 +64,7 @@ class _Helper:
 
     def end(self, *, is_dead: bool) -> None:
         with current_session() as session:
-            if self.session == session:  # else it went with its session
+            if self.session == session:  # else it ended with its session
                 ray.kill(self.handle)
 
 
@@ -82,17 +82,22 @@ class _SharedHelper(_Helper):
 class RayRuntime(Runtime):
     """Does the work of one loader by actors."""
 
-    def __init__(self, feed: ReadSpec, options: Options, world_size: int) -> None:
-        """Starts nothing, but Ray where actors are asked for by name and none runs, as any call of Ray would."""
+    def __init__(self, read_spec: ReadSpec, options: Options, world_size: int) -> None:
+        """Starts nothing; but Ray itself, as any call of Ray would, with runtime="ray" where it is not running."""
         if options.runtime == "ray":
             ray.get_runtime_context()
         self._world_size, self._session, self._key = world_size, ray_session(), uuid.uuid4().hex
-        super().__init__(feed, options, insists=options.num_decoders != "auto")
+        super().__init__(read_spec, options)
 
     @property
     def is_usable(self) -> bool:
-        """See `Runtime.is_usable`; helpers go with their Ray session."""
-        return super().is_usable and self._session == ray_session()
+        """See `Runtime.is_usable`; helpers end with their Ray session."""
+        return self._session == ray_session()
+
+    @property
+    def requires_all(self) -> bool:
+        """See `Runtime.requires_all`."""
+        return self._options.num_decoders != "auto"
 
     def begin(self, plan: Plan, plan_key: str) -> None:
         """See `Runtime.begin`."""
@@ -103,15 +108,15 @@ class RayRuntime(Runtime):
         """See `Runtime.do`.
 
         Raises:
-            HelperError: If the session of the helpers has ended. What they were asked for is never answered then.
+            HelperError: If the session of the helpers has ended. Their calls are never answered then.
         """
-        # What waits, or only ends, looks by itself.
-        is_call = isinstance(command, Place | Ask | Read | Prefetch | Decode)
+        # Commands that wait, or only end something, check it themselves.
+        is_call = isinstance(command, Place | Ping | Read | Prefetch | Decode)
         with in_session(self._session) if is_call else contextlib.nullcontext():
             super().do(command)
 
-    def next_event(self, timeout_s: float | None) -> Event | None:
-        """See `Runtime.next_event`; looks meanwhile whether the session still is.
+    def next_event(self, timeout_s: float | None) -> Event | Wake | None:
+        """See `Runtime.next_event`; looks meanwhile whether the Ray session still exists.
 
         Raises:
             HelperError: As `do`.
@@ -125,7 +130,8 @@ class RayRuntime(Runtime):
             with in_session(self._session):
                 pass
 
-    def _count_decoders(self) -> tuple[int, int, int]:
+    def count_decoders(self) -> tuple[int, int, int]:
+        """See `Runtime.count_decoders`."""
         options = self._options
         least, most = options.decoder_range
         if options.num_decoders != "auto":
@@ -140,9 +146,9 @@ class RayRuntime(Runtime):
     def _keep(self, plan: Plan) -> Any:
         return ray.put(plan)
 
-    def _watch(self, ref: Any, tell: Any, *about: Any) -> None:
+    def _watch(self, ref: Any, to_event: Any, *about: Any) -> None:
         """Has an event posted when a call is answered, by Ray's own thread."""
-        ref.future().add_done_callback(functools.partial(_report, self._inbox, tell, about))
+        ref.future().add_done_callback(functools.partial(_report, self._inbox, to_event, about))
 
     def _place(self, number: int, kind: Kind) -> None:
         if kind == "decoder":
@@ -152,33 +158,33 @@ class RayRuntime(Runtime):
             # On this worker's node where that is possible; it takes no CPU from Ray's count.
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
             remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **decoders.NO_RESTARTS)
-            handle: Any = remote.remote(self._feed, self._options)
+            handle: Any = remote.remote(self._read_spec, self._options)
             self._helpers[number], pulse = _Helper(handle, self._session), handle.actor_id.remote()
-        self._watch(pulse, _told_placed, number)
+        self._watch(pulse, _on_placed, number)
 
-    def _ask(self, number: int) -> None:
-        self._watch(self._helpers[number].handle.actor_id.remote(), _told_alive, number)
+    def _ping(self, number: int) -> None:
+        self._watch(self._helpers[number].handle.actor_id.remote(), _on_alive, number)
 
     def _read(self, command: Read) -> None:
         actor, (key, _) = self._helpers[command.helper].knows(*self._plan), self._plan
         work = (command.item, command.decodes, command.allowed_bytes, command.following)
         plain, second, receipt = actor.read.remote(key, *work)
         self._results[command.call] = (plain, second)
-        self._watch(receipt, _told_done, command.helper, command.call)
+        self._watch(receipt, _on_done, command.helper, command.call)
 
     def _prefetch(self, command: Prefetch) -> None:
         actor, (key, _) = self._helpers[command.helper].knows(*self._plan), self._plan
-        self._watch(actor.begin.remote(key, command.rank, command.chunk), _told_begun, command.helper)
+        self._watch(actor.begin.remote(key, command.rank, command.chunk), _on_begun, command.helper)
 
     def _decode(self, command: Decode) -> None:
-        actor = self._helpers[command.helper].knows(self._key, self._feed.decoding)
+        actor = self._helpers[command.helper].knows(self._key, self._read_spec.decoding)
         decoded, receipt = actor.decode.remote(self._key, command.epoch, self._results[command.source][1])
         self._results[command.call] = (decoded, decoded)
-        self._watch(receipt, _told_done, command.helper, command.call)
+        self._watch(receipt, _on_done, command.helper, command.call)
 
     def _fetch(self, command: Fetch) -> None:
         plain, second = self._results[command.read]
-        refs = [plain] if self._feed.decoding is None else [plain, second]
+        refs = [plain] if self._read_spec.decoding is None else [plain, second]
         if command.decode is not None:
             refs[1] = self._results[command.decode][0]
         try:
@@ -187,8 +193,9 @@ class RayRuntime(Runtime):
         except RayError as error:
             self.post(_failure(command.call, error))
 
-    @staticmethod
-    def _explain(options: Options, pending: int, asked: int, kind: Kind) -> str:
+    def explain_placing(self, kind: Kind, pending: int, asked: int) -> str:
+        """See `Runtime.explain_placing`."""
+        options = self._options
         what, cpus = ("decode actors", options.decoder_cpus) if kind == "decoder" else ("shard actors", 0.0)
         total, free, known = long_call(ray_session(), functools.partial(decoders.supply, cpus))
         pending = max(1, pending)
@@ -211,30 +218,32 @@ class RayRuntime(Runtime):
                 "of memory"
             )
             cures += ["look at the load of the nodes", "raise placement_timeout_s if the processes only take long"]
-        return f"{'; '.join(causes)}. Training stops here rather than hang. To go on, {', or '.join(cures)}."
+        return f"{'; '.join(causes)}. Training stops here rather than hang. To continue, {', or '.join(cures)}."
 
 
-def _report(inbox: queue.SimpleQueue[Event], tell: Any, about: tuple[Any, ...], answer: "Future[Any]") -> None:
+def _report(
+    inbox: queue.SimpleQueue[Event | Wake], to_event: Any, about: tuple[Any, ...], answer: "Future[Any]"
+) -> None:
     error = answer.exception()
-    inbox.put(tell(error, None if error is not None else answer.result(), *about))
+    inbox.put(to_event(error, None if error is not None else answer.result(), *about))
 
 
-def _told_placed(error: BaseException | None, _: Any, helper: int) -> Event:
+def _on_placed(error: BaseException | None, _: Any, helper: int) -> Event:
     if error is None:
         return Placed(helper)
     return NotPlaced(helper, fault_of(error), isinstance(error, RayActorError) and bool(error.actor_init_failed))
 
 
-def _told_alive(error: BaseException | None, _: Any, helper: int) -> Event:
+def _on_alive(error: BaseException | None, _: Any, helper: int) -> Event:
     return Alive(helper) if error is None else Lost(helper, fault_of(error))
 
 
-def _told_begun(error: BaseException | None, _: Any, helper: int) -> Event:
+def _on_begun(error: BaseException | None, _: Any, helper: int) -> Event | Wake:
     # Any other error comes again with the first item that is asked for.
     return Lost(helper, fault_of(error)) if error is not None and is_helper_gone(error) else Wake()
 
 
-def _told_done(error: BaseException | None, receipt: Any, helper: int, call: int) -> Event:
+def _on_done(error: BaseException | None, receipt: Any, helper: int, call: int) -> Event:
     if error is None:
         return Done(call, receipt)
     return Lost(helper, fault_of(error)) if is_helper_gone(error) else _failure(call, error)

@@ -1,6 +1,7 @@
-"""Owns what the simulation has found, each by the few events that show it, and what a crew and sizes promise."""
+"""Owns what the simulation has found, each by the few events that show it, and what a pool and sizes promise."""
 
 import itertools
+import logging
 
 import pytest
 
@@ -8,7 +9,7 @@ from raylance.dispatch.dispatcher import MAX_FAULTS, PAUSES_S
 from raylance.dispatch.in_flight import InFlight, Stage
 from raylance.dispatch.messages import (
     Alive,
-    Ask,
+    Close,
     Decode,
     Deliver,
     Dismiss,
@@ -19,156 +20,159 @@ from raylance.dispatch.messages import (
     Fetched,
     Forget,
     GiveUp,
+    GiveUpPlacing,
+    Log,
     Lost,
     NotPlaced,
+    Ping,
     Place,
     Placed,
     Read,
 )
 from raylance.dispatch.sizes import Sizes
-from raylance.errors import HelperError, PlacementError
+from raylance.errors import HelperError
 from raylance.observe import Receipt
-from tests.helpers.dispatch import DECODED, FAULT, RAW, Driver, kinds, make_crew, of_kind, reader_of
+from tests.helpers.dispatch import DECODED, FAULT, RAW, Driver, kinds, make_pool, of_kind, reader_of
 from tests.simulation.schedule import DECODED_BYTES, EPOCH, RAW_BYTES, make_plan
 
 
 def test_what_is_answered_and_not_told_yet_is_not_late() -> None:
-    crew = make_crew()
-    first = Driver(crew)
+    pool = make_pool()
+    first = Driver(pool)
     first.start()
     read = first.last(Read)
-    first.dispatcher.close()
-    again = Driver(crew, now=1000.0)  # nobody took events in between
+    first.handle(Close())
+    again = Driver(pool, now=1000.0)  # nobody took events in between
     assert Dismiss not in kinds(again.commands)
     assert again.dispatcher.deadline() is not None
     for call in range(read.call + 1):
-        assert Dismiss not in kinds(again.tell(Done(call, RAW)))
-    assert Dismiss not in kinds(again.tell(None))
+        assert Dismiss not in kinds(again.handle(Done(call, RAW)))
+    assert Dismiss not in kinds(again.handle(None))
 
 
 @pytest.mark.parametrize("comes_at", [3.0, 7.0])
 def test_decoders_that_start_are_waited_for_a_while(comes_at: float) -> None:
-    driver = Driver(make_crew(insists=False), rows=1)
+    driver = Driver(make_pool(require_all=False), rows=1)
     reader, decoder = driver.given(Place)
-    driver.tell(Placed(reader.helper), 1.0)
+    driver.handle(Placed(reader.helper), 1.0)
     assert not driver.last(Read).decodes
-    driver.tell(Done(driver.last(Read).call, RAW), 2.0)
+    driver.handle(Done(driver.last(Read).call, RAW), 2.0)
     assert (driver.given(Decode), driver.dispatcher.deadline()) == ([], 5.0)
     if comes_at > 5.0:
-        driver.tell(None, 5.0)
+        driver.handle(None, 5.0)
         assert driver.last(Read).decodes, "read once more, and decoded there"
-        driver.tell(Done(driver.last(Read).call, DECODED), 6.0)
-    driver.tell(Placed(decoder.helper), comes_at)
+        driver.handle(Done(driver.last(Read).call, DECODED), 6.0)
+    driver.handle(Placed(decoder.helper), comes_at)
     for decode in driver.given(Decode):
-        driver.tell(Done(decode.call, DECODED))
+        driver.handle(Done(decode.call, DECODED))
     fetch = driver.last(Fetch)
-    driver.tell(Fetched(fetch.call, None, None))
+    driver.handle(Fetched(fetch.call, None, None))
     assert len(driver.given(Deliver)) == 1
     assert len(driver.given(Read)) == (1 if comes_at < 5.0 else 2)
-    assert driver.dispatcher.is_over
+    assert driver.is_over
 
 
 def test_helpers_that_nobody_waited_for_have_their_time_anew() -> None:
-    crew = make_crew()
-    first = Driver(crew)
-    first.tell(NotPlaced(1, FAULT, hopeless=False))
-    first.dispatcher.close()
-    again = Driver(crew, now=1000.0)
+    pool = make_pool()
+    first = Driver(pool)
+    first.handle(NotPlaced(1, FAULT, permanent=False))
+    first.handle(Close())
+    again = Driver(pool, now=1000.0)
     assert kinds(again.given(Place)) == [Place]
-    assert kinds(again.tell(None)) == []
-    assert crew.failure is None
-    assert isinstance(again.tell(None, 1020.0)[-1], GiveUp)
-    assert isinstance(crew.failure, PlacementError)
+    assert kinds(again.handle(None)) == []
+    assert pool.failure is None
+    assert again.handle(None, 1020.0)[-1] == GiveUpPlacing("decoder", 1, 1)
+    assert pool.failure == GiveUpPlacing("decoder", 1, 1)
 
 
 def test_a_helper_placed_late_because_nobody_looked_has_its_time() -> None:
-    driver = Driver(make_crew(decoders=2, insists=False))
-    driver.tell(Placed(0))
-    driver.tell(NotPlaced(1, FAULT, hopeless=False))
-    placed = of_kind(driver.tell(Alive(0), 60.0), Place)
-    assert Dismiss(placed[0].helper) not in driver.tell(None)
-    assert Dismiss(placed[0].helper) in driver.tell(None, 79.0)
+    driver = Driver(make_pool(decoders=2, require_all=False))
+    driver.handle(Placed(0))
+    driver.handle(NotPlaced(1, FAULT, permanent=False))
+    placed = of_kind(driver.handle(Alive(0), 60.0), Place)
+    assert Dismiss(placed[0].helper) not in driver.handle(None)
+    assert Dismiss(placed[0].helper) in driver.handle(None, 79.0)
 
 
 def test_a_helper_that_was_asked_and_hangs_is_replaced() -> None:
-    driver = Driver(make_crew(decoders=2), rows=1)
+    driver = Driver(make_pool(decoders=2), rows=1)
     driver.start()
-    driver.tell(Done(driver.last(Read).call, RAW))
+    driver.handle(Done(driver.last(Read).call, RAW))
     decode = driver.last(Decode)
     other = ({1, 2} - {decode.helper}).pop()
-    commands = driver.tell(Lost(decode.helper, FAULT))
-    assert {Ask(0), Ask(other)} <= set(commands)
-    driver.tell(Alive(0))
+    commands = driver.handle(Lost(decode.helper, FAULT))
+    assert {Ping(0), Ping(other)} <= set(commands)
+    driver.handle(Alive(0))
     assert driver.dispatcher.deadline() == 20.0  # for the one that is placed again
-    assert Dismiss(3) in driver.tell(None, 20.0)
+    assert Dismiss(3) in driver.handle(None, 20.0)
     assert driver.dispatcher.deadline() == 60.0
-    assert Dismiss(other) in driver.tell(None, 60.0)
+    assert Dismiss(other) in driver.handle(None, 60.0)
 
 
 def test_what_went_with_a_helper_known_to_be_gone_is_not_counted_again() -> None:
-    driver = Driver(make_crew(), rows=1)
+    driver = Driver(make_pool(), rows=1)
     driver.start()
     for _ in range(MAX_FAULTS):
-        driver.tell(Done(driver.last(Read).call, RAW))
+        driver.handle(Done(driver.last(Read).call, RAW))
         decode = driver.last(Decode)
-        for command in driver.tell(Lost(decode.helper, FAULT)):
+        for command in driver.handle(Lost(decode.helper, FAULT)):
             if isinstance(command, Place):
-                driver.tell(Alive(0))
-                driver.tell(Placed(command.helper))
-        driver.tell(Faulted(driver.last(Decode).call, FAULT))
+                driver.handle(Alive(0))
+                driver.handle(Placed(command.helper))
+        driver.handle(Faulted(driver.last(Decode).call, FAULT))
     assert GiveUp not in kinds(driver.commands)
-    driver.tell(Done(driver.last(Read).call, RAW))
-    driver.tell(Lost(driver.last(Decode).helper, FAULT))
+    driver.handle(Done(driver.last(Read).call, RAW))
+    driver.handle(Lost(driver.last(Decode).helper, FAULT))
     assert isinstance(driver.last(GiveUp).error, HelperError)
 
 
 def test_work_that_is_done_again_waits_for_a_reader_that_has_answered() -> None:
-    driver = Driver(make_crew(), rows=1)
+    driver = Driver(make_pool(), rows=1)
     driver.start()
     read = driver.last(Read)
-    driver.tell(Done(read.call, RAW))
-    driver.tell(Faulted(driver.last(Decode).call, FAULT))
-    driver.tell(None, 1.0)
+    driver.handle(Done(read.call, RAW))
+    driver.handle(Faulted(driver.last(Decode).call, FAULT))
+    driver.handle(None, 1.0)
     assert driver.last(Read) == read
-    driver.tell(Alive(0))
+    driver.handle(Alive(0))
     assert driver.last(Read) != read
 
 
 def test_a_rank_without_rows_is_split_as_any_other() -> None:
-    driver = Driver(make_crew(), rows=6, world_size=2, item_rows=8)
+    driver = Driver(make_pool(), rows=6, world_size=2, item_rows=8)
     driver.start()
     assert driver.last(Read).item.rows == 0
     assert driver.last(Read).item.steps > 1
-    driver.tell(Lost(0, FAULT))
+    driver.handle(Lost(0, FAULT))
     driver.start()
     assert driver.last(Read).item.steps == 1
 
 
 def test_a_row_that_fails_keeps_nothing() -> None:
-    driver = Driver(make_crew(), rows=2)
+    driver = Driver(make_pool(), rows=2)
     driver.start()
     first, second = driver.given(Read)
-    driver.tell(Done(first.call, RAW))
-    driver.tell(Done(second.call, RAW))
+    driver.handle(Done(first.call, RAW))
+    driver.handle(Done(second.call, RAW))
     ahead, failing = driver.given(Decode)
-    assert Forget((second.call,)) in driver.tell(Failed(failing.call, ValueError("row")))
-    driver.tell(Done(ahead.call, DECODED))
+    assert Forget((second.call,)) in driver.handle(Failed(failing.call, ValueError("row")))
+    driver.handle(Done(ahead.call, DECODED))
     fetch = driver.last(Fetch)
-    assert kinds(driver.tell(Fetched(fetch.call, None, None))) == [Deliver, Forget, GiveUp]  # type: ignore[arg-type]
-    assert driver.dispatcher.is_over
+    assert kinds(driver.handle(Fetched(fetch.call, None, None))) == [Deliver, Forget, GiveUp]  # type: ignore[arg-type]
+    assert driver.is_over
 
 
 def test_a_decoder_that_cannot_start_is_done_without_while_another_is_on_its_way() -> None:
-    crew = make_crew(decoders=2)
-    driver = Driver(crew)
+    pool = make_pool(decoders=2)
+    driver = Driver(pool)
     driver.start()
-    driver.tell(Lost(1, FAULT))
-    driver.tell(Lost(2, FAULT))
-    driver.tell(NotPlaced(3, FAULT, hopeless=True))
-    assert crew.failure is None
-    driver.tell(NotPlaced(4, FAULT, hopeless=True))
-    assert isinstance(crew.failure, HelperError)
-    assert driver.dispatcher.close() == []
+    driver.handle(Lost(1, FAULT))
+    driver.handle(Lost(2, FAULT))
+    driver.handle(NotPlaced(3, FAULT, permanent=True))
+    assert pool.failure is None
+    driver.handle(NotPlaced(4, FAULT, permanent=True))
+    assert isinstance(pool.failure, GiveUp)
+    assert driver.handle(Close()) == []
 
 
 @pytest.mark.parametrize("raw", [100, 500_000])
@@ -178,124 +182,124 @@ def test_sizes_fade_each_by_itself(raw: int) -> None:
     for _ in range(100):
         sizes.learn(item, [Receipt(nbytes=raw, raw_bytes=raw), DECODED])
         # What a row may bring, it counts for.
-        assert sizes.worth(1) >= sizes.allowed(1) + DECODED_BYTES or sizes.allowed(1) == 64 << 10
-    assert sizes.worth(1) == pytest.approx(1.5 * raw + DECODED_BYTES, rel=0.01)
+        assert sizes.reserved_bytes(1) >= sizes.allowed(1) + DECODED_BYTES or sizes.allowed(1) == 64 << 10
+    assert sizes.reserved_bytes(1) == pytest.approx(1.5 * raw + DECODED_BYTES, rel=0.01)
 
 
 def test_nothing_is_delivered_before_all_decoders_run_that_were_insisted_upon() -> None:
-    crew = make_crew(decoders=2)
-    crew.open(0.0)
+    pool = make_pool(decoders=2)
+    pool.open(0.0)
     for helper in (0, 1, 2):
-        assert not crew.is_complete
-        crew.heard(helper, 0.0)
-    assert crew.is_complete
+        assert not pool.is_complete
+        pool.heard(helper, 0.0)
+    assert pool.is_complete
 
 
 def test_a_decoder_has_one_in_work_and_one_that_waits() -> None:
-    crew = make_crew(decoders=2)
-    crew.open(0.0)
-    crew.heard(1, 0.0)
-    crew.heard(2, 0.0)
+    pool = make_pool(decoders=2)
+    pool.open(0.0)
+    pool.heard(1, 0.0)
+    pool.heard(2, 0.0)
     given = []
-    while (helper := crew.decoder(proven=False)) is not None:
+    while (helper := pool.decoder(responsive=False)) is not None:
         given.append(helper)
-        crew.send(helper, 0.0)
+        pool.send(helper, 0.0)
     assert given == [1, 2, 1, 2]
-    assert crew.decoders_running == 2
-    crew.ask(0.0)
-    assert crew.decoders_running == 2
+    assert pool.decoders_running == 2
+    pool.ping(0.0)
+    assert pool.decoders_running == 2
 
 
 def test_who_answers_something_is_not_hung() -> None:
-    crew = make_crew()
-    crew.open(0.0)
-    crew.heard(0, 0.0)
-    calls = [crew.send(0, 0.0) for _ in range(3)]
-    crew.answered(calls[0], 50.0)
-    assert crew.hung(109.0) == []
-    ((helper, fault),) = crew.hung(110.0)
+    pool = make_pool()
+    pool.open(0.0)
+    pool.heard(0, 0.0)
+    calls = [pool.send(0, 0.0) for _ in range(3)]
+    pool.answered(calls[0], 50.0)
+    assert pool.hung(109.0) == []
+    ((helper, fault),) = pool.hung(110.0)
     assert helper == 0
-    assert fault.told == "reader 0 has not answered for 60 s, which work_timeout_s allows"
+    assert fault.what == "reader 0 has not answered for 60 s, which work_timeout_s allows"
     assert "raise work_timeout_s" in fault.advice
-    crew.ask(109.0)
-    crew.answered(calls[1], 109.0)  # as it was on its way already
-    assert not reader_of(crew, proven=True)
-    crew.alive(0, 109.0)
-    assert reader_of(crew, proven=True) == [0]
+    pool.ping(109.0)
+    pool.answered(calls[1], 109.0)  # as it was on its way already
+    assert not reader_of(pool, responsive=True)
+    pool.alive(0, 109.0)
+    assert reader_of(pool, responsive=True) == [0]
 
 
 def test_a_sign_of_life_from_before_the_last_death_says_nothing() -> None:
-    crew = make_crew(decoders=3)
-    crew.open(0.0)
+    pool = make_pool(decoders=3)
+    pool.open(0.0)
     for helper in range(4):
-        crew.heard(helper, 0.0)
-    crew.lost(1, 1.0)
-    crew.lost(2, 2.0)
-    crew.alive(3, 3.0)
-    assert crew.decoder(proven=True) is None
-    crew.alive(3, 3.0)
-    assert crew.decoder(proven=True) == 3
+        pool.heard(helper, 0.0)
+    pool.lost(1, 1.0)
+    pool.lost(2, 2.0)
+    pool.alive(3, 3.0)
+    assert pool.decoder(responsive=True) is None
+    pool.alive(3, 3.0)
+    assert pool.decoder(responsive=True) == 3
 
 
 def test_a_refusal_shortly_before_the_end_is_the_end() -> None:
-    crew = make_crew(decoders=0)
-    crew.open(0.0)
-    assert crew.not_placed(0, FAULT, False, 18.9) == [Dismiss(0)]
-    assert crew.failure is None
-    crew.due(19.9)
-    crew.not_placed(1, FAULT, False, 19.95)
-    assert "a reader could not start" in str(crew.failure)
-    assert str(crew.failure).endswith("said: it died")
-    last = make_crew(decoders=0)
+    pool = make_pool(decoders=0)
+    pool.open(0.0)
+    assert of_kind(pool.not_placed(0, FAULT, False, 18.9), Dismiss) == [Dismiss(0)]
+    assert pool.failure is None
+    pool.due(19.9)
+    pool.not_placed(1, FAULT, False, 19.95)
+    assert isinstance(pool.failure, GiveUp)
+    assert "a reader could not start: it died." in str(pool.failure.error)
+    last = make_pool(decoders=0)
     last.open(0.0)
     last.not_placed(0, FAULT, False, 19.0)  # another one would have no time at all
     assert last.failure is not None
 
 
 def test_who_owes_a_sign_of_life_owes_it_since_it_was_first_asked() -> None:
-    crew = make_crew()
-    crew.open(0.0)
-    crew.heard(0, 0.0)
-    assert crew.ask(10.0) == [Ask(0)]
-    assert crew.ask(20.0) == []
-    assert crew.ask(50.0, again=True) == [Ask(0)]
-    assert crew.hung(69.9) == []
-    assert [helper for helper, _ in crew.hung(70.0)] == [0]
-    crew.send(0, 60.0)
-    crew.alive(0, 69.0)
-    crew.alive(0, 69.0)
-    assert crew.hung(128.9) == []
-    assert [helper for helper, _ in crew.hung(129.0)] == [0]
+    pool = make_pool()
+    pool.open(0.0)
+    pool.heard(0, 0.0)
+    assert pool.ping(10.0) == [Ping(0)]
+    assert pool.ping(20.0) == []
+    assert pool.ping(50.0, again=True) == [Ping(0)]
+    assert pool.hung(69.9) == []
+    assert [helper for helper, _ in pool.hung(70.0)] == [0]
+    pool.send(0, 60.0)
+    pool.alive(0, 69.0)
+    pool.alive(0, 69.0)
+    assert pool.hung(128.9) == []
+    assert [helper for helper, _ in pool.hung(129.0)] == [0]
 
 
-def test_who_is_gone_is_counted_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    crew = make_crew(decoders=2)
-    crew.open(0.0)
-    crew.heard(0, 0.0)
-    crew.lost(0, 1.0)
-    assert crew.lost(0, 1.0) == ([], [])
-    assert crew.replaced == 1
-    assert crew.not_placed(1, FAULT, False, 2.0) == [Dismiss(1)]
-    assert crew.not_placed(1, FAULT, False, 2.0) == []
-    assert caplog.messages == ["a decoder died as it started: it died"]
+def test_who_is_gone_is_counted_and_logged_once() -> None:
+    pool = make_pool(decoders=2)
+    pool.open(0.0)
+    pool.heard(0, 0.0)
+    pool.lost(0, 1.0)
+    assert pool.lost(0, 1.0) == ([], [])
+    assert pool.replaced == 1
+    log = Log(logging.WARNING, "a decoder died as it started: it died")
+    assert pool.not_placed(1, FAULT, False, 2.0) == [log, Dismiss(1)]
+    assert pool.not_placed(1, FAULT, False, 2.0) == []
 
 
 def test_an_error_of_placement_says_how_many_of_how_many() -> None:
-    crew = make_crew(decoders=3)
-    crew.open(0.0)
-    crew.heard(0, 0.0)
-    crew.heard(2, 0.0)
-    crew.late(20.0)
-    assert str(crew.failure) == "2 of 3 decoders"
-    alone = make_crew(decoders=3)
+    pool = make_pool(decoders=3)
+    pool.open(0.0)
+    pool.heard(0, 0.0)
+    pool.heard(2, 0.0)
+    pool.late(20.0)
+    assert pool.failure == GiveUpPlacing("decoder", 2, 3)
+    alone = make_pool(decoders=3)
     alone.open(0.0)
     alone.late(20.0)
-    assert str(alone.failure) == "3 of 3 decoders"
-    reader = make_crew(decoders=0)
+    assert alone.failure == GiveUpPlacing("decoder", 3, 3)
+    reader = make_pool(decoders=0)
     reader.open(0.0)
     reader.late(20.0)
-    assert str(reader.failure) == "1 of 1 readers"
-    lost = make_crew(decoders=2)
+    assert reader.failure == GiveUpPlacing("reader", 1, 1)
+    lost = make_pool(decoders=2)
     lost.open(0.0)
     for helper in range(3):
         lost.heard(helper, 0.0)
@@ -304,22 +308,22 @@ def test_an_error_of_placement_says_how_many_of_how_many() -> None:
         lost.due(now)
     for now in (21.0, 21.5):
         lost.late(now)
-    assert str(lost.failure) == "2 of 2 decoders", "although the first was done without for a moment"
+    assert lost.failure == GiveUpPlacing("decoder", 2, 2), "although the first was done without for a moment"
 
 
-def test_what_is_done_without_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    crew = make_crew(decoders=1, insists=False)
-    crew.open(0.0)
-    crew.heard(0, 0.0)
-    assert crew.late(20.0) == [Dismiss(1)]
-    assert crew.failure is None
-    assert caplog.messages == ["a decoder did not start within placement_timeout_s; the loader works without it"]
+def test_what_is_done_without_is_logged() -> None:
+    pool = make_pool(decoders=1, require_all=False)
+    pool.open(0.0)
+    pool.heard(0, 0.0)
+    line = "a decoder did not start within placement_timeout_s; the loader works without it"
+    assert pool.late(20.0) == [Log(logging.WARNING, line), Dismiss(1)]
+    assert pool.failure is None
 
 
 def test_sizes_cut_what_is_larger_than_thought() -> None:
     sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=30_000_000, items=5)  # 6 MB: ten rows an item
     assert sizes.item_rows() == 10
-    assert sizes.worth(4) == sizes.allowed(4) == 4 * 600_000
+    assert sizes.reserved_bytes(4) == sizes.allowed(4) == 4 * 600_000
     plan = make_plan(0, 60, 1, 1, "drop", 1000)
     item = next(plan.items(0, EPOCH, 0, 24))
     single, pair = plan.cut(item, 24)[0], plan.cut(item, 12)[0]
@@ -327,7 +331,7 @@ def test_sizes_cut_what_is_larger_than_thought() -> None:
     assert sizes.parts(next(plan.items(0, EPOCH, 0, 20))) == 1
     assert sizes.too_large(pair, 1_000_000) == sizes.too_large(item, 7_000_000) == 2
     assert sizes.too_large(item, 24_000_000) == 4
-    assert sizes.worth(1) == 1_500_000
+    assert sizes.reserved_bytes(1) == 1_500_000
     assert sizes.too_large(single, 30_000_000) == 1
     assert sizes.parts(single) == 1
     assert sizes.parts(pair) == 15
@@ -338,7 +342,7 @@ def test_sizes_cut_what_is_larger_than_thought() -> None:
     assert sizes.allowed(1) == pytest.approx(40_500_000)
     many = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=30_000_000, items=5)
     many.learn(item, [Receipt(nbytes=24_000_000, raw_bytes=24_000_000), Receipt(nbytes=48_000_000)])
-    assert many.worth(1) == pytest.approx(1_500_000 + 2_000_000)
+    assert many.reserved_bytes(1) == pytest.approx(1_500_000 + 2_000_000)
 
 
 def make_inflight(prefetch_batches: int, limit_bytes: int = 1 << 30, items: int = 5) -> InFlight:
@@ -352,36 +356,36 @@ def make_inflight(prefetch_batches: int, limit_bytes: int = 1 << 30, items: int 
 def test_steps_are_taken_on_as_far_ahead_as_asked_for(prefetch_batches: int, taken: int) -> None:
     inflight = make_inflight(prefetch_batches)
     inflight.take_on(decoders=1)
-    assert len(inflight.pieces) == taken
+    assert len(inflight.entries) == taken
 
 
 def test_what_waits_for_the_consumer_counts_as_taken_on() -> None:
     inflight = make_inflight(1)
     inflight.take_on(decoders=2)
-    assert len(inflight.pieces) == 5
+    assert len(inflight.entries) == 5
     inflight.deliver()
     inflight.take_on(decoders=3)
-    assert len(inflight.pieces) == 6  # and one of a step that is not whole
+    assert len(inflight.entries) == 6  # and one of a step that is not whole
     for _ in range(3):
         inflight.deliver()
     inflight.take_on(decoders=4)
-    assert len(inflight.pieces) == 5  # and four of a step that nobody has taken
+    assert len(inflight.entries) == 5  # and four of a step that nobody has taken
     inflight.taken(4)
     inflight.take_on(decoders=4)
-    assert len(inflight.pieces) == 9
+    assert len(inflight.entries) == 9
 
 
 def test_bytes_that_wait_for_the_consumer_count_too() -> None:
     inflight = make_inflight(9, limit_bytes=1_200_000, items=8)  # a row counts for 150,000
     inflight.take_on(decoders=9)
-    assert len(inflight.pieces) == 8
+    assert len(inflight.entries) == 8
     for _ in range(4):
         inflight.deliver()
     inflight.take_on(decoders=9)
-    assert len(inflight.pieces) == 4
+    assert len(inflight.entries) == 4
     inflight.taken(4)
     inflight.take_on(decoders=9)
-    assert len(inflight.pieces) == 8
+    assert len(inflight.entries) == 8
 
 
 def test_items_are_made_as_they_are_wanted() -> None:
@@ -390,17 +394,17 @@ def test_items_are_made_as_they_are_wanted() -> None:
     sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=0, limit_bytes=1 << 30, items=5)
     inflight = InFlight(plan, 0, items, 0, sizes, 1)
     inflight.take_on(decoders=1)
-    assert len(list(items)) == 60 - len(inflight.pieces) - 1  # the next one, which is known and not wanted yet
+    assert len(list(items)) == 60 - len(inflight.entries) - 1  # the next one, which is known and not wanted yet
 
 
 def test_what_is_sent_fills_the_limit_and_no_more() -> None:
     inflight = make_inflight(1, limit_bytes=300_000, items=2)  # a row counts for 150,000
     inflight.take_on(decoders=1)
-    first, second = inflight.pieces
+    first, second = inflight.entries
     assert inflight.has_room(first)
     first.stage = Stage.READING
     assert inflight.has_room(second)
-    second.nbytes += 1
+    second.reserved_bytes += 1
     assert not inflight.has_room(second)
 
 
@@ -409,40 +413,42 @@ def test_smaller_pieces_may_have_their_share_of_what_is_known() -> None:
     sizes = Sizes(raw_bytes=100_000, decoded_bytes=0, limit_bytes=1 << 30, items=5)
     inflight = InFlight(plan, 0, plan.items(0, EPOCH, 0, 4), 0, sizes, 1)
     inflight.take_on(decoders=1)
-    whole, behind = inflight.pieces[0], inflight.pieces[1]
+    whole, behind = inflight.entries[0], inflight.entries[1]
     whole.faults, whole.not_before = 2, 7.0
     inflight.replace(whole, 2, 8_000_000)
-    half = inflight.pieces[1]
+    half = inflight.entries[1]
     inflight.replace(half, 2, half.allowed_bytes)
-    inflight.replace(inflight.pieces[1], 1, 9_000_000)
-    pieces = list(itertools.takewhile(lambda piece: piece is not behind, inflight.pieces))
+    inflight.replace(inflight.entries[1], 1, 9_000_000)
+    pieces = list(itertools.takewhile(lambda piece: piece is not behind, inflight.entries))
     assert [(piece.item.position, piece.item.rows) for piece in pieces] == [(0, 2), (2, 1), (3, 1)]
     assert [piece.allowed_bytes for piece in pieces] == [4_000_000, 9_000_000, 2_000_000]
-    assert [piece.nbytes for piece in pieces] == [4_000_000, 9_000_000, 2_000_000], "what it may have, it counts for"
+    assert [piece.reserved_bytes for piece in pieces] == [4_000_000, 9_000_000, 2_000_000], (
+        "what it may have, it counts for"
+    )
     assert all((piece.faults, piece.not_before) == (2, 7.0) for piece in pieces)
 
 
 def test_items_are_read_side_by_side_and_decoded_where_they_were_read_for() -> None:
-    driver = Driver(make_crew(decoders=2))
+    driver = Driver(make_pool(decoders=2))
     driver.start()
     reads = driver.given(Read)
     assert [read.item.position for read in reads] == [0, 1, 2, 3], "none waits for another to be read"
     for read in reversed(reads):
-        driver.tell(Done(read.call, RAW))
+        driver.handle(Done(read.call, RAW))
     decodes = driver.given(Decode)
     assert {decode.source for decode in decodes} == {read.call for read in reads}
     assert {decode.epoch for decode in decodes} == {EPOCH}
 
 
 def test_what_a_lost_decoder_had_is_decoded_again_and_not_read_again() -> None:
-    driver = Driver(make_crew(decoders=2), rows=1)
+    driver = Driver(make_pool(decoders=2), rows=1)
     driver.start()
     read = driver.last(Read)
-    driver.tell(Done(read.call, RAW))
+    driver.handle(Done(read.call, RAW))
     lost = driver.last(Decode).helper
-    driver.tell(Lost(lost, FAULT))
+    driver.handle(Lost(lost, FAULT))
     (other,) = {1, 2} - {lost}
-    commands = driver.tell(Alive(other))
+    commands = driver.handle(Alive(other))
     assert [(command.helper, command.source) for command in commands if isinstance(command, Decode)] == [
         (other, read.call)
     ]
@@ -450,34 +456,34 @@ def test_what_a_lost_decoder_had_is_decoded_again_and_not_read_again() -> None:
 
 
 def test_work_waits_a_while_after_a_fault_of_which_nothing_died() -> None:
-    driver = Driver(make_crew(), rows=1)
+    driver = Driver(make_pool(), rows=1)
     driver.start()
     read = driver.last(Read)
-    driver.tell(Faulted(read.call, FAULT), 10.0)
-    driver.tell(Alive(0))
-    driver.tell(Alive(1))
+    driver.handle(Faulted(read.call, FAULT), 10.0)
+    driver.handle(Alive(0))
+    driver.handle(Alive(1))
     assert driver.last(Read) is read
     assert driver.dispatcher.deadline() == 10.0 + PAUSES_S[0]
-    assert kinds(driver.tell(None, 10.0 + PAUSES_S[0])) == [Read]
+    assert kinds(driver.handle(None, 10.0 + PAUSES_S[0])) == [Read]
 
 
 def test_new_work_goes_also_to_helpers_that_owe_a_sign_of_life() -> None:
-    driver = Driver(make_crew(decoders=2), rows=2)
+    driver = Driver(make_pool(decoders=2), rows=2)
     driver.start()
     first, second = driver.given(Read)
-    driver.tell(Done(first.call, RAW))
+    driver.handle(Done(first.call, RAW))
     lost = driver.last(Decode).helper
-    assert Decode not in kinds(driver.tell(Lost(lost, FAULT))), "what is done again waits for one that has answered"
-    (decode,) = of_kind(driver.tell(Done(second.call, RAW)), Decode)
+    assert Decode not in kinds(driver.handle(Lost(lost, FAULT))), "what is done again waits for one that has answered"
+    (decode,) = of_kind(driver.handle(Done(second.call, RAW)), Decode)
     assert decode.source == second.call
 
 
 def test_results_have_their_time_to_get_here() -> None:
-    driver = Driver(make_crew(), rows=1)
+    driver = Driver(make_pool(), rows=1)
     driver.start()
-    driver.tell(Done(driver.last(Read).call, RAW))
-    driver.tell(Done(driver.last(Decode).call, DECODED))
+    driver.handle(Done(driver.last(Read).call, RAW))
+    driver.handle(Done(driver.last(Decode).call, DECODED))
     fetch = driver.last(Fetch)
-    assert driver.tell(None, 59.0) == []
+    assert driver.handle(None, 59.0) == []
     assert driver.dispatcher.deadline() == 60.0
-    assert Forget((fetch.read, fetch.decode)) in driver.tell(None, 60.0)
+    assert Forget((fetch.read, fetch.decode)) in driver.handle(None, 60.0)

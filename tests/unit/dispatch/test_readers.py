@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance.dispatch.in_flight import Stage
-from raylance.dispatch.messages import Alive, Lost, Place, Prefetch, Read
+from raylance.dispatch.messages import Alive, GiveUpPlacing, Lost, Place, Prefetch, Read
 from raylance.dispatch.read_schedule import ReadSchedule
 from raylance.dispatch.scaling import Scaler
 from raylance.orders.order import Resolved
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.plan import Chunk, Plan, WorkItem
 from raylance.source.readahead import ReadAhead
-from tests.helpers.dispatch import FAULT, Driver, make_crew
+from tests.helpers.dispatch import FAULT, Driver, make_pool
 from tests.helpers.in_memory import InMemory
 from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import make_plan
@@ -56,7 +56,7 @@ def test_chunks_go_round_also_from_epoch_to_epoch(
             told |= dict(begin)
         assert following is not None
         told[reader] = following
-        assert len(turns.turns) <= behind + readers + 1
+        assert len(turns.assignments) <= behind + readers + 1
 
 
 @given(order=cases(), batch=st.integers(1, 40), data=st.data())
@@ -90,14 +90,14 @@ def test_a_pass_that_goes_on_in_the_middle_of_a_chunk_finds_its_reader() -> None
     assert jump is not None
     turns.begin_at(plan, jump)
     assert turns.take(plan, 0, jump, [0, 1])[0] == 0
-    assert {turn.chunk.epoch for turn in turns.turns} == {7}, "nobody keeps what was to come before"
+    assert {turn.chunk.epoch for turn in turns.assignments} == {7}, "nobody keeps what was to come before"
 
 
 # ---- reading in turn
 
 
 class InTurn:
-    """Readers in memory, asked as the crew has it."""
+    """Readers in memory, asked as the pool has it."""
 
     def __init__(self, plan: Plan, sizes: list[int], limit: int, readers: int) -> None:
         self.plan, self.turns = plan, ReadSchedule()
@@ -161,16 +161,16 @@ def test_no_window_is_read_twice(readers: int) -> None:
     assert max(read) - min(read) <= 3 * 64, "they share the work"
 
 
-# ---- the crew
+# ---- the pool
 
 
 def driver_of(readers: int, decoders: int = 1, **options: Any) -> Driver:
-    crew = make_crew(decoders=decoders, readers=readers)
-    crew.open(0.0)
+    pool = make_pool(decoders=decoders, readers=readers)
+    pool.open(0.0)
     for helper in range(readers + decoders):
-        crew.due(0.0)
-        crew.heard(helper, 0.0)
-    return Driver(crew, chunk_positions=2, **options)
+        pool.due(0.0)
+        pool.heard(helper, 0.0)
+    return Driver(pool, chunk_positions=2, **options)
 
 
 def test_items_of_a_chunk_go_to_its_reader_and_the_next_chunk_to_the_next() -> None:
@@ -192,40 +192,40 @@ def test_a_reader_that_comes_later_begins_at_once() -> None:
 
 
 def test_the_first_reader_is_enough_to_begin_and_one_without_a_place_is_done_without() -> None:
-    crew = make_crew(decoders=0, readers=2)
-    crew.open(0.0)
-    assert [command.kind for command in crew.due(0.0)] == ["reader"]
-    crew.heard(0, 0.0)
-    assert crew.is_complete
-    assert [command.kind for command in crew.due(0.0)] == ["reader"]
-    crew.late(20.0)
-    assert crew.failure is None
-    assert crew.wanted["reader"] == 1
-    crew.resize("reader", 3, 30.0)
-    crew.resize("reader", 1, 31.0)
-    crew.late(60.0)
-    assert crew.wanted["reader"] == 1, "that those do not come which are not wanted any more changes nothing"
-    none = make_crew(decoders=0, readers=2)
+    pool = make_pool(decoders=0, readers=2)
+    pool.open(0.0)
+    assert [command.kind for command in pool.due(0.0)] == ["reader"]
+    pool.heard(0, 0.0)
+    assert pool.is_complete
+    assert [command.kind for command in pool.due(0.0)] == ["reader"]
+    pool.late(20.0)
+    assert pool.failure is None
+    assert pool.wanted["reader"] == 1
+    pool.resize("reader", 3, 30.0)
+    pool.resize("reader", 1, 31.0)
+    pool.late(60.0)
+    assert pool.wanted["reader"] == 1, "that those do not come which are not wanted any more changes nothing"
+    none = make_pool(decoders=0, readers=2)
     none.open(0.0)
     none.late(20.0)
-    assert str(none.failure) == "2 of 2 readers"
+    assert none.failure == GiveUpPlacing("reader", 2, 2)
 
 
 def test_what_a_lost_reader_had_is_read_by_the_other_and_it_is_replaced() -> None:
     driver = driver_of(2, rows=8)
-    driver.tell(Lost(0, FAULT))
+    driver.handle(Lost(0, FAULT))
     assert [command.kind for command in driver.given(Place)] == ["reader"]
-    driver.tell(Alive(2))
+    driver.handle(Alive(2))
     again = driver.given(Read)[-2:]
     assert [(read.item.position, read.helper) for read in again] == [(0, 2), (1, 2)]
 
 
 def test_a_second_reader_that_finds_no_place_again_is_done_without() -> None:
     driver = driver_of(2)
-    driver.tell(Lost(0, FAULT))
-    commands = driver.tell(None, 20.0)
+    driver.handle(Lost(0, FAULT))
+    commands = driver.handle(None, 20.0)
     assert driver.dispatcher.deadline() is not None
-    assert not driver.dispatcher.is_over, commands
+    assert not driver.is_over, commands
 
 
 # ---- how many
@@ -233,15 +233,15 @@ def test_a_second_reader_that_finds_no_place_again_is_done_without() -> None:
 
 def grows(scaler: Scaler, stage: Stage) -> int:
     """Readers that are wanted after a while in which the trainer waits half of the time, for a piece at a stage."""
-    crew = make_crew(readers=1)
-    crew.open(0.0)
+    pool = make_pool(readers=1)
+    pool.open(0.0)
     for helper in (0, 1):
-        crew.heard(helper, 0.0)
-    crew.answered(crew.send(0, 0.0), 0.0)
+        pool.heard(helper, 0.0)
+    pool.answered(pool.send(0, 0.0), 0.0)
     for step in range(64):
         now = step * 0.2
-        scaler.look(crew, now, is_awaited=False, is_read=stage is Stage.READING)
-        scaler.look(crew, now + 0.1, is_awaited=True, is_read=stage is Stage.READING)
+        scaler.look(pool, now, is_awaited=False, is_read=stage is Stage.READING)
+        scaler.look(pool, now + 0.1, is_awaited=True, is_read=stage is Stage.READING)
         scaler.stepped(now + 0.2)
     return scaler.wanted
 
@@ -355,7 +355,8 @@ def test_the_same_batches_of_a_mixture_and_of_less_than_a_chunk(uri: str) -> Non
 def readers_of(loader: raylance.RankLoader) -> list[Any]:
     """Handles of a loader's shard actors."""
     runtime: Any = loader.helpers.runtime
-    kinds = {number: helper.kind for number, helper in runtime.crew._helpers.items()}
+    pool: Any = loader.helpers.pool
+    kinds = {number: helper.kind for number, helper in pool._helpers.items()}
     return [helper.handle for number, helper in runtime._helpers.items() if kinds[number] == "reader"]
 
 

@@ -5,6 +5,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance.dispatch.messages import Dismiss, Place, Placed
+from raylance.dispatch.messages import Dismiss, Log, Place, Placed
 from raylance.dispatch.scaling import Scaler
 from tests.helpers.cluster import actors_of
-from tests.helpers.dispatch import make_crew, reader_of
+from tests.helpers.dispatch import make_pool, reader_of
 
 
 class Trainer:
@@ -24,6 +25,7 @@ class Trainer:
 
     def __init__(self, scaler: Scaler, step_s: float = 0.2) -> None:
         self.scaler, self.step_s, self.now, self.numbers = scaler, step_s, 0.0, [scaler.wanted]
+        self.logs: list[Any] = []
         scaler.begin()
 
     def run(self, demand: float, steps: int, running: int | None = None) -> None:
@@ -37,7 +39,7 @@ class Trainer:
             self.scaler.observe(self.now + working_s, waits=False, busy=busy if waits_s else 0, running=there)
             self.scaler.observe(self.now + self.step_s, waits=waits_s > 0, busy=busy, running=there)
             self.now += self.step_s + waits_s
-            self.scaler.stepped(self.now)
+            self.logs += self.scaler.stepped(self.now)
             self.numbers.append(self.scaler.wanted)
 
     def pause(self, seconds: float) -> None:
@@ -72,13 +74,12 @@ def test_as_many_as_the_trainer_needs(demand: float, least: int, most: int, at_f
     assert turns(trainer.numbers) <= 1
 
 
-def test_growth_is_told_and_takes_few_looks(caplog: pytest.LogCaptureFixture) -> None:
+def test_growth_is_logged_and_takes_few_looks() -> None:
     trainer = Trainer(Scaler(1, 16, 1))
-    with caplog.at_level("INFO", logger="raylance"):
-        trainer.run(12.0, 100)
+    trainer.run(12.0, 100)
     assert trainer.scaler.wanted in (12, 13)
     assert trainer.numbers.index(trainer.scaler.wanted) < 6 * 16
-    assert "decoders: 2 wanted instead of 1, because the trainer waited" in caplog.text
+    assert trainer.logs[0].line.startswith("decoders: 2 wanted instead of 1, because the trainer waited")
 
 
 def test_a_pause_of_the_trainer_says_nothing() -> None:
@@ -117,41 +118,41 @@ def test_what_finds_no_place_is_not_asked_for_again() -> None:
     assert trainer.scaler.wanted == 2
 
 
-def test_a_crew_grows_at_once_and_shrinks_by_those_that_have_no_work() -> None:
-    crew = make_crew(decoders=3)
-    crew.open(0.0)
-    numbers = [command.helper for command in crew.due(0.0) if isinstance(command, Place)]
+def test_a_pool_grows_at_once_and_shrinks_by_those_that_have_no_work() -> None:
+    pool = make_pool(decoders=3)
+    pool.open(0.0)
+    numbers = [command.helper for command in pool.due(0.0) if isinstance(command, Place)]
     for number in numbers:
-        crew.heard(number, 0.0)
+        pool.heard(number, 0.0)
     reader, *decoders = numbers
-    busy = crew.decoder(proven=False)
+    busy = pool.decoder(responsive=False)
     assert busy in decoders
-    call = crew.send(busy, 1.0)
-    gone = crew.resize("decoder", 1, 1.0)
+    call = pool.send(busy, 1.0)
+    gone = pool.resize("decoder", 1, 1.0)
     assert all(isinstance(command, Dismiss) and not command.is_lost for command in gone)
     assert {command.helper for command in gone if isinstance(command, Dismiss)} == set(decoders) - {busy}
-    assert crew.resize("decoder", 1, 1.0) == []
-    assert (crew.decoders_running, crew.decoders_busy) == (1, 1)
-    crew.answered(call, 2.0)
-    assert crew.decoders_busy == 0
-    assert crew.resize("decoder", 3, 2.0) == []
-    new = [command.helper for command in crew.due(2.0) if isinstance(command, Place)]
+    assert pool.resize("decoder", 1, 1.0) == []
+    assert (pool.decoders_running, pool.decoders_busy) == (1, 1)
+    pool.answered(call, 2.0)
+    assert pool.decoders_busy == 0
+    assert pool.resize("decoder", 3, 2.0) == []
+    new = [command.helper for command in pool.due(2.0) if isinstance(command, Place)]
     assert len(new) == 2
     assert not set(new) & set(numbers)
-    assert reader_of(crew) == [reader]
+    assert reader_of(pool) == [reader]
 
 
 def test_what_grows_and_finds_no_place_is_done_without() -> None:
-    crew = make_crew(decoders=1)
-    crew.open(0.0)
-    for command in crew.due(0.0):
-        crew.heard(command.helper, 0.0)  # type: ignore[union-attr]
-    crew.resize("decoder", 3, 1.0)
-    (first, second) = (command.helper for command in crew.due(1.0) if isinstance(command, Place))
-    crew.heard(first, 2.0)
-    assert crew.late(1000.0) == [Dismiss(second)]
-    assert crew.failure is None
-    assert crew.wanted["decoder"] == 2
+    pool = make_pool(decoders=1)
+    pool.open(0.0)
+    for command in pool.due(0.0):
+        pool.heard(command.helper, 0.0)  # type: ignore[union-attr]
+    pool.resize("decoder", 3, 1.0)
+    (first, second) = (command.helper for command in pool.due(1.0) if isinstance(command, Place))
+    pool.heard(first, 2.0)
+    assert [output for output in pool.late(1000.0) if not isinstance(output, Log)] == [Dismiss(second)]
+    assert pool.failure is None
+    assert pool.wanted["decoder"] == 2
     assert Placed(first).helper == first
 
 
