@@ -1,4 +1,4 @@
-"""Owns checks of arguments that many calls share, and hints for names that other libraries use; never reads data."""
+"""Owns checks of arguments that many calls share, and hints for argument names of other libraries; never reads data."""
 
 import difflib
 import operator
@@ -30,11 +30,11 @@ def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) 
 
     Args:
         call: The call, for the message.
-        unknown: Arguments that it was given and does not have.
-        known: Names that it has.
+        unknown: Arguments that the call got and does not have.
+        known: Names of its arguments.
 
     Raises:
-        ConfigError: If there is one, with what to write instead.
+        ConfigError: If there is an unknown argument; it says what to write instead.
     """
     known = sorted(known)
     for name in unknown:
@@ -48,7 +48,7 @@ def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) 
 
 
 def check_flag(what: str, value: Any) -> bool:
-    """Reads True or False, NumPy's included; a word such as "no" would be true.
+    """Reads a bool, also NumPy's; a string such as "no" would be true.
 
     Raises:
         ConfigError: If it is neither.
@@ -59,15 +59,15 @@ def check_flag(what: str, value: Any) -> bool:
 
 
 def check_integer(what: str, value: Any, least: int | None) -> int:
-    """Reads an integer, NumPy's included.
+    """Reads an integer, also NumPy's.
 
     Args:
-        what: What it is, for the message.
-        value: What was given.
-        least: Smallest possible value, of those up to 2⁶³ - 1; or None for any.
+        what: Name of the argument, for the message.
+        value: Its value.
+        least: Least value, of those up to 2⁶³ - 1; or None for any.
 
     Raises:
-        ConfigError: If it is no integer, smaller, or larger.
+        ConfigError: If the value is no integer, or out of range.
     """
     if not isinstance(value, bool):
         try:

@@ -2,16 +2,16 @@
 
     RaylanceError
     ├── ConfigError      an argument that cannot be honoured (also a ValueError)
-    ├── DatasetError     a dataset, version, tag, column or filter that is not there or selects nothing
-    ├── StateError       a checkpoint that belongs to other data, another order, or another raylance
-    ├── PlacementError   helper actors that find no place, or do not start, within the deadline
+    ├── DatasetError     a dataset, version, tag, column or filter that is missing, unreadable or selects no row
+    ├── StateError       a checkpoint of other data, another order, or another raylance
+    ├── PlacementError   helper actors that found no place, or did not start, within the deadline
     ├── BadRowError      a row that cannot be decoded or transformed, with its offset, or too many of them
     ├── CoverageError    rows delivered otherwise than planned
-    └── HelperError      work on the same rows that is lost again and again, user code that fails on rows together, a
-                         helper's error that cannot travel, or helpers that went with their Ray session
+    └── HelperError      work on the same rows that was lost repeatedly, user code that fails on rows together, a
+                         helper's error that cannot be pickled, or helpers whose Ray session ended
 
-Every message names the cause, the consequence and the fix. All of them survive pickling, because they are raised
-in actors and caught in workers.
+Every message names the cause, the consequence and the fix. All errors survive pickling, because actors raise them and
+workers catch them.
 """
 
 
@@ -40,11 +40,11 @@ class BadRowError(RaylanceError):
 
     Attributes:
         column: Name of the column; None where the transform fails.
-        row_offset: Offset of the row in the pinned dataset version, as `dataset.take([row_offset])` reads it; of many,
-            the first.
-        reason: What the decoder said.
+        row_offset: Offset of the row in the pinned dataset version, as `dataset.take([row_offset])` reads it; of many
+            rows, the first.
+        reason: The decoder's error.
         dataset: URI of the dataset, in a mixture "name (URI)"; None where it is not known.
-        message: What the error says in place of that; None for one row.
+        message: The text of the error for many rows; None for one row.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class BadRowError(RaylanceError):
         if self.message is not None:
             return self.message
         row = f"row offset {self.row_offset}" + ("" if self.dataset is None else f" of {self.dataset}")
-        told = f"column {self.column!r} of {row} cannot be decoded ({self.reason})"
+        cause = f"column {self.column!r} of {row} cannot be decoded ({self.reason})"
         if self.column is None:
-            told = f"the transform fails on {row} by itself ({self.reason})"
+            cause = f"the transform fails on {row} by itself ({self.reason})"
         return (
-            f"{told}; this is an error so that no row is lost in silence. Repair the row, or set "
+            f"{cause}; this is an error so that no row is lost in silence. Repair the row, or set "
             'on_bad_row="mask" to get zeros with _valid False in its place.'
         )
 
 
 class CoverageError(RaylanceError):
-    """Rows that were delivered otherwise than planned: an epoch that would not cover the selection exactly once."""
+    """Rows that were delivered otherwise than planned: the epoch would not cover the selection exactly once."""
 
 
 class HelperError(RaylanceError):
-    """Work on the same rows that was lost again and again, user code that fails on rows together, an error of a helper
-    that cannot be sent as it is, or helpers that went with their Ray session.
+    """Work on the same rows that was lost repeatedly, user code that fails on rows together, a helper's error that
+    cannot be pickled, or helpers whose Ray session ended.
     """

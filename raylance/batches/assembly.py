@@ -1,4 +1,4 @@
-"""Owns the one place where items become the table of a step, compared with the plan; never waits, never converts."""
+"""Owns the one place where items become the table of a step, and are compared with the plan; never waits."""
 
 import dataclasses
 from collections import deque
@@ -19,7 +19,7 @@ _NONE = np.empty(0, dtype=np.int64)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What is known of a rank's step.
+    """A step of one rank.
 
     Attributes:
         before: Position before it.
@@ -27,8 +27,8 @@ class Step:
         is_last: Whether the epoch ends with it.
         rows: Rows of this rank, padding included.
         nbytes: Their bytes.
-        masked: Offsets of those that could not be decoded, with component bits.
-        digest: Its rows, as they came.
+        masked: Offsets of the rows that could not be decoded, with component bits, int64.
+        digest: Digest of the rows that were received.
     """
 
     before: int
@@ -41,11 +41,11 @@ class Step:
 
 
 class Assembly:
-    """Puts the items of one rank's pass together, step by step."""
+    """Assembles the steps of one rank's pass from its items."""
 
-    def __init__(self, feed: ReadSpec, plan: Plan, rank: int, epoch: int, position: int) -> None:
-        self._feed, self._plan, self._rank = feed, plan, rank
-        self._selection = feed.source.load_selection()
+    def __init__(self, read_spec: ReadSpec, plan: Plan, rank: int, epoch: int, position: int) -> None:
+        self._read_spec, self._plan, self._rank = read_spec, plan, rank
+        self._selection = read_spec.source.load_selection()
         self._after = position
         self._parts: list[pa.Table] = []
         self._masked: list[Int64Array] = []
@@ -53,7 +53,16 @@ class Assembly:
         self._steps: deque[tuple[pa.Table, Int64Array, Digest]] = deque()
 
     def add(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> None:
-        """Takes the next item, whose rows must be those of the plan."""
+        """Adds the next item.
+
+        Args:
+            item: Which rows of the plan.
+            plain: The columns that need no decoding, and `_rowoffset`.
+            decoded: The decoded columns and `_valid`; None where nothing is decoded.
+
+        Raises:
+            CoverageError: If these are other rows than the plan's.
+        """
         table, valid, digests = self._merge(item, plain, decoded)
         rows = item.high - item.low
         low, high = self._plan.rank_slice(item.position, self._rank)
@@ -73,7 +82,7 @@ class Assembly:
         return bool(self._steps)
 
     def next_step(self) -> tuple[pa.Table, Step]:
-        """Takes the oldest step that is whole: its rows, and what is known of them."""
+        """Takes the oldest step that is whole: its rows, and their description."""
         table, masked, digest = self._steps.popleft()
         before, self._after = self._after, self._plan.after(self._after)
         return table, Step(
@@ -88,11 +97,11 @@ class Assembly:
 
     def describe(self, table: pa.Table) -> str:
         """Names the rows of a step, for an error."""
-        names = dataset_names(self._feed.source.uri)
+        names = dataset_names(self._read_spec.source.uri)
         return describe_rows(_offsets(table), names) if len(table) else f"no row of {', '.join(names)}"
 
     def _merge(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> tuple[pa.Table, Any, list[Digest]]:
-        """Joins the columns in the feed's order; also says which rows were decoded, and the digest of each step."""
+        """Joins the columns in the order of delivery; returns also which rows are valid, and a digest of each step."""
         positions = self._plan.item_positions(item)
         wanted = self._selection.offsets(self._plan.select(item.epoch, positions))
         came = plain[ROW_OFFSET].to_numpy()
@@ -106,22 +115,22 @@ class Assembly:
         columns[COMPONENT] = pa.chunked_array([wanted >> COMPONENT_SHIFT])
         columns[ROW_OFFSET] = pa.chunked_array([wanted & OFFSET_MASK])
         columns[VALID] = pa.chunked_array([done & real if self._plan.remainder == "pad" else done])
-        names = (*self._feed.delivers, COMPONENT, ROW_OFFSET, VALID)
+        names = (*self._read_spec.delivers, COMPONENT, ROW_OFFSET, VALID)
         return pa.table({name: columns[name] for name in names}), done, digests
 
     def _other_rows(self, item: WorkItem) -> CoverageError:
-        """The error where helpers and this process disagree on the plan's rows."""
+        """The error for a helper that delivered other rows than the plan's."""
         custom = sorted({type(part.settings).__name__ for part in self._plan.order.custom_parts()})
-        why = "This is raylance's fault: please report it."
+        fix = "This is a defect of raylance: please report it."
         if custom:
-            why = (
+            fix = (
                 f"The order {', '.join(custom)} most likely depends on more than settings, selection, seed, epoch and "
-                "position, such as a generator or what was asked before: take what is random from epoch.key(…). "
-                "raylance.testing.check_order() finds it."
+                "position, such as a generator or earlier calls: take random numbers from epoch.key(…). "
+                "raylance.testing.check_order() finds such a dependence."
             )
         return CoverageError(
             f"the helpers delivered other rows than planned at position {item.position} of epoch {item.epoch}, rank "
-            f"{item.rank}. The epoch stops here: going on would lose or repeat rows. {why}"
+            f"{item.rank}. The epoch stops here, because rows would be lost or repeated. {fix}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Owns what the iterators return, and how tables become batches by their arguments; never holds a position itself."""
+"""Owns what the iterators return, and the conversion of tables to batches; never holds a position."""
 
 import dataclasses
 import functools
@@ -30,7 +30,7 @@ _ADDED = (ROW_OFFSET, COMPONENT, VALID)
 
 
 class _Positioned(Protocol):
-    """A `RankLoader`, which is made above this file."""
+    """A `RankLoader`, which a higher layer makes."""
 
     @property
     def epoch(self) -> int: ...
@@ -41,40 +41,57 @@ class _Positioned(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """Checked arguments of an iterator."""
+    """Checked arguments of an iterator.
+
+    Attributes:
+        global_batch_size: Rows of a step over all ranks.
+        remainder: What happens to the rows after the last whole step.
+        prefetch_batches: Steps to keep in flight.
+        hidden: Columns that batches leave out.
+        convert: Makes a batch of a table.
+        device: Where tensors go; None for batches that hold none.
+        pin_memory: Whether tensors that stay on the CPU are in pinned memory.
+    """
 
     global_batch_size: int
     remainder: Remainder
     prefetch_batches: int
-    hidden: tuple[str, ...]  # columns that are left out
-    convert: Convert  # makes a batch of a table
-    device: torch.device | None = None  # None for batches that are no tensors
-    pin_memory: bool = False  # of tensors that stay on the CPU
+    hidden: tuple[str, ...]
+    convert: Convert
+    device: torch.device | None = None
+    pin_memory: bool = False
 
 
 class Batches:
-    """The batches of one pass after another, with the arguments that the iterator was called with.
+    """The batches of an iterator call, which can be iterated again and again.
 
-    Each `for` makes one pass: of a loader, to the end of its epoch, in mid-epoch from the consumed position on; of a
-    handle, one whole epoch, the same each time. `len()` is the number of steps of a whole epoch. `next()` takes from a
-    pass of its own, and begins another one when that has ended.
+    Each `for` makes one pass: of a loader from its position to the end of the epoch, of a handle one whole epoch, the
+    same each time. `len()` is the number of steps of a whole epoch. `next()` takes from a pass of its own, and begins
+    another one after its end.
 
-    `state_dict`, `load_state_dict`, `set_epoch` and `epoch` are the loader's, so that this object stands where a
-    framework expects a DataLoader with a state.
+    `state_dict`, `load_state_dict`, `set_epoch` and `epoch` are the loader's, so that a framework can use this object
+    as a stateful DataLoader.
     """
 
     def __init__(
         self,
         start: Callable[[], Iterator[Any]],
         steps: Callable[[], int],
-        told: str,
+        description: str,
         loader: _Positioned | None,
         prepare: Callable[[], None] | None = None,
     ) -> None:
-        """Takes what begins a pass, what tells the steps of a whole epoch, whose position moves, if anybody's, and what
-        prepares the next pass, if anything does.
+        """Takes what the batches need of their iterator.
+
+        Args:
+            start: Begins a pass.
+            steps: Returns the steps of a whole epoch.
+            description: What `repr` shows.
+            loader: Has the position; None for a handle, which has none.
+            prepare: Prepares the next pass; None if nothing does.
         """
-        self._start, self._steps, self._told, self._loader, self._prepare = start, steps, told, loader, prepare
+        self._start, self._steps, self._description = start, steps, description
+        self._loader, self._prepare = loader, prepare
         self._current: Iterator[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
@@ -82,20 +99,20 @@ class Batches:
         return self._start()
 
     def __next__(self) -> Any:
-        """The next batch of a pass that `next()` alone takes from.
+        """Takes the next batch of a pass that only `next()` uses.
 
         Raises:
-            StopIteration: At the end of the epoch; asked again, the next pass begins.
+            StopIteration: At the end of the epoch; the call after that begins the next pass.
         """
         self._current = self._start() if self._current is None else self._current
         try:
             return next(self._current)
-        except BaseException:  # an error ends a pass too; a pass that has ended would look like an epoch that has
+        except BaseException:  # an error ends the pass, too: the next call must not raise StopIteration
             self._current = None
             raise
 
     def prepare(self) -> None:
-        """Has the first batches of the next pass made from now on, and returns at once; see `RankLoader.prepare`."""
+        """Starts to make the first batches of the next pass, and returns at once; see `RankLoader.prepare`."""
         if self._prepare is not None:  # a handle's helpers begin with the pass
             self._prepare()
 
@@ -104,12 +121,12 @@ class Batches:
         return self._steps()
 
     def __repr__(self) -> str:
-        return f"{self._told}: {len(self):,} steps an epoch, one epoch each time that it is iterated"
+        return f"{self._description}: {len(self):,} steps an epoch, one epoch each time that it is iterated"
 
     def __getitem__(self, index: Any) -> NoReturn:
         raise ConfigError(
-            "batches come in the order of the plan and have no index. Iterate over them; torch's DataLoader takes "
-            "raylance.torch_data.MapDataset or IterableDataset instead."
+            "batches come in the order of the plan and have no index. Iterate over them; for torch's DataLoader, use "
+            "raylance.torch_data.MapDataset or IterableDataset."
         )
 
     def __getstate__(self) -> NoReturn:
@@ -127,8 +144,9 @@ class Batches:
         """
         if self._loader is None:
             raise ConfigError(
-                "these are a handle's batches, which begin at the beginning each time: there is no position to save or "
-                "to move. Make a loader: handle.loader().batches(…), or ray.train.get_dataset_shard(name) in training."
+                "these are a handle's batches, which begin at the start of an epoch each time: there is no position to "
+                "save or to move. Make a loader: handle.loader().batches(…), or ray.train.get_dataset_shard(name) in "
+                "training."
             )
         return self._loader
 
@@ -153,7 +171,11 @@ class Batches:
 def make_batch_spec(
     delivery: DeliverySpec, global_batch_size: int, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool
 ) -> BatchSpec:
-    """Checks what all iterators take; `RankLoader.iter_torch_batches` tells the arguments."""
+    """Checks the arguments of all iterators, which `RankLoader.iter_torch_batches` documents.
+
+    Raises:
+        ConfigError: For an argument that cannot be honoured.
+    """
     if drop_last is not None:
         drop_last = check_flag("drop_last", drop_last)
     with_row_offset = check_flag("with_row_offset", with_row_offset)
@@ -173,44 +195,57 @@ def make_batch_spec(
 
 
 def torch_converter(
-    feed: ReadSpec,
+    read_spec: ReadSpec,
     dtypes: Dtypes,
     collate_fn: Callable[[NumpyBatch], Any] | None,
     pad_lists: Paddings | None,
     pins: bool = False,
 ) -> Convert:
-    """A function from a table to what `iter_torch_batches` yields, in pinned memory or about to be where that is meant;
-    its arguments are checked now.
+    """Checks arguments of `iter_torch_batches`, and returns the function that makes its batches of tables.
+
+    Args:
+        read_spec: What is read.
+        dtypes: As `iter_torch_batches` takes it; so are the next two.
+        collate_fn: Makes the batch of a dict of arrays.
+        pad_lists: Values to pad lists with, by column.
+        pins: Whether joined batches are made in pinned memory.
+
+    Raises:
+        ConfigError: For an argument that cannot be honoured.
     """
-    lists, join = _lists(feed, pad_lists, tensors=collate_fn is None), Joiner(pins=pins)
+    lists, join = _lists(read_spec, pad_lists, tensors=collate_fn is None), Joiner(pins=pins)
     if collate_fn is not None:
         if not callable(collate_fn):
             raise ConfigError(f"collate_fn={collate_fn!r}: give a function that makes the batch of a dict of arrays.")
         if dtypes is not None:
             raise ConfigError("dtypes= and collate_fn= exclude each other: collate_fn makes the batch, so cast there.")
         return lambda table: collate_fn(to_numpy(table, lists, join))
-    by_column = _dtypes(feed, dtypes)
+    by_column = _dtypes(read_spec, dtypes)
     for name, value in lists.paddings.items():
-        if name in by_column and value is not None and value.dtype.kind not in "mM":  # dates, which no tensor holds
+        if name in by_column and value is not None and value.dtype.kind not in "mM":  # no tensor holds dates
             made = torch.as_tensor(value).to(by_column[name])
             if not is_kept(value.item(), made.item()) or _is_cut_off(value.item(), made):
-                raise _cannot_pad(name, value.item(), f"dtypes= makes {by_column[name]} of them")
-    channels_last = feed.decoding.channels_last if feed.decoding else frozenset()
+                raise _cannot_pad(name, value.item(), f"dtypes= converts them to {by_column[name]}")
+    channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()
     return lambda table: to_torch(table, lists=lists, dtypes=by_column, channels_last=channels_last, join=join)
 
 
 def _is_cut_off(given: Any, held: torch.Tensor) -> bool:
-    """Whether a dtype's largest number stands for a larger one, as in those that have no infinity."""
+    """Whether a number was cut off to the largest one of a dtype, as dtypes without infinity do."""
     if not held.is_floating_point() or math.isinf(given):
         return False
     limits = torch.finfo(held.dtype)
-    return bool(abs(given) > limits.max * (1 + limits.eps / 2))  # up to there, it is rounded
+    return bool(abs(given) > limits.max * (1 + limits.eps / 2))  # smaller numbers are rounded
 
 
-def host_converter(feed: ReadSpec, batch_format: str, pad_lists: Paddings | None) -> Convert:
-    """A function from a table to what `iter_batches` yields; its arguments are checked now."""
+def host_converter(read_spec: ReadSpec, batch_format: str, pad_lists: Paddings | None) -> Convert:
+    """Checks arguments of `iter_batches`, and returns the function that makes its batches of tables.
+
+    Raises:
+        ConfigError: For an argument that cannot be honoured.
+    """
     if batch_format == "numpy":
-        lists, join = _lists(feed, pad_lists, tensors=False), Joiner()
+        lists, join = _lists(read_spec, pad_lists, tensors=False), Joiner()
         return lambda table: to_numpy(table, lists, join)
     if batch_format not in ("pyarrow", "pandas"):
         raise ConfigError(f"batch_format={batch_format!r}: must be one of 'numpy', 'pyarrow', 'pandas'.")
@@ -219,37 +254,41 @@ def host_converter(feed: ReadSpec, batch_format: str, pad_lists: Paddings | None
     return (lambda table: table) if batch_format == "pyarrow" else (lambda table: table.to_pandas())
 
 
-def _dtypes(feed: ReadSpec, dtypes: Any) -> Mapping[str, torch.dtype]:
-    """Dtypes by column; one for all leaves out what raylance adds, since offsets must not be rounded."""
+def _dtypes(read_spec: ReadSpec, dtypes: Any) -> Mapping[str, torch.dtype]:
+    """Dtypes by column. One for all leaves out the columns that raylance adds: offsets must not be rounded."""
     if dtypes is None:
         return {}
-    by_column = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(feed.delivers, dtypes)
+    by_column = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(read_spec.delivers, dtypes)
     for name, dtype in by_column.items():
-        if name not in (*feed.delivers, *_ADDED):
-            raise ConfigError(f"dtypes names {name!r}, which no batch has; its columns are {', '.join(feed.delivers)}.")
+        if name not in (*read_spec.delivers, *_ADDED):
+            raise ConfigError(
+                f"dtypes names {name!r}, which no batch has; its columns are {', '.join(read_spec.delivers)}."
+            )
         if not isinstance(dtype, torch.dtype):
             raise ConfigError(f"dtypes={dtypes!r}: {dtype!r} is no dtype of torch; write e.g. torch.float32.")
     return dict(by_column)
 
 
-def _lists(feed: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
-    """How lists become batches, which are tensors or else what dates can be in, too."""
+def _lists(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
+    """How lists are converted; `tensors` says that batches are tensors, which hold no dates."""
     if not isinstance(pad_lists, Mapping | None):
         raise ConfigError(f"pad_lists={pad_lists!r}: say which column to pad with what, as {{'tokens': 0}}.")
-    paddings = {name: _padding(feed, name, value) for name, value in (pad_lists or {}).items()}
-    fitting = [name for name, dtype in feed.list_dtypes.items() if not (tensors and dtype.kind in "mM")]
-    ragged = [name for name in fitting if feed.list_lengths[name] is None and name not in paddings]
+    paddings = {name: _padding(read_spec, name, value) for name, value in (pad_lists or {}).items()}
+    fitting = [name for name, dtype in read_spec.list_dtypes.items() if not (tensors and dtype.kind in "mM")]
+    ragged = [name for name in fitting if read_spec.list_lengths[name] is None and name not in paddings]
     if ragged:
-        _warn_of_ragged(str(feed.source.uri), tuple(ragged))
-    return Lists(paddings=paddings, lengths=feed.list_lengths)
+        _warn_of_ragged(str(read_spec.source.uri), tuple(ragged))
+    return Lists(paddings=paddings, lengths=read_spec.list_lengths)
 
 
-def _padding(feed: ReadSpec, name: str, value: Any) -> Padding | None:
-    """What to pad a column with, in the dtype of its lists; None for nothing."""
-    if name not in feed.delivers:
-        raise ConfigError(f"pad_lists names {name!r}, which no batch has; its columns are {', '.join(feed.delivers)}.")
-    dtype = feed.list_dtypes.get(name)
-    if name not in feed.list_lengths or (dtype is None and value is not None):
+def _padding(read_spec: ReadSpec, name: str, value: Any) -> Padding | None:
+    """The value to pad a column with, in the dtype of its lists; None for none."""
+    if name not in read_spec.delivers:
+        raise ConfigError(
+            f"pad_lists names {name!r}, which no batch has; its columns are {', '.join(read_spec.delivers)}."
+        )
+    dtype = read_spec.list_dtypes.get(name)
+    if name not in read_spec.list_lengths or (dtype is None and value is not None):
         raise ConfigError(f"pad_lists names {name!r}, which holds no lists of numbers: leave it out.")
     if value is None or dtype is None:
         return None
@@ -265,18 +304,18 @@ def _padding(feed: ReadSpec, name: str, value: Any) -> Padding | None:
 
 def _cannot_pad(name: str, value: Any, why: str) -> ConfigError:
     return ConfigError(
-        f"pad_lists={{{name!r}: {value!r}}}: {why}, which cannot hold {value!r}, so batches would have another value "
-        f"there. Pad with a number that it holds, or take the lists as they are, pad_lists={{{name!r}: None}}, and pad "
-        "them yourself."
+        f"pad_lists={{{name!r}: {value!r}}}: {why}, which cannot hold {value!r}, so batches would hold another value. "
+        f"Pad with a number that it holds, or take the lists as they are, pad_lists={{{name!r}: None}}, and pad them "
+        "yourself."
     )
 
 
 @functools.cache
 def _warn_of_ragged(uri: str, names: tuple[str, ...]) -> None:
-    """Warns once a process: every pass comes by here."""
+    """Warns once a process, not once a pass."""
     logger.warning(
-        "%s of %s: lists of different lengths, which come as Python lists. For tensors, pad them: pad_lists=%s; None "
-        "in place of the number keeps them as they are.",
+        "%s of %s: the lists have different lengths, so batches hold Python lists. For tensors, pad them: "
+        "pad_lists=%s; None in place of the number keeps lists, without this warning.",
         ", ".join(names),
         uri,
         dict.fromkeys(names, 0),
@@ -291,9 +330,11 @@ def to_torch(
     channels_last: frozenset[str],
     join: Join = np.concatenate,
 ) -> dict[str, Any]:
-    """Turns what `to_numpy` gives into tensors, by column; strings, bytes and unpadded lists into Python lists.
+    """Converts a table of n rows to tensors by column, of the shapes of `to_numpy`; strings, bytes and unpadded lists
+    become Python lists. Columns in `channels_last`, (n, H, W, C), become (n, C, H, W) views in channels-last memory.
 
-    Columns that have their channels last, (n, H, W, C), become (n, C, H, W) views in channels-last memory.
+    Raises:
+        DatasetError: For dates, and as `to_numpy` raises.
     """
     batch: dict[str, Any] = {}
     for name, array in to_numpy(table, lists, join).items():
@@ -313,6 +354,6 @@ def to_torch(
 def _refuse_dates(name: str, kind: pa.DataType, value: Any) -> None:
     if isinstance(value, np.ndarray) and value.dtype.kind in "mMO":
         raise DatasetError(
-            f"column {name!r} is {kind}, for which torch has no type; the batch stops here. Leave it out of columns=, "
+            f"column {name!r} is {kind}, for which torch has no type; the epoch stops here. Leave it out of columns=, "
             'or iterate with iter_batches(batch_format="numpy").'
         )

@@ -1,4 +1,4 @@
-"""Owns where the tensors of a batch lie: pinned memory, a device; never makes a batch."""
+"""Owns the memory that the tensors of a batch are in: pinned, or of a device; never makes a batch."""
 
 import functools
 import logging
@@ -13,7 +13,11 @@ logger = logging.getLogger(__name__)
 
 
 def torch_device(device: str | torch.device) -> torch.device:
-    """Reads a device argument; refuses one that torch does not know, or has no CUDA for."""
+    """Reads a device argument.
+
+    Raises:
+        ConfigError: If torch does not know the device, or finds no CUDA for it.
+    """
     try:
         found = torch.device(device)
     except RuntimeError as error:
@@ -24,7 +28,7 @@ def torch_device(device: str | torch.device) -> torch.device:
 
 
 def can_pin(pin_memory: bool) -> bool:
-    """Whether batches on the CPU are to lie in pinned memory, and there is a device that has use for it."""
+    """Whether batches on the CPU should be in pinned memory, and there is a device that uses it."""
     if pin_memory and not torch.accelerator.is_available():
         _warn_of_no_pinning()
         return False
@@ -35,13 +39,13 @@ def can_pin(pin_memory: bool) -> bool:
 def _warn_of_no_pinning() -> None:
     """Warns once a process, as torch's DataLoader does."""
     logger.warning(
-        "pin_memory=True, but torch sees no accelerator here: batches lie in memory that is not pinned. Leave "
-        "pin_memory= out on machines without one."
+        "pin_memory=True, but torch finds no accelerator here: batches are not in pinned memory. Leave pin_memory= out "
+        "on machines without an accelerator."
     )
 
 
 def move(batch: Any, transfer: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Applies a transfer to every tensor in nested dicts, lists and tuples; leaves the rest as it is."""
+    """Applies a transfer to every tensor in nested dicts, lists and tuples; keeps other values."""
     if isinstance(batch, torch.Tensor):
         return transfer(batch)
     if isinstance(batch, dict):
@@ -60,14 +64,14 @@ class Sender:
     """
 
     def __init__(self, device: torch.device, pin_memory: bool) -> None:
-        """Batches that stay on the CPU are pinned for a copy that the caller makes."""
+        """Takes the device; `pin_memory` pins batches that stay on the CPU, for a copy that the caller makes."""
         self._device, self._pins = device, pin_memory
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def send(self, batch: Any) -> Any:
-        """Begins to move a batch; returns what `receive` takes."""
+        """Begins to move a batch; returns the argument of `receive`."""
         if self._stream is None:
             return move(batch, lambda tensor: tensor.pin_memory() if self._pins else tensor.to(self._device))
         with torch.cuda.stream(self._stream):
@@ -77,7 +81,7 @@ class Sender:
         return sent, done
 
     def receive(self, sent: Any) -> Any:
-        """The batch, ready for the caller's current stream."""
+        """Returns the batch, ready for the caller's current stream."""
         if self._stream is None:
             return sent
         batch, done = sent

@@ -1,4 +1,4 @@
-"""Owns how rows look in a notebook: tables with thumbnails and counts of classes; never reads a row."""
+"""Owns the display of rows in a notebook: tables with thumbnails and counts of classes; never reads a row."""
 
 import base64
 import html
@@ -18,10 +18,10 @@ _STYLE = "border-collapse:collapse;font-size:90%;text-align:left"
 
 
 class Display:
-    """What a notebook displays: HTML there, text elsewhere."""
+    """What is displayed: HTML in a notebook, text elsewhere."""
 
     def __init__(self, markup: str, text: str) -> None:
-        """Takes both."""
+        """Takes both forms."""
         self._markup, self._text = markup, text
 
     def _repr_html_(self) -> str:
@@ -32,14 +32,14 @@ class Display:
 
 
 def display_rows(batch: Mapping[str, Any], rows: int, title: str, label: str, classes: Sequence[str] | None) -> Display:
-    """Rows of a batch, as many as asked for.
+    """Displays the first rows of a batch.
 
     Args:
         batch: By column, arrays, tensors or lists of n values; images uint8 (n, H, W, 3), or (n, 3, H, W) in tensors.
-        rows: At the most.
+        rows: Most rows to display.
         title: What they are.
-        label: The column of labels, if there is one.
-        classes: Names of its integers, if they have any.
+        label: Column of labels; it need not be in the batch.
+        classes: Names of the labels, which are then integers; None for labels without names.
     """
     columns = {name: [_plain(value) for value in values[:rows]] for name, values in batch.items()}
     named = dict(columns)
@@ -55,7 +55,7 @@ def display_rows(batch: Mapping[str, Any], rows: int, title: str, label: str, cl
 
 
 def facts_table(facts: Mapping[str, Any]) -> str:
-    """A table of names and values."""
+    """HTML of a table of names and values."""
     lines = (
         f"<tr><th>{html.escape(name)}</th><td>{html.escape(str(value))}</td></tr>" for name, value in facts.items()
     )
@@ -63,7 +63,7 @@ def facts_table(facts: Mapping[str, Any]) -> str:
 
 
 def display_counts(labels: Sequence[Any], classes: Sequence[str] | None, of: str) -> Display:
-    """How many rows each class has, the most frequent first."""
+    """Displays the number of rows of each class, the most frequent first."""
     counts = Counter(map(_plain, labels))
     named = [(_text(_named(value, classes or ())), count) for value, count in counts.most_common(_CLASSES)]
     bars = "".join(
@@ -78,7 +78,7 @@ def display_counts(labels: Sequence[Any], classes: Sequence[str] | None, of: str
 
 
 def stacked(*parts: Display) -> Display:
-    """One below the other."""
+    """Displays one part below the other."""
     return Display("".join(part._repr_html_() for part in parts), "\n".join(map(repr, parts)))
 
 
@@ -88,7 +88,7 @@ def _named(value: Any, classes: Sequence[str]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """A value of NumPy or Python, images with their channels last."""
+    """A value as a NumPy array or Python object, images with their channels last."""
     if hasattr(value, "detach"):  # a tensor
         value = value.detach().cpu().numpy()
         if value.dtype == np.uint8 and value.ndim == 3:

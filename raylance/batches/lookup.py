@@ -1,4 +1,4 @@
-"""Owns single rows on demand: read and decoded by the thread that asks; never plans, never reads ahead."""
+"""Owns single rows on demand: read and decoded in the calling thread; never plans, never reads ahead."""
 
 import numpy as np
 import pyarrow as pa
@@ -16,29 +16,36 @@ from raylance.source.rows import RowReader
 class Lookup:
     """Reads rows by their offsets; opens the dataset on first use."""
 
-    def __init__(self, feed: ReadSpec) -> None:
-        self._feed = feed
-        self._decoding = feed.decoding.open() if feed.decoding else None
+    def __init__(self, read_spec: ReadSpec) -> None:
+        self._read_spec = read_spec
+        self._decoding = read_spec.decoding.open() if read_spec.decoding else None
         self._opened: RowReader | None = None
         self.stats = Stats()  # of decoding
 
     def read(self, offsets: Int64Array, epoch: int = 0, draws: Int64Array | None = None) -> pa.Table:
-        """Reads rows, each from storage once: the feed's columns, `_component`, `_rowoffset` and `_valid`, in memory of
-        their own.
+        """Reads rows, each from storage once.
 
         Args:
             offsets: Row offsets as readers take them, int64, shape (k,), in any order, duplicates included.
             epoch: Epoch, which keys random augmentation.
             draws: Where rows repeat, the position of each in the epoch, int64, shape (k,).
+
+        Returns:
+            k rows in memory of their own: the delivered columns, `_component`, `_rowoffset` and `_valid`.
+
+        Raises:
+            DatasetError: If the dataset cannot give these rows.
+            BadRowError: For a row that cannot be decoded, unless bad rows are masked.
         """
-        source = self._feed.source
+        source = self._read_spec.source
         stored, places = np.unique(offsets, return_inverse=True)
         try:
             self._opened = self._opened or source.open_reader()
             table = take_rows(self._opened.read(stored), places)
         except (IndexError, OverflowError, DatasetError) as error:
-            told = f"{source.uri!r}, version {source.version}, cannot give these rows: {readable_text(error)}"
-            raise DatasetError(told) from error
+            raise DatasetError(
+                f"{source.uri!r}, version {source.version}, cannot give these rows: {readable_text(error)}"
+            ) from error
         valid = pa.array(np.ones(len(offsets), dtype=np.bool_))
         if self._decoding is not None:
             drawn = table if draws is None else table.append_column(DRAW, pa.array(draws))
@@ -46,4 +53,4 @@ class Lookup:
             self.stats.add(receipt)
             valid = table[VALID]
         added = {COMPONENT: offsets >> COMPONENT_SHIFT, ROW_OFFSET: offsets & OFFSET_MASK, VALID: valid}
-        return pa.table({name: table[name] for name in self._feed.delivers} | added)
+        return pa.table({name: table[name] for name in self._read_spec.delivers} | added)

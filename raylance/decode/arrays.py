@@ -1,7 +1,7 @@
-"""Owns Arrow columns becoming NumPy arrays, for transforms and for batches, and arrays becoming columns; never decodes,
-never reorders.
+"""Owns the conversion of Arrow columns to NumPy arrays, for transforms and for batches, and back; never decodes, never
+reorders.
 
-Numbers come out as views of the received memory wherever the data lies in one piece.
+Arrays of numbers are views of the received memory wherever the data is in one piece.
 """
 
 import dataclasses
@@ -19,13 +19,16 @@ from raylance.errors import DatasetError
 NumpyBatch = dict[str, npt.NDArray[Any]]
 Paddings = Mapping[str, int | float | None]
 Padding = npt.NDArray[Any]  # a value in the dtype of the lists, shape ()
-Join = Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]]  # arrays (n, …), one behind another
+Join = Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]]  # joins arrays (n, …) along their first axis
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Lists:
-    """What becomes of columns of lists of numbers: one array where they are padded, or else are all of one length; with
-    None, and where they are not named, they stay lists.
+    """How columns of lists of numbers are converted: padded, or of one length, to one array; else they stay lists.
+
+    Attributes:
+        paddings: The value to pad with, by column; None leaves lists.
+        lengths: The one length of all lists, by column; None leaves lists.
     """
 
     paddings: Mapping[str, Padding | None] = dataclasses.field(default_factory=dict)
@@ -37,12 +40,15 @@ _INSIDE = " inside its lists"
 
 
 def to_numpy(table: pa.Table, lists: Lists = AS_LISTS, join: Join = np.concatenate) -> NumpyBatch:
-    """Turns a table of n rows into arrays by column.
+    """Converts a table of n rows to arrays by column.
 
-    Numbers are (n,), fixed-size lists and lists of one length (n, k), fixed-shape tensors (n, …) with their axes in
-    logical order, padded lists (n, longest); strings, binary, other lists and structs object arrays (n,). All of them
-    can be changed in place: numbers are views of the table's memory where it lies in one piece, so that the table must
-    have no other reader, and else put together by `join`. Nulls among numbers are refused.
+    Numbers become (n,), fixed-size lists and lists of one length (n, k), fixed-shape tensors (n, …) with their axes in
+    logical order, padded lists (n, longest); strings, binary, other lists and structs object arrays (n,). All arrays
+    are writable: numbers are views of the table's memory where that is in one piece, so the table must have no other
+    reader; chunks are joined by `join`.
+
+    Raises:
+        DatasetError: For nulls among numbers, lists that cannot be padded, and a list of another length.
     """
     return {name: _numpy_column(name, table[name], lists, join) for name in table.column_names}
 
@@ -82,9 +88,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.DataType | None]:
-    """Shape of one value as it is stored, its axes in logical order, and the type of its numbers: None where a value is
-    not dense numbers.
-    """
+    """Stored shape of one value, its axes in logical order, and the type of its numbers; None if it is no array."""
     if isinstance(kind, pa.FixedShapeTensorType):
         axes = range(len(kind.shape)) if kind.permutation is None else kind.permutation
         return tuple(kind.shape), tuple(axes), kind.value_type
@@ -98,12 +102,12 @@ def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.Dat
 
 
 def _writable(flat: pa.Array) -> npt.NDArray[Any]:
-    """Numbers as an array that may be changed in place, without a copy where Arrow needs none."""
+    """Numbers as a writable array, without a copy where Arrow needs none."""
     array: npt.NDArray[Any] = flat.to_numpy(zero_copy_only=False)
     if array.flags.writeable or array.dtype == object:
         return array
-    # Arrow lends read-only views only. DLPack passes the same memory on without that mark; it knows no dates.
-    import torch.utils.dlpack  # here, for helpers that have no use for it
+    # Arrow gives read-only views. DLPack gives the same memory without that mark; it has no dates.
+    import torch.utils.dlpack  # imported here, because some helpers do not need torch
 
     plain = array.view(np.int64) if array.dtype.kind in "mM" else array
     return torch.utils.dlpack.from_dlpack(plain).numpy().view(array.dtype)
@@ -111,12 +115,12 @@ def _writable(flat: pa.Array) -> npt.NDArray[Any]:
 
 def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
     if array.null_count:
-        way = f"Filter them out (filter={f'`{name}` IS NOT NULL'!r}), or fill them in the dataset."
+        fix = f"Filter them out (filter={f'`{name}` IS NOT NULL'!r}), or fill them in the dataset."
         if where:
-            way = "No filter on the column finds these: fill them in the dataset, or leave their rows out of it."
+            fix = "No filter on the column finds these: fill them in the dataset, or leave their rows out of it."
         raise DatasetError(
             f"column {name!r} has {array.null_count} nulls{where} in this batch, which an array of {array.type} cannot "
-            f"carry; the batch stops here rather than invent values. {way}"
+            f"hold; the epoch stops here, because no value may be invented. {fix}"
         )
 
 
@@ -132,7 +136,7 @@ def _padded(name: str, column: pa.ChunkedArray, value: Padding | None, length: i
         other = np.flatnonzero(lengths != length)
         if len(other):
             raise DatasetError(
-                f"column {name!r} has a list of {lengths[other[0]]} numbers, where the rows looked at on opening all "
+                f"column {name!r} has a list of {lengths[other[0]]} numbers, while all rows sampled at the opening "
                 f"have {length}: a batch of both is no tensor. Pad them, pad_lists={{{name!r}: 0}}, or take them as "
                 f"lists, pad_lists={{{name!r}: None}}."
             )
@@ -143,7 +147,7 @@ def _padded(name: str, column: pa.ChunkedArray, value: Padding | None, length: i
 
 
 def list_lengths(table: pa.Table) -> dict[str, int | None]:
-    """Columns of lists of numbers, and the length that all their lists have; None where they differ, or are empty."""
+    """The one length of all lists, by column of lists of numbers; None where lengths differ or are 0."""
     found: dict[str, int | None] = {}
     for name in table.column_names:
         kind = table.schema.field(name).type
@@ -154,15 +158,16 @@ def list_lengths(table: pa.Table) -> dict[str, int | None]:
 
 
 def list_dtypes(schema: pa.Schema) -> dict[str, np.dtype[Any]]:
-    """Columns of lists of what can be padded, and the dtype of these values."""
+    """The dtype of the values, by column of lists that can be padded."""
     lists = [field for field in schema if _is_list(field.type) and pa.types.is_primitive(field.type.value_type)]
     found = {field.name: _writable(pa.array([], field.type.value_type)).dtype for field in lists}
-    return {name: dtype for name, dtype in found.items() if not dtype.hasobject}  # as which times of a day come
+    return {name: dtype for name, dtype in found.items() if not dtype.hasobject}  # times of a day are objects
 
 
 def as_padding(value: Any, dtype: np.dtype[Any]) -> Padding | None:
-    """A number as a value of a dtype, shape (); None where the dtype cannot hold it. Fractions are rounded as always;
-    a whole number that would become another one is not held, nor what would become a bool, an infinity or a zero.
+    """Converts a number to a value of a dtype, shape (); None where the dtype cannot hold it.
+
+    Fractions may be rounded. A whole number must not change, and nothing may become a bool, an infinity or a zero.
     """
     if isinstance(value, bool | np.bool_) and dtype.kind != "b":
         return None
@@ -170,7 +175,7 @@ def as_padding(value: Any, dtype: np.dtype[Any]) -> Padding | None:
         with np.errstate(all="ignore"):
             given = np.asarray(value)
             held = given.astype(dtype)
-            if dtype.kind in "mM":  # a time, or a number of the column's unit
+            if dtype.kind in "mM":  # a time, or a number in the column's unit
                 whole = held if given.dtype.kind == dtype.kind else held.astype(np.int64)
                 return held if given.dtype.kind in ("i", "u", dtype.kind) and _is_one(whole, given) else None
             kept = is_kept(given.item(), held.item())
@@ -180,9 +185,9 @@ def as_padding(value: Any, dtype: np.dtype[Any]) -> Padding | None:
 
 
 def is_kept(given: Any, held: Any) -> bool:
-    """Whether a number is still itself as another dtype holds it: the same, or for fractions, as near as floats get."""
+    """Whether another dtype holds a number: the same number, or for fractions the nearest float."""
     number = given if isinstance(given, int) else float(given)
-    # A float beyond 2**53 has no fraction, and is no whole number that somebody counted: -1e30, say.
+    # A float beyond 2**53 has no fraction, but is no count either: -1e30, for example.
     is_whole = isinstance(number, int) or (abs(number) < 2**53 and number.is_integer())
     if isinstance(held, float) and not is_whole:
         return _size(number) == _size(held)
@@ -190,7 +195,7 @@ def is_kept(given: Any, held: Any) -> bool:
 
 
 def _is_one(held: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
-    """Whether both are one value, and the same; of times, maybe none."""
+    """Whether `given` is one value and equals `held`; NaT equals NaT."""
     return given.ndim == 0 and bool((held == given) | (given.dtype.kind in "mM" and np.isnat(given)))
 
 
@@ -199,13 +204,13 @@ def _size(number: float) -> tuple[bool, bool, bool]:
 
 
 def is_dense(kind: pa.DataType) -> bool:
-    """Whether all values are of one size."""
+    """Whether all values of a type have one size."""
     return _layout(kind)[2] is not None
 
 
 def blank_row(table: pa.Table) -> pa.Table:
-    """One row of zeros, empty strings and None, of the schema of a table of one row at the least; lists of numbers are
-    as long as in its first row.
+    """One row of zeros, empty strings and None, of the schema of a table that has a row; lists of numbers are as long
+    as in its first row.
     """
     return pa.Table.from_arrays([_blank(column[:1]) for column in table.columns], schema=table.schema)
 
@@ -231,13 +236,13 @@ def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether values become bytes or strings of Python."""
+    """Whether values become Python bytes or strings."""
     tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string, pa.types.is_large_string)
     return any(test(kind) for test in tests)
 
 
 def to_arrow(array: npt.NDArray[Any]) -> pa.Array:
-    """A column of n numbers or fixed-shape tensors from an array (n, …), in its memory where Arrow can have it so."""
+    """Converts an array (n, …) to a column of n numbers or fixed-shape tensors, in the same memory where possible."""
     flat = pa.array(np.ascontiguousarray(array).reshape(-1))
     if array.ndim == 1:
         return flat

@@ -1,5 +1,5 @@
-"""Owns what decodes a column: the setting that says what comes out, and the row decoder that it opens; never decodes
-itself, and never knows a table.
+"""Owns the protocol of decoders: the setting that defines what comes out of a column, and the row decoder that it
+opens; never decodes itself, and never uses a table.
 """
 
 import abc
@@ -22,47 +22,47 @@ Draws = npt.NDArray[np.float64]
 class RowDecoder(Protocol):
     """Decodes rows, one after another; belongs to one thread, so that it may keep scratch memory between rows.
 
-    One that has a fast way and a slow one may count the rows that went the slow one, in an attribute `fallbacks`:
-    `stats()` adds them up. That of a decoder with `like` may have a method `check_like(encoded, other)`, which is given
-    the bytes of both columns and raises for a row whose two do not fit together.
+    A row decoder with a fast and a slow method may count the rows that took the slow one in an attribute `fallbacks`,
+    which `stats()` adds up. The row decoder of a decoder with `like` may have a method `check_like(encoded, other)`: it
+    gets the bytes of both columns, and raises for a row whose two do not fit together.
     """
 
     def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
         """Decodes one row.
 
-        What it writes depends on its arguments alone, never on what was decoded before.
+        The result depends on the arguments alone, never on rows that were decoded before.
 
         Args:
-            encoded: The row's bytes, read-only, and only until this returns.
-            draws: Uniform numbers in [0, 1) of this seed, epoch and row, shape (decoder.draws,).
-            out: Where the row goes, of the decoder's shape and dtype. It holds garbage, all of which is to be written.
+            encoded: The row's bytes, read-only, valid until this returns.
+            draws: Uniform numbers in [0, 1) of this seed, epoch and row, float64, shape (decoder.draws,).
+            out: Memory for the row, of the decoder's shape and dtype, not initialised; all of it must be written.
 
         Raises:
-            ConfigError: For a good row that the settings have no place for, with `on_bad_row="mask"` too. The message
-                goes on after "column … of row offset …".
-            ImportError, MemoryError: Of whatever row: the epoch ends.
-            Exception: Any other for a bad row, which `on_bad_row` says what to do with.
+            ConfigError: For a good row that does not fit the settings; it ends the epoch with `on_bad_row="mask"` too.
+                The message continues the words "column … of row offset …".
+            ImportError, MemoryError: For a machine that cannot decode; it ends the epoch.
+            Exception: Any other for a bad row; `on_bad_row` decides what happens then.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decoder(abc.ABC):
-    """How a column of bytes becomes arrays of one shape; `raylance.Image` is one, and others may be written.
+    """How a column of bytes becomes arrays of one shape; `raylance.Image` is one, and users may write others.
 
     A subclass is a frozen dataclass: a setting, which is compared, pickled, and written into checkpoints by its fields
-    (those of `repr=False` are not). What it says of itself may be fields or constants of the class, or properties.
+    (except those with `repr=False`). The attributes below may be fields, constants of the class, or properties.
 
     Attributes:
         column: Column that it reads, binary.
-        shape: Shape of what becomes of one row; () for a number.
+        shape: Shape of one decoded row; () for a number.
         dtype: Its NumPy dtype: numbers or bool.
         draws: Uniform random numbers that decoding a row takes, keyed by seed, epoch and row; 0 by default.
-        channels_last: Whether the last of three axes is the channels', which torch batches have first; not by default.
+        channels_last: Whether the last of three axes holds channels, which torch batches have first; not by default.
         content: What such a column holds, for errors.
         like: Column of another decoder whose draws it takes, so that both are augmented alike; None for its own.
-        codec: What makes the values, with versions: checkpoints record it, and a resume with another says so. "", which
-            is the default, says nothing.
+        codec: What makes the values, with versions. Checkpoints record it, and a resume with another codec warns. ""
+            by default, which is not recorded.
     """
 
     column: str
@@ -98,14 +98,18 @@ class Decoder(abc.ABC):
             The decoder with `shape` and `dtype` known; by default the decoder as it is.
 
         Raises:
-            Exception: Any, for a bad row: another one is asked then.
+            Exception: Any, for a bad row; another row is tried then.
         """
         return self
 
     settle = old_name("settle", resolve)
 
     def follow(self, other: "Decoder") -> Self:
-        """Takes from the decoder that `like` names what both are to have; called when a dataset is opened."""
+        """Takes over settings of the decoder that `like` names; called when a dataset is opened.
+
+        Returns:
+            The decoder with these settings; by default the decoder as it is.
+        """
         return self
 
     @property
@@ -120,7 +124,11 @@ class Decoder(abc.ABC):
 
 
 def check_decoder_output(decoder: Decoder) -> None:
-    """Refuses a shape or dtype that no column can have, or a number of draws that is none."""
+    """Checks what a decoder says of its output.
+
+    Raises:
+        ConfigError: For a shape or dtype that no column can have, or a number of draws that is no count.
+    """
     name = f"{type(decoder).__name__}({decoder.column!r})"
     shape, dtype = getattr(decoder, "shape", None), getattr(decoder, "dtype", None)
     if not isinstance(shape, tuple) or not all(type(side) is int and side >= 1 for side in shape):

@@ -1,8 +1,8 @@
-"""Owns how an encoded image column becomes uint8 pixels of one size; never reads storage, and never draws from a global
+"""Owns the decoding of an image column to uint8 pixels of one size; never reads storage, and never draws from a global
 generator.
 
-Every geometric augmentation is a box cut out of the source and resized to the output size, keyed by
-(seed, epoch, row offset): the same on every rank, decoder and machine, whatever else is in the batch.
+Every geometric augmentation is a box that is cut out of the source and resized to the output size, keyed by
+(seed, epoch, row offset): it is the same on every rank, decoder and machine, in any batch.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from raylance.decode.pixels import (
 from raylance.errors import ConfigError
 from raylance.planning.state import UNSAID_BY_DEFAULT
 
-_BOX_DRAWS = 40  # uniform numbers set aside for the box; the flip uses the next one
+_BOX_DRAWS = 40  # uniform numbers for the box; the flip uses the next one
 _CROP_ATTEMPTS = 10
 
 
@@ -35,8 +35,16 @@ class Crop(Protocol):
     """Chooses the part of a source image that becomes the output."""
 
     def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
-        """A box within a source of so many pixels, for an output of `size`, (height, width); the draws are uniform in
-        [0, 1), of this row and epoch, shape (40,).
+        """Chooses a box.
+
+        Args:
+            width: Width of the source in pixels.
+            height: Its height.
+            size: (height, width) of the output.
+            draws: Uniform numbers in [0, 1) of this row and epoch, float64, shape (40,).
+
+        Returns:
+            (left, top, width, height) in pixels, within the source.
         """
         ...
 
@@ -46,7 +54,7 @@ class CenterCrop:
     """Resizes so that the output is the middle of the image: the usual validation transform.
 
     Attributes:
-        zoom: Shorter side of the resized image over that of the output: 256 / 224 leaves an eighth of a margin out.
+        zoom: Shorter side of the resized image over that of the output: 256 / 224 cuts off a margin of an eighth.
     """
 
     zoom: float = 256 / 224
@@ -76,15 +84,15 @@ class RandomResizedCrop:
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
 
     def __post_init__(self) -> None:
-        # No image is a million times as wide as high, and numbers far beyond that are none to calculate with.
+        # No image is a million times as wide as high, and far larger numbers overflow.
         for name, (low, high), least, most in (("scale", self.scale, 0.0, 1.0), ("ratio", self.ratio, 1e-6, 1e6)):
             if not (0 < low <= high <= most and least <= low):
                 limit = "0 < low <= high <= 1" if name == "scale" else "1e-6 <= low <= high <= 1e6"
                 raise ConfigError(f"RandomResizedCrop({name}={(low, high)}): {limit} must hold.")
 
     def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
-        """See `Crop.box`. Ten attempts of four draws; then the largest centred box within the ratios, a pixel wide or
-        high where that is less.
+        """See `Crop.box`. Ten attempts of four draws; after them, the largest centred box within the ratios,
+        at least one pixel wide and high.
         """
         (low, high), (narrow, wide) = self.scale, (math.log(r) for r in self.ratio)
         for area_u, ratio_u, left_u, top_u in draws.reshape(_CROP_ATTEMPTS, 4):
@@ -104,28 +112,28 @@ class Image(Decoder):
     """How an encoded column (JPEG, PNG, WebP, …) becomes uint8 (N, H, W, 3), or (N, H, W, 1).
 
     Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and EXIF rotation is applied. Grey of 32 bits,
-    integers or floats, says nowhere which value is white: it is the least of 1 (floats alone), 255 and 65,535 that no
-    pixel exceeds. Where a pixel exceeds them all, or is negative, the image's own least value becomes black and its
-    greatest white; what is not finite is black. Where that would differ from image to image, scale in `decode_fn`.
+    integers or floats, does not define white: raylance takes the least of 1 (floats only), 255 and 65,535 that no pixel
+    exceeds. Where a pixel exceeds them all, or is negative, the image's least value becomes black and its greatest
+    white; pixels that are not finite become black. Where that would differ between images, scale in `decode_fn`.
 
     Attributes:
         column: Column of encoded images, binary.
-        size: Output (height, width), or one number for a square. None keeps the size, which must then be the same for
-            all images.
-        augment: What part of the source to take; None takes all of it and stretches it to `size`.
+        size: Output (height, width) in pixels, or one number for a square. None keeps the size, which must then be the
+            same for all images.
+        augment: Chooses the part of the source to take; None takes all of it and stretches it to `size`.
         hflip: Probability of a horizontal flip.
         decode_fn: Replaces decoding and resizing: a picklable function from bytes to uint8 (H, W, 3).
-        draft: Decode JPEGs of which the part to take is at least twice the output at a half of their size or less, as
-            libjpeg can in about half of the time. Pixels of 512 x 384 photographs then differ by 1 of 255 in the mean,
-            by 5 in the worst hundredth, by 40 at the most.
-        keeps_size: Whether `size` was taken from the images, so that another size is an error and not resized.
-        like: Column of another `Image` whose crop and flip this one gets, as a mask does: leave `augment` and `hflip`
-            out here, and `size` too where it is the other's. Both pictures of a row have one size as they are shown,
-            and one EXIF orientation (none is 1), unless the size says that a picture that is turned by a quarter and
-            its upright mask fit; a row where they differ is a bad row.
-        mode: "RGB", or "L" for one channel: grey as it is, the indices of a palette, the brightness of colours. Grey of
-            more than 8 bits is no "L".
-        interpolation: How pixels are resized: "bilinear", or "nearest", which makes no value that was not there.
+        draft: Whether libjpeg decodes a JPEG at half of its size or less, where the part to take is at least twice as
+            large as the output. It takes about half of the time. Pixels of 512 x 384 photographs then differ by 1 of
+            255 on average, by 5 in the worst hundredth, and by 40 at most.
+        keeps_size: Whether `size` was taken from the images, so that another size is an error and is not resized.
+        like: Column of another `Image` whose crop and flip this one gets, as a mask does. Leave `augment` and `hflip`
+            out here, and `size` too if it is the same. Both images of a row must have one displayed size, and one EXIF
+            orientation (none is 1), unless their sizes prove that an image turned by a quarter and its upright mask
+            fit; other rows are bad rows.
+        mode: "RGB", or "L" for one channel: grey as it is, the indices of a palette, the brightness of colours. "L"
+            refuses grey of more than 8 bits.
+        interpolation: How pixels are resized: "bilinear", or "nearest", which makes no new values.
         follows: The setting of the column that `like` names, once the dataset is opened.
     """
 
@@ -158,7 +166,7 @@ class Image(Decoder):
                 raise ConfigError(f"Image({self.column!r}, {name}={value!r}): must be {' or '.join(map(repr, words))}.")
         if self.like is not None and (self.augment is not None or self.hflip or self.decode_fn is not None):
             raise ConfigError(
-                f"Image({self.column!r}, like={self.like!r}): its crop and flip are those of that column; leave "
+                f"Image({self.column!r}, like={self.like!r}): its crop and flip are those of that column. Leave "
                 "augment=, hflip= and decode_fn= out."
             )
         if self.size is None and self.augment is not None:
@@ -183,19 +191,30 @@ class Image(Decoder):
         return self.like is None and (crops or 0 < self.hflip < 1)
 
     def follow(self, other: Decoder) -> Self:
-        """Takes crop, flip and, unless it has one, the size of the column that `like` names."""
+        """Takes crop, flip and, unless it has one, the size of the column that `like` names.
+
+        Raises:
+            ConfigError: If that column is not decoded by an `Image`, or has a `decode_fn`.
+        """
         if not isinstance(other, Image) or other.decode_fn is not None:
             raise ConfigError(
-                f"Image({self.column!r}, like={self.like!r}): that column is decoded by {other!r}, whose crop nobody "
-                "else can take. Name a column that raylance.Image decodes, without decode_fn=."
+                f"Image({self.column!r}, like={self.like!r}): that column is decoded by {other!r}, whose crop is "
+                "not known. Name a column that raylance.Image decodes, without decode_fn=."
             )
         size, keeps = (other.size, other.keeps_size) if self.size is None else (self.size, self.keeps_size)
         return dataclasses.replace(self, size=size, keeps_size=keeps, follows=other)
 
     def open(self) -> "_ImageRows":
-        """A row decoder with memory of its own."""
+        """A row decoder with memory of its own.
+
+        Raises:
+            ConfigError: If the column that `like` names is not known yet.
+        """
         if self.like is not None and self.follows is None:
-            raise ConfigError(f"Image({self.column!r}, like={self.like!r}) knows its crop in raylance.dataset() only.")
+            raise ConfigError(
+                f"Image({self.column!r}, like={self.like!r}) does not know its crop. Pass it to raylance.dataset(…, "
+                "decode=[…]), together with the image that it follows."
+            )
         return _ImageRows(self)
 
     def resolve(self, encoded: bytes | memoryview) -> Self:
@@ -206,7 +225,7 @@ class Image(Decoder):
         return dataclasses.replace(self, size=(int(pixels.shape[0]), int(pixels.shape[1])), keeps_size=True)
 
     def decode_into(self, encoded: bytes | memoryview, draws: Draws, out: Pixels) -> None:
-        """Decodes one image with a row decoder of its own; see `_ImageRows.decode_into`."""
+        """Decodes one image with a new row decoder; see `raylance.Decoder`."""
         self.open().decode_into(encoded, draws, out)
 
 
@@ -222,19 +241,18 @@ class _ImageRows:
         return self._pixels.fallbacks
 
     def check_like(self, encoded: memoryview, other: memoryview) -> None:
-        """Refuses a picture of another size than that of the column whose crop it gets."""
+        """Refuses an image of another displayed size or orientation than the one whose crop it gets."""
         (width, height, turn), (wide, high, other_turn) = shown_size(encoded), shown_size(other)
         if (width, height) != (wide, high):
             raise ValueError(
                 f"is {width}x{height} pixels where {self._image.like!r} is {wide}x{high}: one crop is not that of both"
             )
-        # Where one alone is turned by a quarter, and no square, equal sizes as shown say that both are upright.
-        is_told = width != height and (turn > 4) != (other_turn > 4) and 1 in (turn, other_turn)
-        if turn != other_turn and not is_told:
+        # If one alone is turned by a quarter, and it is no square, equal displayed sizes prove that both are upright.
+        is_proven = width != height and (turn > 4) != (other_turn > 4) and 1 in (turn, other_turn)
+        if turn != other_turn and not is_proven:
             raise ValueError(
                 f"has EXIF orientation {turn} where {self._image.like!r} has {other_turn}: one of them would be turned "
-                "or mirrored, and nothing says whether both show the same then. Store both upright, or with one "
-                "orientation"
+                "or mirrored, and both may not show the same then. Store both upright, or with one orientation"
             )
 
     def decode_into(self, encoded: bytes | memoryview, draws: Draws, out: Pixels) -> None:
@@ -247,10 +265,10 @@ class _ImageRows:
 
         Raises:
             ConfigError: For an image of another size than `out` when the size is kept.
-            ValueError, OSError, …: Whatever Pillow raises for data that is no image.
+            ValueError, OSError, …: As Pillow raises for data that is no image.
         """
         image, size = self._image, (out.shape[0], out.shape[1])
-        leader, crop_size = image, size  # whose crop and flip it gets
+        leader, crop_size = image, size  # defines crop and flip
         if image.follows is not None:
             leader, crop_size = image.follows, image.follows.shape[:2]
         if image.decode_fn is not None:
@@ -284,13 +302,13 @@ class _ImageRows:
         if self._image.keeps_size and (height, width) != (out_height, out_width):
             raise ConfigError(
                 f"is {width}x{height} pixels where others are {out_width}x{out_height}, and without size= all must be "
-                'alike to make a batch; it stops here, with on_bad_row="mask" too, because this is no bad row. Pass '
+                'alike to make a batch; the epoch stops here, with on_bad_row="mask" too: this is no bad row. Pass '
                 f"Image({self._image.column!r}, size=({out_height}, {out_width})), height first, to resize them."
             )
 
 
 def _whole_size(column: str, size: Any) -> tuple[int, int]:
-    """A size argument as (height, width)."""
+    """Checks a size argument, and returns it as (height, width)."""
     sides = list(size) if isinstance(size, tuple | list) else [size, size]
     whole = [isinstance(side, int | np.integer) and not isinstance(side, bool) and side >= 1 for side in sides]
     if len(sides) != 2 or not all(whole):

@@ -1,9 +1,9 @@
-"""Owns encoded images becoming the RGB pixels of a box, and their resizing; never chooses the box, never reads storage.
+"""Owns the decoding of images to the RGB pixels of a box, and their resizing; never chooses the box.
 
-JPEG goes through libjpeg-turbo, by simplejpeg, with the settings that Pillow has: the pixels are Pillow's. Whatever it
-refuses (CMYK, damage that can be decoded around, another format) goes to Pillow, which hands its pixels over through
-Arrow, four bytes each, so that nothing is repacked. Torch's antialiased uint8 kernel resizes, with Pillow's filter: its
-pixels differ from Pillow's by at most one grey level, in under 1 % of them, at a fraction of the time.
+libjpeg-turbo decodes JPEGs, by simplejpeg, with Pillow's settings: the pixels are Pillow's. Pillow decodes what that
+refuses (CMYK, damage that can be decoded around, other formats), and exports its pixels through Arrow, four bytes each,
+without a copy. Torch's antialiased uint8 kernel resizes, with Pillow's filter: its pixels differ from Pillow's by at
+most one grey level, in under 1 % of them, at a fraction of the time.
 """
 
 import importlib.metadata
@@ -24,7 +24,7 @@ Cut = Callable[[int, int], Box]  # of height and width of the whole image
 
 _EXIF_ORIENTATION = 0x0112
 _JPEG = b"\xff\xd8\xff"
-_COLOURS = ("YCbCr", "RGB", "Gray")  # of JPEGs; what CMYK looks like is Pillow's to say
+_COLOURS = ("YCbCr", "RGB", "Gray")  # of JPEGs; Pillow converts CMYK
 _TORCH = importlib.metadata.version("torch").partition("+")[0]
 CODEC = f"simplejpeg {simplejpeg.__version__}, pillow {PIL.__version__}, torch {_TORCH}"
 """What makes the pixels."""
@@ -34,7 +34,7 @@ class PixelDecoder:
     """Decodes one image after another, in one thread.
 
     Attributes:
-        fallbacks: JPEGs so far that were Pillow's to decode.
+        fallbacks: JPEGs so far that Pillow decoded.
     """
 
     def __init__(self) -> None:
@@ -48,16 +48,16 @@ class PixelDecoder:
             encoded: The encoded image.
             cut: Chooses the box.
             reduce_to: (height, width) that the box will be resized to: where it is at least twice as large, a JPEG is
-                decoded at a half of its size or less.
+                decoded at half of its size or less.
 
         Returns:
-            The box, uint8 (h, w, 3), or (h, w, 4) with padding behind the colours; until the next call, and maybe
+            The box, uint8 (h, w, 3), or (h, w, 4) with padding after the colours; valid until the next call, and maybe
             read-only.
 
         Raises:
-            ValueError, OSError, …: Whatever Pillow raises for data that is no image.
+            ValueError, OSError, …: As Pillow raises for data that is no image.
         """
-        data = memoryview(encoded).cast("B")  # Arrow lends signed bytes, which simplejpeg refuses
+        data = memoryview(encoded).cast("B")  # Arrow gives signed bytes, which simplejpeg refuses
         if data[: len(_JPEG)] == _JPEG:
             pixels = self._by_turbo(data, cut, reduce_to)
             if pixels is not None:
@@ -68,13 +68,13 @@ class PixelDecoder:
         return whole[top : top + height, left : left + width]
 
     def _by_turbo(self, data: memoryview, cut: Cut, reduce_to: tuple[int, int] | None) -> Pixels | None:
-        """The same for a JPEG; None where simplejpeg refuses it."""
+        """Decodes the box of a JPEG; None where simplejpeg refuses it."""
         try:
             high, wide, colours, _ = simplejpeg.decode_jpeg_header(data)
             if colours not in _COLOURS or high * wide > (PIL.Image.MAX_IMAGE_PIXELS or high * wide):
                 return None
             orientation = _orientation(data)
-            is_turned = orientation > 4  # by a quarter: what is stored as rows is shown as columns
+            is_turned = orientation > 4  # by a quarter: stored rows are displayed as columns
             shown_high, shown_wide = (wide, high) if is_turned else (high, wide)
             left, top, width, height = cut(shown_high, shown_wide)
             least: dict[str, Any] = {}
@@ -86,7 +86,7 @@ class PixelDecoder:
             if len(self._memory) < high * wide * 3:
                 self._memory = np.empty(high * wide * 3, dtype=np.uint8)
             stored = simplejpeg.decode_jpeg(data, "RGB", buffer=self._memory[: high * wide * 3], **least)
-        except ValueError:  # damage among it, which Pillow may know a way around, or name better
+        except ValueError:  # damage, too, which Pillow may decode around, or name better
             return None
         pixels = _turned(stored, orientation)
         if least:
@@ -108,8 +108,8 @@ def _orientation_of(image: PIL.Image.Image) -> int:
 
 
 def _may_have_exif(data: memoryview) -> bool:
-    """Whether one of the segments before the pixels is EXIF, or they cannot be told apart. Pillow's own look at them
-    takes a twentieth of the time of decoding.
+    """Whether a segment before the pixels is EXIF, or the segments cannot be parsed. Pillow's own parsing takes a
+    twentieth of the time of decoding.
     """
     at = 2
     while at + 10 <= len(data) and data[at] == 0xFF and data[at + 1] >= 0xC0:
@@ -122,7 +122,7 @@ def _may_have_exif(data: memoryview) -> bool:
 
 
 def _turned(stored: Pixels, orientation: int) -> Pixels:
-    """Stored pixels (h, w, 3) as they are shown: a view."""
+    """Turns stored pixels (h, w, 3) to how they are displayed: a view."""
     shown = stored.transpose(1, 0, 2) if orientation > 4 else stored
     return shown[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
@@ -141,7 +141,7 @@ def _by_pillow(encoded: memoryview) -> Pixels:
         image.load()
     try:
         packed = pa.array(image)
-    except ValueError:  # images of more than 16 MB lie in several blocks, which Arrow cannot take over
+    except ValueError:  # images of more than 16 MB are in several blocks, which Arrow cannot import
         return np.asarray(image.convert("RGBX"))
     return np.asarray(packed.values.to_numpy(zero_copy_only=True).reshape(image.height, image.width, 4))
 
@@ -152,7 +152,7 @@ def decode_grey(encoded: bytes | memoryview, cut: Cut) -> Pixels:
 
     Raises:
         ValueError: For grey of more than 8 bits: scaled, a mask would have other classes.
-        OSError, …: Whatever Pillow raises for data that is no image.
+        OSError, …: As Pillow raises for data that is no image.
     """
     image = _shown(PIL.Image.open(io.BytesIO(encoded)))
     if image.mode[0] in "IF":
@@ -165,20 +165,20 @@ def decode_grey(encoded: bytes | memoryview, cut: Cut) -> Pixels:
 
 
 def shown_size(encoded: bytes | memoryview) -> tuple[int, int, int]:
-    """Width and height of an image as it is shown, and its EXIF orientation; its pixels are not decoded."""
+    """Displayed width and height of an image, and its EXIF orientation, without decoding its pixels."""
     image = PIL.Image.open(io.BytesIO(encoded))
     orientation = _orientation_of(image)
     return (*((image.height, image.width) if orientation > 4 else image.size), orientation)
 
 
 def _shown(image: PIL.Image.Image) -> PIL.Image.Image:
-    """EXIF rotation applied."""
+    """Applies EXIF rotation."""
     is_turned = "exif" in image.info and image.getexif().get(_EXIF_ORIENTATION, 1) != 1
     return PIL.ImageOps.exif_transpose(image) if is_turned else image
 
 
 def _grey_of_32_bits(grey: npt.NDArray[Any]) -> Pixels:
-    """Scales int32 or float32 (H, W) to uint8; `Image` says how."""
+    """Scales int32 or float32 (H, W) to uint8, as `Image` documents."""
     finite = grey[np.isfinite(grey)]
     low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
     black, white = 0.0, next((white for white in (1.0, 255.0, 65535.0) if high <= white), high)
@@ -193,16 +193,16 @@ def _grey_of_32_bits(grey: npt.NDArray[Any]) -> Pixels:
 
 def resize_into(pixels: Pixels, out: Pixels) -> None:
     """Bilinear antialiased resize of uint8 (h, w, 3 or 4) into (height, width, 3), or of one channel into one."""
-    import torch.utils.dlpack  # here, because a shard actor that only reads starts a second sooner without it
+    import torch.utils.dlpack  # imported here: a shard actor that only reads starts a second sooner without torch
 
-    # DLPack lends read-only memory without a copy; from_numpy would warn of it. Nothing here writes to it.
+    # DLPack takes read-only memory without a copy, where from_numpy would warn. Nothing here writes to it.
     source = torch.utils.dlpack.from_dlpack(np.ascontiguousarray(pixels))[None].permute(0, 3, 1, 2)  # channels last
     made = torch.nn.functional.interpolate(source, size=out.shape[:2], mode="bilinear", antialias=True)
     copy_pixels(made[0].permute(1, 2, 0).numpy(), out)
 
 
 def pick_into(pixels: Pixels, out: Pixels) -> None:
-    """Resizes without mixing pixels: each is that of the source whose middle is nearest."""
+    """Resizes without mixing pixels: each output pixel is the source pixel whose centre is nearest."""
     rows, columns = ((2 * np.arange(o) + 1) * i // (2 * o) for o, i in zip(out.shape[:2], pixels.shape, strict=False))
     out[:] = pixels[rows[:, None], columns[None, :], : out.shape[2]]
 

@@ -14,25 +14,25 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from raylance.columns import (
-    COMPONENT_SHIFT,
-    DRAW,
-    OFFSET_MASK,
-    ROW_OFFSET,
-    TRANSFORM,
-    VALID,
-    describe_rows,
-)
+from raylance.columns import COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, TRANSFORM, VALID, describe_rows
 from raylance.decode.arrays import blank_row, is_bytes, to_arrow
 from raylance.decode.decoder import Decoder, RowDecoder, check_decoder_output
-from raylance.decode.transforms import Transform, Transformer, TransformError, describe_exception, no_fault_of_rows
+from raylance.decode.transforms import (
+    Transform,
+    Transformer,
+    TransformError,
+    describe_exception,
+    error_of_no_row,
+)
 from raylance.errors import BadRowError, ConfigError, DatasetError, HelperError
 from raylance.observe import Receipt, clock
 from raylance.orders.permutation import BoolArray, UInt64Array, derive_key, mix64, subkeys, uniform
 from raylance.source.memory import own_memory, take_rows
 
-_BAD_ROWS = 8  # of one piece of work that are named,
-_REASON = 200  # in so many characters
+BadRows = list[tuple[int, str, str]]  # offset with component bits, column, reason
+
+_BAD_ROWS = 8  # most bad rows of one table that are named,
+_REASON = 200  # with so many characters each
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +40,19 @@ class Decoding:
     """What happens to rows between reading and collating; picklable, and opened where it happens.
 
     Attributes:
+        decoders: One for each decoded column.
+        seed: The dataset's seed, which keys random augmentation.
         mask_bad_rows: Whether a row that cannot be decoded becomes zeros with `_valid` False, instead of an error.
-        max_bad_rows: How many rows may, of those that a rank is handed: a count of different ones, or a fraction. None
-            for any number.
+        max_bad_rows: How many of the rows that a rank is handed may be bad: a count of different rows, or a fraction.
+            None for any number.
         transform: The user's function, or None. It gets a dict of arrays by column, as `iter_batches` gives them, with
             `_rowoffset` (int64) and `_seed` (uint64, of the row, the epoch and the seed: for `numpy.random.default_rng`
             or `torch.Generator`), which it may change in place, and returns such a dict with as many rows; a pyarrow
-            array says what type a column is. It sees pieces of batches, so what it does to a row must not depend on
-            the others; a row on which it fails by itself is a bad row.
-        blank: One row of zeros of what the transform returned at the opening. Every piece is cast to its schema, and it
-            stands for a row that the transform fails on. Where a rank has no row, the transform is not called.
-        datasets: What errors call the dataset; in a mixture, the datasets by component.
+            array gives a column's type. It gets pieces of batches, so what it does to a row must not depend on the
+            others; a row on which it fails by itself is a bad row.
+        blank: One row of zeros, of the schema that the transform returned at the opening. Every piece is cast to that
+            schema, and the row replaces one that the transform fails on. The transform is not called for no row.
+        datasets: Names of the dataset for errors; in a mixture, of the datasets by component.
     """
 
     decoders: tuple[Decoder, ...]
@@ -68,7 +70,7 @@ class Decoding:
 
     @property
     def channels_last(self) -> frozenset[str]:
-        """Names of those whose channels torch batches have first."""
+        """Names of the decoded columns whose channels torch batches have first."""
         return frozenset(decoder.column for decoder in self.decoders if decoder.channels_last)
 
     @property
@@ -77,64 +79,92 @@ class Decoding:
         return sum(math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize for decoder in self.decoders)
 
     def open(self) -> "OpenDecoding":
-        """Opens it in this process; refuses a decoder that says of itself what no column can have."""
+        """Opens it in this process.
+
+        Raises:
+            ConfigError: If a decoder has a shape, a dtype or draws that no column can have.
+        """
         return OpenDecoding(self)
 
 
 class OpenDecoding:
-    """Decodes and transforms tables; holds output memory from call to call, and row decoders of the threads."""
+    """Decodes and transforms tables; keeps output memory between calls, and a row decoder for each thread."""
 
     def __init__(self, decoding: Decoding) -> None:
         self._decoding = decoding
-        # Those that others are like come first: a damaged image is no fault of its mask.
+        # Columns that others follow come first: a damaged image is not the fault of its mask.
         ordered = sorted(decoding.decoders, key=lambda decoder: decoder.like is not None)
         self._columns = [_Column(decoder) for decoder in ordered]
         self._transformer = Transformer(decoding.transform, decoding.blank, decoding.datasets)
-        self._bad_rows: list[tuple[int, str, str]] = []  # masked since the last call: offset, column, why
 
     def apply(
         self, table: pa.Table, epoch: int, executor: Executor | None = None, *, own_memory: bool = False
     ) -> tuple[pa.Table, Receipt]:
-        """Decodes a table of the encoded columns and `_rowoffset`; with a transform, of all columns; where rows repeat,
-        of `_draw` too. Adds `_valid` (bool). An executor lends its threads.
+        """Decodes and transforms the rows of a table.
 
-        Unless it shall have memory of its own, the next call overwrites the result: copy it (as sending it through Ray
-        does) before then.
+        Args:
+            table: The encoded columns and `_rowoffset`; with a transform, all columns; where rows repeat, `_draw` too.
+            epoch: Epoch, which keys random augmentation.
+            executor: Its threads decode; None decodes in this thread.
+            own_memory: Whether the result has memory of its own; otherwise the next call overwrites it: copy it (as
+                sending it through Ray does) before then.
+
+        Returns:
+            As many rows with `_valid` (bool), without `_rowoffset` and `_draw`; and what decoding took.
+
+        Raises:
+            BadRowError: For a bad row, unless bad rows are masked.
+            ConfigError: For a row that the settings cannot decode, and a transform that does not return a batch.
+            HelperError: If the transform fails on rows together only.
         """
         if executor is None and table.num_rows:
             for column in self._columns:
-                column.open_here()  # which is no decoding: a model is loaded once, and rows come at their own rate
-        begin, fallbacks = clock.now(), -self.fallbacks
-        made, valid = self._decode(table, epoch, executor, own_memory)
+                column.open_here()  # not counted as decoding: a model is loaded once
+        begin, fallbacks, bad_rows = clock.now(), -self.fallbacks, BadRows()
+        made, valid = self._decode(table, epoch, bad_rows, executor, own_memory=own_memory)
         blank = self._decoding.blank
         if blank is not None and table.num_rows == 0:
             made = blank.slice(0, 0)
         elif self._decoding.transform is not None:
-            made = self._transform(made, table, epoch, valid)
+            made = self._transform(made, table, epoch, valid, bad_rows)
         hidden = [name for name in (ROW_OFFSET, DRAW) if name in made.column_names]
         done = made.drop_columns(hidden).append_column(VALID, pa.array(valid))
-        seconds = clock.now() - begin
-        bad, self._bad_rows = tuple(self._bad_rows[:_BAD_ROWS]), []
-        fallbacks += self.fallbacks
-        return done, Receipt(nbytes=done.nbytes, decode_s=seconds, fallback_rows=fallbacks, bad_rows=bad)
+        return done, Receipt(
+            nbytes=done.nbytes,
+            decode_s=clock.now() - begin,
+            fallback_rows=fallbacks + self.fallbacks,
+            bad_rows=tuple(bad_rows[:_BAD_ROWS]),
+        )
+
+    @property
+    def fallbacks(self) -> int:
+        """Rows so far that a fast codec left to a slow one."""
+        return sum(int(getattr(opened, "fallbacks", 0)) for column in self._columns for opened in column.opened)
 
     def _decode(
-        self, table: pa.Table, epoch: int, executor: Executor | None, own_memory: bool
+        self,
+        table: pa.Table,
+        epoch: int,
+        bad_rows: BadRows,
+        executor: Executor | None = None,
+        *,
+        own_memory: bool = True,
     ) -> tuple[pa.Table, BoolArray]:
-        """Decodes columns, and says which rows are good. What a transform may change in place is no memory of `table`,
-        of which rows may have to be made again.
+        """Decodes columns; returns also which rows are good, bool (n,), and adds the others to `bad_rows`.
+
+        A transform may change its input in place, but not `table`: some of its rows may have to be decoded again.
         """
-        given, valid = table, np.ones(table.num_rows, dtype=np.bool_)
+        encoded, valid = table, np.ones(table.num_rows, dtype=np.bool_)
         for column in self._columns:
             out, name = column.buffer(table.num_rows, own_memory), column.decoder.column
-            decode_row = self._row_decoder(column, given, epoch, out, valid)
+            decode_row = self._row_decoder(column, encoded, epoch, out, valid, bad_rows)
             for _ in (map if executor is None else executor.map)(decode_row, range(table.num_rows)):
                 pass
             table = table.set_column(table.column_names.index(name), name, to_arrow(out))
-        return (table if self._decoding.transform is None else self._lend(table)), valid
+        return (table if self._decoding.transform is None else self._copy_plain(table)), valid
 
-    def _lend(self, table: pa.Table) -> pa.Table:
-        """The same with columns of its own, where a transform could change those of `table` in place."""
+    def _copy_plain(self, table: pa.Table) -> pa.Table:
+        """Copies the columns that were not decoded, and that a transform could change in place."""
         kept = {*self._decoding.columns, ROW_OFFSET, DRAW}
         names = [field.name for field in table.schema if field.name not in kept and not is_bytes(field.type)]
         copied = own_memory(table.select(names))
@@ -142,70 +172,65 @@ class OpenDecoding:
             table = table.set_column(table.column_names.index(name), name, copied[name])
         return table
 
-    def _transform(self, decoded: pa.Table, encoded: pa.Table, epoch: int, valid: BoolArray) -> pa.Table:
-        """What the transform makes of decoded rows. Where it fails, each row is tried by itself: `valid` is cleared of
-        those on which it fails again, which are bad rows.
+    def _transform(
+        self, decoded: pa.Table, encoded: pa.Table, epoch: int, valid: BoolArray, bad_rows: BadRows
+    ) -> pa.Table:
+        """Transforms decoded rows. Where that fails, each row is tried by itself: those that fail again are bad rows,
+        for which `valid` is cleared.
 
         Raises:
-            HelperError: If it fails on rows together, and on none of them by itself.
+            HelperError: If the transform fails on rows together, and on none of them by itself.
         """
         try:
             return self._call(decoded, epoch)
         except TransformError as error:
             failed = error
-        bad = self._failing_rows(encoded, epoch, failed)
-        for row, why in bad.items():
-            if valid[row]:  # else it was bad before
-                self._note_bad(TRANSFORM, int(encoded[ROW_OFFSET][row].as_py()), why)
-        noted, valid[list(bad)] = list(self._bad_rows), False
-        good, blank = np.setdiff1d(np.arange(len(encoded)), list(bad)), self._decoding.blank
+        errors = self._errors_of_rows(encoded, epoch, failed)
+        for row, why in errors.items():
+            if valid[row]:  # else decoding has added it
+                self._add_bad(bad_rows, TRANSFORM, int(encoded[ROW_OFFSET][row].as_py()), why)
+        valid[list(errors)] = False
+        good, blank = np.setdiff1d(np.arange(len(encoded)), list(errors)), self._decoding.blank
         if not len(good):
             if blank is None:
-                rows = self._transformer.describe(encoded)
                 raise ConfigError(
-                    f"transform fails on each of the {len(encoded)} rows tried at the opening, {rows} "
-                    f"({describe_exception(failed.error)}); nothing was started. Mend it."
+                    f"transform fails on each of the {len(encoded)} rows sampled at the opening, "
+                    f"{self._transformer.describe(encoded)} ({describe_exception(failed.error)}); nothing was started. "
+                    "Correct the transform."
                 ) from failed.error
             return blank.take(np.zeros(len(encoded), dtype=np.int64))
         rest = take_rows(encoded, good)
         try:
-            if not bad:
+            if not errors:
                 raise failed
-            made = self._call(self._decode(rest, epoch, None, True)[0], epoch)
+            made = self._call(self._decode(rest, epoch, [])[0], epoch)
         except TransformError as together:
-            rows = self._transformer.describe(rest)
             raise HelperError(
-                f"transform fails on {rows} together ({describe_exception(together.error)}), and on none of these "
-                f"{len(rest)} rows by itself; the epoch stops here. It gets pieces of batches, of any number of rows: "
-                "what it does to a row must not depend on the others."
+                f"transform fails on {self._transformer.describe(rest)} together "
+                f"({describe_exception(together.error)}), and on none of these {len(rest)} rows by itself; the epoch "
+                "stops here. It gets pieces of batches, of any number of rows: what it does to a row must not depend "
+                "on the others."
             ) from together.error
-        self._bad_rows = noted  # those that cannot be decoded were noted once more
         places = np.full(len(encoded), len(made))
         places[good] = np.arange(len(made))
         return take_rows(pa.concat_tables([made, blank_row(made) if blank is None else blank]), places)
 
-    def _failing_rows(self, encoded: pa.Table, epoch: int, failed: TransformError) -> dict[int, Exception]:
-        """The rows on which the transform fails by itself, with its errors, after it failed on all together."""
+    def _errors_of_rows(self, encoded: pa.Table, epoch: int, failed: TransformError) -> dict[int, Exception]:
+        """Tries the transform on each row by itself, after it failed on all together; its errors by row."""
         if len(encoded) == 1:
             return {0: failed.error}
-        noted, found = list(self._bad_rows), {}
+        errors = {}
         for row in range(len(encoded)):
             try:
-                self._call(self._decode(encoded.slice(row, 1), epoch, None, True)[0], epoch)
+                self._call(self._decode(encoded.slice(row, 1), epoch, [])[0], epoch)
             except TransformError as alone:
-                found[row] = alone.error
+                errors[row] = alone.error
                 if not self._decoding.mask_bad_rows:
                     break
-        self._bad_rows = noted  # those that cannot be decoded were noted once more
-        return found
+        return errors
 
     def _call(self, table: pa.Table, epoch: int) -> pa.Table:
         return self._transformer(table, self._keys(table, epoch, "transform"))
-
-    @property
-    def fallbacks(self) -> int:
-        """Rows so far that a fast codec left to a slow one."""
-        return sum(int(getattr(opened, "fallbacks", 0)) for column in self._columns for opened in column.opened)
 
     def _keys(self, table: pa.Table, epoch: int, *purpose: str) -> UInt64Array:
         """One key for each row; where rows repeat, one for each draw, or all copies of a row would look the same."""
@@ -213,16 +238,22 @@ class OpenDecoding:
         return mix64(keys ^ subkeys(derive_key("draw"), table[DRAW].to_numpy())) if DRAW in table.column_names else keys
 
     def _row_decoder(
-        self, column: "_Column", table: pa.Table, epoch: int, out: npt.NDArray[Any], valid: BoolArray
+        self,
+        column: "_Column",
+        table: pa.Table,
+        epoch: int,
+        out: npt.NDArray[Any],
+        valid: BoolArray,
+        bad_rows: BadRows,
     ) -> Callable[[int], None]:
-        """A function that decodes row i of a column to `out[i]`, and clears `valid[i]` where a bad row is masked."""
-        name, datasets, offsets = column.decoder.column, self._decoding.datasets, table[ROW_OFFSET].to_numpy()
-        like = column.decoder.like
-        draws = uniform(self._keys(table, epoch, "augment", like or name), column.decoder.draws)  # (rows, draws)
-        encoded, others = _lent(table[name]), None if like is None else _lent(table[like])
+        """Returns a function that decodes row i of a column to `out[i]`; of a bad row it clears `valid[i]`."""
+        decoder, offsets = column.decoder, table[ROW_OFFSET].to_numpy()
+        name, like = decoder.column, decoder.like
+        draws = uniform(self._keys(table, epoch, "augment", like or name), decoder.draws)  # (rows, draws)
+        encoded, others = _read_only(table[name]), None if like is None else _read_only(table[like])
 
         def decode_row(row: int) -> None:
-            if like is not None and not valid[row]:  # what it is to be like may be what is bad
+            if like is not None and not valid[row]:  # the column that it follows may be the bad one
                 out[row] = 0
                 return
             decode_into, check_like = column.local.decode_into, column.local.check_like
@@ -237,30 +268,30 @@ class OpenDecoding:
                 made = decode_into(value, draws[row], out[row, ...])  # an array also where a row is a number
                 if made is not None:
                     raise ConfigError(f"was returned as {type(made).__name__}: decode_into must write it into `out`.")
-            except ConfigError as error:  # a good row, which the settings have no place for
-                rows = describe_rows(offsets[row : row + 1], datasets)
+            except ConfigError as error:  # a good row that the settings do not fit
+                rows = describe_rows(offsets[row : row + 1], self._decoding.datasets)
                 raise ConfigError(f"column {name!r} of {rows} {error}") from error
             except (ImportError, MemoryError) as error:
-                raise no_fault_of_rows(f"{type(column.decoder).__name__}({name!r}) cannot decode", error) from error
-            except Exception as error:  # whatever a codec raises on damaged bytes, it is this row that is bad
-                self._note_bad(name, int(offsets[row]), error)
+                raise error_of_no_row(f"{type(decoder).__name__}({name!r}) cannot decode", error) from error
+            except Exception as error:  # a codec may raise anything for damaged bytes
+                self._add_bad(bad_rows, name, int(offsets[row]), error)
                 out[row] = 0
                 valid[row] = False
 
         return decode_row
 
-    def _note_bad(self, column: str, offset: int, error: Exception) -> None:
-        """Notes a bad row, or raises that it is one."""
+    def _add_bad(self, bad_rows: BadRows, column: str, offset: int, error: Exception) -> None:
+        """Adds a bad row, or raises for it where bad rows are not masked."""
         reason = describe_exception(error)
         if not self._decoding.mask_bad_rows:
             dataset = next(iter(self._decoding.datasets[offset >> COMPONENT_SHIFT :]), None)
             name = None if column == TRANSFORM else column
             raise BadRowError(name, offset & OFFSET_MASK, reason, dataset) from error
-        self._bad_rows.append((offset, column, reason[:_REASON]))
+        bad_rows.append((offset, column, reason[:_REASON]))
 
 
 class _Column:
-    """A column that is decoded: its output memory, and the row decoders of the threads."""
+    """A column that is decoded: its output memory, and the row decoder of each thread."""
 
     def __init__(self, decoder: Decoder) -> None:
         check_decoder_output(decoder)
@@ -271,7 +302,7 @@ class _Column:
 
     def open_here(self) -> None:
         """Opens the decoder of this thread."""
-        with contextlib.suppress(ConfigError):  # it is opened again for the first row, and an error names that
+        with contextlib.suppress(ConfigError):  # decoding the first row opens it again, and the error names the row
             _ = self.local.decode_into
 
     def buffer(self, rows: int, own_memory: bool) -> npt.NDArray[Any]:
@@ -284,7 +315,7 @@ class _Column:
 
 
 class _Local(threading.local):
-    """The row decoder of the thread that asks, opened when it asks first; all of them go with this object."""
+    """The row decoder of the current thread, opened at its first use; all of them end with this object."""
 
     def __init__(self, decoder: Decoder, all_opened: list[RowDecoder]) -> None:
         try:
@@ -298,15 +329,19 @@ class _Local(threading.local):
             ) from error
 
 
-def _lent(column: pa.ChunkedArray) -> list[memoryview | None]:
-    """The bytes of rows. Read-only: Arrow's memory is not always, and these rows may be decoded again."""
+def _read_only(column: pa.ChunkedArray) -> list[memoryview | None]:
+    """The bytes of each row, read-only: Arrow's memory may be writable, and rows may be decoded again."""
     return [memoryview(value.as_buffer()).cast("B").toreadonly() if value.is_valid else None for value in column]
 
 
 def resolve_decoder(decoder: Decoder, probe: pa.Table) -> Decoder:
     """Fills what a decoder leaves open from a few rows with `_rowoffset`.
 
-    A damaged row among good ones is left to `on_bad_row`; a column of which no sampled row decodes is refused.
+    A damaged row among good ones is left to `on_bad_row`.
+
+    Raises:
+        ConfigError: If a decoder does not fit good rows, or its `resolve` returns something else.
+        DatasetError: If none of the rows can be decoded.
     """
     failures: list[Exception] = []
     for row in range(probe.num_rows):
@@ -321,10 +356,10 @@ def resolve_decoder(decoder: Decoder, probe: pa.Table) -> Decoder:
             return resolved
         except ConfigError:
             raise
-        except Exception as error:  # whatever a codec raises on damaged bytes; another row may be good
+        except Exception as error:  # a codec may raise anything for damaged bytes; another row may be good
             failures.append(error)
     raise DatasetError(
-        f"column {decoder.column!r} holds no {decoder.content}: of {len(failures)} rows sampled none decodes (the "
-        f"first says: {describe_exception(failures[0])}); nothing was started. Name a column of {decoder.content} in "
+        f"column {decoder.column!r} holds no {decoder.content}: none of {len(failures)} sampled rows can be decoded "
+        f"(the first: {describe_exception(failures[0])}); nothing was started. Name a column of {decoder.content} in "
         "decode=."
     ) from failures[0]

@@ -1,5 +1,5 @@
-"""Owns the call of the user's transform: what it is given, and that what it returns becomes a table of the types of the
-opening; never decodes, and never decides what comes of a row that it fails on.
+"""Owns the call of the user's transform: its input, and the check that it returns a table of the schema of the opening;
+never decodes, and never decides what happens to a row that it fails on.
 """
 
 import re
@@ -16,13 +16,17 @@ from raylance.decode.arrays import NumpyBatch, to_arrow, to_numpy
 from raylance.errors import ConfigError, HelperError, RaylanceError
 from raylance.orders.permutation import UInt64Array
 
-_OBJECT = re.compile(r"<[\w.]+ object at 0x[0-9a-f]+>")  # which Pillow names, and nobody knows
+_OBJECT = re.compile(r"<[\w.]+ object at 0x[0-9a-f]+>")  # Pillow names such objects in its errors
 
 Transform = Callable[[NumpyBatch], dict[str, Any]]
 
 
 class TransformError(Exception):
-    """What the transform raised, which may be of a kind that ends loops."""
+    """What the transform raised: wrapped, because a StopIteration would end a loop in silence.
+
+    Attributes:
+        error: The error of the transform.
+    """
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -33,38 +37,42 @@ class Transformer:
     """Calls a transform."""
 
     def __init__(self, transform: Transform | None, blank: pa.Table | None, datasets: tuple[str, ...]) -> None:
-        """See `Decoding`."""
+        """Takes the attributes of `Decoding` with these names."""
         self._transform, self._blank, self._datasets = transform, blank, datasets
 
     def __call__(self, table: pa.Table, seeds: UInt64Array) -> pa.Table:
-        """What the transform makes of rows, which it may change in place.
+        """Transforms rows, which the transform may change in place.
 
         Args:
             table: The rows, decoded.
-            seeds: One for each.
+            seeds: A seed for each row, uint64, shape (n,).
+
+        Returns:
+            As many rows, of the schema of the opening.
 
         Raises:
-            TransformError: If it fails, unless by an error of Ray's, which the runtime tells from those of rows.
-            ConfigError: If it returns what is no batch, or says itself that a row is beyond its settings.
+            TransformError: If the transform fails; an error of Ray's is raised as it is.
+            ConfigError: If it returns no batch, or raises a `ConfigError` itself.
+            HelperError: If this machine has too little memory for it.
         """
         arrays = to_numpy(table)
         arrays.pop(DRAW, None)
-        arrays[ROW_OFFSET] = table[ROW_OFFSET].to_numpy() & OFFSET_MASK  # the row's own, and memory of its own
+        arrays[ROW_OFFSET] = table[ROW_OFFSET].to_numpy() & OFFSET_MASK  # without component bits, a copy
         arrays[SEED] = seeds
         try:
             made = self._transform(arrays) if self._transform is not None else arrays
         except ConfigError as error:
             raise ConfigError(f"transform refuses {self.describe(table)}: {error}") from error
         except (ImportError, MemoryError) as error:
-            raise no_fault_of_rows("transform cannot run", error) from error
-        except Exception as error:  # whatever user code raises; StopIteration, too
+            raise error_of_no_row("transform cannot run", error) from error
+        except Exception as error:  # user code may raise anything, StopIteration too
             if type(error).__module__.startswith("ray."):
-                raise  # of a transform that asks Ray: a fault of the machines, for example, for which no row is bad
+                raise  # of a transform that calls Ray: a lost machine makes no row bad
             raise TransformError(error) from error
         return self._to_table(made, table)
 
     def _to_table(self, made: Any, given: pa.Table) -> pa.Table:
-        """What the transform made of a table; its columns are those of the opening, and of their types, but there."""
+        """Checks and converts what the transform returned; at the opening, its columns and types are free."""
         schema = None if self._blank is None else self._blank.schema
         if not isinstance(made, dict) or not made:
             raise ConfigError(
@@ -73,7 +81,7 @@ class Transformer:
             )
         if other := [name for name in made if not isinstance(name, str)]:
             raise ConfigError(
-                f"transform returned a column named {other[0]!r} for {self.describe(given)}: names of columns are "
+                f"transform returned a column named {other[0]!r} for {self.describe(given)}: column names must be "
                 "strings."
             )
         made = {name: values for name, values in made.items() if name not in (ROW_OFFSET, SEED)}
@@ -89,7 +97,7 @@ class Transformer:
             raise ConfigError(
                 f"transform returned the columns {', '.join(made)} for {self.describe(given)}, at the opening it "
                 f"returned {', '.join(names)}; the epoch stops here, because pieces of a step would not fit together. "
-                "Return the same columns always."
+                "Return the same columns for all rows."
             )
         return pa.table({name: self._to_column(name, made[name], given) for name in names})
 
@@ -106,21 +114,21 @@ class Transformer:
         try:
             array = _arrow(values)
             found = str(array.type)
-            if kind is None and _is_untold(array.type):
+            if kind is None and _is_open_type(array.type):
                 kind = given[name].type if name in given.column_names else None
-                if kind is None or _is_untold(kind):
+                if kind is None or _is_open_type(kind):
                     raise ConfigError(
-                        f"transform returned only None or empty lists in {name!r} for the {rows} rows tried at the "
-                        f"opening, which does not tell its type ({found}), and later pieces could be of any; nothing "
-                        "was started. Return a pyarrow array, which says it: pa.array(values, pa.string())."
+                        f"transform returned only None or empty lists in {name!r} for the {rows} rows sampled at the "
+                        f"opening, which leaves its type open ({found}): later pieces could have any type. Nothing was "
+                        "started. Return a pyarrow array, which has a type: pa.array(values, pa.string())."
                     )
             return array if kind is None else _cast(array, kind)
         except (pa.ArrowException, TypeError) as error:
             raise ConfigError(
                 f"transform returned {found} in column {name!r} for {self.describe(given)}, which cannot become "
                 f"{'one Arrow type' if kind is None else f'{kind}, as at the opening'} ({error}); it stops here, "
-                "because pieces of a step must be of one type. Return the same type always: values.astype(…), or a "
-                "pyarrow array such as pa.array(values, pa.string())."
+                "because pieces of a step must have one type. Return the same type for all rows: values.astype(…), or "
+                "a pyarrow array such as pa.array(values, pa.string())."
             ) from error
 
     def describe(self, table: pa.Table) -> str:
@@ -129,40 +137,40 @@ class Transformer:
 
 
 def describe_exception(error: Exception) -> str:
-    """What an error says, on the whole."""
+    """The class and the text of an error."""
     try:
         text = _OBJECT.sub("", str(error))
-    except Exception as failure:  # whatever the error's own __str__ raises
-        text = f"its text cannot be had, {type(failure).__name__}"
+    except Exception as failure:  # an error's own __str__ may raise anything
+        text = f"its text raises {type(failure).__name__}"
     return f"{type(error).__name__}: {text}".strip().removesuffix(":")
 
 
-def no_fault_of_rows(what: str, error: ImportError | MemoryError) -> RaylanceError:
-    """The error for one that says nothing of a row: here none can be decoded, good or bad."""
-    told = f"{what} on {socket.gethostname()} ({describe_exception(error)}): no row is bad for that."
+def error_of_no_row(what: str, error: ImportError | MemoryError) -> RaylanceError:
+    """The error for a machine that can decode no row, good or bad."""
+    cause = f"{what} on {socket.gethostname()} ({describe_exception(error)}). The epoch stops here: no row is bad."
     if isinstance(error, ImportError):
-        return ConfigError(f"{told} Install it wherever helpers run.")
+        return ConfigError(f"{cause} Install the module on all nodes with helpers.")
     return HelperError(
-        f"{told} The epoch stops here rather than take good rows for bad ones. Have fewer helpers there "
-        "(num_decoders=…), lower max_inflight_bytes or max_window_bytes, or give them more memory."
+        f"{cause} Use fewer helpers there (num_decoders=…), lower max_inflight_bytes or max_window_bytes, or give them "
+        "more memory."
     )
 
 
 def _length(values: Any) -> int | None:
-    """Rows of a column, or None for what is no column."""
+    """Rows of a column; None if this is no column."""
     try:
         return None if isinstance(values, str | bytes) else len(values)
     except TypeError:
         return None
 
 
-def _is_untold(kind: pa.DataType) -> bool:
-    """Whether a type was inferred from nothing but None or empty lists, in it or somewhere inside."""
-    return pa.types.is_null(kind) or any(_is_untold(kind.field(index).type) for index in range(kind.num_fields))
+def _is_open_type(kind: pa.DataType) -> bool:
+    """Whether a type, or one nested in it, was inferred from None or empty lists alone."""
+    return pa.types.is_null(kind) or any(_is_open_type(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """An array as another type, where no value is lost; tensors of one shape by their numbers."""
+    """Casts an array where no value changes; of tensors of one shape, casts the numbers."""
     if array.type == kind:
         return array
     tensors = isinstance(kind, pa.FixedShapeTensorType) and isinstance(array.type, pa.FixedShapeTensorType)

@@ -1,9 +1,9 @@
-"""Owns the way to Ray: which session this process is connected to, and that a call reaches this one or none; never
-begins or ends one.
+"""Owns the connection to Ray: which session this process is connected to, and that a call reaches that session or none;
+never starts or ends one.
 
-Where no session is, most calls of Ray begin one by themselves, from any thread. So all calls that are made for a loader
-are made in here, where Ray can neither end nor begin: the lock is the one that Ray itself holds while it connects and
-shuts down. It has no public name. Where a version of Ray has none, a session may still end under a call.
+Without a session, most calls of Ray start one by themselves, from any thread. So all calls for a loader are made under
+the lock that Ray itself holds while it connects and shuts down: then a session neither starts nor ends. The lock has no
+public name. In a version of Ray without it, a session may still end during a call.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ from raylance.errors import HelperError
 
 T = TypeVar("T")
 
-_MOST_S = 60.0  # to wait for the lock: what holds it for longer hangs, and a second hang would say nothing
+_MOST_S = 60.0  # to wait for the lock: after that its holder hangs, and waiting would hide that
 
-_of_fork: Any = None  # a lock: Ray's may be held by a thread that the fork does not have
+_of_fork: Any = None  # the lock of a forked process: Ray's may be held by a thread that the fork does not have
 
 
 def _forked() -> None:
@@ -33,10 +33,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def ray_session() -> str:
-    """Names this process's connection to Ray, "" where there is none.
+    """Names this process's connection to Ray; "" without one.
 
-    A notebook may end one and begin another, at the same address or as another job of the same cluster: actors and
-    objects of the one before are gone then.
+    A notebook may end a session and start another one, at the same address or as another job of the same cluster: the
+    actors and objects of the first one are gone then.
     """
     with current_session() as session:
         return session
@@ -44,10 +44,11 @@ def ray_session() -> str:
 
 @contextlib.contextmanager
 def current_session() -> Iterator[str]:
-    """The session that there is, as `ray_session` names it; it neither ends nor begins in here. For short calls only:
-    `ray.shutdown` waits for their end.
+    """Yields the current session, as `ray_session` names it; no session starts or ends in the body.
+
+    For short calls only: `ray.shutdown` waits for their end.
     """
-    if "ray" not in sys.modules:  # DataLoader workers take large values too, and have no Ray
+    if "ray" not in sys.modules:  # DataLoader workers use large values, too, without Ray
         yield ""
         return
     import ray
@@ -67,10 +68,10 @@ def current_session() -> Iterator[str]:
 
 @contextlib.contextmanager
 def in_session(session: str) -> Iterator[None]:
-    """As `current_session`, of a session that must be this one.
+    """Keeps a session for the body, as `current_session` does.
 
     Raises:
-        HelperError: If it has ended.
+        HelperError: If the session has ended.
     """
     with current_session() as current:
         if not session or current != session:
@@ -79,18 +80,18 @@ def in_session(session: str) -> Iterator[None]:
 
 
 def long_call(session: str, call: Callable[[], T]) -> T:
-    """Makes a call that takes long, such as one that asks other machines, and that begins no session by itself. It does
-    not keep others from ending the session: that ends the call.
+    """Makes a long call, such as one to other machines, that starts no session by itself. Other threads may end the
+    session meanwhile, which ends the call.
 
     Raises:
         HelperError: If the session has ended.
-        Exception: As the call does.
+        Exception: As the call raises.
     """
     with in_session(session):
         pass
     try:
         return call()
-    except BaseException as error:  # Ray ends threads that wait for it as it ends itself: by SystemExit
+    except BaseException as error:  # a Ray that ends raises SystemExit in waiting threads
         with current_session() as current:
             if current != session:
                 raise _ended(session, current) from error
@@ -98,10 +99,10 @@ def long_call(session: str, call: Callable[[], T]) -> T:
 
 
 def fetch(refs: Any, session: str, timeout_s: float) -> Any:
-    """What `ray.get` gives, by `long_call`."""
+    """Returns the result of `ray.get`, by `long_call`."""
     import ray
 
-    get = getattr(ray.get, "__wrapped__", ray.get)  # the one that begins no session
+    get = getattr(ray.get, "__wrapped__", ray.get)  # the function that starts no session
     return long_call(session, functools.partial(get, refs, timeout=timeout_s))
 
 
@@ -109,8 +110,8 @@ def _ended(session: str, current: str) -> HelperError:
     now = f"it is connected to {current} now" if current else "it is connected to none now"
     return HelperError(
         f"the Ray session {session or '(none)'}, which has this loader's helpers and their results, has ended in this "
-        f"process ({now}): ray.shutdown() was called before the pass was over. The pass ends here; the batches before "
-        "were delivered, and the loader's position is after them. Iterate over the loader again: new helpers start in "
-        "the session that there is then, or threads do the work where there is none. To end Ray between two passes, "
-        "call loader.close() before ray.shutdown()."
+        f"process ({now}): ray.shutdown() was called during the pass. The pass ends here; the batches before were "
+        "delivered, and the loader's position is after them. Iterate over the loader again: new helpers start in the "
+        "current session, or threads do the work without one. To end Ray between two passes, call loader.close() "
+        "before ray.shutdown()."
     )

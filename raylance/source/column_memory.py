@@ -1,4 +1,4 @@
-"""Owns the memory that the values of one column are copied into, by its type; never knows of other columns."""
+"""Owns the memory that the values of one column are copied into, by its type; never sees other columns."""
 
 import abc
 import dataclasses
@@ -11,12 +11,17 @@ import pyarrow as pa
 from raylance.orders.permutation import Int64Array
 
 _GROWTH = 1.5
-_SPARE = 1.05  # of what the first rows let expect
+_SPARE = 1.05  # of the bytes that the first rows predict
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Room:
-    """What memory to take, in multiples of what is appended: for what is expected, itself included, if it fits."""
+    """How much memory to allocate, in multiples of the chunk that is being appended.
+
+    Attributes:
+        expected: For all rows that are still expected, the chunk included.
+        fitting: At most.
+    """
 
     expected: float
     fitting: float
@@ -26,7 +31,7 @@ class Column(abc.ABC):
     """One column.
 
     Attributes:
-        lines: Where rows are put, as of `RowMemory.begin`; None where one is put behind the other.
+        lines: The line of each row, see `RowMemory.begin`; None for rows that are stored one after the other.
     """
 
     lines: Int64Array | None = None
@@ -34,7 +39,7 @@ class Column(abc.ABC):
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes that it takes, in use or not."""
+        """Allocated bytes, in use or not."""
         return sum(len(part.memory) for part in self._memory)
 
     @property
@@ -43,16 +48,16 @@ class Column(abc.ABC):
         return sum(part.used for part in self._memory)
 
     def begin(self, lines: Int64Array | None) -> None:
-        """Forgets all rows."""
+        """Drops all rows; `lines` is that of the next ones."""
         self.cut(0)
 
     def by_line(self, low: int, high: int) -> pa.Array:
-        """Rows by lines, where they lie so."""
+        """Returns lines [low, high), if `lines` is not None."""
         raise NotImplementedError
 
     @abc.abstractmethod
     def append(self, chunk: pa.Array, room: Room) -> bool:
-        """Copies a chunk; False where it cannot hold it."""
+        """Copies a chunk; returns False if this column cannot hold it."""
 
     @abc.abstractmethod
     def cut(self, rows: int) -> None:
@@ -60,7 +65,7 @@ class Column(abc.ABC):
 
     @abc.abstractmethod
     def arrays(self, rows: int) -> list[pa.Array]:
-        """All rows, as they were appended."""
+        """Returns all rows, as they were appended."""
 
 
 class _Fixed(Column):
@@ -90,7 +95,7 @@ class _Fixed(Column):
 
     @property
     def _by_line(self) -> npt.NDArray[Any]:
-        """All lines, each one value."""
+        """All lines, as one value each."""
         lines = 0 if self.lines is None else len(self.lines)
         return self._data.memory[: lines * self._width].view(np.dtype((np.void, self._width)))
 
@@ -141,7 +146,7 @@ class _Variable(Column):
 
 
 class Chunks(Column):
-    """Whatever else there is."""
+    """Values of other types, or with nulls."""
 
     def __init__(self, arrays: list[pa.Array]) -> None:
         self._arrays = arrays
@@ -161,7 +166,7 @@ class Chunks(Column):
 
     def arrays(self, rows: int) -> list[pa.Array]:
         """See `Column.arrays`."""
-        # A gather from one chunk is about ten times as fast as from many. More than one is left where it cannot be one.
+        # A gather from one chunk is about ten times as fast. Columns too large for one chunk keep several.
         if len(self._arrays) > 1:
             self._arrays = pa.table({"": pa.chunked_array(self._arrays)}).combine_chunks()[""].chunks
         return self._arrays
@@ -186,7 +191,7 @@ class _Bytes:
         self.used = end
 
     def reserve(self, nbytes: int, data: npt.NDArray[np.uint8], room: Room) -> bool:
-        """Has so many bytes before any are used; False where they do not fit."""
+        """Allocates so many bytes before any are used; returns False if they do not fit."""
         if nbytes > len(self.memory):
             if nbytes > len(data) * room.fitting:
                 return False
@@ -195,7 +200,7 @@ class _Bytes:
 
 
 def make_column(kind: pa.DataType) -> Column:
-    """Memory for a column of this type."""
+    """Makes memory for a column of this type."""
     if width := _width(kind):
         return _Fixed(kind, width)
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
@@ -210,7 +215,7 @@ def make_column(kind: pa.DataType) -> Column:
 
 
 def _width(kind: pa.DataType) -> int:
-    """Bytes of a value, 0 where they differ or are none."""
+    """Bytes of a value; 0 if values differ in size, or are no whole bytes."""
     if isinstance(kind, pa.BaseExtensionType):
         return _width(kind.storage_type)
     if pa.types.is_fixed_size_list(kind):
@@ -224,7 +229,7 @@ def _bytes(buffer: pa.Buffer | None) -> npt.NDArray[np.uint8]:
 
 
 def _raw(array: pa.Array) -> npt.NDArray[np.uint8] | None:
-    """The bytes of values of one size; None where one of them is null."""
+    """The bytes of values of one size; None if one of them is null."""
     if array.null_count:
         return None
     if isinstance(array.type, pa.BaseExtensionType):

@@ -1,7 +1,7 @@
-"""Owns what Lance's errors mean: whether it may pass, and what of their text concerns a user; never tries again.
+"""Owns the meaning of Lance's errors: whether a failure may pass, and the text for a user; never tries again.
 
-One classification serves opening and reading. Lance wraps what storage says into exceptions of several classes, and its
-words for the same failure differ with the size of a file and with the call, so that the text is all there is to go by.
+One classification serves opening and reading. Lance wraps errors of the storage into exceptions of several classes, and
+its words for one failure differ with the size of a file and with the call, so the classification uses the text.
 """
 
 import difflib
@@ -16,19 +16,19 @@ import pyarrow as pa
 from raylance.errors import DatasetError
 
 LANCE_ERRORS = (OSError, ValueError, pa.ArrowException)
-"""What calls of Lance raise when storage fails or a question is wrong."""
+"""The exceptions that Lance raises when the storage fails or an argument is wrong."""
 
 
 class Failure(Enum):
     """How a storage failed."""
 
-    PASSING = auto()  # it was reset, throttled or slow, or its answer was cut short: the same may succeed in a moment
-    MISSING = auto()  # something is not there: a wrong path, or what was there a moment ago and may come back
-    LASTING = auto()  # it refuses, it cannot be asked so, or what it holds is damaged: the answer will be the same
+    PASSING = auto()  # a reset connection, throttling, a timeout, a truncated answer: the next attempt may succeed
+    MISSING = auto()  # a wrong path, or a file that was there before and may come back
+    LASTING = auto()  # access denied, a wrong request, damaged data: the next attempt will fail, too
 
 
-# A file that came whole and makes no sense, or is shorter than it was written. A body that an object store cut short
-# reads otherwise ("request or response body error"), and passes.
+# Of files that are damaged or truncated in the storage. An answer that an object store truncated has other words
+# ("request or response body error"), and passes.
 _DAMAGE = (
     "Generic memory error",
     "failed to decode Protobuf",
@@ -38,16 +38,16 @@ _DAMAGE = (
 _REFUSED = (
     "lacked the necessary privileges",
     "<Code>NoSuchBucket</Code>",
-    "HTTP error: builder error",  # of a URL that the options do not allow
+    "HTTP error: builder error",  # a URL that the options do not allow
 )
 _NOT_THERE = (
     "Not found: ",
     " was not found",
     "Ref not found error",
-    "Failed to get AWS credentials",  # what hands them out may come back; where there are none, waiting helps nobody
+    "Failed to get AWS credentials",  # their service may come back; an opening without any fails at once
 )
 _STATUS = re.compile(r"status code: (\d{3})")
-_PASSING_STATUS = (408, 425, 429)  # of those below 500
+_PASSING_STATUS = (408, 425, 429)  # below 500
 _ERRNO = re.compile(r"\(os error (\d+)\)")
 _MISSING_ERRNO = (errno.ENOENT,)
 _LASTING_ERRNO = (
@@ -60,11 +60,11 @@ _LASTING_ERRNO = (
     errno.EINVAL,
 )
 _IS_STORAGE = re.compile(r"LanceError\(IO\)|Generic \w+ error")
-_PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # in Lance's own code, which nobody here has
+_PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # a line of Lance's source
 _ANSWER = re.compile(
     r"(?:<\?xml.*?\?>\s*)?<Error>.*?<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?.*?</Error>", re.DOTALL
 )
-# Options of S3 that are given by hand, without the prefix aws_ that all of them may have.
+# Options of S3 that users set, without the prefix aws_ that all of them may have.
 _OF_S3 = (
     "access_key_id",
     "secret_access_key",
@@ -83,9 +83,9 @@ _OF_S3 = (
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """How a storage failed, by the error that came of it; None where it did not: the data or the question are wrong.
+    """Classifies an error; None for one that is no failure of the storage, such as a wrong filter.
 
-    An error of raylance is as its cause. Without one it says what was found out, and the answer will be the same.
+    An error of raylance is classified by its cause. Without a cause it states a fact, which lasts.
     """
     if isinstance(error, DatasetError):
         return Failure.LASTING if error.__cause__ is None else failure_of(error.__cause__)
@@ -101,7 +101,7 @@ def failure_of(error: BaseException) -> Failure | None:
 
 
 def _of_code(text: str) -> Failure | None:
-    """By the status of an object store's answer, or by the number of the system's error."""
+    """Classifies by the status of an object store's answer, or by the number of a system error."""
     if status := _STATUS.search(text):
         code = int(status[1])
         if code == 404:
@@ -116,12 +116,12 @@ def _of_code(text: str) -> Failure | None:
 
 
 def readable_text(error: BaseException) -> str:
-    """The text of an error without the lines of Lance's source code that it came by, and without an API's XML."""
+    """The text of an error without lines of Lance's source code, and without an API's XML."""
     return _PLACE.sub("", _ANSWER.sub(r"\1: \2", str(error))).strip().rstrip(".")
 
 
 def describe_odd_option(uri: str, options: Mapping[str, str] | None) -> str:
-    """A sentence on what is odd about the storage options of a dataset that does not open, or nothing."""
+    """A sentence on a storage option that may be why a dataset does not open; "" if all look right."""
     if not uri.startswith("s3"):
         return ""
     names = {key.lower().removeprefix("aws_"): key for key in options or {}}
@@ -131,5 +131,5 @@ def describe_odd_option(uri: str, options: Mapping[str, str] | None) -> str:
     by_name = {name: (options or {})[key] for name, key in names.items()}
     endpoint = by_name.get("endpoint_url") or by_name.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
     if endpoint.startswith("http://") and "allow_http" not in by_name and "AWS_ALLOW_HTTP" not in os.environ:
-        return f" {endpoint} is no https: it takes allow_http=true among storage_options, or AWS_ALLOW_HTTP=true."
+        return f" {endpoint} is not https: set allow_http=true in storage_options, or AWS_ALLOW_HTTP=true."
     return ""

@@ -1,5 +1,5 @@
-"""Owns memory that rows are copied into as they are read, and that is used again for others: fresh memory costs more
-than the copy. Never reads, and never decides when memory may be used again.
+"""Owns memory that rows are copied into as they are read, and that is reused: fresh memory costs more than the copy.
+Never reads, and never decides when memory may be reused.
 """
 
 import ctypes
@@ -13,20 +13,23 @@ import pyarrow as pa
 from raylance.orders.permutation import Int64Array
 from raylance.source.column_memory import Chunks, Column, Room, make_column
 
-_KEPT_BYTES = 64 << 20  # of freed memory
-_KEPT_PIECE_BYTES = 32 << 20  # the most that glibc lets be set
-_ARENAS = 4  # each keeps so much; more of them would only save waiting where many small pieces are taken
+_KEPT_BYTES = 64 << 20  # of freed memory, in each arena
+_KEPT_PIECE_BYTES = 32 << 20  # the largest that glibc accepts
+_ARENAS = 4  # more would only help threads that allocate many small pieces
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
 class RowMemory:
-    """Rows by column, each column in one piece where it is of numbers, bytes, or lists of numbers, without nulls.
+    """Rows by column. Columns of numbers, bytes, or lists of numbers, without nulls, are each in one piece.
 
-    Other columns are kept as they come, and put together when they are asked for.
+    Other columns are kept as they come, and joined when they are read.
+
+    Attributes:
+        rows: Rows that are here.
     """
 
     def __init__(self, most_bytes: int) -> None:
-        """Holds nothing; for rows that are not there yet, it takes so many bytes at the most."""
+        """Holds nothing yet; it reserves at most so many bytes for rows that are still to come."""
         self._most_bytes = most_bytes
         self._columns: dict[str, Column] = {}
         self._schema = pa.schema([])
@@ -37,12 +40,12 @@ class RowMemory:
 
     @property
     def capacity_bytes(self) -> int:
-        """Bytes that it takes, in use or not."""
+        """Allocated bytes, in use or not."""
         return sum(column.capacity_bytes for column in self._columns.values())
 
     @property
     def schema(self) -> pa.Schema:
-        """Of what was appended last."""
+        """Schema of the last table that was appended."""
         return self._schema
 
     @property
@@ -50,12 +53,12 @@ class RowMemory:
         return sum(column.used_bytes for column in self._columns.values())
 
     def begin(self, rows: int, lines: Int64Array | None = None) -> None:
-        """Forgets all rows, and expects so many others; what was returned must not be read any more.
+        """Drops all rows, and expects so many others; arrays that were returned become invalid.
 
         Args:
             rows: Rows to expect.
-            lines: The line where each belongs, int64 (rows,), a permutation: columns of values of one size are then put
-                together line by line, if there is room for all of them, which saves gathering them later.
+            lines: The line of each row, int64, shape (rows,), a permutation: columns of values of one size are then
+                stored line by line, if all of them fit, which saves gathering them later.
         """
         self._expected, self.rows, self._lines, self._stored = rows, 0, lines, None
         for column in self._columns.values():
@@ -86,39 +89,39 @@ class RowMemory:
             column.cut(rows)
 
     def table(self) -> pa.Table:
-        """The rows as they were appended; views where they lie so, which are good until `begin` or `append`."""
+        """Returns the rows as they were appended; views, where possible, which are valid until `begin` or `append`."""
         return self._table(self._columns)
 
     def stored(self) -> pa.Table:
-        """The same, without the columns that lie line by line."""
+        """Returns the rows as `table` does, without the columns that are stored line by line."""
         if self._stored is None:
             self._stored = self._table([name for name, column in self._columns.items() if column.lines is None])
         return self._stored
 
     def _table(self, names: Iterable[str]) -> pa.Table:
-        """Columns in the order of the schema."""
+        """Returns columns in the order of the schema."""
         fields = [field for field in self._schema if field.name in names]
         arrays = [pa.chunked_array(self._columns[field.name].arrays(self.rows), field.type) for field in fields]
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields, self._schema.metadata))
 
     def by_line(self, low: int, high: int) -> dict[str, pa.Array]:
-        """Lines [low, high) of the columns that lie line by line; views, likewise.
+        """Returns lines [low, high) of the columns that are stored line by line, as `table` does.
 
         Raises:
-            IndexError: If not all rows are there.
+            IndexError: If rows are still to come.
         """
         found = {name: column for name, column in self._columns.items() if column.lines is not None}
         if found and self.rows < self._expected:
-            raise IndexError(f"{self.rows} of {self._expected} rows are there")
+            raise IndexError(f"{self.rows} of {self._expected} rows are here")
         return {name: column.by_line(low, high) for name, column in found.items()}
 
 
 def keep_freed_memory() -> bool:
-    """Has this process keep some of what it frees, for what it takes next; False where its C library is not glibc.
+    """Has this process keep some freed memory for later; returns False if its C library is not glibc.
 
-    Lance frees what it read piece by piece, glibc gives that back to the system, and each page of the next piece costs
-    a fault: up to half of the CPU of reading. Both thresholds are set, since setting one stops glibc from adjusting the
-    other, which costs more than it saves.
+    Lance frees pieces that it read, glibc returns them to the system, and each page of the next piece costs a fault: up
+    to half of the CPU of reading. Both thresholds are set, because setting one stops glibc from adjusting the other,
+    which costs more than it saves.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -128,14 +131,14 @@ def keep_freed_memory() -> bool:
 
 
 def own_memory(table: pa.Table) -> pa.Table:
-    """A copy; Arrow makes one only where there is more than one chunk."""
+    """Copies a table; `combine_chunks` alone copies only columns of several chunks."""
     return pa.concat_tables([table, table.slice(0, 0)]).combine_chunks()
 
 
 def take_rows(table: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
-    """Rows by their places, in memory of their own."""
+    """Takes rows by their places, int64, shape (k,), into memory of their own."""
     if any(_is_nested(kind) for kind in table.schema.types):
-        table = own_memory(table)  # of a slice of such a column, Arrow 26 takes other values
+        table = own_memory(table)  # Arrow 26 takes wrong values from a slice of such a column
     return table.take(pa.array(places))
 
 

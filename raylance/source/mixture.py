@@ -1,6 +1,6 @@
-"""Owns what a mixture reads: its components as one selection and one reader; never deals positions to them.
+"""Owns the reading of a mixture: its components as one selection and one reader; never deals positions to them.
 
-A row offset on its way carries its component in the high bits.
+A row offset of a mixture has its component in the high bits.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from raylance.source.rows import RowReader, RowSource, Selected
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _MixSelection:
-    """The components' selections behind one another."""
+    """The selections of the components, one after the other."""
 
     parts: tuple[Selected, ...]
 
@@ -43,6 +43,8 @@ class _MixSelection:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _MixReader:
+    """Reads each component by its own reader, one after the other. Several threads may use it at once."""
+
     readers: tuple[RowReader, ...]
 
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
@@ -79,7 +81,7 @@ class MixedRows(RowSource):
 
 
 def mix_rows(parts: Mapping[str, RowSource]) -> MixedRows:
-    """The rows of all components, by name; bytes of a row are those of the widest one."""
+    """The rows of all components, by name; the bytes of a row are those of the component with the largest rows."""
     widest = max(parts.values(), key=lambda part: part.likely_row_bytes)
     return MixedRows(
         uri={name: part.uri for name, part in parts.items()},

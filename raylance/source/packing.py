@@ -1,8 +1,8 @@
 """Owns the packing of token documents into sequences of one length; never tokenises, never reorders tokens.
 
-The selected documents, each followed by an end-of-sequence token, are one long string of tokens in storage order, and a
-sequence is a cut of it, found by a table of where documents end. So sequences are the rows of the epoch: any order
-shuffles them, every token comes exactly once, and a resume in the middle of a document is one at a sequence.
+The selected documents, each followed by an end-of-sequence token, form one long string of tokens in storage order. A
+sequence is a cut of it, found by a table of the documents' ends. So sequences are the rows of the epoch: any order
+shuffles them, every token comes exactly once, and a resume in the middle of a document is one between two sequences.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from raylance.source.reader import Pace
 from raylance.source.rows import RowReader, RowSource, Selected
 
 _BLOCK_BYTES = 16 << 20  # of documents, to read at a time
-_FIRST_ROWS = 4  # of which nobody knows the size
+_FIRST_ROWS = 4  # whose size is unknown
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class PackTokens:
     Attributes:
         column: Column of lists of integers, one document a row.
         length: Tokens of a sequence.
-        eos_id: Token put behind each document, or None for none.
+        eos_id: Token to put after each document, or None for none.
         pad_id: Token that fills the last sequence of the epoch.
     """
 
@@ -50,7 +50,7 @@ class PackTokens:
         object.__setattr__(self, "length", check_integer("PackTokens: length", self.length, 1))
         for name, token in (("eos_id", self.eos_id), ("pad_id", self.pad_id)):
             if name == "pad_id" or token is not None:
-                _check_token(name, token)  # and kept as given: the fingerprint is of how it is written
+                _check_token(name, token)  # kept as given, because the fingerprint includes its repr
 
 
 def _check_token(name: str, token: Any) -> None:
@@ -60,10 +60,11 @@ def _check_token(name: str, token: Any) -> None:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Documents:
-    """Where the documents of a selection end in their string of tokens, and so the sequences: a selection of its own.
+    """The ends of a selection's documents in the string of tokens; they define a selection of sequences.
 
     Attributes:
         ends: Tokens up to the end of each document, its end-of-sequence token included; int64, shape (documents,).
+        pack: The settings.
     """
 
     ends: Int64Array
@@ -71,23 +72,23 @@ class Documents:
 
     @property
     def rows(self) -> int:
-        """Sequences."""
+        """Number of sequences."""
         return -(-int(self.ends[-1]) // self.pack.length)
 
     @property
     def fingerprint(self) -> str:
-        """Hash of the ends and the settings."""
+        """Hash of ends and settings."""
         digest = hashlib.blake2b(self.ends.tobytes(), digest_size=16)
         digest.update(repr(self.pack).encode())
         return digest.hexdigest()
 
     def offsets(self, selected: Int64Array) -> Int64Array:
-        """Sequences are addressed by their own numbers."""
+        """Returns `selected`: the offset of a sequence is its number."""
         return selected
 
 
 def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
-    """Reads the lengths of all selected documents, so many at a time as make some mebibytes.
+    """Reads the lengths of all selected documents, some MiB of them at a time.
 
     Raises:
         DatasetError: If the column holds no lists of integers, a null, a token beyond int64, or no token at all.
@@ -132,7 +133,7 @@ def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _PackReader:
-    """Reads sequences: their documents, which lie together, cut at the sequences' ends."""
+    """Reads sequences: the documents that they overlap, cut at the sequences' ends. Several threads may use it."""
 
     reader: RowReader
     documents: Selected
@@ -153,7 +154,7 @@ class _PackReader:
         input_ids = np.full((len(offsets), length), pack.pad_id, dtype=np.int64)
         doc_ids = np.full((len(offsets), length), -1, dtype=np.int64)
         opens, closes = np.where(needed > 0, ends[needed - 1], 0), ends[needed]
-        # A document is read whole, however little of it a sequence needs; so only a few at a time.
+        # A document is read whole, even where a sequence needs little of it; so only a few at a time.
         filled = np.cumsum(8 * (closes - opens)) // _BLOCK_BYTES
         for group in np.split(np.arange(len(needed)), np.flatnonzero(np.diff(filled)) + 1) if len(needed) else []:
             found = self.reader.read(rows[group])[pack.column].combine_chunks()
@@ -164,10 +165,10 @@ class _PackReader:
                 for row in range(lowest, highest):
                     start, low = int(begin[row]), max(int(begin[row]), opening)
                     high = min(int(end[row]), int(closes[here]))
-                    behind = min(high, opening + len(text))
-                    input_ids[row, low - start : behind - start] = text[low - opening : behind - opening]
-                    if behind < high and pack.eos_id is not None:
-                        input_ids[row, behind - start] = pack.eos_id
+                    after = min(high, opening + len(text))  # the document's last token
+                    input_ids[row, low - start : after - start] = text[low - opening : after - opening]
+                    if after < high and pack.eos_id is not None:
+                        input_ids[row, after - start] = pack.eos_id
                     doc_ids[row, low - start : high - start] = rows[here]
         return pa.table(
             {
@@ -207,7 +208,11 @@ class PackedRows(RowSource):
 
 
 def pack_rows(documents: RowSource, pack: PackTokens) -> PackedRows:
-    """Packs the documents of a dataset, whose lengths are read now; see `count_tokens`."""
+    """Packs the documents of a dataset; reads their lengths now.
+
+    Raises:
+        DatasetError: As `count_tokens`.
+    """
     make = functools.partial(count_tokens, documents, pack)
     table = make()
     row_bytes = 16.0 * pack.length

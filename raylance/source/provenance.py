@@ -1,4 +1,4 @@
-"""Owns what a materialised dataset says of its source, and whether that source has moved on; never reads a row."""
+"""Owns the record of a materialised dataset's source, and the check for a newer source; never reads a row."""
 
 import dataclasses
 import functools
@@ -22,24 +22,24 @@ KEY = b"raylance:provenance"
 logger = logging.getLogger(__name__)
 
 _FORMAT = 1
-_REACH_S = 10.0  # object stores that do not answer are asked again for minutes
+_REACH_S = 10.0  # Lance itself tries for minutes where an object store does not answer
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where the rows of a materialised dataset come from: JSON under `raylance:provenance` in its schema metadata.
+    """The source of a materialised dataset: JSON under `raylance:provenance` in its schema metadata.
 
     Attributes:
         uri: The source, as `raylance.dataset` took it.
         version: Its version.
-        branch: Branch that the version is counted in, or None for what `uri` opens.
-        identity: Hash of that version's files, as checkpoints have it.
+        branch: Branch whose numbering the version follows, or None for what `uri` opens.
+        identity: Hash of that version's files, as in checkpoints.
         filter: SQL expression that selected the rows, or None.
-        columns: Columns that were taken over.
+        columns: Columns that were copied.
         rows: Rows that were selected.
-        fingerprint: Hash of their row offsets, as checkpoints have it.
+        fingerprint: Hash of their row offsets, as in checkpoints.
         seed: Seed of the order.
-        order: "shuffled", or "grouped" by `group_by` and shuffled inside of each group.
+        order: "shuffled", or "grouped" by `group_by` and shuffled within each group.
         group_by: Column of the groups, or None.
         transform: What was done to values, JSON-able, or None for nothing.
         raylance: Version of raylance that made it.
@@ -61,39 +61,39 @@ class Provenance:
 
     @classmethod
     def read(cls, schema: pa.Schema) -> Self | None:
-        """What a schema says; None where it says nothing.
+        """Reads the provenance from a schema; None where it has none.
 
         Raises:
-            DatasetError: If what it says cannot be read.
+            DatasetError: If it cannot be read.
         """
         text = (schema.metadata or {}).get(KEY)
         if text is None:
             return None
         try:
-            said = json.loads(text)
-            if said.pop("format") > _FORMAT:
+            fields = json.loads(text)
+            if fields.pop("format") > _FORMAT:
                 raise ValueError("it was written by a newer raylance")
-            return cls(**said)
+            return cls(**fields)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DatasetError(
-                f"the schema metadata {KEY.decode()!r} cannot be read ({error}), so nobody knows what the rows were "
-                'made from. Upgrade raylance, or open the dataset with stale="ignore".'
+                f"the schema metadata {KEY.decode()!r} cannot be read ({error}), so the source of the rows is "
+                'unknown. Upgrade raylance, or open the dataset with stale="ignore".'
             ) from error
 
     def add_to(self, schema: pa.Schema) -> pa.Schema:
-        """The schema with this in its metadata."""
-        said = json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}, ensure_ascii=False)
-        return schema.with_metadata({**(schema.metadata or {}), KEY: said.encode()})
+        """Returns the schema with this in its metadata."""
+        text = json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}, ensure_ascii=False)
+        return schema.with_metadata({**(schema.metadata or {}), KEY: text.encode()})
 
 
 def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: Mapping[str, str] | None) -> None:
-    """Tells, or refuses, where a dataset was made from a source that has other files now.
+    """Warns about, or refuses, a dataset that was made from a source which has other files now.
 
-    The source's newest version is opened once, with the storage options of the dataset itself. One that cannot be
-    reached stops nobody.
+    The source's newest version is opened once, with the storage options of the dataset. A source that cannot be reached
+    is no error.
 
     Raises:
-        DatasetError: With "refuse", if the source has moved on, or nobody can read what it was.
+        DatasetError: With "refuse", if the source has changed, or the provenance cannot be read.
     """
     if stale == "ignore":
         return
@@ -115,10 +115,10 @@ def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: Mappi
     )
     newest = _newest(source)
     if isinstance(newest, Exception):
-        # Who asks for a refusal must know that nothing was compared.
+        # With "refuse", the user must know that nothing was compared.
         logger.log(
             logging.WARNING if stale == "refuse" else logging.DEBUG,
-            "whether %s is as new as its source cannot be told: %s cannot be opened (%s)",
+            "%s was not compared with its source: %s cannot be opened (%s)",
             opened.uri,
             made_from.uri,
             newest,
@@ -126,11 +126,11 @@ def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: Mappi
     elif newest.identity != made_from.identity:
         now = f"version {newest.version}"
         if newest.version == made_from.version:
-            now += ", written anew"
+            now += ", written again"
         text = (
-            f"{opened.uri!r} was made from version {made_from.version} of {made_from.uri!r}, which is at {now}: rows "
-            "that were added, changed or deleted there since are not so here. Make it again by jobs/materialize, or "
-            'say stale="ignore".'
+            f"{opened.uri!r} was made from version {made_from.version} of {made_from.uri!r}, which is at {now}: it "
+            "lacks the changes since then. Make it again with jobs/materialize, or pass "
+            'stale="ignore".'
         )
         if stale == "refuse":
             raise DatasetError(f"{text} Nothing was started.")
@@ -138,13 +138,13 @@ def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: Mappi
 
 
 def _newest(source: Source) -> Source | Exception:
-    """The newest version, or why it cannot be opened in a few seconds."""
+    """The newest version of a source, or why it cannot be opened within some seconds."""
     answers: queue.SimpleQueue[Source | Exception] = queue.SimpleQueue()
 
     def ask() -> None:
         try:
             answers.put(source.newest())
-        except Exception as error:  # whatever it is, it is about another dataset than the one that was asked for
+        except Exception as error:  # it concerns the source only, which the user did not open
             answers.put(error)
 
     threading.Thread(target=ask, daemon=True, name="raylance-provenance").start()
@@ -156,5 +156,5 @@ def _newest(source: Source) -> Source | Exception:
 
 @functools.cache
 def _warn_once(text: str) -> None:
-    """Warns once a process: train and validation rows are often parts of one dataset."""
+    """Warns once a process: training and validation rows are often parts of one dataset."""
     logger.warning("%s", text)

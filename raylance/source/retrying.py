@@ -1,4 +1,4 @@
-"""Owns how what fails in storage is tried again: which failures, how often, and until when; never reads by itself."""
+"""Owns the retries after storage failures: which failures, how often, and how long; never reads by itself."""
 
 import logging
 from collections.abc import Callable
@@ -12,27 +12,27 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-OPENING_S = 60.0  # where nobody sets how long; as `Options.read_timeout_s`
+OPENING_S = 60.0  # for openings, which have no option; as the default of `Options.read_timeout_s`
 _LONGEST_PAUSE_S = 10.0
-_OPENING_ATTEMPTS = 2  # at the least: a long scan that fails at its end has had no second chance by then
+_OPENING_ATTEMPTS = 2  # at least: a long scan may fail at its end, when its time is over
 
 
 def retrying(retry_s: float, *, missing: bool, attempts: int = 1) -> tenacity.Retrying:
-    """Tries again what fails in a way that may pass, with growing random pauses, for about so many seconds.
+    """Makes attempts, with growing random pauses, while they fail by failures that may pass.
 
     Args:
-        retry_s: Seconds since the first attempt began, after which no other one begins.
-        missing: Whether what is missing counts, too: it does where it was there before, but a wrong path must not be
-            waited for.
-        attempts: Attempts at the least, however long they take.
+        retry_s: Seconds after the start of the first attempt in which further attempts begin.
+        missing: Whether a missing file is such a failure: a file that was there before may come back, but a wrong path
+            must be an error at once.
+        attempts: Least number of attempts, however long they take.
     """
     waited_for = (Failure.PASSING, Failure.MISSING) if missing else (Failure.PASSING,)
 
     def warn(state: tenacity.RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None
         pause_s = state.next_action.sleep if state.next_action is not None else 0.0
-        said = "" if error is None else readable_text(error.__cause__ or error)
-        logger.warning("the storage failed, and is asked again in %.1f s: %s", pause_s, said)
+        cause = "" if error is None else readable_text(error.__cause__ or error)
+        logger.warning("the storage failed (%s). The next attempt begins in %.1f s.", cause, pause_s)
 
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda error: failure_of(error) in waited_for),
@@ -44,5 +44,5 @@ def retrying(retry_s: float, *, missing: bool, attempts: int = 1) -> tenacity.Re
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """What is asked at an opening: a storage that fails is asked again, and what is missing is an error at once."""
+    """Calls `ask`, and again while the storage fails; a missing file is an error at once. For openings."""
     return retrying(OPENING_S, missing=False, attempts=_OPENING_ATTEMPTS)(ask)

@@ -1,4 +1,4 @@
-"""Owns the selected rows of one dataset, as a reader of a rank opens them; never decides who gets which."""
+"""Owns the selected rows of a dataset, as the readers of a rank open them; never assigns rows to ranks."""
 
 import abc
 import dataclasses
@@ -16,7 +16,7 @@ from raylance.source.version import Source
 
 
 class Selected(Protocol):
-    """The rows that an epoch is made of."""
+    """The rows of an epoch."""
 
     @property
     def rows(self) -> int:
@@ -24,35 +24,35 @@ class Selected(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Hash of what they are."""
+        """Hash of the rows; equal exactly when the rows are."""
 
     def offsets(self, selected: Int64Array) -> Int64Array:
-        """Selected rows 0 … n-1 to the offsets that a reader takes, both ascending."""
+        """Maps selected rows 0 … n-1, int64, to the offsets that a reader takes, int64, in the same order."""
 
 
 class RowReader(Protocol):
     """Reads rows by their offsets."""
 
     def read(self, offsets: Int64Array) -> pa.Table:
-        """Reads rows, offsets ascending; the table has `_rowoffset` beside the columns."""
+        """Reads rows, offsets ascending; the table has the columns and `_rowoffset`."""
 
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
-        """The same, handed on in one or more tables."""
+        """Reads rows, and passes them to `add` in order, in one or more tables."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RowSource(abc.ABC):
-    """Selected rows of pinned data: what a reader of a rank serves; picklable.
+    """Selected rows of pinned data; picklable.
 
     Attributes:
-        uri: Where the data lies; like the next three by component in a mixture, JSON-able.
-        branch: Branch that the version is counted in; None for what the URI opens.
+        uri: URI of the data, JSON-able; in a mixture by component, as are the next three.
+        branch: Branch whose numbering the version follows; None for what the URI opens.
         version: The pinned version.
         identity: Hash of the version's files.
         columns: Columns to read.
-        row_bytes: Bytes of a row as it is read, of a few rows; "auto" orders are resolved from it.
-        likely_row_bytes: The best guess of the same: rows are read so many at a time until more is known.
-        measure: How `likely_row_bytes` is known, in words.
+        row_bytes: Bytes of a row as it is read, the mean of a few rows; "auto" orders are resolved from it.
+        likely_row_bytes: The best estimate of the same; the size of the first reads follows from it.
+        measure: The source of `likely_row_bytes`, in words.
     """
 
     uri: Any
@@ -66,25 +66,25 @@ class RowSource(abc.ABC):
 
     @abc.abstractmethod
     def load_selection(self) -> Selected:
-        """The selected rows, fetched where only a reference is held."""
+        """Returns the selected rows; fetches them where this process only has a reference."""
 
     @abc.abstractmethod
     def open_reader(self, retry_s: float | None = None) -> RowReader:
-        """Makes what reads by the offsets; it opens with the first read, and compares that with what is pinned.
+        """Makes a reader, which opens the dataset with its first read, and compares it with the pinned version.
 
         Args:
-            retry_s: Seconds that a read is tried again when the storage fails, or when files are away that were there
-                before. None is for those who look at a few rows: a missing file is an error at once.
+            retry_s: Seconds that a read is tried again when the storage fails, or when files are missing that were
+                there before. None reads a few rows on request: a missing file is an error at once.
         """
 
     @abc.abstractmethod
     def map_shared(self, change: Callable[[Shared[Any]], Shared[Any]]) -> Self:
-        """The same, with something done to each large value, such as `Shared.of_run`."""
+        """Returns a copy in which `change` replaced each large value, such as `Shared.of_run`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class TableRows(RowSource):
-    """The selected rows of one dataset, read as `read` says; see `Reader.choose`."""
+    """The selected rows of one dataset, read by the mode `read`; see `Reader.choose`."""
 
     pinned: Source
     selection: Shared[Selection]
@@ -119,7 +119,7 @@ def table_rows(
     stored_bytes: float = 0.0,
     read: ReadMode = "auto",
 ) -> TableRows:
-    """The selected rows of one dataset; `stored_bytes` is the mean of all rows as stored, 0 where it is not known."""
+    """The selected rows of one dataset; `stored_bytes` is the mean of all rows as stored, 0 if unknown."""
     return TableRows(
         uri=pinned.uri,
         branch=pinned.branch,

@@ -1,4 +1,4 @@
-"""Owns which rows are read: the row offsets that filter and split leave; never reads column data."""
+"""Owns which rows are read: the row offsets that filter and split select; never reads column data."""
 
 import dataclasses
 import functools
@@ -25,12 +25,12 @@ _SCAN_ROWS = 1 << 16
 class Selection:
     """The selected rows in storage order, as row offsets of the pinned version.
 
-    Kept as runs of consecutive offsets where that is smaller, else as plain offsets: 8 bytes a row at the most, a few
-    bytes for a whole dataset. The arrays travel through the object store without a copy.
+    Stored as runs of consecutive offsets where that is smaller, else as plain offsets: at most 8 bytes a row, a few
+    bytes for a whole dataset. Processes read the arrays from the object store without a copy.
 
     Attributes:
         rows: Number of selected rows, N.
-        fingerprint: Hash of the offsets, equal exactly when the offsets are, whichever way they are kept.
+        fingerprint: Hash of the offsets, independent of how they are stored.
         starts: First offset of each run, int64, shape (runs,); or every offset, shape (N,), when `ends` is None.
         ends: Selected rows up to the end of each run, int64, shape (runs,), or None.
     """
@@ -99,11 +99,11 @@ class Selection:
 
 
 def select(source: Source, filter: str | None, split: Split | None = None) -> Selection:
-    """Finds the live rows that satisfy a filter, through a scalar index where there is one, and belong to a split.
+    """Selects the live rows that satisfy a filter, by a scalar index where there is one, and belong to a split.
 
     Raises:
-        DatasetError: If the filter does not parse, the split's column is missing, no row is left, or the storage fails
-            for too long.
+        DatasetError: If the filter does not parse, the split's column is missing, no row is selected, or the storage
+            fails for too long.
     """
     dataset = source.open()
     keys = split.columns if split is not None else []
@@ -136,11 +136,11 @@ def _scan(dataset: lance.LanceDataset, filter: str | None, split: Split | None) 
 
 
 def _not_selected(source: Source, dataset: lance.LanceDataset, filter: str | None, error: Exception) -> DatasetError:
-    """What to say where rows cannot be selected: the storage is no fault of the filter's."""
+    """The error for rows that cannot be selected: by the storage's failure, or by the filter."""
     if failure_of(error) is not None:
         return DatasetError(
             f"the rows of {source.uri!r}, version {source.version}, cannot be selected, because its files cannot be "
-            f"read ({readable_text(error)}); nothing was started. Look whether they are there, whole and readable."
+            f"read ({readable_text(error)}); nothing was started. Check that they are there, whole and readable."
         )
     names = ", ".join(dataset.schema.names)
     return DatasetError(
@@ -151,7 +151,7 @@ def _not_selected(source: Source, dataset: lance.LanceDataset, filter: str | Non
 
 
 def share_selection(source: Source, filter: str | None, split: Split | None = None) -> Shared[Selection]:
-    """As `select`, as a value that all processes of a run share."""
+    """Selects rows as `select` does, as a value that all processes of a run share."""
     selection = select(source, filter, split)
     make = functools.partial(_select_again, source, filter, split, selection.fingerprint)
     return Shared(f"selection of {source.uri}", selection, selection.nbytes, make)
@@ -162,19 +162,19 @@ def _select_again(source: Source, filter: str | None, split: Split | None, finge
     if selection.fingerprint != fingerprint:
         raise DatasetError(
             f"filter={filter!r}, split={split} selected the rows {fingerprint} of {source.uri!r} at version "
-            f"{source.version} when the dataset was opened, and selects {selection.fingerprint} now; nothing is read. "
-            "The dataset is another one now: open it again with raylance.dataset(…)."
+            f"{source.version} when the dataset was opened, and selects {selection.fingerprint} now: the dataset has "
+            "changed. Nothing is read. Open it again with raylance.dataset(…)."
         )
     return selection
 
 
 def _quotes(filter: str | None) -> str:
-    """A hint for a filter with double quotes, which stand for names in other SQL."""
+    """A hint for a filter with double quotes, which quote names in other SQL."""
     if filter is None or '"' not in filter:
         return ""
     return (
-        " The filter has double quotes: Lance takes what stands between them for a string, also where a column's name "
-        "was meant. Use 'single quotes' for strings and `backticks` for names."
+        " The filter has double quotes, which quote a string in Lance, and no column name. Use 'single quotes' for "
+        "strings and `backticks` for names."
     )
 
 

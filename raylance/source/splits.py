@@ -1,7 +1,7 @@
 """Owns the division of a selection into parts, such as training and validation; never filters by anything else.
 
-A part is a pure function of the row's key (or its offset) and a seed, so it is the same in every process, and stays the
-same when rows are appended.
+A row's part is a pure function of its key (or its offset) and a seed: it is the same in every process, and appended
+rows do not change it.
 """
 
 import dataclasses
@@ -16,15 +16,15 @@ from raylance.orders.permutation import BoolArray, Int64Array, derive_key, subke
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FractionSplit:
-    """A random part of the rows: each row's place in [0, 1) is a hash of its key, and parts are intervals of it.
+    """A random part of the rows: a hash of each row's key lies in [0, 1), and parts are intervals of that.
 
     Attributes:
-        fractions: Size of each part by name, adding up to 1; the order of the names matters.
-        part: The part that is selected.
-        by: Column whose value is hashed, integers, strings or bytes: rows of one value stay together, and the split
-            survives deletions and rewrites. Rows without a value are refused: as one key they would all fall into one
-            part. None hashes the row offset, which is stable only while rows are appended.
-        seed: Another seed, another split; deliberately not the seed of the order.
+        fractions: Size of each part by name; they add up to 1, and the order of the names matters.
+        part: The selected part.
+        by: Column whose value is hashed, integers, strings or bytes: rows of one value stay together, and deletions and
+            rewrites do not change the split. Rows without a value are refused, because they would all be in one part.
+            None hashes the row offset, which is stable only while rows are appended.
+        seed: Seed of the split; it is independent of the order's seed.
     """
 
     fractions: Mapping[str, float]
@@ -36,8 +36,8 @@ class FractionSplit:
         sizes = list(self.fractions.values())
         if not sizes or min(sizes) < 0 or abs(sum(sizes) - 1) > 1e-9:
             raise ConfigError(
-                f"FractionSplit(fractions={dict(self.fractions)}): they add up to {sum(sizes):g}; they must not be "
-                "negative and must add up to 1, or some rows would belong to no part."
+                f"FractionSplit(fractions={dict(self.fractions)}): they add up to {sum(sizes):g}. They must not be "
+                "negative and must add up to 1, or some rows would be in no part."
             )
         if self.part not in self.fractions:
             raise ConfigError(
@@ -50,7 +50,7 @@ class FractionSplit:
         return [] if self.by is None else [self.by]
 
     def keep(self, offsets: Int64Array, values: Sequence[object] | None) -> BoolArray:
-        """Tells which rows belong to the part.
+        """Says which rows are in the part.
 
         Args:
             offsets: Row offsets, int64, shape (k,).
@@ -66,7 +66,7 @@ class FractionSplit:
         if nulls:
             raise DatasetError(
                 f"FractionSplit(by={self.by!r}): {nulls} of the rows with offsets between {offsets[0]} and "
-                f"{offsets[-1]} have no value there, and would all fall into one part; nothing was started. Leave them "
+                f"{offsets[-1]} have no value there, and would all be in one part; nothing was started. Leave them "
                 f"out (filter={f'`{self.by}` IS NOT NULL'!r}), split by another column, or give them a value."
             )
         ids = offsets if values is None else np.array([_hash(value) for value in values], dtype=np.int64)
@@ -80,7 +80,7 @@ class FractionSplit:
 
 @dataclasses.dataclass(frozen=True)
 class RangeSplit:
-    """The rows whose offsets lie in given ranges, as annbatch's masks have it.
+    """The rows whose offsets lie in given ranges, as in annbatch's masks.
 
     Attributes:
         ranges: Half-open ranges [start, stop) of row offsets.
@@ -107,7 +107,7 @@ class RangeSplit:
 
 @dataclasses.dataclass(frozen=True)
 class ValueSplit:
-    """The rows that have a value in a column: the same as a filter, for datasets that store their split.
+    """The rows that have a value in a column: as a filter does, for datasets that store their split.
 
     Attributes:
         column: The column.

@@ -21,7 +21,10 @@ WORKER = "(RayTrainWorker pid=25027, ip=10.0.0.7) "
     [
         (f"{WORKER}raylance: the record of train cannot be written", "the record of train cannot be written"),
         ("raylance: the source has moved on", "the source has moved on"),
-        ("(ShardActor pid=7) the storage failed, and is asked again", "the storage failed, and is asked again"),
+        (
+            "(ShardActor pid=7) the storage failed (reset). The next attempt begins",
+            "the storage failed (reset). The next attempt begins",
+        ),
         ("(DecodeActor(x) pid=7) rows could not be read", "rows could not be read"),
         ("(autoscaler +12s) Error: No available node types can fulfill", "Error: No available node types can fulfill"),
         ("(ShardActor pid=7) rows fail\x1b[32m [repeated 3x across cluster] (Ray deduplicates)\x1b[0m", "rows fail"),

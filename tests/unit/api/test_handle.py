@@ -84,7 +84,7 @@ def test_bad_input(images_uri: str, change: dict[str, Any], error: type[Exceptio
 
 def test_a_column_of_other_bytes_is_no_image_column(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"image": [b"text"] * 30}))
-    with pytest.raises(raylance.DatasetError, match="'image' holds no images: of 16 rows sampled none decodes"):
+    with pytest.raises(raylance.DatasetError, match="'image' holds no images: none of 16 sampled rows can be decoded"):
         raylance.dataset(uri, decode=raylance.Image("image"))
 
 

@@ -229,7 +229,9 @@ def test_lists_of_one_length_are_tensors_and_others_are_named(uri: str, caplog: 
 def test_a_list_of_another_length_than_those_looked_at_is_an_error(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"pair": [[1, 2]] * 50 + [[1, 2, 3]] + [[1, 2]] * 49}))
     with raylance.dataset(uri, order="sequential") as handle:
-        with pytest.raises(raylance.DatasetError, match="a list of 3 numbers.*all have 2.*pad_lists={'pair': 0}"):
+        with pytest.raises(
+            raylance.DatasetError, match="a list of 3 numbers.*at the opening have 2.*pad_lists={'pair': 0}"
+        ):
             list(handle.iter_torch_batches(batch_size=10))
         # Where rows are looked at, there is no pad_lists, and lists stay lists.
         assert [len(pair) for pair in handle[45:55]["pair"]] == [2] * 5 + [3] + [2] * 4
@@ -347,7 +349,7 @@ def test_paddings_that_a_cast_behind_them_would_change(lists_uri: str) -> None:
             ("float32", -1e30, torch.float8_e4m3fn),
             ("float32", 600.5, torch.float8_e4m3fn),
         ):
-            with pytest.raises(raylance.ConfigError, match=f"{column}.*dtypes= makes torch.*of them"):
+            with pytest.raises(raylance.ConfigError, match=f"{column}.*dtypes= converts them to torch"):
                 handle.iter_torch_batches(batch_size=3, pad_lists={column: value}, dtypes=dtype)
         paddings = {"int32": -100, "float32": -1}
         (batch,) = handle.iter_torch_batches(batch_size=3, pad_lists=paddings, dtypes=torch.bfloat16)
@@ -378,7 +380,7 @@ def test_without_an_accelerator_nothing_is_pinned(uri: str, caplog: pytest.LogCa
         for _ in range(2):
             (batch, *_) = handle.iter_torch_batches(batch_size=8, pin_memory=True)
             assert not batch["id"].is_pinned()
-    assert caplog.text.count("pin_memory=True, but torch sees no accelerator") == 1
+    assert caplog.text.count("pin_memory=True, but torch finds no accelerator") == 1
 
 
 def test_dtypes_leave_offsets_alone(uri: str) -> None:

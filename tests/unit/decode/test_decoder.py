@@ -368,7 +368,9 @@ def test_rows_of_another_shape(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"raw": pa.array([raw(range(4)), raw(range(5))], pa.binary()), "id": [0, 1]}))
     with pytest.raises(raylance.BadRowError, match=r"row offset 1 .*cannot reshape array of size 5"):
         raylance.dataset(uri, decode=Raw("raw"))[1]
-    with pytest.raises(raylance.DatasetError, match="'raw' holds no encoded data: of 2 rows sampled none decodes"):
+    with pytest.raises(
+        raylance.DatasetError, match="'raw' holds no encoded data: none of 2 sampled rows can be decoded"
+    ):
         raylance.dataset(uri, decode=Raw("raw", (7,)))
     with pytest.raises(raylance.DatasetError, match="'id' is int64, not binary, so it holds no encoded data"):
         raylance.dataset(uri, decode=Raw("id"))
@@ -758,7 +760,7 @@ def test_a_codec_that_is_not_installed_makes_no_row_bad(mask: bool) -> None:
             import no_such_codec  # noqa: F401
 
     decoding = Decoding(decoders=(Foreign("raw"),), seed=0, mask_bad_rows=mask).open()
-    with pytest.raises(raylance.ConfigError, match="cannot decode on .*no_such_codec.*no row is bad for that"):
+    with pytest.raises(raylance.ConfigError, match="cannot decode on .*no_such_codec.*no row is bad"):
         decoding.apply(pa.table({"raw": [b""], "_rowoffset": [0]}), 0)
 
 

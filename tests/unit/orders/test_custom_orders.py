@@ -95,7 +95,7 @@ def test_an_order_that_breaks_its_promise_is_refused_before_the_first_batch(
     loader = open_data(uri, order).loader(runtime="threads")
     with loader, pytest.raises(raylance.ConfigError, match=f"(?s){message}") as caught:
         next(iter(loader.iter_batches(batch_size=50)))
-    assert "raylance's fault" not in str(caught.value)
+    assert "a defect of raylance" not in str(caught.value)
     assert loader.helpers.runtime is None, "nothing was started"
     with loader, pytest.raises(raylance.ConfigError, match=f"(?s){message}"):
         loader.prepare(batch_size=50)

@@ -126,7 +126,7 @@ def test_what_lance_says_comes_without_its_source_and_without_xml() -> None:
     [
         ("s3://b/x", {"aws_endpont": "https://x"}, "'aws_endpont' is unknown: was aws_endpoint meant?"),
         ("s3://b/x", {"Secret_Acces_Key": "x"}, "'Secret_Acces_Key' is unknown: was aws_secret_access_key meant?"),
-        ("s3://b/x", {"endpoint_url": "http://x"}, "http://x is no https: it takes allow_http=true"),
+        ("s3://b/x", {"endpoint_url": "http://x"}, "http://x is not https: set allow_http=true"),
         ("s3://b/x", {"aws_endpoint": "http://x", "aws_allow_http": "true"}, ""),
         ("s3://b/x", {"something_else": "x"}, ""),
         ("s3://b/x", None, ""),
