@@ -1,4 +1,4 @@
-"""Owns what several jobs need: Ray, places, storage options, refusals; never what a job does."""
+"""Owns what several jobs need: Ray, paths, storage options, arguments, refusals; never what a job does."""
 
 import argparse
 import hashlib
@@ -34,7 +34,7 @@ SECRET = re.compile(r"secret|token|password|account_key|sas|credential", re.IGNO
 
 
 class RefusedError(raylance.ConfigError):
-    """What was asked can't be done; the text gives cause, consequence and fix."""
+    """A request that cannot be fulfilled; the text gives cause, consequence and fix."""
 
 
 def connect() -> bool:
@@ -60,8 +60,8 @@ def connect() -> bool:
             ray.init(**sent)
         except ConnectionError as error:
             raise RefusedError(
-                f"no Ray answers ({error}), so nothing can run: start it, give its RAY_ADDRESS, or set "
-                "RAY_ADDRESS=local for one of this machine alone"
+                f"no Ray answers ({error}). Nothing can run. Start it, give its RAY_ADDRESS, or set RAY_ADDRESS=local "
+                "for one of this machine alone."
             ) from error
         return False
 
@@ -72,23 +72,23 @@ def locate(path: str) -> str:
 
 
 def store_options(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
-    """What --storage-options say.
+    """The options that --storage-options give.
 
     Raises:
-        RefusedError: For a secret that a printed command left out, and for an endpoint that nothing would reach.
+        RefusedError: For a secret that a printed command left out, and for an endpoint that Lance refuses.
     """
     options = dict(pairs)
     if hidden := [key for key, value in options.items() if value == HIDDEN]:
         raise RefusedError(
-            f"--storage-options {hidden[0]}={HIDDEN}: {HIDDEN} stands for a secret that was not printed, and the store "
-            "would refuse it; put the secret there, or into the environment of all nodes"
+            f"--storage-options {hidden[0]}={HIDDEN}. {HIDDEN} stands for a secret that was not printed, and the store "
+            "would refuse it. Put the secret there, or into the environment of all nodes."
         )
     named = {key.lower().removeprefix("aws_"): value for key, value in options.items()}
     endpoint = named.get("endpoint_url") or named.get("endpoint") or ""
     if endpoint.startswith("http://") and "allow_http" not in named and "AWS_ALLOW_HTTP" not in os.environ:
         raise RefusedError(
-            f"--storage-options … {endpoint} is no https, which Lance refuses to talk to; add --storage-options "
-            "allow_http=true"
+            f"--storage-options … {endpoint} is not https. Lance refuses to use it. Add --storage-options "
+            "allow_http=true."
         )
     return options
 
@@ -105,7 +105,7 @@ def open_filesystem(uri: str, options: dict[str, str]) -> tuple[pafs.FileSystem,
     """The file system of a path or URI as pyarrow has it, and the path in it; the options are Lance's.
 
     Raises:
-        RefusedError: If options are given for storage that this has no words for.
+        RefusedError: If it has options that pyarrow has no name for.
     """
     if "://" not in uri:
         return pafs.LocalFileSystem(), locate(uri)
@@ -115,13 +115,13 @@ def open_filesystem(uri: str, options: dict[str, str]) -> tuple[pafs.FileSystem,
         return filesystem, str(path)
     scheme, _, path = uri.partition("://")
     named = {key.lower().removeprefix("aws_"): value for key, value in options.items()}
-    named.pop("allow_http", None)  # the endpoint says so itself
+    named.pop("allow_http", None)  # the endpoint shows it
     unknown = sorted(named if scheme != "s3" else named.keys() - S3_OPTIONS.keys())
     if unknown:
         raise RefusedError(
-            f"--storage-options {', '.join(unknown)} cannot be used for {uri}: outside of Lance, allow_http, "
-            f"{', '.join(sorted(S3_OPTIONS))} of s3:// are understood; set what else it takes in the environment of "
-            "every node"
+            f"--storage-options {', '.join(unknown)} cannot be used for {uri}. Outside of Lance, allow_http, "
+            f"{', '.join(sorted(S3_OPTIONS))} of s3:// are understood. Set what else it takes in the environment of "
+            "every node."
         )
     return pafs.S3FileSystem(**{S3_OPTIONS[key]: value for key, value in named.items()}), path
 
@@ -160,7 +160,7 @@ def identity(dataset: lance.LanceDataset) -> str:
 
 
 def exists(uri: str, options: dict[str, str]) -> bool:
-    """Tells whether a Lance dataset opens there; any other trouble with the place shows on writing."""
+    """Whether a Lance dataset opens there; any other trouble with the place shows on writing."""
     try:
         lance.dataset(uri, storage_options=options)
     except (OSError, ValueError):
@@ -169,8 +169,8 @@ def exists(uri: str, options: dict[str, str]) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Returns one line that says what went wrong: in the text of a failed Ray task, the first error named."""
+    """Returns one line with the cause of an error: in the text of a failed Ray task, the first error named."""
     named = re.search(r"^(?:[a-z0-9_.]+\.)?([A-Z]\w+: .+)$", str(error), re.MULTILINE)
-    line = (named[1] if named else str(error) or type(error).__name__).splitlines()[0]
+    line = (named[1] if named else str(error) or type(error).__name__).splitlines()[0].removesuffix(".")
     # What Lance says around an error of the rows that it was given.
     return re.sub(r"LanceError\(Arrow\): C Data interface error: \w+: (.+)\. Detail: Python exception: .*", r"\1", line)

@@ -9,8 +9,8 @@
     python jobs/verify.py --state raylance_state.json --shards                             # which shards are complete
     python jobs/verify.py --run runs/food101                                               # what a run was trained on
 
-Give the options of the run that is looked at; --state takes them from a checkpoint's raylance_state.json, with what was
-settled for "auto" there. Without it, "auto" follows from the size of the rows of --columns. Orders with parameters,
+Give the options of the run that is looked at; --state takes them from a checkpoint's raylance_state.json, with the
+values that "auto" had there. Without it, "auto" follows from the size of the rows of --columns. Orders with parameters,
 splits and packing are given as Python writes them, which is also how checkpoints do: --order "Weighted(weights='w')".
 
 --run takes the folder of a run: what its ranks were handed, over all starts, is compared with what the datasets select.
@@ -68,7 +68,7 @@ def open_data(args: argparse.Namespace) -> raylance.Dataset:
     if args.image_column:
         given["decode"] = raylance.Image(args.image_column, size=args.image_size)
         given["on_bad_row"] = args.on_bad_row or "raise"
-        given["max_bad_rows"] = None  # they are counted and told, however many there are
+        given["max_bad_rows"] = None  # they are counted and reported, however many there are
         given["columns"] = args.columns and sorted({*args.columns, args.image_column})
     given = {name: value for name, value in given.items() if value is not None or name == "max_bad_rows"}
     if args.state is not None:
@@ -94,16 +94,16 @@ def count_stream(epoch: raylance.audit.EpochAudit, decoders: int) -> raylance.au
     import ray  # which nothing else here needs
 
     from jobs.common import connect
-    from jobs.quiet import quietly_for_once
+    from jobs.output import separate_output_once
 
-    with quietly_for_once("verify"):
+    with separate_output_once("verify"):
         was_there = ray.is_initialized()
         try:
             connect()
             return epoch.count(epoch.by_stream(num_decoders=decoders))
         finally:
             if not was_there:
-                ray.shutdown()  # what it still has to print is not the user's either
+                ray.shutdown()  # its last lines are not for the user either
 
 
 def rows_of_step(epoch: raylance.audit.EpochAudit, args: argparse.Namespace) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def given(parser: argparse.ArgumentParser, args: argparse.Namespace, name: str) 
 
 
 def check(args: argparse.Namespace) -> None:
-    """Reads the state, makes the order, and refuses what makes no sense, by a ValueError."""
+    """Reads the state and makes the order; raises a ValueError for options that contradict each other."""
     for name, other in NEEDS.items():
         if getattr(args, name) is not None and (getattr(args, other) is None or getattr(args, other) is False):
             raise ValueError(f"--{name} means nothing without --{other}".replace("_", "-"))
@@ -276,17 +276,19 @@ def check(args: argparse.Namespace) -> None:
     elif args.run is None and len(args.uri) != len(args.mix or [None]):
         raise ValueError(f"{len(args.uri)} URIs: give one, or with --mix one for each name")
     elif args.run is None and args.global_batch_size is None:
-        raise ValueError("--global-batch-size is needed: the rows of a step depend on it")
+        raise ValueError("--global-batch-size is missing. The rows of a step depend on it. Give it.")
     make_order(args)
 
 
 def check_outputs(args: argparse.Namespace) -> None:
-    """Refuses files that cannot be written, by a ValueError."""
+    """Raises a ValueError for a file that cannot be written."""
     for path in filter(None, (args.json, args.plot)):
         if path.is_dir() or not path.absolute().parent.is_dir():
-            raise ValueError(f"{path} is a folder, or lies in none: no file can be written there")
+            raise ValueError(f"{path} is a folder, or lies in none. No file can be written there. Name a file.")
     if args.plot and importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--plot draws with matplotlib, which raylance does not bring: pip install matplotlib")
+        raise ValueError(
+            "--plot draws with matplotlib, which is not installed. Nothing would be drawn. pip install matplotlib"
+        )
 
 
 def make_order(args: argparse.Namespace) -> None:

@@ -51,7 +51,7 @@ def random_cut(rng: np.random.Generator, seed: int) -> Image.Image:
 
 
 def photograph(seed: int, number: int) -> bytes:
-    """One JPEG, of (seed, number) alone whoever makes it: pieces of texture with edges between them."""
+    """One JPEG, of (seed, number) alone, in any process: pieces of texture with edges between them."""
     rng = np.random.default_rng((seed, 1, number))
     image = random_cut(rng, seed)
     for _ in range(rng.integers(2, 5)):

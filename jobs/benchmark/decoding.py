@@ -28,7 +28,7 @@ _BLACK = np.zeros((SIDE, SIDE, 3), np.uint8)
 
 
 def decode_nothing(_: bytes) -> np.ndarray:
-    """uint8 (224, 224, 3) that costs nothing: what is left is the way of the data."""
+    """uint8 (224, 224, 3) that costs nothing: the data path alone is left."""
     return _BLACK
 
 

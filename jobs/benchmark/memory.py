@@ -176,9 +176,9 @@ def figures(found: dict[str, Any]) -> list[Figure]:
     """Slopes with their standard errors, and limits."""
     made = []
     for name, values in series(found).items():
-        settled = values[int(_WARM * len(values)) :]
-        rise, error = (value / 1024 for value in slope(settled))
-        words = f"{name}: an epoch adds, ± {error:.2g} ({settled[-1] / _MIB:.0f} MiB)"
+        warm = values[int(_WARM * len(values)) :]
+        rise, error = (value / 1024 for value in slope(warm))
+        words = f"{name}: an epoch adds, ± {error:.2g} ({warm[-1] / _MIB:.0f} MiB)"
         made.append(Figure(name=words, values=(rise,), at_most=_KIB_AN_EPOCH, unit="KiB"))
     tail = found["tail"]
     spilled = (found["spilled_bytes"] + tail["spilled_bytes"]) / _MIB

@@ -114,7 +114,7 @@ def own_rows() -> Any:
 
 @functools.cache
 def own_image(decode_fn: DecodeOne | None = None) -> Any:
-    """How raylance is told to decode."""
+    """How raylance decodes."""
     import raylance
 
     return raylance.Image("image", size=(SIDE, SIDE), decode_fn=decode_fn)

@@ -16,7 +16,7 @@ from .readers import Job, own_image
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """What the command line says of all parts.
+    """The command line's options for all parts.
 
     Attributes:
         data_dir: Where datasets are made once and kept.
@@ -87,6 +87,6 @@ def waits(batches: Iterator[Any]) -> Iterator[Wait]:
 
 
 def own_batch_s(batches: Iterator[Any]) -> float:
-    """Seconds that a pass takes a batch behind its first one, when nothing but the loader is awaited."""
+    """Seconds that a pass takes a batch after its first one, when nothing but the loader is awaited."""
     found = [wait.seconds for wait in waits(batches)]
     return sum(found[1:]) / max(1, len(found) - 2)

@@ -1,4 +1,4 @@
-"""Owns the command line of the job: its arguments, what it says; never reads or writes a row.
+"""Owns the command line of the job: its arguments, what it prints; never reads or writes a row.
 
 Makes a Lance dataset that raylance can train on: from images and labels, from tables, from WebDataset tars, from what
 the `datasets` library saved, or from another Lance dataset. A table keeps its columns; images come as columns image
@@ -14,8 +14,7 @@ Classes are the sorted names of directories, the names that `datasets` left in i
 label column; --classes gives them an order of your own. `classes` does the same for a Lance dataset that has its
 labels as strings: it adds the integers beside them, and copies no image.
 
-A run that was killed goes on where it was, with the same command; --remove-begun removes what one with other arguments
-has left.
+The same command continues a run that was killed; --remove-begun removes what one with other arguments has left.
 
     python jobs/create_dataset.py demo --out digits.lance
     python jobs/create_dataset.py imagefolder --input s3://bucket/photos --out s3://bucket/photos.lance
@@ -58,17 +57,17 @@ from jobs.create_dataset.hub import Hub, Saved
 from jobs.create_dataset.images import Digits, ImageFolder
 from jobs.create_dataset.labels import add_classes, describe, is_text, read_classes
 from jobs.create_dataset.notes import Notes, begun, files_of
-from jobs.create_dataset.shaping import Shape, absent, check_columns, lengths_of, plain, settle
+from jobs.create_dataset.shaping import Shape, absent, check_columns, lengths_of, plain, schema_of
 from jobs.create_dataset.sources import SPLIT, SPLITS, Left, Piece, Source, where_from
 from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
 from jobs.create_dataset.writing import Target, key_of, write
 from jobs.materialize.images import QUALITY, Reencode
-from jobs.quiet import notes_of, quietly_for_once
+from jobs.output import notes_of, separate_output_once
 
 NAMED = 10  # of what was left out, in the summary
 IMAGE = "image"
-BATCH = 64  # which jobs/train_images.py takes, if nothing else is said
+BATCH = 64  # the default of jobs/train_images.py
 
 
 def open_source(args: argparse.Namespace, options: dict[str, str]) -> Source:
@@ -89,7 +88,7 @@ def open_source(args: argparse.Namespace, options: dict[str, str]) -> Source:
 
 
 def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace) -> Shape:
-    """Settles what becomes of rows, from the first of them."""
+    """Decides how rows are changed, by the first of them."""
     first = source.first()
     images, column = None, IMAGE if args.source == "huggingface" else getattr(args, "image_column", IMAGE)
     if args.shorter_side is not None or args.jpeg_quality is not None:
@@ -97,7 +96,7 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
     label, classes = label_of(source, first.schema, pieces, args)
     keep_lists = getattr(args, "keep_lists", None) or []
     check_columns(first.schema, label, images, keep_lists)
-    schema = settle(first, keep_lists)
+    schema = schema_of(first, keep_lists)
     if label is not None:
         schema = schema.set(schema.get_field_index(label), pa.field(label, pa.int64()))
     split_by: tuple[str, ...] = ()
@@ -109,8 +108,8 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
         if asked := getattr(args, "split_by", None):
             if missing := [name for name in asked if name not in first.column_names]:
                 raise RefusedError(
-                    f"--split-by {missing[0]} is none of the columns {', '.join(first.column_names)}: nothing would "
-                    "decide the split; name one of them"
+                    f"--split-by {missing[0]} is none of the columns {', '.join(first.column_names)}. Nothing would "
+                    "decide the split. Name one of them."
                 )
             split_by = tuple(asked)
     named, names = label, classes
@@ -135,8 +134,8 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
     )
     if shape.decodes and shape.looks_at is None:
         raise RefusedError(
-            f"--check full finds no column {column} of encoded images among {', '.join(schema.names)}: none would be "
-            "decoded; name it by --image-column, where the source has one, or leave the option out"
+            f"--check full finds no column {column} of encoded images among {', '.join(schema.names)}. None would be "
+            "decoded. Name it by --image-column, where the source has one, or leave the option out."
         )
     shape.apply(first, "the first rows")  # what these show is refused at once
     return shape
@@ -159,18 +158,18 @@ def label_of(
         if args.classes is not None:
             raise RefusedError(
                 f"--classes {args.classes} orders labels that are strings, and {label} holds "
-                f"{kind}: which integer is which class is settled there; leave --classes out"
+                f"{kind}. The integers name their classes already. Leave --classes out."
             )
         if not pa.types.is_integer(kind) and args.label_column is not None:
             raise RefusedError(
-                f"--label-column {label} holds {kind}, and classes are integers or strings: nothing would be done to "
-                "it; leave the option out, the column is kept as it is"
+                f"--label-column {label} holds {kind}, and classes are integers or strings. Nothing would be done to "
+                "it. Leave the option out, the column is kept as it is."
             )
         return (label if pa.types.is_integer(kind) else None), named.get(label)
     if source.classes is not None and named:
         raise RefusedError(
             f"--input {args.input} names the classes of {next(iter(named))}, and {label} holds strings that need "
-            "names, too: a dataset has names for one column; leave one of them out by --columns"
+            "names, too. A dataset has names for one column. Leave one of them out by --columns."
         )
     return label, read_classes(args.classes, find_names(source, pieces, schema, label))
 
@@ -211,20 +210,20 @@ def run(args: argparse.Namespace) -> str:
     if present and not args.overwrite:
         tidy(uri, options, None, args)
         raise RefusedError(
-            f"--out {args.out} already is a Lance dataset: new rows would take the place of its rows; choose "
-            "another --out, or give --overwrite, which adds a version"
+            f"--out {args.out} already is a Lance dataset. New rows would take the place of its rows. Choose "
+            "another --out, or give --overwrite, which adds a version."
         )
     try:
         source = open_source(args, options)
         pieces = source.pieces(args.rows_per_fragment)
         left_file = None if args.dry_run else getattr(args, "left_out", None)
-        tell_left_out(source.left_out, left_file)
+        show_left_out(source.left_out, left_file)
         shape = make_shape(source, pieces, args)
         asked = [args.source, *(getattr(args, name, None) for name in ("input", "image_column", "label_column"))]
         key = key_of(source.facts, asked, args.rows_per_fragment, shape, present)
         mode = "overwrite" if present else "create"
         target = Target(uri=uri, mode=mode, rows_per_fragment=args.rows_per_fragment, options=options, key=key)
-        making = told(source, shape, pieces, args)
+        making = describe_plan(source, shape, pieces, args)
         is_brief = args.source == "demo" and not args.dry_run  # the summary is there in seconds, and says the same
         print(making.partition("\n")[0] if is_brief else making, flush=True)
         if args.dry_run:
@@ -233,9 +232,9 @@ def run(args: argparse.Namespace) -> str:
         tidy(uri, options, key, args)
         counted = None if any(piece.rows is None for piece in pieces) else sum(piece.rows or 0 for piece in pieces)
         shown = sys.stderr.isatty() and not args.no_progress
-        with quietly_for_once("create_dataset") as apart:
+        with separate_output_once("create_dataset") as user:
             connect()
-            bar = tqdm.tqdm(total=counted, unit="row", unit_scale=True, disable=not shown, file=apart.user)
+            bar = tqdm.tqdm(total=counted, unit="row", unit_scale=True, disable=not shown, file=user.err)
             with bar:
                 dataset, unread, no_images = write(source, shape, pieces, target, bar.update)
     except RefusedError:
@@ -243,17 +242,17 @@ def run(args: argparse.Namespace) -> str:
     except (ray.exceptions.RayError, OSError, ValueError, RuntimeError) as error:  # the last is of Lance's storage
         if not present and exists(uri, options):
             raise RefusedError(
-                f"--out {args.out} became a Lance dataset while this ran ({reason(error)}): new rows would take the "
-                "place of its rows, so nothing was committed; choose another --out, or give --overwrite, which adds a "
-                "version"
+                f"--out {args.out} became a Lance dataset while this ran ({reason(error)}). New rows would take the "
+                "place of its rows, so nothing was committed. Choose another --out, or give --overwrite, which adds a "
+                "version."
             ) from error
         raise RefusedError(
-            f"making {args.out} failed ({reason(error)}): nothing was committed, an older version is as "
-            "it was; remove the cause and run it again: what is done already is kept" + notes_of(error)
+            f"making {args.out} failed ({reason(error)}). Nothing was committed, and an older version is as it was. "
+            f"Remove the cause and run it again: finished pieces are kept{notes_of(error)}."
         ) from error
     remove(target.notes, target.notes.forget, "this run is committed and needs nothing of it")
-    left_out = tell_left_out([*source.left_out, *unread], left_file)
-    left_out += [*tell_check(shape), *tell_no_images(no_images)]
+    left_out = show_left_out([*source.left_out, *unread], left_file)
+    left_out += [*show_check(shape), *show_no_images(no_images)]
     chosen = f"drawn with seed {args.seed}" if shape.split_by else "the source's own"
     return summary(dataset, uri, chosen, left_out, store_words(args.storage_options))
 
@@ -266,48 +265,48 @@ def tidy(uri: str, options: dict[str, str], key: str | None, args: argparse.Name
         if notes.key == key:
             continue
         if notes.files() <= files_of(uri, options):
-            remove(notes, notes.forget, "it is of a run that was killed behind its commit", tell=True)
+            remove(notes, notes.forget, "it is of a run that was killed after its commit", show=True)
         elif args.remove_begun:
-            remove(notes, notes.forget_all, "--remove-begun: nothing of it is used", tell=True)
-        else:  # nothing tells whether that run is over, and it would commit fragments without files
+            remove(notes, notes.forget_all, "--remove-begun: nothing of it is used", show=True)
+        else:  # that run may not be over, and would commit fragments without files
             print(
-                f"{notes.folder} is of another run that was begun there: nothing of it is used; if that run is over, "
-                "--remove-begun removes it, and the data files that it names",
+                f"{notes.folder} is of another run that was begun there. Nothing of it is used. If that run is over, "
+                "--remove-begun removes it, and the data files that it names.",
                 file=sys.stderr,
             )
 
 
-def remove(notes: Notes, by: Callable[[], None], why: str, *, tell: bool = False) -> None:
-    """Removes notes; that they stay is no error, the dataset does not need it."""
+def remove(notes: Notes, by: Callable[[], None], why: str, *, show: bool = False) -> None:
+    """Removes notes; if they cannot be removed, that is no error: the dataset does not need it."""
     try:
         by()
     except (OSError, ValueError, RuntimeError) as error:
         print(f"{notes.folder} can't be removed ({reason(error)}): {why}; delete it", file=sys.stderr)
     else:
-        if tell:
+        if show:
             print(f"removed {notes.folder}: {why}", file=sys.stderr)
 
 
 def check_numbers(args: argparse.Namespace) -> None:
-    """Refuses numbers that mean nothing."""
+    """Refuses numbers outside of their range."""
     if not 0 <= args.val_fraction < 1:
-        raise RefusedError(f"--val-fraction {args.val_fraction} is not in [0, 1): train would be empty; try 0.1")
+        raise RefusedError(f"--val-fraction {args.val_fraction} is not in [0, 1). Train would be empty. Try 0.1.")
     if args.rows_per_fragment < 1:
-        raise RefusedError(f"--rows-per-fragment {args.rows_per_fragment} is below 1: it holds no row; try 8192")
+        raise RefusedError(f"--rows-per-fragment {args.rows_per_fragment} is below 1. It holds no row. Try 8192.")
     if args.shorter_side is not None and args.shorter_side < 1:
         raise RefusedError(
-            f"--shorter-side {args.shorter_side} is below 1: no pixel would be left; try 256, or leave it out to keep "
-            "images as they are"
+            f"--shorter-side {args.shorter_side} is below 1. No pixel would be left. Try 256, or leave it out to keep "
+            "images as they are."
         )
     if args.jpeg_quality is not None and not 1 <= args.jpeg_quality <= 100:
         raise RefusedError(
-            f"--jpeg-quality {args.jpeg_quality} is not in [1, 100]: JPEG has no such quality; try {QUALITY}, or leave "
-            "it out to keep images as they are"
+            f"--jpeg-quality {args.jpeg_quality} is not in [1, 100]. JPEG has no such quality. Try {QUALITY}, or leave "
+            "it out to keep images as they are."
         )
 
 
-def told(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.Namespace) -> str:
-    """What is about to be made."""
+def describe_plan(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.Namespace) -> str:
+    """What the job is about to make."""
     ragged = {name: f", of {low} to {high} values" for name, (low, high) in shape.ragged.items()}
     counted = sum(piece.rows or 0 for piece in pieces)
     unknown = sum(piece.rows is None for piece in pieces)
@@ -316,7 +315,7 @@ def told(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.N
             None,
             [
                 f"{counted:,} rows" if counted else "",
-                f"{unknown:,} files of rows that nobody counted" if unknown else "",
+                f"{unknown:,} files with an unknown number of rows" if unknown else "",
             ],
         )
     )
@@ -333,10 +332,10 @@ def told(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.N
     if shape.images is not None:
         size = "as they are" if shape.images.shorter_side is None else f"{shape.images.shorter_side} pixels at the most"
         lines.append(f"  images     shorter side {size}, JPEG quality {shape.images.quality or QUALITY}")
-    return "\n".join(lines + (tell_left_out(source.left_out, None) if args.dry_run else []))
+    return "\n".join(lines + (show_left_out(source.left_out, None) if args.dry_run else []))
 
 
-def tell_left_out(left_out: Sequence[Left], file: str | None) -> list[str]:
+def show_left_out(left_out: Sequence[Left], file: str | None) -> list[str]:
     """Writes what gives no row to --left-out; returns lines for the summary, with some of it."""
     if file is not None:
         try:
@@ -344,8 +343,8 @@ def tell_left_out(left_out: Sequence[Left], file: str | None) -> list[str]:
                 lines.writelines(f"{name}\t{why}\n" for name, why, _ in left_out)
         except OSError as error:
             raise RefusedError(
-                f"--left-out {file} can't be written ({reason(error)}): nothing would tell what is missing; give "
-                "another file"
+                f"--left-out {file} can't be written ({reason(error)}). No list would show what is missing. Give "
+                "another file."
             ) from error
     if not left_out:
         return []
@@ -360,8 +359,8 @@ def tell_left_out(left_out: Sequence[Left], file: str | None) -> list[str]:
     return [*lines_of, f"             {'; '.join(filter(None, [rest, where]))}"] if rest or where else lines_of
 
 
-def tell_check(shape: Shape) -> list[str]:
-    """A line for the summary on what is known of images."""
+def show_check(shape: Shape) -> list[str]:
+    """A line for the summary on how images were checked."""
     if shape.images is None and shape.looks_at is None:
         return []
     if shape.decodes:
@@ -370,7 +369,7 @@ def tell_check(shape: Shape) -> list[str]:
     return [f"  checked    headers of images; none {which} decoded: --check full also finds those that were cut short"]
 
 
-def tell_no_images(found: Sequence[Left]) -> list[str]:
+def show_no_images(found: Sequence[Left]) -> list[str]:
     """Lines for the summary on rows that hold no image."""
     if not found:
         return []
@@ -384,7 +383,7 @@ def tell_no_images(found: Sequence[Left]) -> list[str]:
 
 
 def summary(dataset: lance.LanceDataset, uri: str, chosen: str, left_out: list[str], store: list[str]) -> str:
-    """Says what the dataset holds, what was left out and how to train on it."""
+    """Describes the dataset, what was left out and how to train on it."""
     classes = (dataset.schema.metadata or {}).get(b"classes")
     counts = Counter[str]()
     for batch in dataset.scanner(columns=[SPLIT], batch_size=1 << 16).to_batches():

@@ -15,20 +15,20 @@ def check_schema(found: pa.Schema, first: pa.Schema, where: str) -> None:
     """
     if missing := [name for name in first.names if name not in found.names]:
         raise ValueError(
-            f"{where} lacks the column {', '.join(missing)}, which the first rows have: its rows would have no value "
-            "there; write it again with the columns of the others"
+            f"{where} lacks the column {', '.join(missing)}, which the first rows have. Its rows would have no value "
+            "there. Write it again with the columns of the others."
         )
     if extra := [name for name in found.names if name not in first.names]:
         raise ValueError(
-            f"{where} has the column {', '.join(extra)}, which the first rows have not: it would be dropped; write all "
-            "with the same columns, or leave it out (of tables and Lance datasets by --columns)"
+            f"{where} has the column {', '.join(extra)}, which the first rows do not have. It would be dropped. Write "
+            "all with the same columns, or leave it out (of tables and Lance datasets by --columns)."
         )
     for field in first:
         kind = found.field(field.name).type
         if not _holds(field.type, kind):
             raise ValueError(
-                f"column {field.name} is {kind} in {where}, and {field.type} in the first rows: its values would be "
-                "changed or lost; write all with the same type"
+                f"column {field.name} is {kind} in {where}, and {field.type} in the first rows. Its values would be "
+                "changed or lost. Write all with the same type."
             )
 
 
@@ -58,8 +58,8 @@ def _cast(column: pa.ChunkedArray, field: pa.Field, where: str) -> pa.ChunkedArr
 
 def _unfit(column: pa.ChunkedArray, field: pa.Field, where: str, why: str) -> str:
     return (
-        f"column {field.name} is {column.type} in {where}, and {field.type} in the first rows ({why}): its values "
-        "would be changed or lost; write all with the same type"
+        f"column {field.name} is {column.type} in {where}, and {field.type} in the first rows ({why}). Its values "
+        "would be changed or lost. Write all with the same type."
     )
 
 
@@ -78,7 +78,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _holds(kind: pa.DataType, found: pa.DataType) -> bool:
-    """Whether a column of one type can hold values of another as they are; which ones it does, a cast tells."""
+    """Whether a column of one type can hold values of another as they are; a cast shows which ones it does."""
     if pa.types.is_dictionary(found):
         found = found.value_type
     types = pa.types

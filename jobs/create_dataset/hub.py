@@ -30,7 +30,7 @@ from jobs.create_dataset.sources import (
 
 
 class Parquet(NamedTuple):
-    """What a Parquet file tells: rows of its row groups, whether labels are strings, and the classes.
+    """What a Parquet file holds: rows of its row groups, whether labels are strings, and the classes.
 
     `names` are those that the file gives; where it gives none, `labels` are those of its rows.
     """
@@ -56,7 +56,7 @@ class Hub(Source):
         self.splits = dict(zip(files, splits, strict=True))
         self.found = {file: look_into(self.listing, file, location, image, label) for file in files}
         self.image, self.label, self.as_strings = image, label, self.found[files[0]].as_strings
-        self.classes = settle_classes(self.found, location, label, classes_file)
+        self.classes = classes_of(self.found, location, label, classes_file)
 
     def pieces(self, rows: int) -> list[Piece]:
         """Spans of row groups."""
@@ -89,7 +89,7 @@ class Hub(Source):
 
 
 def look_into(listing: Listing, file: str, location: str, image: str, label: str) -> Parquet:
-    """Reads what a Parquet file tells of itself; its labels only where nothing names their classes."""
+    """Reads the metadata of a Parquet file; its labels only where nothing names their classes."""
     try:
         with listing.open(file) as opened:
             parquet = pq.ParquetFile(opened)
@@ -101,31 +101,31 @@ def look_into(listing: Listing, file: str, location: str, image: str, label: str
             return Parquet(groups, as_strings, names, labels)
     except (OSError, pa.ArrowInvalid) as error:
         raise RefusedError(
-            f"{file} in --input {location} can't be read as Parquet ({reason(error)}): its rows would "
-            "be missing; download it again, or move it away"
+            f"{file} in --input {location} can't be read as Parquet ({reason(error)}). Its rows would "
+            "be missing. Download it again, or move it away."
         ) from error
 
 
-def settle_classes(found: dict[str, Parquet], location: str, label: str, classes_file: str | None) -> list[str]:
+def classes_of(found: dict[str, Parquet], location: str, label: str, classes_file: str | None) -> list[str]:
     """Returns the class names of files that agree on them, in the order of their labels."""
     names, labels = [file.names for file in found.values()], set().union(*(file.labels for file in found.values()))
     if any(listed != names[0] for listed in names):
         raise RefusedError(
-            f"the files in --input {location} name different classes for {label}: one label would mean two "
-            "things; give the files of one dataset at one revision"
+            f"the files in --input {location} name different classes for {label}. One label would mean two "
+            "things. Give the files of one dataset at one revision."
         )
     kinds = {file.as_strings: name for name, file in reversed(found.items())}  # the first file of each
     if len(kinds) > 1:
         raise RefusedError(
-            f"labels are strings in {kinds[True]}, integers in {kinds[False]} in --input {location}: they cannot "
-            "be told to mean the same; give the files of one dataset at one revision"
+            f"labels are strings in {kinds[True]}, integers in {kinds[False]} in --input {location}. They may "
+            "mean different classes. Give the files of one dataset at one revision."
         )
     if True in kinds:
         return read_classes(classes_file, {str(name) for name in labels})
     if classes_file is not None:
         raise RefusedError(
-            f"--classes {classes_file} orders labels that are strings, and {label} holds integers: which integer "
-            "is which class is settled there; leave --classes out"
+            f"--classes {classes_file} orders labels that are strings, and {label} holds integers. These "
+            "name their classes already. Leave --classes out."
         )
     return names[0] or [str(value) for value in range(max((int(value) for value in labels), default=-1) + 1)]
 
@@ -140,8 +140,8 @@ def check_columns(schema: pa.Schema, file: str, image: str, label: str) -> bool:
     if kind not in (pa.binary(), pa.large_binary()) or not (pa.types.is_integer(labels) or is_text(labels)):
         raise RefusedError(
             f"{file} lacks a column {image} of encoded images or a column {label} of integers or strings, it has "
-            f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}: there is nothing to train on; "
-            "name the columns by --image-column and --label-column"
+            f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}. There is nothing to train on. "
+            "Name the columns by --image-column and --label-column."
         )
     return is_text(labels)
 
@@ -161,16 +161,16 @@ class Saved(Source):
     """
 
     def __init__(self, location: str, options: dict[str, str]) -> None:
-        """Reads the files that tell of the others."""
+        """Reads the files that describe the others."""
         self.listing = list_files(location, (".arrow", ".json"), options)
         self.left_out = self.listing.left_out
         self.facts = self.listing.facts
         states = [file for file in self.listing.files if file.rpartition("/")[2] == "state.json"]
         if not states:
             raise RefusedError(
-                f"--input {location} has no state.json, which `save_to_disk` of the datasets library writes: it is no "
-                "dataset saved to disk; give the directory that was saved, or use the source that it is (tables, "
-                "huggingface)"
+                f"--input {location} has no state.json, which `save_to_disk` of the datasets library writes. It is no "
+                "dataset saved to disk. Give the directory that was saved, or use the source that it is (tables, "
+                "huggingface)."
             )
         self.parts: list[tuple[tuple[str, str | None], None]] = []
         names = {}
@@ -187,7 +187,7 @@ class Saved(Source):
             except (KeyError, TypeError, ValueError) as error:
                 raise RefusedError(
                     f"{state} in --input {location} names no _data_files, which `save_to_disk` of the datasets library "
-                    "writes: nobody knows what belongs to it; save it again"
+                    "writes. Its files are unknown. Save it again."
                 ) from error
             self.parts += [((f"{folder}/{file}".lstrip("/"), split), None) for file in files]
             features = self._load(f"{folder}/dataset_info.json".lstrip("/")).get("features") or {}
@@ -200,8 +200,8 @@ class Saved(Source):
                     names.setdefault(name, feature["names"])
                     if names[name] != feature["names"]:
                         raise RefusedError(
-                            f"the splits of --input {location} name different classes for {name}: one label would mean "
-                            "two things; save them anew from one dataset"
+                            f"the splits of --input {location} name different classes for {name}. One label would mean "
+                            "two things. Save them again from one dataset."
                         )
         self.names_of = names
         self.has_splits = not set(splits) <= {None, "train"}
@@ -211,7 +211,7 @@ class Saved(Source):
             return json.loads(opened.read())
 
     def pieces(self, rows: int) -> list[Piece]:
-        """A file each: streams do not say how many rows they have."""
+        """A file each: streams do not hold the number of their rows."""
         return cut(self.parts, rows, "file")
 
     def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:

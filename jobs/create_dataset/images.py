@@ -23,7 +23,7 @@ from jobs.create_dataset.sources import (
 
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff")
 AT_ONCE = 256  # files that are read together,
-READERS = 8  # by so many threads: an object store takes its time for each
+READERS = 8  # by so many threads: an object store takes long for each
 
 
 class Digits(Source):
@@ -60,7 +60,9 @@ class ImageFolder(Source):
     def __init__(self, location: str, classes_file: str | None, options: dict[str, str], file_column: str = "") -> None:
         """Lists the directory; `file_column`, unless it is empty, is to hold the path of each image."""
         if file_column in ("image", "label", "split"):
-            raise RefusedError(f"--file-column {file_column} is a column that there is already; give another name")
+            raise RefusedError(
+                f"--file-column {file_column} is the name of another column. One would be lost. Give another name."
+            )
         self.file_column = file_column
         self.listing = list_files(location, IMAGES, options)
         self.left_out, self.facts = self.listing.left_out, self.listing.facts
@@ -72,16 +74,16 @@ class ImageFolder(Source):
         self.depth = 1 if self.has_splits else 0  # of the class among the parts
         if astray := [file for file, names in zip(files, parts, strict=True) if len(names) < self.depth + 2]:
             raise RefusedError(
-                f"{len(astray)} of {len(files)} images lie in no class directory, such as {astray[0]}: they "
-                f"would have no label; arrange --input {location} as <class>/<image> or <split>/<class>/<image>"
+                f"{len(astray)} of {len(files)} images lie in no class directory, such as {astray[0]}. They "
+                f"would have no label. Arrange --input {location} as <class>/<image> or <split>/<class>/<image>."
             )
         # A class may be called train (CIFAR-100 has it); with directories in it, it is a split beside classes.
         if not self.has_splits and (
             mixed := {names[0] for names in parts if len(names) > 2 and names[0].lower() in PLAIN_SPLITS}
         ):
             raise RefusedError(
-                f"--input {location} has {', '.join(sorted(mixed))} beside directories that are no splits: "
-                "splits would be taken for classes; make all of them splits, or none"
+                f"--input {location} has {', '.join(sorted(mixed))} beside directories that are no splits. "
+                "Splits would be taken for classes. Make all of them splits, or none."
             )
         self.classes = read_classes(classes_file, {names[self.depth] for names in parts})
 

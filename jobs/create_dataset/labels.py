@@ -17,8 +17,8 @@ def read_classes(file: str | None, found: Collection[str]) -> list[str]:
     """Returns class names in the order of their labels: those of the file, one a line, else the found ones sorted."""
     if "" in found:
         raise RefusedError(
-            "some rows have an empty string for a label: it would be a class without a name; fill them, or leave these "
-            "rows out"
+            "some rows have an empty string for a label. It would be a class without a name. Fill them, or leave these "
+            "rows out."
         )
     if file is None:
         return sorted(found)
@@ -27,30 +27,30 @@ def read_classes(file: str | None, found: Collection[str]) -> list[str]:
             classes = [line.rstrip("\r\n") for line in lines]
     except (OSError, ValueError) as error:
         raise RefusedError(
-            f"--classes {file} can't be read ({reason(error)}): labels would have no order; give a text file "
-            "with one class name a line"
+            f"--classes {file} can't be read ({reason(error)}). Labels would have no order. Give a text file "
+            "with one class name a line."
         ) from error
     while classes and not classes[-1].strip():
         del classes[-1]
     if blank := [number for number, name in enumerate(classes, 1) if not name.strip()]:
         raise RefusedError(
-            f"--classes {file} has nothing in line {blank[0]}: it would be the name of a class; remove the line"
+            f"--classes {file} has nothing in line {blank[0]}. It would be the name of a class. Remove the line."
         )
     if len(classes) != len(set(classes)) or not classes:
         raise RefusedError(
-            f"--classes {file} has {len(classes)} lines with {len(set(classes))} names: a name would have no label, "
-            "or two; give every class one line"
+            f"--classes {file} has {len(classes)} lines with {len(set(classes))} names. A name would have no label, "
+            "or two. Give every class one line."
         )
     if missing := sorted(set(found) - set(classes)):
         raise RefusedError(
-            f"--classes {file} lacks {len(missing):,} of the classes found, such as {', '.join(missing[:3])}: their "
-            "rows would have no label; add them to the file"
+            f"--classes {file} lacks {len(missing):,} of the classes found, such as {', '.join(missing[:3])}. Their "
+            "rows would have no label. Add them to the file."
         )
     return classes
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Tells whether values are strings, be they stored once each."""
+    """Whether values are strings, also where each is stored once."""
     kind = kind.value_type if pa.types.is_dictionary(kind) else kind
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
@@ -73,20 +73,20 @@ def add_classes(args: argparse.Namespace) -> str:
         dataset = lance.dataset(uri, storage_options=options)
     except (OSError, ValueError) as error:
         raise RefusedError(
-            f"no Lance dataset can be opened at --data {args.data} ({reason(error)}): there is nothing to add labels "
-            "to; give one that exists"
+            f"no Lance dataset can be opened at --data {args.data} ({reason(error)}). There is nothing to add labels "
+            "to. Give one that exists."
         ) from error
     kinds = {field.name: field.type for field in dataset.schema}
     if not is_text(kinds.get(args.string_column, pa.null())):
         raise RefusedError(
             f"--data {args.data} lacks a column {args.string_column} of strings, it has "
-            f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}: there are no names to number; name the "
-            "column by --string-column"
+            f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}. There are no names to number. Name the "
+            "column by --string-column."
         )
     if args.label_column in kinds:
         raise RefusedError(
-            f"--data {args.data} has a column {args.label_column} ({kinds[args.label_column]}) already: it would be "
-            "replaced; give the new one another name by --label-column"
+            f"--data {args.data} has a column {args.label_column} ({kinds[args.label_column]}) already. It would be "
+            "replaced. Give the new one another name by --label-column."
         )
     found: set[str] = set()
     for batch in dataset.scanner(columns=[args.string_column], batch_size=1 << 16).to_batches():
@@ -94,21 +94,21 @@ def add_classes(args: argparse.Namespace) -> str:
     if found & {None, ""}:
         rows = dataset.count_rows(f"`{args.string_column}` IS NULL OR `{args.string_column}` = ''")
         raise RefusedError(
-            f"{rows:,} rows of --data {args.data} have no {args.string_column}: they would have no label; fill them, "
-            "or delete these rows"
+            f"{rows:,} rows of --data {args.data} have no {args.string_column}. They would have no label. Fill them, "
+            "or delete these rows."
         )
     classes = read_classes(args.classes, found)
     metadata = dataset.schema.metadata or {}
     named, of = metadata.get(b"classes"), metadata.get(b"classes_of", b"label").decode()
     if named and of in kinds:
         raise RefusedError(
-            f"--data {args.data} names the classes of {of} already, {describe(json.loads(named))}: a dataset has names "
-            f"for one column, and {of} would lose them; use {of}, or make another dataset without it"
+            f"--data {args.data} names the classes of {of} already, {describe(json.loads(named))}. A dataset has names "
+            f"for one column, and {of} would lose them. Use {of}, or make another dataset without it."
         )
     if named and json.loads(named) != classes:
         raise RefusedError(
             f"--data {args.data} names its classes {describe(json.loads(named))} already, and {args.string_column} has "
-            f"{describe(classes)}: labels that it has would be named wrongly; give these names by --classes"
+            f"{describe(classes)}. Labels that it has would be named wrongly. Give these names by --classes."
         )
 
     @lance.batch_udf(output_schema=pa.schema({args.label_column: pa.int64()}))

@@ -1,4 +1,4 @@
-"""Owns the small files below a dataset that say what a run has done; never writes a row, and commits nothing."""
+"""Owns the small files below a dataset that note what a run has done; never writes a row, and commits nothing."""
 
 import dataclasses
 import json

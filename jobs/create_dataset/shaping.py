@@ -1,4 +1,4 @@
-"""Owns what becomes of rows on their way: labels, lists, images, splits; never reads or writes any."""
+"""Owns how rows are changed on their way: labels, lists, images, splits; never reads or writes any."""
 
 import dataclasses
 import hashlib
@@ -27,7 +27,7 @@ class Shape:
         source: Of the first rows, which all others must fit.
         label: Column whose strings become integers by `classes`, or None.
         classes: Names of classes, or None.
-        images: What becomes of images, or None.
+        images: How images are changed, or None.
         looks_at: Column of images that stay as they are, which are looked at; or None.
         decodes: Whether these are decoded whole, and not their headers alone.
         split_by: Columns whose content decides the split; none where the source names its splits.
@@ -71,7 +71,7 @@ class Shape:
         return table.cast(self.schema)
 
     def encode(self, table: pa.Table, where: Callable[[int], str]) -> pa.Table:
-        """Makes the images of a shaped table what they are to be; `where` says where a row is from.
+        """Encodes the images of a shaped table as `images` says; `where` names the source of a row.
 
         Raises:
             ValueError: If an image can't be decoded.
@@ -84,9 +84,9 @@ class Shape:
                 made.append(None if value is None else self.images.encode(value))
             except Exception as error:  # whatever a codec raises on damaged bytes
                 raise ValueError(
-                    f"{where(row)} has no image in {self.images.column} that can be decoded ({error}): it can't be "
-                    "encoded anew; repair it, leave it out, or give neither --shorter-side nor --jpeg-quality, and all "
-                    "images stay as they are"
+                    f"{where(row)} has no image in {self.images.column} that can be decoded ({error}). It can't be "
+                    "encoded. Repair it, leave it out, or give neither --shorter-side nor --jpeg-quality: then all "
+                    "images stay as they are."
                 ) from None  # else the job's message would be the codec's, which names no row
         place = table.schema.get_field_index(self.images.column)
         field = table.schema.field(place)
@@ -113,8 +113,8 @@ class Shape:
             odd = labels.filter(is_odd)
             raise ValueError(
                 f"{self.label} is {odd[0]} in {len(odd):,} of {len(labels):,} rows of {where}, and there are "
-                f"{len(self.classes):,} classes, from 0 on: they would have none; give them a label, or leave them out "
-                "(of a Lance dataset by --filter)"
+                f"{len(self.classes):,} classes, from 0 on. They would have none. Give them a label, or leave them out "
+                "(of a Lance dataset by --filter)."
             )
         return labels
 
@@ -131,7 +131,7 @@ class Shape:
         return pa.array(["val" if draw < self.val_fraction else "train" for draw in draws], pa.string())
 
 
-def settle(first: pa.Table, keep_lists: Sequence[str]) -> pa.Schema:
+def schema_of(first: pa.Table, keep_lists: Sequence[str]) -> pa.Schema:
     """The schema of the dataset, from its first rows: lists of floats that are all of one length get it for good."""
     fields = []
     for field in plain(first.schema):
@@ -175,17 +175,17 @@ def take_bytes(table: pa.Table, name: str) -> pa.Table:
     encoded = pc.struct_field(table[name], "bytes")
     if lost := encoded.null_count - table[name].null_count:
         raise ValueError(
-            f"column {name} has {lost:,} images that are paths without bytes in {where_from(table, 'the source')}: "
-            "they would be lost; save them with their bytes"
+            f"column {name} has {lost:,} images that are paths without bytes in {where_from(table, 'the source')}. "
+            "They would be lost. Save them with their bytes."
         )
     return table.set_column(table.schema.get_field_index(name), name, encoded)
 
 
 def absent(label: str, count: int, rows: int, where: str) -> str:
-    """Says that rows have no label."""
+    """The error of rows without a label."""
     return (
-        f"{count:,} of {rows:,} rows of {where} have no {label}: they would have no class; fill them, or leave them "
-        f'out (of a Lance dataset by --filter "{label} IS NOT NULL")'
+        f"{count:,} of {rows:,} rows of {where} have no {label}. They would have no class. Fill them, or leave them "
+        f'out (of a Lance dataset by --filter "{label} IS NOT NULL").'
     )
 
 
@@ -195,12 +195,12 @@ def check_lengths(column: pa.ChunkedArray, length: int, name: str, where: str) -
     if None in lengths:
         raise ValueError(
             f"column {name} is null in {column.null_count:,} rows of {where}, and has {length} values in the first "
-            f"rows: it would be no vector. Fill them, or give --keep-lists {name} to store lists and nulls"
+            f"rows. It would be no vector. Fill them, or give --keep-lists {name} to store lists and nulls."
         )
     if other := [found for found in lengths if found != length]:
         raise ValueError(
-            f"column {name} has a list of {other[0]} values in {where}, and {length} in the first rows: it would be no "
-            f"vector. Give --keep-lists {name} to store lists of any length"
+            f"column {name} has a list of {other[0]} values in {where}, and {length} in the first rows. It would be no "
+            f"vector. Give --keep-lists {name} to store lists of any length."
         )
 
 
@@ -243,6 +243,6 @@ def check_columns(source: pa.Schema, label: str | None, images: Reencode | None,
     for flag, name in asked.items():
         if name is not None and name not in source.names:
             raise RefusedError(
-                f"{flag.split()[0]} {name} is none of the columns {', '.join(source.names)}: nothing would be done to "
-                "it; name one of them"
+                f"{flag.split()[0]} {name} is none of the columns {', '.join(source.names)}. Nothing would be done to "
+                "it. Name one of them."
             )

@@ -32,12 +32,12 @@ ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one task reads, and writes as a fragment, or as several where nobody knew how many rows it has.
+    """What one task reads, and writes as a fragment, or as several where the number of rows was unknown.
 
     Attributes:
         name: For messages.
         parts: What to read, in order; only its source knows how to take it.
-        rows: Rows of all parts, or None where only reading tells.
+        rows: Rows of all parts, or None where they are not known before reading.
     """
 
     name: str
@@ -61,8 +61,8 @@ class Source(abc.ABC):
         classes: Names of classes in the order of their labels, where it knows them; its labels are integers then.
         classes_of: The column of these labels, or None where it does not say.
         left_out: Files that give no row, sorted.
-        remarks: What it does that its user may not expect, such as which names stand for splits.
-        facts: What tells it from what it was at another time: names, sizes and times of files, versions.
+        remarks: What its user may not expect, such as which names stand for splits.
+        facts: Its state, by which a later one differs: names, sizes and times of files, versions.
     """
 
     has_splits: bool = False
@@ -99,11 +99,11 @@ class Source(abc.ABC):
             for table in self.read(piece, []):
                 if table.num_rows:
                     return table
-        raise RefusedError("the source has no rows: the dataset would be empty; give one that has some")
+        raise RefusedError("the source has no rows. The dataset would be empty. Give one that has some.")
 
 
 class Span(NamedTuple):
-    """Rows [low, high) of something that is read as a whole, such as a row group; all of it where nobody counted."""
+    """Rows [low, high) of something that is read as a whole, such as a row group; all of it where `high` is None."""
 
     what: Any
     low: int
@@ -111,7 +111,7 @@ class Span(NamedTuple):
 
 
 def cut(counted: Sequence[tuple[Any, int | None]], rows: int, name: str) -> list[Piece]:
-    """Cuts what is read in a row into pieces of so many rows; what nobody counted is a piece by itself."""
+    """Cuts what is read in a row into pieces of so many rows; what was not counted is a piece by itself."""
     pieces: list[Piece] = []
     spans: list[Span] = []
     held = 0
@@ -171,8 +171,8 @@ def list_files(location: str, endings: tuple[str, ...], options: dict[str, str])
         is_pattern = "*" in location or "?" in location
         fix = "the directory itself, no pattern," if is_pattern else "a directory or a file that exists,"
         raise RefusedError(
-            f"--input {location} can't be listed ({reason(error)}): there is nothing to read; give {fix} by a path or "
-            "URI that every node can read"
+            f"--input {location} can't be listed ({reason(error)}). There is nothing to read. Give {fix} by a path or "
+            "URI that every node can read."
         ) from error
     listing = Listing(filesystem, root, [], [], [])
     sizes = {info.path[len(root) + 1 :]: (info.size, info.mtime_ns or 0) for info in found if info.is_file}
@@ -186,8 +186,8 @@ def list_files(location: str, endings: tuple[str, ...], options: dict[str, str])
             listing.facts.append((file, *sizes[file]))
     if not listing.files:
         raise RefusedError(
-            f"no {' '.join(endings)} files found under --input {location}{name_some(listing.left_out)}: the dataset "
-            "would be empty; give the directory that holds them"
+            f"no {' '.join(endings)} files found under --input {location}{name_some(listing.left_out)}. The dataset "
+            "would be empty. Give the directory that holds them."
         )
     return listing
 
@@ -206,7 +206,7 @@ def split_of(name: str) -> str | None:
 
 
 def explain_splits(location: str, names: Iterable[str]) -> list[str]:
-    """What to say of names that stand for splits and are not written as these.
+    """Remarks on names that stand for splits and are not written as these.
 
     Raises:
         RefusedError: If two names stand for one split that may well be two.
@@ -217,8 +217,8 @@ def explain_splits(location: str, names: Iterable[str]) -> list[str]:
     for split, found in called.items():
         if len(found) > 1 and not {name.lower() for name in found} <= set(PLAIN_SPLITS):
             raise RefusedError(
-                f"--input {location} has {' and '.join(found)}, and each may be the split {split}: their rows could "
-                "not be distinguished; give all of them one name, or move the others away"
+                f"--input {location} has {' and '.join(found)}, and each may be the split {split}. Their rows could "
+                "not be distinguished. Give all of them one name, or move the others away."
             )
     return [
         f"split {split} is what is called {', '.join(found)}" for split, found in called.items() if found != [split]
@@ -238,15 +238,15 @@ def name_splits(location: str, files: list[str]) -> tuple[list[str | None], list
         named = [part for part in (*folders, match and match[1]) if part and split_of(part)]
         if len({split_of(part) for part in named}) > 1:
             raise RefusedError(
-                f"{file} in --input {location} names the splits {' and '.join(dict.fromkeys(named))}: its rows can't "
-                "be of both; name one"
+                f"{file} in --input {location} names the splits {' and '.join(dict.fromkeys(named))}. Its rows can't "
+                "be of both. Name one."
             )
         splits.append(split_of(named[0]) if named else None)
         names.update(named[:1])
     if any(splits) and not all(splits):
         raise RefusedError(
-            f"{files[splits.index(None)]} in --input {location} names no split, other files do: its rows "
-            "would belong to none; call it train-*, validation-* or test-*, or its directory, or move it away"
+            f"{files[splits.index(None)]} in --input {location} names no split, other files do. Its rows "
+            "would belong to none. Call it train-*, validation-* or test-*, or its directory, or move it away."
         )
     return splits, explain_splits(location, names)
 
@@ -260,7 +260,7 @@ def with_split(table: pa.Table, split: str | None) -> pa.Table:
     if split is not None and SPLIT in table.column_names:
         raise RefusedError(
             f"{where_from(table, 'the source')} has a column {SPLIT}, and names of files or directories say splits, "
-            "too: one of the two would be lost; leave the column out (of tables by --columns), or name the files anew"
+            "too. One of the two would be lost. Leave the column out (of tables by --columns), or rename the files."
         )
     return table if split is None else table.append_column(SPLIT, pa.array([split] * table.num_rows, pa.string()))
 
@@ -273,15 +273,15 @@ def to_splits(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     """
     if not is_text(column.type):
         raise ValueError(
-            f"column {SPLIT} is {column.type} in {where}, and names of splits are strings: no row would be in one; "
-            "call it otherwise, or leave it out (of tables and Lance datasets by --columns): the split is drawn then"
+            f"column {SPLIT} is {column.type} in {where}, and names of splits are strings. No row would be in one. "
+            "Call it otherwise, or leave it out (of tables and Lance datasets by --columns): the split is drawn then."
         )
     values = pc.unique(column).to_pylist()
     if none := [value for value in values if not value]:
         count = pc.sum(pc.fill_null(pc.equal(column, ""), True)).as_py()
         raise ValueError(
-            f"column {SPLIT} is {none[0]!r} in {count:,} rows of {where}: they would be in no split; name one, or "
-            "leave the column out (of tables and Lance datasets by --columns): the split is drawn then"
+            f"column {SPLIT} is {none[0]!r} in {count:,} rows of {where}. They would be in no split. Name one, or "
+            "leave the column out (of tables and Lance datasets by --columns): the split is drawn then."
         )
     places = pc.index_in(column, value_set=pa.array(values, column.type))
     known = [SPLITS[value.lower()] if value.lower() in PLAIN_SPLITS else value for value in values]

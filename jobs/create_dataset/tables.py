@@ -29,10 +29,10 @@ from jobs.create_dataset.sources import (
     name_splits,
     with_split,
 )
-from jobs.create_dataset.texts import as_read, is_number, settle_kind, to_numbers
+from jobs.create_dataset.texts import as_read, is_number, kind_of, to_numbers
 
 PARQUET, TEXT, ARROW = (".parquet", ".pq"), (".csv", ".tsv", ".csv.gz", ".tsv.gz"), (".arrow", ".feather", ".ipc")
-_MAGIC = b"ARROW1"  # an Arrow file, which tells its batches; a stream does not begin so
+_MAGIC = b"ARROW1"  # of an Arrow file, which lists its batches; a stream begins otherwise
 
 
 class Tables(Source):
@@ -50,7 +50,7 @@ class Tables(Source):
         options: dict[str, str],
         text_columns: Sequence[str] = (),
     ) -> None:
-        """Asks each file for its rows, where it can tell them, and for its columns; some stay text in text files."""
+        """Reads the columns of each file, and its number of rows where it holds one; some columns stay text."""
         self.listing = list_files(location, (*PARQUET, *TEXT, *ARROW), options)
         self.facts, files = self.listing.facts, self.listing.files
         splits, self.remarks = name_splits(location, files)
@@ -70,13 +70,13 @@ class Tables(Source):
                     schemas[file] = schema
         except (OSError, pa.ArrowInvalid) as error:
             raise RefusedError(
-                f"{file} in --input {location} can't be read ({reason(error)}): its rows would be missing; write it "
-                "again, or move it away"
+                f"{file} in --input {location} can't be read ({reason(error)}). Its rows would be missing. Write it "
+                "again, or move it away."
             ) from error
         if missing := sorted(self.text_columns - self.kinds.keys()):
             raise RefusedError(
                 f"--text-columns {', '.join(missing)} is no column of text files, which have "
-                f"{', '.join(self.kinds) or 'none'}: nothing would be kept as text; name columns of CSV or TSV files"
+                f"{', '.join(self.kinds) or 'none'}. Nothing would be kept as text. Name columns of CSV or TSV files."
             )
         self.index = [name for name in index if self.columns is None or name not in self.columns]
         kept = {file: self._keep(schema.empty_table(), file).schema for file, schema in schemas.items()}
@@ -109,7 +109,7 @@ class Tables(Source):
                 ]
 
     def _look_into_text(self, file: str) -> tuple[pa.Schema, list[int | None]]:
-        """Columns as the header says; their types come from the first rows of all text files, and hold for the rest."""
+        """Columns of the header; their types come from the first rows of all text files, and hold for the rest."""
         names = self._header(file)
         if not self.kinds and len(set(names)) == len(names):  # `_note` refuses others
             first = next((table for table in self._read_text(file) if table.num_rows), None)
@@ -117,16 +117,16 @@ class Tables(Source):
                 return pa.schema([(name, pa.null()) for name in names]), [0]
             if binary := [field.name for field in first.schema if pa.types.is_binary(field.type)]:
                 raise RefusedError(_no_utf8(file, f"column {', '.join(binary)}"))
-            self._settle_kinds(file, first.schema)
+            self._decide_kinds(file, first.schema)
         return pa.schema([(name, self.kinds.get(name, pa.null())) for name in names]), [None]
 
-    def _settle_kinds(self, file: str, found: pa.Schema) -> None:
+    def _decide_kinds(self, file: str, found: pa.Schema) -> None:
         """Takes the types that the first rows show, but for those that would change a value."""
         asked = {field.name: pa.string() if field.name in self.text_columns else field.type for field in found}
         doubtful = {name: pa.string() for name, kind in asked.items() if is_number(kind) or pa.types.is_null(kind)}
         texts = next(table for table in self._batches(file, asked | doubtful) if table.num_rows)
         for name, kind in asked.items():
-            asked[name], why = settle_kind(texts[name], kind) if name in doubtful else (kind, "")
+            asked[name], why = kind_of(texts[name], kind) if name in doubtful else (kind, "")
             if why and (self.columns is None or name in self.columns):
                 self.remarks.append(f"{name} is {asked[name]}: as {kind}, {why}")
         self.kinds = asked
@@ -141,12 +141,12 @@ class Tables(Source):
                 raise RefusedError(_no_utf8(file, reason(error))) from error
             except csv.Error as error:
                 raise RefusedError(
-                    f"{file} has no header that can be read ({error}): its columns would have no names; write it again"
+                    f"{file} has no header that can be read ({error}). Its columns would have no names. Write it again."
                 ) from error
         if len(names) == 1 and (other := [found for found in ";\t," if found in names[0] and found != separator]):
             raise RefusedError(
-                f"{file} has one column, {names[0]!r}: its values seem to be separated by {other[0]!r}, and would stay "
-                "together; write a .csv with commas, and a .tsv with tabs"
+                f"{file} has one column, {names[0]!r}. Its values seem to be separated by {other[0]!r}, and would stay "
+                "together. Write a .csv with commas, and a .tsv with tabs."
             )
         return names
 
@@ -154,21 +154,21 @@ class Tables(Source):
         """Refuses columns that --columns or a dataset can't have; notes those that hold the index of a frame."""
         if twice := [name for name, count in Counter(schema.names).items() if count > 1]:
             raise RefusedError(
-                f"{file} has several columns {', '.join(twice)}: a dataset has one of a name, the others would be "
-                "lost; write it again with other names"
+                f"{file} has several columns {', '.join(twice)}. A dataset has one of a name, the others would be "
+                "lost. Write it again with other names."
             )
         if missing := [name for name in self.columns or () if name not in schema.names]:
             raise RefusedError(
-                f"{file} lacks the column {', '.join(missing)}, it has {', '.join(schema.names)}: --columns would not "
-                "be what it says; name columns that all files have"
+                f"{file} lacks the column {', '.join(missing)}, it has {', '.join(schema.names)}. --columns would not "
+                "be what it says. Name columns that all files have."
             )
-        told = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
+        pandas = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
         index |= {
-            name: None for name in told.get("index_columns", ()) if isinstance(name, str) and name in schema.names
+            name: None for name in pandas.get("index_columns", ()) if isinstance(name, str) and name in schema.names
         }
 
     def pieces(self, rows: int) -> list[Piece]:
-        """Spans of row groups and batches; a file each, where it does not tell its rows."""
+        """Spans of row groups and batches; a whole file where its number of rows is unknown."""
         return cut(self.parts, rows, "part")
 
     def read(self, piece: Piece, left_out: list[Left]) -> Iterator[pa.Table]:
@@ -202,7 +202,7 @@ class Tables(Source):
             raise ValueError(f"{file} is damaged: {error}") from None
 
     def _read_text(self, file: str) -> Iterator[pa.Table]:
-        """The rows of a text file, of the types that are settled."""
+        """The rows of a text file, of the types of the first rows."""
         for table in self._batches(file, as_read(self.kinds)):
             for place, name in enumerate(table.column_names):
                 kind = self.kinds.get(name, pa.null())
@@ -231,9 +231,9 @@ class Tables(Source):
     def _misfit(self, file: str, name: str, error: Exception) -> ValueError:
         kind = f"{self.kinds[name]} in the first rows of all" if name in self.kinds else "else in its first rows"
         return ValueError(
-            f"column {name} is {kind}, and not in {file} ({reason(error)}): its values would be changed or lost; give "
+            f"column {name} is {kind}, and not in {file} ({reason(error)}). Its values would be changed or lost. Give "
             f"--text-columns {name} to keep them as they are written, write all alike, or as Parquet, where columns "
-            "have types"
+            "have types."
         )
 
 
@@ -244,8 +244,8 @@ def separator_of(file: str) -> str:
 
 def _no_utf8(file: str, what: str) -> str:
     return (
-        f"{file} is not encoded as UTF-8 ({what}): its texts would be bytes, or wrong; write it again, such as by "
-        f"`iconv -f latin1 -t utf-8`, where its encoding is Latin-1"
+        f"{file} is not encoded as UTF-8 ({what}). Its texts would be bytes, or wrong. Write it again, such as by "
+        f"`iconv -f latin1 -t utf-8`, where its encoding is Latin-1."
     )
 
 
@@ -269,27 +269,27 @@ class LanceTable(Source):
             self.rows = opened.count_rows()
         except (OSError, ValueError) as error:
             raise RefusedError(
-                f"--input {location} can't be read as a Lance dataset ({reason(error)}): there is nothing to copy; "
-                "give the URI of one; a table of LanceDB lies at <database>/<table>.lance"
+                f"--input {location} can't be read as a Lance dataset ({reason(error)}). There is nothing to copy. "
+                "Give the URI of one; a table of LanceDB lies at <database>/<table>.lance."
             ) from error
         if missing := [name for name in columns or () if name not in opened.schema.names]:
             raise RefusedError(
-                f"--input {location} lacks the column {', '.join(missing)}, it has {', '.join(opened.schema.names)}: "
-                "--columns would not be what it says; name columns that it has"
+                f"--input {location} lacks the column {', '.join(missing)}, it has {', '.join(opened.schema.names)}. "
+                "--columns would not be what it says. Name columns that it has."
             )
         self.columns = list(columns or opened.schema.names)
         if blobs := [name for name in self.columns if has_blob(opened.schema.field(name))]:
             raise RefusedError(
-                f"column {', '.join(blobs)} of --input {location} is blob-encoded: a scan gives descriptors and not "
-                "its bytes, so a copy would hold no data; leave it out by --columns, or write it as a plain binary "
-                "column first"
+                f"column {', '.join(blobs)} of --input {location} is blob-encoded. A scan gives descriptors and not "
+                "its bytes, so a copy would hold no data. Leave it out by --columns, or write it as a plain binary "
+                "column first."
             )
         try:
             self.rows = self.rows if filter is None else opened.count_rows(filter)
         except (OSError, ValueError) as error:
             raise RefusedError(
-                f"--filter {filter} can't be used on --input {location} ({reason(error)}): no row would be kept; write "
-                f"it in SQL, of the columns {', '.join(opened.schema.names)}"
+                f"--filter {filter} can't be used on --input {location} ({reason(error)}). No row would be kept. Write "
+                f"it in SQL, of the columns {', '.join(opened.schema.names)}."
             ) from error
         self.has_splits = "split" in self.columns
         self.version, self.identity = opened.version, identity(opened)
@@ -308,7 +308,7 @@ class LanceTable(Source):
         """Columns as they are."""
         opened: Any = lance.dataset(self.uri, version=self.version, storage_options=self.options)
         if identity(opened) != self.identity:
-            raise ValueError(f"{self.uri} was written anew while it was read")
+            raise ValueError(f"{self.uri} was rewritten while it was read")
         for _, low, high in piece.parts:
             scanner = opened.scanner(
                 columns=self.columns,

@@ -1,7 +1,7 @@
 """Owns WebDataset tars: files that share a name up to its first dot are one row; never decodes an image.
 
 The convention is that of the webdataset library (https://github.com/webdataset/webdataset): `0001.jpg`, `0001.cls`
-and `0001.json` are the image, the class and the rest of row 0001, and lie one behind the other.
+and `0001.json` are the image, the class and the rest of row 0001, and lie one after the other.
 """
 
 import io
@@ -32,7 +32,7 @@ from jobs.create_dataset.sources import (
 COLUMNS = {"cls": "label", "txt": "text", "": "bytes"}  # ending -> column; the others have the ending's name
 TEXTS = ("txt", "text", "caption", "transcript", "json", "id", SPLIT)
 NUMBERS = ("cls", "cls2", "index", "inx")  # or names; an id is no label, and may begin with zeros
-LOOK = 64  # first rows that settle the columns
+LOOK = 64  # first rows, which decide the columns
 
 Row = dict[str, tuple[str, Any]]  # by column, the name of the file in the tar, and its value
 
@@ -48,8 +48,8 @@ class Header(tarfile.TarInfo):
         except tarfile.HeaderError as error:
             if len(buf) == tarfile.BLOCKSIZE and not any(buf):
                 raise
-            told = "it ends without the zeros that end a tar" if len(buf) < tarfile.BLOCKSIZE else error
-            raise tarfile.ReadError(str(told)) from error
+            why = "it ends without the zeros that end a tar" if len(buf) < tarfile.BLOCKSIZE else error
+            raise tarfile.ReadError(str(why)) from error
 
 
 class Tars(Source):
@@ -74,12 +74,12 @@ class Tars(Source):
         if missing := [name for name in columns or () if name not in has]:
             raise RefusedError(
                 f"--columns {', '.join(missing)} is none of {', '.join(has)}, which the first rows of --input "
-                f"{location} have: no row would be kept; name some of these"
+                f"{location} have. No row would be kept. Name some of these."
             )
         if self.has_splits and SPLIT in self.columns:
             raise RefusedError(
-                f"--input {location} names splits by the names of tars and by files .{SPLIT} in them: a row would have "
-                f"two; name the columns to keep by --columns, without {SPLIT}, or give the tars names without splits"
+                f"--input {location} names splits by the names of tars and by files .{SPLIT} in them. A row would have "
+                f"two. Name the columns to keep by --columns, without {SPLIT}, or give the tars names without splits."
             )
 
     def pieces(self, rows: int) -> list[Piece]:
@@ -101,7 +101,7 @@ class Tars(Source):
                 yield self._table(rows, file)
 
     def where(self, piece: Piece, row: int) -> str:
-        """Its tar and its key, for which it is read again."""
+        """Its tar and its key; it reads the tar again for them."""
         [(file, _, _)] = piece.parts
         key, _ = next(itertools.islice(self._kept(file, []), row, None))
         return f"{file}: {key}"
@@ -116,8 +116,8 @@ class Tars(Source):
             more = [name for column, (name, _) in row.items() if column not in self.columns]
             if more and not self.asked:
                 raise ValueError(
-                    f"{file}: {key} has {', '.join(more)} beside {', '.join(self.columns)}, which the first row has: "
-                    "it would be lost; name the columns to keep by --columns, rows that lack one are left out"
+                    f"{file}: {key} has {', '.join(more)} beside {', '.join(self.columns)}, which the first row has. "
+                    "It would be lost. Name the columns to keep by --columns, rows that lack one are left out."
                 )
             if missing := [name for name in self.columns if name not in row]:
                 left_out.append(Left(f"{file}: {key}", f"has no {', '.join(missing)}"))
@@ -130,8 +130,8 @@ class Tars(Source):
             return value
         if not is_integer(value):
             raise ValueError(
-                f"{file}: {name} holds {value!r}, and the first rows have integers in column {column}: it would be no "
-                "integer; make all of them integers, or all of them names"
+                f"{file}: {name} holds {value!r}, and the first rows have integers in column {column}. It would be no "
+                "integer. Make all of them integers, or all of them names."
             )
         return int(value)
 
@@ -144,8 +144,8 @@ class Tars(Source):
                 column = column_of(ending)
                 if column in row:
                     raise ValueError(
-                        f"{file}: {row[column][0]} and {name} are both the {column} of {key}: one would be lost; give "
-                        "a key one of them, or give one another ending"
+                        f"{file}: {row[column][0]} and {name} are both the {column} of {key}. One would be lost. Give "
+                        "a key one of them, or give one another ending."
                     )
                 try:
                     row[column] = name, value_of(ending, content)
@@ -170,9 +170,9 @@ class Tars(Source):
                     elif not member.isdir():
                         left_out.append(Left(f"{file}: {member.name}", "is a link, or no file"))
                 stream: Any = tar.fileobj
-                while behind := stream.read(BLOCK_BYTES):
-                    if any(behind):
-                        raise tarfile.ReadError("it goes on behind its end: tars put together by cat are no tar")
+                while rest := stream.read(BLOCK_BYTES):
+                    if any(rest):
+                        raise tarfile.ReadError("it continues after its end: tars put together by cat are no tar")
         except (OSError, ValueError, tarfile.TarError, EOFError) as error:
             raise ValueError(f"{file} is damaged: {error}") from None
 

@@ -36,7 +36,7 @@ def to_numbers(texts: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def _is_changed(texts: pa.ChunkedArray, numbers: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Which texts say something that their numbers do not."""
+    """Which texts would be changed as numbers."""
     if pa.types.is_integer(numbers.type):
         return pc.invert(pc.match_substring_regex(texts, _INTEGER))
     is_overflow = pc.and_(pc.is_inf(numbers), pc.match_substring_regex(texts, "[0-9]"))
@@ -44,7 +44,7 @@ def _is_changed(texts: pa.ChunkedArray, numbers: pa.ChunkedArray) -> pa.ChunkedA
     return pc.or_(pc.match_substring_regex(texts, _CODE), pc.or_(is_overflow, is_underflow))
 
 
-def settle_kind(texts: pa.ChunkedArray, kind: pa.DataType) -> tuple[pa.DataType, str]:
+def kind_of(texts: pa.ChunkedArray, kind: pa.DataType) -> tuple[pa.DataType, str]:
     """The type that keeps the values of a column which pyarrow takes for numbers or nulls, and why it is another one.
 
     Args:

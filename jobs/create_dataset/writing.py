@@ -1,8 +1,8 @@
 """Owns the making of a dataset: a fragment for each piece, what is done already, the commit; never shapes a row.
 
-Each task writes its fragment, and then a small file that says so, below the dataset. A run that is killed is started
-again with the same command, and makes what is missing; behind the commit these files are removed. lance-ray writes
-from many machines, too, but begins anew each time, and gathers a task's rows in memory before it writes the first.
+Each task writes its fragment, and then a small file that notes it, below the dataset. A run that is killed is started
+again with the same command, and makes what is missing; after the commit these files are removed. lance-ray writes
+from many machines, too, but starts over each time, and gathers a task's rows in memory before it writes the first.
 """
 
 import dataclasses
@@ -59,17 +59,17 @@ def key_of(facts: Any, *arguments: Any) -> str:
 
 
 def write(
-    source: Source, shape: Shape, pieces: Sequence[Piece], target: Target, tell: Callable[[int], None]
+    source: Source, shape: Shape, pieces: Sequence[Piece], target: Target, progress: Callable[[int], object]
 ) -> tuple[lance.LanceDataset, list[Left], list[Left]]:
-    """Makes the dataset; `tell` is called with rows that are done. Returns it, what gave no row, and which rows hold no
-    image.
+    """Makes the dataset; `progress` is called with rows that are done. Returns it, what gave no row, and rows
+    without an image.
 
     Raises:
         ValueError: If the source has no rows.
     """
     done = target.notes.read()
     for note in done.values():
-        tell(note["rows"])
+        progress(note["rows"])
     todo = [
         {"number": number, "piece": ray.cloudpickle.dumps(piece)}
         for number, piece in enumerate(pieces)
@@ -84,7 +84,7 @@ def write(
             rows = ray.data.from_items(todo, override_num_blocks=len(todo))
             for row in rows.map_batches(task, batch_format="pyarrow", batch_size=1).iter_rows():
                 done[row["number"]] = json.loads(row["note"])
-                tell(done[row["number"]]["rows"])
+                progress(done[row["number"]]["rows"])
     notes = [done[number] for number in sorted(done)]
     fragments = [FragmentMetadata.from_json(json.dumps(text)) for note in notes for text in note["fragments"]]
     if not fragments:

@@ -1,7 +1,7 @@
-"""Asynchronous checkpoint upload: training goes on while a checkpoint is on its way to storage.
+"""Asynchronous checkpoint upload: training continues while a checkpoint is uploaded.
 
 What `report` was given is written to local disk before it returns, so that the position and the weights belong
-together whatever happens meanwhile; a run that fails before an upload has ended goes on from the checkpoint before.
+together whatever happens meanwhile; a run that fails before an upload has ended continues from the previous checkpoint.
 
     python -m jobs.examples.async_upload --data digits.lance
 """

@@ -1,4 +1,4 @@
-"""Asynchronous validation: each checkpoint is validated by a task of its own while training goes on.
+"""Asynchronous validation: each checkpoint is validated by a task of its own while training continues.
 
 The task gets the handle of the validation rows and iterates over it; `restore(None, checkpoint)` gives it the
 weights.

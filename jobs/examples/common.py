@@ -30,14 +30,19 @@ def parser(file: str, doc: str | None) -> argparse.ArgumentParser:
     add, name = made.add_argument, Path(file).stem
     add("--data", required=True, metavar="URI", help="a dataset of `jobs/create_dataset.py demo`, or alike")
     add("--storage-path", default="~/raylance-runs", metavar="URI", help="where runs are kept")
-    add("--run-name", default=f"example-{name}", metavar="NAME", help="a run that exists goes on, or is over already")
+    add(
+        "--run-name",
+        default=f"example-{name}",
+        metavar="NAME",
+        help="a run that exists continues, unless it is finished",
+    )
     add("--num-workers", type=int, default=2, metavar="N", help="ranks; 0 is Ray Train's local mode")
     add("--epochs", type=int, default=2, metavar="N", help="passes over the training rows")
     add("--global-batch-size", type=int, default=64, metavar="N", help="rows of a step, over all ranks")
     add("--checkpoint-every-steps", type=int, default=10, metavar="N", help="besides one at the end of each epoch")
     add("--image-size", type=int, default=16, metavar="PIXELS", help="side of the square that images become")
     add("--rows", metavar="DIR", help="write down there which rows were trained on, and count them at the end")
-    add("--die-at-step", type=int, metavar="N", help="kill the last rank behind this step, once; needs --rows")
+    add("--die-at-step", type=int, metavar="N", help="kill the last rank after this step, once; needs --rows")
     return made
 
 
@@ -63,7 +68,7 @@ def open_data(args: argparse.Namespace) -> dict[str, raylance.Dataset]:
 
 
 def run_config(args: argparse.Namespace, *, max_failures: int = 1) -> ray.train.RunConfig:
-    """Where a run is kept, and how often it may go on by itself."""
+    """Where a run is kept, and how often it may restart by itself."""
     storage = args.storage_path
     return ray.train.RunConfig(
         name=args.run_name,
@@ -104,7 +109,7 @@ class Witness:
         self._die_at, self._loader, self._steps = config["die_at_step"], loader, 0
         context = ray.train.get_context()
         self._rank, self._world_size = context.get_world_rank(), context.get_world_size()
-        # Ray Train starts all ranks of an attempt anew, so that the newest attempt is the one with the newest files.
+        # Ray Train restarts all ranks for an attempt, so the newest attempt is the one with the newest files.
         self._name = f"{time.time_ns():020d}-{os.getpid()}-{self._rank}.jsonl"
 
     def saw(self, batch: Mapping[str, Any]) -> None:
@@ -118,15 +123,15 @@ class Witness:
             file.write(json.dumps(line | {"rank": self._rank, "world_size": self._world_size}) + "\n")
         killed = self._directory / "killed"
         if self._steps == self._die_at and self._rank == self._world_size - 1 and not killed.exists():
-            killed.write_text(f"rank {self._rank} was killed behind its step {self._steps}, as --die-at-step says")
+            killed.write_text(f"rank {self._rank} was killed after its step {self._steps}, by --die-at-step")
             os.kill(os.getpid(), signal.SIGKILL)
 
 
 def rows_by_epoch(directory: str) -> dict[int, list[int]]:
     """The rows that each epoch's steps had, over all ranks.
 
-    What a killed attempt had trained on behind its last checkpoint does not count: of a step that was made twice, the
-    later one does, since the model goes on from the checkpoint.
+    Steps of a killed attempt after its last checkpoint do not count: of a step that was made twice, the later one
+    does, since the model continues from the checkpoint.
 
     Raises:
         RuntimeError: If a rank's part of a step is missing.
@@ -134,7 +139,7 @@ def rows_by_epoch(directory: str) -> dict[int, list[int]]:
     steps: dict[tuple[float, float], dict[int, dict[str, Any]]] = {}
     for path in sorted(Path(directory).glob("*.jsonl")):  # by time: later attempts overwrite earlier ones
         for line in map(json.loads, path.read_text().splitlines()):
-            # Behind the last step stands the start of the next epoch.
+            # After the last step, the position is the start of the next epoch.
             ended = line["position"] == 0
             at = (line["epoch"] - ended, math.inf if ended else line["position"])
             ranks = steps.setdefault(at, {})
@@ -151,7 +156,7 @@ def rows_by_epoch(directory: str) -> dict[int, list[int]]:
 
 
 def fit(args: argparse.Namespace, train_fn: Callable[[dict[str, Any]], Any], **changes: Any) -> int:
-    """Runs a training function under TorchTrainer, and tells how it ended; `changes` are the trainer's arguments."""
+    """Runs a training function under TorchTrainer, and prints how it ended; `changes` are the trainer's arguments."""
     if args.num_workers:
         start_ray()
     datasets = open_data(args)
@@ -163,22 +168,24 @@ def fit(args: argparse.Namespace, train_fn: Callable[[dict[str, Any]], Any], **c
         "run_config": run_config(args),
     }
     result = ray.train.torch.TorchTrainer(train_fn, **(arguments | changes)).fit()
-    return tell(args, datasets["train"], result)
+    return summarise(args, datasets["train"], result)
 
 
-def tell(args: argparse.Namespace, train: raylance.Dataset, result: ray.train.Result) -> int:
+def summarise(args: argparse.Namespace, train: raylance.Dataset, result: ray.train.Result) -> int:
     """Prints how a run ended, and whether every row came once; returns the exit status."""
     print(f"run {args.run_name}: {result.return_value or result.metrics}")
     if args.rows is None:
         return 0
     for killed in Path(args.rows).glob("killed"):
-        print(f"{killed.read_text()}; the run went on from the checkpoint before")
+        print(f"{killed.read_text()}; the run continued from the previous checkpoint")
     status = 0
     for epoch, rows in rows_by_epoch(args.rows).items():
         once = len(rows) == len(set(rows)) == len(train)
         status |= not once
-        told = "each row once" if once else f"NOT each row once: {len(rows):,} rows, {len(set(rows)):,} different ones"
-        print(f"epoch {epoch}: {told}, of {len(train):,}")
+        result_of = (
+            "each row once" if once else f"NOT each row once: {len(rows):,} rows, {len(set(rows)):,} different ones"
+        )
+        print(f"epoch {epoch}: {result_of}, of {len(train):,}")
     return status
 
 

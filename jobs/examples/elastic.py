@@ -1,8 +1,8 @@
-"""Elastic training: a run that takes as many ranks as there are, and goes on with fewer or more when nodes leave or
+"""Elastic training: a run that takes as many ranks as there are, and continues with fewer or more when nodes leave or
 join.
 
 The position in a checkpoint does not depend on the number of ranks, and global batches are the same for any of it:
-nothing in the training function knows that ranks come and go. A change of the ranks starts all of them anew, from the
+nothing in the training function knows that ranks come and go. A change of the ranks restarts all of them, from the
 last checkpoint.
 
     python -m jobs.examples.elastic --data digits.lance --num-workers 4

@@ -1,7 +1,7 @@
-"""Failures and preemption: a run goes on from its last checkpoint when a worker dies, and makes one before a node
+"""Failures and preemption: a run continues from its last checkpoint when a worker dies, and makes one before a node
 goes.
 
-`FailureConfig` starts all ranks again; `restore` puts the loader at the row behind the checkpoint. Where the cloud
+`FailureConfig` starts all ranks again; `restore` puts the loader at the row after the checkpoint. Where the cloud
 announces that it takes a node away, `get_preemption_info` says so, and a checkpoint at that moment loses no step.
 
     python -m jobs.examples.failures --data digits.lance --rows seen --die-at-step 15

@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
         scaling_config=ray.train.ScalingConfig(num_workers=args.num_workers),
         run_config=common.run_config(args),
     ).fit()
-    return common.tell(args, data["train"], result)
+    return common.summarise(args, data["train"], result)
 
 
 if __name__ == "__main__":

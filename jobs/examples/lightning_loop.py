@@ -2,7 +2,7 @@
 itself.
 
 Lightning keeps the state of a stateful loader in its own checkpoints, of rank 0 alone: raylance's is the same on
-every rank, so that `trainer.fit(…, ckpt_path=…)` goes on at the row, also in mid-epoch and on another number of
+every rank, so that `trainer.fit(…, ckpt_path=…)` continues at the row, also in mid-epoch and on another number of
 ranks.
 
     python -m jobs.examples.lightning_loop --data digits.lance

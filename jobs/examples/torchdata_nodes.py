@@ -27,7 +27,7 @@ def pipeline(batches: raylance.Batches) -> torchdata.nodes.Loader[dict[str, torc
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Goes through an epoch, with a new pipeline after some steps that goes on from the state of the first."""
+    """Goes through an epoch, with a new pipeline after some steps that continues from the state of the first."""
     args = common.parser(__file__, __doc__).parse_args(argv)
     train = common.open_data(args)["train"]
     rows: list[int] = []

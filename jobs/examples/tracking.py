@@ -1,6 +1,6 @@
 """Experiment tracking: rank 0 writes losses, and what the loader says of itself, to TensorBoard.
 
-The step goes into the checkpoint, so that the curve of a run that was killed goes on where its weights do.
+The step goes into the checkpoint, so that the curve of a run that was killed continues where its weights do.
 
     python -m jobs.examples.tracking --data digits.lance --log-dir curves; tensorboard --logdir curves
 """
@@ -31,7 +31,7 @@ def train_fn(config: dict[str, Any]) -> None:
         step = saved["step"]
     parallel = ray.train.torch.prepare_model(model)
     witness = common.Witness(config, loader)
-    # Points behind the checkpoint, from an attempt that died, are dropped when the curve is read: purge_step.
+    # Points after the checkpoint, from an attempt that died, are dropped when the curve is read: purge_step.
     writer = SummaryWriter(config["log_dir"], purge_step=step + 1) if loader.rank == 0 else None
     for epoch in range(loader.epoch, config["epochs"]):
         for batch in loader.iter_torch_batches(global_batch_size=config["global_batch_size"], with_row_offset=True):

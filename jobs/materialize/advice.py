@@ -26,8 +26,8 @@ SIDE = 224  # of the squares that images are decoded to where --shorter-side say
 SAMPLE_BYTES, FEWEST, MOST = 32 << 20, 64, 4096  # rows that are read together for one measurement
 ROUNDS = 3  # each on other rows, so that what the first has read helps none
 IMAGES = 48
-SPARSE = 8  # rows between, for each that is wanted: from here on nobody reads them all
-NOISE = 0.05  # of an epoch: less is not told from noise
+SPARSE = 8  # rows between, for each that is wanted: from here on reading them all does not pay
+NOISE = 0.05  # of an epoch: less cannot be distinguished from noise
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +118,7 @@ def report(seen: Measured) -> str:
 
 
 def verdict(make_s: float, before_s: float, after_s: float) -> str:
-    """Says whether the copy pays, and why."""
+    """Whether the copy pays, and why."""
     epochs, saved_s = epochs_to_pay(make_s, before_s, after_s), before_s - after_s
     if epochs is not None:
         many = f"{epochs:,} epoch{'s' if epochs > 1 else ''}"
@@ -134,7 +134,7 @@ def product(seen: Measured, read_s: float, decode_s: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds, with a digit or two behind the point where they are few."""
+    """Seconds, with a digit or two after the point where they are few."""
     return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
 
 
@@ -230,7 +230,7 @@ def measure_images(table: pa.Table, wish: Wish, source: lance.LanceDataset) -> d
 
 
 def is_image(file: bytes | None) -> bool:
-    """Tells whether Pillow can decode it."""
+    """Whether Pillow can decode it."""
     with contextlib.suppress(Exception):  # whatever a codec raises on damaged bytes
         PIL.Image.open(io.BytesIO(file or b"")).load()
         return True

@@ -5,7 +5,7 @@
     python jobs/materialize.py --data photos.lance --out by_class.lance --group-by label
     python jobs/materialize.py --data photos.lance --filter "split = 'train'" --shorter-side 256 --advise
 
-The copy holds every selected row once, in the order of one keyed permutation of them all (with --group-by: class behind
+The copy holds every selected row once, in the order of one keyed permutation of them all (with --group-by: class after
 class, shuffled inside of each), in fragments that differ by one row at the most. The same source, filter and seed give
 the same rows in the same order, whatever the number of machines. Read in storage order, or in windows, it is as well
 shuffled as --seed made it, by sequential reads alone.
@@ -16,10 +16,10 @@ buckets (--bucket-bytes) and 600 MB, whatever the size of the data; the scratch 
 committed as one version at the end: before, nothing opens under --out, and a run that fails or is stopped removes what
 it wrote.
 
-The schema metadata key `raylance:provenance` says what the copy was made from; raylance.dataset() looks whether that
-has moved on, and warns, or refuses (stale="refuse").
+The schema metadata key `raylance:provenance` says what the copy was made from; raylance.dataset() checks whether
+that has changed since, and warns, or refuses (stale="refuse").
 
---advise writes nothing: it measures the source as it is, and says after how many epochs a copy pays.
+--advise writes nothing: it measures the source as it is, and prints after how many epochs a copy pays.
 
 Exit status: 0 when it is made, 1 when making it failed, 2 for what cannot be honoured; 130 and 143 when SIGINT and
 SIGTERM stopped it.
@@ -43,7 +43,7 @@ import tqdm
 
 import raylance
 from jobs.common import connect, exists, key_value, locate, store_options
-from jobs.quiet import notes_of, quietly_for_once
+from jobs.output import notes_of, separate_output_once
 
 from .advice import advise
 from .images import QUALITY, Reencode
@@ -58,10 +58,10 @@ class Progress:
         """A bar counts up to `rows`."""
         self.rows, self.shown = rows, shown
         self.bar: tqdm.tqdm | None = None
-        self.file = sys.stderr  # as it is before Ray's output is led away
+        self.file = sys.stderr  # as it is before Ray's output is separated
 
     def __call__(self, phase: str, rows: int) -> None:
-        """So many rows more are done; a phase that was not met before ends the one before."""
+        """Adds finished rows; a new phase ends the previous one."""
         if self.bar is None or self.bar.desc != phase:
             self.close()
             self.bar = tqdm.tqdm(
@@ -77,7 +77,7 @@ class Progress:
 
 
 def run(args: argparse.Namespace) -> str:
-    """Does what the arguments ask for; returns what there is to say."""
+    """Does what the arguments ask for; returns the summary."""
     wish = open_source(args)
     if args.advise:
         return advise(wish, args.cpus)
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> str:
     try:
         plan = make_plan(wish, progress)
         print(plan, flush=True)
-        with quietly_for_once("materialize"):
+        with separate_output_once("materialize"):
             connect()
             with stoppable():
                 made = make(plan, progress)
@@ -112,14 +112,16 @@ def open_source(args: argparse.Namespace) -> Wish:
         )
         if args.image_column not in columns:
             raise raylance.ConfigError(
-                f"--image-column {args.image_column} is none of the columns {', '.join(columns)}: no image would be "
+                f"--image-column {args.image_column} is none of the columns {', '.join(columns)}. No image would be "
                 "made smaller. Name the column of encoded images."
             )
         # Refuses a column that holds no images.
         raylance.dataset(locate(args.data), decode=raylance.Image(images.column, size=8), stale="ignore", **given)
     out = locate(args.out or "")
     if args.out and out.rstrip("/") == locate(args.data).rstrip("/"):
-        raise raylance.ConfigError(f"--out {args.out} is the source itself: give another name.")
+        raise raylance.ConfigError(
+            f"--out {args.out} is the source itself. It would be overwritten. Give another name."
+        )
     return Wish(
         data=data,
         out=out.rstrip("/"),
@@ -138,7 +140,7 @@ def open_source(args: argparse.Namespace) -> Wish:
 
 
 def summarise(plan: Plan, made: lance.LanceDataset) -> str:
-    """Says what was made, and how to use it."""
+    """Describes what was made, and how to use it."""
     size = sum(field.bytes_on_disk for field in made.stats.data_stats().fields)
     counts = [fragment.count_rows() for fragment in made.get_fragments()]
     return "\n".join([
@@ -147,7 +149,7 @@ def summarise(plan: Plan, made: lance.LanceDataset) -> str:
         f"  fragments  {len(counts):,} of {min(counts):,} to {max(counts):,} rows",
         f"  bytes      {size:,}",
         f"  made from  {plan.work.source}, version {plan.wish.data.version}",
-        f"use it: raylance.dataset({plan.work.out!r}, …), without the filter; it warns when the source has moved on",
+        f"use it: raylance.dataset({plan.work.out!r}, …), without the filter; it warns when the source has changed",
     ])  # fmt: skip
 
 
@@ -168,7 +170,7 @@ def stoppable() -> Iterator[None]:
 def reason(error: BaseException) -> str:
     """Returns what failed in a task: the last error that its text names, but for the one that Ray Data wraps it in."""
     named = re.findall(r"^(?:[\w.]+\.)?(?!UserCode)[A-Z]\w+(?:Error|Exception): (.+)$", str(error), re.MULTILINE)
-    return named[-1] if named else (str(error) or type(error).__name__).splitlines()[0]
+    return (named[-1] if named else (str(error) or type(error).__name__).splitlines()[0]).removesuffix(".")
 
 
 def at_least(least: int, most: int | None = None) -> Any:
@@ -238,8 +240,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     except (ray.exceptions.RayError, OSError, ValueError) as error:
         print(
-            f"materialize.py: making {args.out} failed ({reason(error)}): nothing was committed, and an older version "
-            f"is as it was; remove the cause and run it again{notes_of(error)}",
+            f"materialize.py: making {args.out} failed ({reason(error)}). Nothing was committed, and an older version "
+            f"is as it was. Remove the cause and run it again{notes_of(error)}.",
             file=sys.stderr,
         )
         return 1

@@ -1,4 +1,4 @@
-"""Owns the images that a copy has smaller or encoded anew; never reads storage, and knows nothing of orders."""
+"""Owns the images that a copy has smaller or encoded again; never reads storage, and knows nothing of orders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORIENTATION, TURNED = 0x0112, 5  # EXIF: from 5 up, width and height change plac
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Reencode:
-    """What becomes of encoded images.
+    """How encoded images are changed.
 
     Pixels are those that `raylance.Image` makes of them, at the new size: EXIF rotation is done, and alpha is dropped.
 
@@ -38,7 +38,7 @@ class Reencode:
     keep_bad: bool = False
 
     def describe(self) -> dict[str, Any]:
-        """What provenance says of it."""
+        """Its entry in the provenance."""
         return {
             "image_column": self.column,
             "shorter_side": self.shorter_side,
@@ -66,12 +66,12 @@ class Reencode:
             if self.keep_bad:
                 return encoded
             raise raylance.DatasetError(
-                f"column {self.column} of row offset {offset} cannot be decoded ({error}); nothing was committed. "
+                f"column {self.column} of row offset {offset} cannot be decoded ({error}). Nothing was committed. "
                 "Repair the row, leave it out by --filter, or keep such bytes as they are by --on-bad-image keep."
             ) from error
 
     def encode(self, encoded: bytes) -> bytes:
-        """One image, smaller or encoded anew, or as it is."""
+        """One image, smaller or encoded again, or as it is."""
         with PIL.Image.open(io.BytesIO(encoded)) as header:
             width, height = header.size
             if header.getexif().get(ORIENTATION, 1) >= TURNED:

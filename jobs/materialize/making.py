@@ -49,30 +49,30 @@ def make(plan: Plan, progress: Bar) -> lance.LanceDataset:
         work.mark_running()
         stack.push(lambda kind, *_: remove(work.scratch, options) if kind else None)  # tasks then write nothing more
         sorting = stack.enter_context(contextlib.closing(each(scatter, plan.found.chunks, work)))
-        runs = [run for done in sorting for run in told(progress, "sorting", done)]
+        runs = [run for done in sorting for run in counted(progress, "sorting", done)]
         runs.sort(key=lambda run: (run.first, run.part))
         commit(work.scratch, work.scratch_schema, [run.fragment for run in runs], options)
         buckets = plan_buckets(plan.fragments, work.bounds, runs, work.bucket_bytes)
         writing = stack.enter_context(contextlib.closing(each(gather, buckets, work)))
-        made = [one for done in writing for one in told(progress, "writing", done)]
+        made = [one for done in writing for one in counted(progress, "writing", done)]
         made.sort(key=lambda one: one.start)
         rows, total = sum(one.rows for one in made), sum(one.checksum for one in made) & WORD
         if (rows, total) != (plan.found.rows, plan.found.checksum):
             raise raylance.CoverageError(
                 f"{rows:,} rows with checksum {total:016x} were written, and {plan.found.rows:,} with "
-                f"{plan.found.checksum:016x} are selected; nothing was committed. Run it again, and report this if it "
+                f"{plan.found.checksum:016x} are selected. Nothing was committed. Run it again, and report this if it "
                 "comes again."
             )
         if not present and exists(work.out, options):
             raise raylance.DatasetError(
-                f"--out {work.out} has become a dataset meanwhile, by somebody else: it is left as it is, and nothing "
+                f"--out {work.out} became a dataset of another run meanwhile. It is left as it is, and nothing "
                 "was committed. Choose another --out."
             )
         return commit(work.out, work.schema, [one.fragment for one in made], options)
 
 
-def told(progress: Bar, phase: str, done: list[Any]) -> list[Any]:
-    """What was done, and the bar knows of it."""
+def counted(progress: Bar, phase: str, done: list[Any]) -> list[Any]:
+    """What was done, after the bar has counted it."""
     progress(phase, sum(int(one.slot_rows.sum()) if isinstance(one, Run) else one.rows for one in done))
     return done
 
@@ -84,7 +84,7 @@ def each(task: Callable[..., pa.Table], items: list[Any], work: Work) -> Iterato
     if need > has:
         raise raylance.ConfigError(
             f"a task needs {need:,} bytes of memory for buckets of {work.bucket_bytes:,}, and no node has more than "
-            f"{has:,.0f}: none would ever start. Give a smaller --bucket-bytes."
+            f"{has:,.0f}. None would ever start. Give a smaller --bucket-bytes."
         )
     context = ray.data.DataContext.get_current().copy()
     context.enable_progress_bars = False  # of blocks; the job's own counts rows
@@ -108,13 +108,13 @@ def check_target(wish: Wish, present: bool) -> None:
     """Refuses a target that is taken."""
     if present and not wish.overwrite:
         raise raylance.ConfigError(
-            f"--out {wish.out} already is a Lance dataset: new rows would take the place of its rows; choose another "
-            "--out, or give --overwrite, which adds a version"
+            f"--out {wish.out} already is a Lance dataset. New rows would take the place of its rows. Choose another "
+            "--out, or give --overwrite, which adds a version."
         )
     if not present and (files := list_files(wish.out, wish.storage_options)):
         raise raylance.ConfigError(
-            f"--out {wish.out} is no Lance dataset, and {len(files):,} files lie there, such as {files[0]}: a run that "
-            "was killed leaves such; remove them, or choose another --out"
+            f"--out {wish.out} is no Lance dataset, and {len(files):,} files lie there, such as {files[0]}. A run that "
+            "was killed leaves such. Remove them, or choose another --out."
         )
 
 
@@ -124,14 +124,14 @@ def list_files(uri: str, options: dict[str, str]) -> list[str]:
 
 
 def remove_half(uri: str, options: dict[str, str]) -> None:
-    """Removes what was written for a dataset that did not come to be; a version that somebody committed stays."""
+    """Removes what was written for a dataset that was not committed; a committed version stays."""
     remove(uri, options, unless="_versions/", looks=_LOOKS)
 
 
 def remove(uri: str, options: dict[str, str], unless: str | None = None, looks: int = 1) -> None:
-    """Removes what lies below a URI, unless a file's name begins so; says so where it cannot, for nothing needs it.
+    """Removes what lies below a URI, unless a file's name begins so; where it cannot, it prints that, and is no error.
 
-    Tasks of a run that was stopped may be in the midst of a file: so many looks in a row must find nothing new.
+    Tasks of a run that was stopped may still write a file: so many looks in a row must find nothing new.
     """
     end, quiet = time.monotonic() + _LONGEST_S, 0
     try:
@@ -147,4 +147,7 @@ def remove(uri: str, options: dict[str, str], unless: str | None = None, looks: 
             quiet = 0 if files and looks > 1 else quiet + 1
             time.sleep(_LOOK_S if quiet < looks else 0)
     except (OSError, ValueError, RuntimeError) as error:
-        print(f"materialize.py: what lies at {uri} cannot be removed ({error}): nothing needs it", file=sys.stderr)
+        print(
+            f"materialize.py: the files at {uri} cannot be removed ({error}). Nothing needs them. Remove them by hand.",
+            file=sys.stderr,
+        )

@@ -1,4 +1,4 @@
-"""Owns what will be done, settled before a row is copied: sizes, fragments, provenance; never writes."""
+"""Owns the plan of a copy, made before a row is copied: sizes, fragments, provenance; never writes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Wish:
     storage_options: dict[str, str]
 
     def facts(self) -> dict[str, Any]:
-        """What raylance itself says of the source and the selection, as checkpoints have it."""
+        """The loader's own state of the source and the selection, as checkpoints have it."""
         return self.data.loader(rank=0, runtime="threads").state_dict()
 
 
@@ -89,14 +89,14 @@ class Plan:
 
 
 def make_plan(wish: Wish, progress: Bar) -> Plan:
-    """Counts what is selected, and settles sizes."""
+    """Counts what is selected, and decides sizes."""
     facts = wish.facts()
     version = facts["version"] if facts["branch"] is None else (facts["branch"], facts["version"])
     source = open_version(facts["uri"], version, wish.storage_options)
     _ = wish.data.schema  # opens what the handle has pinned, and refuses another dataset that lies there now
     check_columns(source, wish)
     stored = stored_row_bytes(source, wish.columns)
-    bucket_bytes = wish.bucket_bytes or settle_bucket(facts["rows"] * stored)
+    bucket_bytes = wish.bucket_bytes or bucket_size(facts["rows"] * stored)
     found = survey(
         source,
         rows=facts["rows"],
@@ -109,7 +109,7 @@ def make_plan(wish: Wish, progress: Bar) -> Plan:
     sample = source.take(pa.array(found.sample), columns=wish.columns)
     read_bytes = row_bytes = max(stored, sample.nbytes / len(sample))
     if wish.images is not None:
-        trial = dataclasses.replace(wish.images, keep_bad=True)  # a bad one is the tasks' to tell
+        trial = dataclasses.replace(wish.images, keep_bad=True)  # the tasks report bad ones
         row_bytes = max(1.0, trial.apply(sample, found.sample).nbytes / len(sample))
     # Where nothing is asked for, fragments are of a size that reads well everywhere.
     usual = min(FRAGMENT_ROWS, int(FRAGMENT_BYTES / row_bytes) + 1)
@@ -137,10 +137,10 @@ def make_plan(wish: Wish, progress: Bar) -> Plan:
 
 
 def describe(wish: Wish, facts: dict[str, Any]) -> raylance.Provenance:
-    """What the copy will say of its source."""
-    said = ("uri", "version", "branch", "identity", "filter", "rows", "fingerprint")
+    """What the copy records of its source."""
+    names = ("uri", "version", "branch", "identity", "filter", "rows", "fingerprint")
     return raylance.Provenance(
-        **{name: facts[name] for name in said},
+        **{name: facts[name] for name in names},
         columns=wish.columns,
         seed=wish.seed,
         order="shuffled" if wish.group_by is None else "grouped",
@@ -150,7 +150,7 @@ def describe(wish: Wish, facts: dict[str, Any]) -> raylance.Provenance:
     )
 
 
-def settle_bucket(total_bytes: float) -> int:
+def bucket_size(total_bytes: float) -> int:
     """Bytes to hold at a time: enough for the second pass to read whole pieces, and no more than Arrow can take."""
     return min(max(LEAST_BUCKET, math.isqrt(int(total_bytes * PIECE_BYTES))), LARGEST_BUCKET)
 
@@ -177,11 +177,14 @@ def check_columns(source: lance.LanceDataset, wish: Wish) -> None:
     for name in wish.columns:
         if is_blob(fields[name]):
             raise raylance.ConfigError(
-                f"column {name} is blob-encoded: a scan gives descriptors and not its bytes, so a copy would hold no "
+                f"column {name} is blob-encoded. A scan gives descriptors and not its bytes, so a copy would hold no "
                 "data. Leave it out by --columns, or write it as a plain binary column first."
             )
         if name in (PLACE, OFFSET):
-            raise raylance.ConfigError(f"column {name} has a name that this job needs. Leave it out by --columns.")
+            raise raylance.ConfigError(
+                f"column {name} has a name that this job uses itself. One of the two would be lost. Leave it out "
+                "by --columns."
+            )
     if wish.group_by is None:
         return
     if wish.group_by not in fields:

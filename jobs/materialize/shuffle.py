@@ -3,7 +3,7 @@
 The first pass reads the source in storage order, a chunk at a time, and writes each chunk as a run: a fragment of a
 scratch dataset whose rows are sorted by their place. So the rows of any stretch of places are one range in each run.
 The second pass reads such a stretch from all runs, sorts it in memory, and writes the fragments of the new dataset.
-Nothing is read row by row, and what goes through Ray's object store is what tells where rows lie, never a row.
+Nothing is read row by row, and only the places of rows go through Ray's object store, never a row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .layout import Bucket, Run, Stretch
 from .survey import WORD, Chunk, Places, checksum, group_values
 
 PLACE, OFFSET = "_raylance_place", "_raylance_offset"  # of scratch rows, beside their own columns
-RUNNING = "_running"  # a file in the scratch dataset, while its run goes on
+RUNNING = "_running"  # a file in the scratch dataset while its run is active
 TAKEN_BATCHES = 8  # read by one call: Lance holds them twice
 
 
@@ -47,7 +47,7 @@ class Work:
         filter: SQL expression, or None.
         schema: Of the new dataset.
         group_by: Column of the groups, or None; need not be in the schema.
-        images: What becomes of images, or None.
+        images: How images are changed, or None.
         rows: Selected rows.
         seed: Of all places.
         bounds: Places where slots begin, and the end of the last one; int64 (slots + 1,).
@@ -87,8 +87,7 @@ class Work:
         """Writes one fragment, which belongs to a dataset only once it is committed.
 
         Raises:
-            DatasetError: If the run was given up before its end: whoever sweeps behind it does not see this file, so it
-                is removed here.
+            DatasetError: If the run was given up meanwhile: its cleaning does not see this file, so it is removed here.
         """
         self._check_running()
         written = self._write(batches, schema, uri, mode)
@@ -160,7 +159,7 @@ def scatter(batch: pa.Table, *, work: Work) -> pa.Table:
     source = open_version(work.source, work.version, work.storage_options)
     if (files := identity(source)) != work.files:
         raise raylance.DatasetError(
-            f"{work.source!r} was rewritten in place while it was copied: the files of version {work.version} were "
+            f"{work.source!r} was rewritten in place while it was copied. The files of version {work.version} were "
             f"{work.files}, and are {files} now. Nothing was committed. Run it again for a copy of the new rows."
         )
     wanted = set(chunk.fragments)
@@ -198,7 +197,7 @@ def scatter(batch: pa.Table, *, work: Work) -> pa.Table:
     flush()
     if seen != chunk.rows:
         raise raylance.CoverageError(
-            f"{work.source!r} gave {seen:,} rows of {chunk.rows:,} from selected row {chunk.first:,} on; nothing was "
+            f"{work.source!r} gave {seen:,} rows of {chunk.rows:,} from selected row {chunk.first:,} on. Nothing was "
             "committed. Files of this version have changed: tag what is read, and make it again."
         )
     return pa.table({"result": [pickle.dumps(runs)]})
@@ -233,8 +232,8 @@ def gather(batch: pa.Table, *, work: Work) -> pa.Table:
         made.append(Made(start=start, fragment=fragment_json(written), rows=stop - start, checksum=loaded.checksum))
         if written.physical_rows != stop - start:
             raise raylance.CoverageError(
-                f"{written.physical_rows:,} rows were written for the places {start:,} to {stop:,} of {work.out!r}; "
-                "nothing was committed. Run it again, and report this if it comes again."
+                f"{written.physical_rows:,} rows were written for the places {start:,} to {stop:,} of {work.out!r}. "
+                "Nothing was committed. Run it again, and report this if it comes again."
             )
     return pa.table({"result": [pickle.dumps(made)]})
 
@@ -283,7 +282,7 @@ def load(scratch: lance.LanceDataset, stretch: Stretch, work: Work) -> pa.Table:
     order = np.argsort(places)
     if not np.array_equal(places[order], np.arange(stretch.start, stretch.stop)):
         raise raylance.CoverageError(
-            f"the places {stretch.start:,} to {stretch.stop:,} were not each filled once: rows would be lost or "
+            f"the places {stretch.start:,} to {stretch.stop:,} were not each filled once. Rows would be lost or "
             "doubled, so nothing was committed. Run it again, and report this if it comes again."
         )
     return table.take(pa.array(order))

@@ -1,4 +1,4 @@
-"""Owns what is known of the source before a row is copied: how many rows are selected where, and of which group.
+"""Owns the counting before a row is copied: how many rows are selected where, and of which group.
 
 It reads the columns of the filter and the group alone, from start to end, and keeps no row: what it holds grows with
 chunks and groups.
@@ -19,7 +19,7 @@ import raylance
 from raylance.orders.permutation import derive_key, permute, subkeys
 
 SCAN_ROWS = 1 << 16
-SAMPLE = 64  # rows that tell the bytes of a row
+SAMPLE = 64  # rows by which the bytes of a row are estimated
 WORD = (1 << 64) - 1
 
 
@@ -141,7 +141,7 @@ def survey(
         group_by: Column of the groups, or None.
         chunk_rows: Rows of every chunk but the last.
         seed: Of the checksum.
-        progress: Is told how many selected rows were seen.
+        progress: Is called with the selected rows that were seen.
     """
     fragments = dataset.get_fragments()
     ends = np.cumsum([fragment.count_rows() for fragment in fragments])
@@ -158,12 +158,12 @@ def survey(
         progress(len(offsets))
     if seen != rows:
         raise raylance.CoverageError(
-            f"{dataset.uri!r} at version {dataset.version} gave {seen:,} rows of {rows:,} that are selected; nothing "
+            f"{dataset.uri!r} at version {dataset.version} gave {seen:,} rows of {rows:,} that are selected. Nothing "
             "was written. Files of this version have changed: tag what is read, and make it again."
         )
     chunks = cut(counts, [fragment.fragment_id for fragment in fragments], chunk_rows)
     if group_by is not None:
-        chunks = tally.settle(chunks, seed)
+        chunks = tally.assign(chunks, seed)
     return Survey(
         rows=rows,
         of_rows=int(ends[-1]),
@@ -222,7 +222,7 @@ class Tally:
             of = self.counts.setdefault(chunk, {})
             of[code] = of.get(code, 0) + count
 
-    def settle(self, chunks: list[Chunk], seed: int) -> list[Chunk]:
+    def assign(self, chunks: list[Chunk], seed: int) -> list[Chunk]:
         """The chunks with their groups, which lie in the order of their values, null last."""
         values = pa.array(self.codes, self.type)
         order = pc.array_sort_indices(values).to_numpy()  # null last
@@ -233,7 +233,7 @@ class Tally:
         starts[order] = np.cumsum(sizes[order]) - sizes[order]
         place = np.empty_like(sizes)
         place[order] = np.arange(len(order))
-        keys, seen, settled = subkeys(derive_key(seed, "materialize", "group"), place), np.zeros_like(sizes), []
+        keys, seen, assigned = subkeys(derive_key(seed, "materialize", "group"), place), np.zeros_like(sizes), []
         for number, chunk in enumerate(chunks):
             of = self.counts[number]
             codes = np.asarray(sorted(of))
@@ -245,5 +245,5 @@ class Tally:
                 before=seen[codes],
             )
             seen[codes] += [of[code] for code in codes.tolist()]
-            settled.append(dataclasses.replace(chunk, groups=here))
-        return settled
+            assigned.append(dataclasses.replace(chunk, groups=here))
+        return assigned

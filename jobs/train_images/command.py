@@ -5,15 +5,16 @@
                                 --use-gpu --num-workers 4 --global-batch-size 256 --storage-path s3://bucket/runs
     ray job submit --address http://localhost:8265 -- python jobs/train_images.py --data /shared/digits.lance
 
-A run is its --storage-path and --run-name. The same command goes on at the very row where the newest checkpoint of
-the run was made, also with other --num-workers, --global-batch-size, --num-decoders or --epochs. A finished run says
-so and does nothing. A run that goes on says where; one that is stopped by SIGINT or SIGTERM says how to go on.
+A run is its --storage-path and --run-name. The same command continues at the very row where the newest checkpoint of
+the run was made, also with other --num-workers, --global-batch-size, --num-decoders or --epochs, and prints where. For
+a finished run it prints so and does nothing. A run that SIGINT or SIGTERM stops prints how to continue it.
 
-It shows one progress line, and says at the end what limited the run, and where its report is: report.html in the run's
-folder. What Ray and its workers print goes to output.log there; where that is no local folder, to a temporary file.
+It shows one progress line, and prints at the end what limited the run, and where its report is: report.html in the
+run's folder. What Ray and its workers print goes to output.log there; where that is no local folder, to a temporary
+file.
 
 --track tensorboard,wandb,mlflow logs losses, rates, the share of waiting, the arguments, and which data were read. A
-run that goes on is the same run there. TensorBoard's files are in the run's folder, copied there with each checkpoint
+run that continues is the same run there. TensorBoard's files are in the run's folder, copied there with each checkpoint
 where that is an object store; MLflow's default is mlflow.db in --storage-path. raylance[tracking] installs all three.
 
 Exit status: 0 when the run is finished, 1 when training failed or missed --target-accuracy, 2 for input that cannot
@@ -33,10 +34,10 @@ import ray.train
 
 import raylance
 from jobs import common
-from jobs.train_images import telling
-from jobs.train_images.leaving import Leaving
-from jobs.train_images.running import run
-from jobs.train_images.telling import say
+from jobs.train_images import messages
+from jobs.train_images.driver import run
+from jobs.train_images.messages import say
+from jobs.train_images.stopping import Stopping
 from jobs.train_images.tracking import trackers
 
 
@@ -133,11 +134,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
         "auto: 1-4", type=readers, default=1, metavar="N")
     add("--prefetch-batches", "of a rank, made ahead, for trainers that take them in bursts", type=count, default=2,
         metavar="N")
-    add("--max-failures", "times to go on from the last checkpoint after a worker failed, -1: without end",
+    add("--max-failures", "times to continue from the last checkpoint after a worker failed, -1: without end",
         type=within(int, -1), default=3, metavar="N")
     add = group("run")
     add("--storage-path", "where runs are kept; several nodes must share it", default="~/raylance-runs", metavar="URI")
-    add("--run-name", "a name that exists goes on (default: <dataset>-<model>)", metavar="NAME")
+    add("--run-name", "a name that exists continues (default: <dataset>-<model>)", metavar="NAME")
     add("--checkpoint-every-steps", "besides one after each epoch; they take about two seconds",
         type=count, default=1000, metavar="N")
     add("--no-progress", "no moving line on terminals, but lines, as in logs", action="store_true")
@@ -149,7 +150,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     args.stopped_by = signal.SIGINT  # if anything stops the run
     args.log = None  # until there is one
-    args.leaving = Leaving(args)
+    args.stopping = Stopping(args)
     args.command = [sys.argv[0], *(sys.argv[1:] if argv is None else argv)]
     return args
 
@@ -157,23 +158,23 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Runs the job from its arguments; returns the exit status."""
     args = parse_args(argv)
-    logging.getLogger("ray.train").setLevel(logging.WARNING)  # it tells of runs that it finds; so does the job
+    logging.getLogger("ray.train").setLevel(logging.WARNING)  # it reports runs that it finds; so does the job
     try:
         return attempt(args)
     except (KeyboardInterrupt, SystemExit) as stopped:  # the latter from Ray Train, once it has stopped the workers,
         if getattr(stopped, "code", None) == signal.SIGTERM:  # or from Ray, while it starts
             args.stopped_by = signal.SIGTERM
-        return telling.close(args)
+        return messages.close(args)
     finally:
-        args.leaving.end()
+        args.stopping.end()
 
 
 def attempt(args: argparse.Namespace) -> int:
-    """Runs the job, and says why it failed; returns the exit status."""
+    """Runs the job, and prints why it failed; returns the exit status."""
     try:
         return run(args)
     except raylance.RaylanceError as error:
         say(str(error))
         return 2
     except (ray.train.TrainingFailedError, ray.exceptions.RayError) as error:
-        return telling.fail(args, error)
+        return messages.fail(args, error)

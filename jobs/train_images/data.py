@@ -16,11 +16,11 @@ from jobs.common import locate
 def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Dataset]:
     """Opens the rows to train and to validate on; checks all arguments about them."""
     if args.augment == "crop" and args.image_size is None:
-        raise raylance.ConfigError("--augment crop makes crops of all sizes; give the --image-size they all get")
+        raise raylance.ConfigError("--augment crop makes crops of all sizes. They need one size. Give --image-size.")
     if args.image_column == args.label_column:
         raise raylance.ConfigError(
-            f"--image-column and --label-column are both {args.image_column}: a model would learn what "
-            "it is shown; name two columns"
+            f"--image-column and --label-column are both {args.image_column}. A model would learn its own input. Name "
+            "two columns."
         )
     store = common.store_options(args.storage_options)
     crops = (raylance.RandomResizedCrop(), raylance.CenterCrop()) if args.augment == "crop" else (None, None)
@@ -52,7 +52,7 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
     version = int(args.version) if args.version and args.version.isdigit() else args.version
     flips = 0.0 if args.augment == "none" else 0.5
     train = rows(args.data, args.train_filter, version, crops[0], flips, order=args.order)
-    # Of the version that is pinned now, should another be committed between the two.
+    # Both of one version, also where another is committed meanwhile.
     pinned = None if args.val_data else train.version
     try:
         val = rows(
@@ -70,27 +70,27 @@ def check_labels(args: argparse.Namespace, train: raylance.Dataset, val: raylanc
         kind = data.schema.field(args.label_column).type
         if pa.types.is_integer(kind):
             continue
-        fix = "name a column of integers"
+        fix = "Name a column of integers."
         if kind in (pa.string(), pa.large_string()) or pa.types.is_dictionary(kind):
             command = ["--data", uri, "--string-column", args.label_column, "--label-column", "class_id"]
             command += common.store_words(args.storage_options)
             fix = (
-                "add a column of integers by `python jobs/create_dataset.py classes "
-                f"{common.show_command(command)}`, and train with --label-column class_id"
+                "Add a column of integers by `python jobs/create_dataset.py classes "
+                f"{common.show_command(command)}`, and train with --label-column class_id."
             )
         raise raylance.DatasetError(
-            f"--label-column {args.label_column} of {uri} is {kind}, but a classifier learns integers from 0 up; {fix}"
+            f"--label-column {args.label_column} of {uri} is {kind}. A classifier learns integers from 0 up. {fix}"
         )
     named = [(data.schema.metadata or {}).get(b"classes") for data in (train, val)]
     if None not in named and named[0] != named[1]:
         raise raylance.DatasetError(
-            f"--val-data {args.val_data} names other classes than --data {args.data}: the same label would mean two "
-            "things; make both with the same names (`--classes` of jobs/create_dataset.py)"
+            f"--val-data {args.val_data} names other classes than --data {args.data}. The same label would mean two "
+            "things. Make both with the same names (`--classes` of jobs/create_dataset.py)."
         )
 
 
 def count_classes(args: argparse.Namespace, train: raylance.Dataset) -> int:
-    """Returns the number of classes: what the command line says, else the schema, else the labels."""
+    """Returns the number of classes: of the command line, else of the schema, else of the labels."""
     if args.num_classes:
         return int(args.num_classes)
     names = (train.schema.metadata or {}).get(b"classes")
@@ -106,11 +106,11 @@ def check_batch(args: argparse.Namespace, rows: int) -> None:
     """Refuses a global batch that does not fit the ranks or the rows to train on."""
     if args.global_batch_size < args.num_workers:
         raise raylance.ConfigError(
-            f"--global-batch-size {args.global_batch_size} leaves some of --num-workers {args.num_workers} without a "
-            "row; give a larger batch, or fewer workers"
+            f"--global-batch-size {args.global_batch_size} is less than --num-workers {args.num_workers}. Some workers "
+            "would get no row. Give a larger batch, or fewer workers."
         )
     if args.global_batch_size > rows:
         raise raylance.ConfigError(
-            f"--global-batch-size {args.global_batch_size} is more than the {rows:,} rows to train on, so that an "
-            "epoch would have no step; give a smaller one"
+            f"--global-batch-size {args.global_batch_size} is more than the {rows:,} rows to train on. An epoch would "
+            "have no step. Give a smaller one."
         )

@@ -31,13 +31,14 @@ def build_model(name: str, classes: int) -> nn.Module:
         from torchvision import models
     except (ImportError, RuntimeError) as error:  # the latter when it was built for another torch
         raise raylance.ConfigError(
-            f"--model {name} would come from torchvision, which cannot be imported ({error}); pip install torchvision "
-            "on every node, or use --model small_cnn"
+            f"--model {name} is torchvision's, which cannot be imported ({error}). Nothing can be trained. pip install "
+            "torchvision on every node, or use --model small_cnn."
         ) from error
     known = models.list_models(module=models)
     if name not in known:
         raise raylance.ConfigError(
-            f"--model {name} is unknown; use small_cnn or one of torchvision's {len(known)} classifiers, e.g. resnet18"
+            f"--model {name} is unknown. Nothing can be trained. Use small_cnn or one of torchvision's {len(known)} "
+            "classifiers, such as resnet18."
         )
     return models.get_model(name, weights=None, num_classes=classes)
 
@@ -60,8 +61,8 @@ def check_network(saved: dict[str, Any], network: list[Any]) -> None:
     """Refuses the state of a checkpoint that is not of this network, (name, classes)."""
     if (held := saved.get("network")) != network:
         raise raylance.StateError(
-            f"the checkpoint is of model and classes {held}, not of {network}; ask for the same, or give another "
-            "--run-name"
+            f"the checkpoint is of model and classes {held}, not of {network}. Its weights do not fit. Ask for the "
+            "same, or give another --run-name."
         )
 
 
@@ -76,6 +77,6 @@ def check_model(name: str, classes: int, train: raylance.Dataset, image: str) ->
             made = str(error)
     if made != (2, classes):
         raise raylance.ConfigError(
-            f"--model {name} cannot tell {classes} classes in images of {height}x{width} ({made}); give another "
-            "--image-size or --model"
+            f"--model {name} cannot classify images of {height}x{width} into {classes} classes ({made}). Training "
+            "would fail. Give another --image-size or --model."
         )

@@ -1,4 +1,7 @@
-"""Owns how TensorBoard, W&B and MLflow are spoken to; never what is logged, or when."""
+"""Owns how TensorBoard, W&B and MLflow are called; never what is logged, or when.
+
+Ray's integrations (`ray.air.integrations`) begin another run with each attempt of a run: these continue the same one.
+"""
 
 import glob
 import json
@@ -16,64 +19,59 @@ import ray.train
 
 import raylance
 from jobs.common import HIDDEN
-from jobs.train_images.places import Place
+from jobs.train_images.run_folder import RunFolder
 
+Settings = Mapping[str, Any]
 Facts = Mapping[str, Mapping[str, Any]]
 
 
 def plain(text: str) -> str:
-    """A text without the passwords that URIs in it may have."""
+    """A text without the passwords of the URIs in it."""
     return re.sub(r"(?<=://)(?:[^:/@\s]*:\S*|[^/@\s]*)@", f"{HIDDEN}@", text)
 
 
-def folder_of(at: Place, id: str) -> str:
+def folder_of(at: RunFolder, id: str) -> str:
     """Where a tracker writes its files on rank 0's node: the run's folder, where that is one of the file system."""
     return at.local or os.path.join(tempfile.gettempdir(), f"raylance-{id}")
 
 
 def copy_to_run(folder: Path, name: str) -> None:
-    """Copies a folder below the run's, which lies in an object store: those cannot be appended to."""
+    """Copies a folder into the run's, which lies in an object store: those cannot be appended to."""
     storage = ray.train.get_context().get_storage()
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
-            there = f"{storage.experiment_fs_path}/{name}/{path.relative_to(folder)}"
-            storage.storage_filesystem.create_dir(os.path.dirname(there), recursive=True)
-            pyarrow.fs.copy_files(
-                str(path), there, source_filesystem=pyarrow.fs.LocalFileSystem(),
-                destination_filesystem=storage.storage_filesystem,
-            )  # fmt: skip
+            to = f"{storage.experiment_fs_path}/{name}/{path.relative_to(folder)}"
+            storage.storage_filesystem.create_dir(os.path.dirname(to), recursive=True)
+            local = pyarrow.fs.LocalFileSystem()
+            pyarrow.fs.copy_files(str(path), to, local, storage.storage_filesystem)
 
 
 class TensorBoard:
     """Event files in the run's folder."""
 
-    module, package = "tensorboard", "tensorboard"
+    module = "tensorboard"
 
     @staticmethod
-    def settle(at: Place, notes: dict[str, Any]) -> dict[str, Any]:
-        """Where it writes."""
-        name = "tensorboard"
-        return {
-            "folder": f"{folder_of(at, notes['id'])}/{name}",
-            "is_local": at.local is not None,
-            "there": f"{at.folder}/{name}",
-        }
+    def resolve(at: RunFolder, notes: dict[str, Any]) -> dict[str, Any]:
+        """Returns where it writes, and where its files are kept."""
+        kept = f"{at.folder}/tensorboard"
+        return {"folder": f"{folder_of(at, notes['id'])}/tensorboard", "is_local": at.local is not None, "kept": kept}
 
     @staticmethod
-    def told(settings: Mapping[str, Any]) -> str:
+    def describe(settings: Settings) -> str:
         """Where to look."""
         copied = "" if settings["is_local"] else " (copied there with each checkpoint)"
-        return f"tensorboard --logdir {settings['there']}{copied}"
+        return f"tensorboard --logdir {settings['kept']}{copied}"
 
-    def __init__(self, settings: Mapping[str, Any], behind: int, facts: Facts) -> None:
-        """Begins a file; points behind the checkpoint, of an attempt that was lost, are dropped when it is read."""
+    def __init__(self, settings: Settings, step: int, facts: Facts) -> None:
+        """Begins a file after a step; what a lost attempt logged after it is dropped when the files are read."""
         from torch.utils.tensorboard import SummaryWriter
 
         self._folder, self._is_local = Path(settings["folder"]), settings["is_local"]
-        self._writer = SummaryWriter(self._folder, purge_step=behind + 1)
-        for group, told in facts.items():
-            lines = "\n".join(f"    {name}: {json.dumps(value, default=str)}" for name, value in told.items())
-            self._writer.add_text(group, lines, behind + 1)
+        self._writer = SummaryWriter(self._folder, purge_step=step + 1)
+        for group, values in facts.items():
+            lines = "\n".join(f"    {name}: {json.dumps(value, default=str)}" for name, value in values.items())
+            self._writer.add_text(group, lines, step + 1)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         """Logs figures of a step."""
@@ -81,7 +79,7 @@ class TensorBoard:
             self._writer.add_scalar(name, value, step)
 
     def keep(self) -> None:
-        """Writes what there is."""
+        """Writes what was logged."""
         self._writer.flush()
         if not self._is_local:
             copy_to_run(self._folder, "tensorboard")
@@ -95,42 +93,46 @@ class TensorBoard:
 
 
 class Wandb:
-    """A run of Weights & Biases, with the same id each time that it goes on."""
+    """A run of Weights & Biases, with the same id in each attempt."""
 
-    module, package = "wandb", "wandb"
-    _PLACES: ClassVar = {"project": "WANDB_PROJECT", "entity": "WANDB_ENTITY", "mode": "WANDB_MODE"}
+    module = "wandb"
+    _VARIABLES: ClassVar = {"project": "WANDB_PROJECT", "entity": "WANDB_ENTITY", "mode": "WANDB_MODE"}
 
     @classmethod
-    def settle(cls, at: Place, notes: dict[str, Any]) -> dict[str, Any]:
-        """What it needs; its key is taken from the environment of rank 0's node."""
-        told = {name: os.environ[variable] for name, variable in cls._PLACES.items() if os.environ.get(variable)}
-        folder = os.environ.get("WANDB_DIR") or folder_of(at, notes["id"])
-        is_kept = at.local is not None or "WANDB_DIR" in os.environ
-        return {"project": "raylance", **told, "id": notes["id"], "name": at.name, "folder": folder, "is_kept": is_kept}
+    def resolve(cls, at: RunFolder, notes: dict[str, Any]) -> dict[str, Any]:
+        """Returns its settings; its key is taken from the environment of rank 0's node."""
+        found = {name: os.environ[variable] for name, variable in cls._VARIABLES.items() if os.environ.get(variable)}
+        return {
+            "project": "raylance",
+            **found,
+            "id": notes["id"],
+            "name": at.name,
+            "folder": os.environ.get("WANDB_DIR") or folder_of(at, notes["id"]),
+            "is_kept": at.local is not None or "WANDB_DIR" in os.environ,
+        }
 
     @staticmethod
-    def told(settings: Mapping[str, Any]) -> str:
+    def describe(settings: Settings) -> str:
         """Where to look."""
         if settings.get("mode") == "offline":
             return f"wandb sync {settings['folder']}/wandb/offline-run-*-{settings['id']}"
         return f"run {settings['id']} of project {settings['project']}"
 
-    def __init__(self, settings: Mapping[str, Any], behind: int, facts: Facts) -> None:
-        """Goes on with the run of this id, or begins it."""
+    def __init__(self, settings: Settings, step: int, facts: Facts) -> None:
+        """Continues the run of this id, or begins it."""
         import wandb
 
         os.makedirs(settings["folder"], exist_ok=True)
-        self._settings, self._behind = settings, behind
-        given = {name: settings[name] for name in ("project", "entity", "mode", "id", "name") if name in settings}
+        self._settings = settings
         self._run = wandb.init(
-            **given,
+            **{name: settings[name] for name in ("project", "entity", "mode", "id", "name") if name in settings},
             dir=settings["folder"],
             resume="allow",
-            config={group: dict(told) for group, told in facts.items()},
+            config={group: dict(values) for group, values in facts.items()},
             allow_val_change=True,
             settings=wandb.Settings(silent=True, console="off"),
         )
-        # W&B drops points of steps that it has; offline, where nobody tells, this file does.
+        # Online, W&B drops points of steps that it has. Offline it does not know them, and this file does.
         self._note = Path(settings["folder"], f"wandb-{settings['id']}.step")
         noted = int(self._note.read_text() or 0) if self._note.exists() else 0
         self._logged = max(noted, self._run.step - 1)
@@ -142,64 +144,64 @@ class Wandb:
             self._note.write_text(str(step))
 
     def keep(self) -> None:
-        """Copies what would be lost with the node, where nobody sends it anywhere."""
+        """Copies offline records that would be lost with the node."""
         if self._settings.get("mode") == "offline" and not self._settings["is_kept"]:
             for folder in glob.glob(f"{self._settings['folder']}/wandb/offline-run-*"):
                 copy_to_run(Path(folder), f"wandb/{os.path.basename(folder)}")
 
     def end(self, is_done: bool) -> None:
-        """Says how it ended."""
+        """Records how it ended."""
         self._run.finish(exit_code=0 if is_done else 1)
         self.keep()
 
 
 class Mlflow:
-    """A run of MLflow, the same each time that it goes on."""
+    """A run of MLflow, the same in each attempt."""
 
-    module, package = "mlflow", "mlflow"
+    module = "mlflow"
 
     @classmethod
-    def settle(cls, at: Place, notes: dict[str, Any]) -> dict[str, Any]:
+    def resolve(cls, at: RunFolder, notes: dict[str, Any]) -> dict[str, Any]:
         """Finds the run, or makes it.
 
         Raises:
-            ConfigError: If there is nowhere to, or nobody answers.
+            ConfigError: There is no server or database, or it does not answer.
         """
         uri = os.environ.get("MLFLOW_TRACKING_URI") or (at.local and f"sqlite:///{at.storage}/mlflow.db")
         if not uri:
             raise raylance.ConfigError(
-                f"--track mlflow: MLFLOW_TRACKING_URI is not set, and --storage-path {at.storage} is no place for a "
-                "database, so the run would not be tracked; set it on all nodes, or leave mlflow out"
+                f"--track mlflow: MLFLOW_TRACKING_URI is not set, and --storage-path {at.storage} cannot hold a "
+                "database. The run would not be tracked. Set the variable on all nodes, or leave mlflow out."
             )
-        told = {"uri": plain(uri)}
+        settings = {"uri": plain(uri)}
         try:
-            found = cls._find(uri, notes.get("mlflow", {}), told) or cls._begin(uri, at.name)
+            noted = notes.get("mlflow", {})
+            is_same = noted.get("uri") == settings["uri"] and cls._is_active(uri, noted["run"])
+            settings["run"] = noted["run"] if is_same else cls._begin(uri, at.name)
         except Exception as error:  # MLflow's own, a database's, a network's
             raise raylance.ConfigError(
-                f"--track mlflow: {plain(uri)} cannot be used ({type(error).__name__}: {plain(str(error))}), so the "
-                "run would not be tracked; set another MLFLOW_TRACKING_URI, or leave mlflow out"
+                f"--track mlflow: {plain(uri)} cannot be used ({type(error).__name__}: {plain(str(error))}). The run "
+                "would not be tracked. Set another MLFLOW_TRACKING_URI, or leave mlflow out."
             ) from error
-        notes["mlflow"] = told | {"run": found}
-        return dict(notes["mlflow"])
+        notes["mlflow"] = settings
+        return dict(settings)
 
     @staticmethod
-    def _find(uri: str, noted: Mapping[str, str], told: Mapping[str, str]) -> str | None:
-        """The run that this one was before, where it is still there."""
+    def _is_active(uri: str, run: str) -> bool:
+        """Whether the run is still there; if so, it is marked as running."""
         from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
-        if noted.get("uri") != told["uri"]:
-            return None
         client = MlflowClient(tracking_uri=uri)
         try:
-            is_there = client.get_run(noted["run"]).info.lifecycle_stage == "active"
+            is_active = client.get_run(run).info.lifecycle_stage == "active"
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
-            return None
-        if is_there:
-            client.update_run(noted["run"], status="RUNNING")
-        return noted["run"] if is_there else None
+            return False
+        if is_active:
+            client.update_run(run, status="RUNNING")
+        return is_active
 
     @staticmethod
     def _begin(uri: str, run: str) -> str:
@@ -212,35 +214,39 @@ class Mlflow:
         return str(client.create_run(id, run_name=run).info.run_id)
 
     @staticmethod
-    def told(settings: Mapping[str, Any]) -> str:
+    def describe(settings: Settings) -> str:
         """Where to look."""
         if settings["uri"].startswith("http"):
             return f"run {settings['run']} at {settings['uri']}"
         return f"mlflow ui --backend-store-uri {settings['uri']}"
 
     @classmethod
-    def close(cls, settings: Mapping[str, Any], how: str) -> None:
-        """Says how the run ended, from the driver: a worker may have been killed."""
-        cls._client(settings).set_terminated(settings["run"], how)
+    def close(cls, settings: Settings, status: str) -> None:
+        """Records how the run ended, from the driver: a worker may have been killed."""
+        cls._client(settings).set_terminated(settings["run"], status)
 
     @staticmethod
-    def _client(settings: Mapping[str, Any]) -> Any:
+    def _client(settings: Settings) -> Any:
         from mlflow.tracking import MlflowClient
 
         return MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or settings["uri"])
 
-    def __init__(self, settings: Mapping[str, Any], behind: int, facts: Facts) -> None:
-        """Goes on with the run that `settle` found, or made."""
+    def __init__(self, settings: Settings, step: int, facts: Facts) -> None:
+        """Continues the run that `resolve` found or made."""
         from mlflow.entities import Param, RunTag
 
         self._client_of, self._run = self._client(settings), settings["run"]
         run = self._client_of.get_run(self._run)
         histories = [self._client_of.get_metric_history(self._run, name) for name in run.data.metrics]
         self._logged = max((metric.step for history in histories for metric in history), default=0)
-        flat = {f"{group}.{name}": _text(value) for group, told in facts.items() for name, value in told.items()}
-        # A parameter cannot be changed; tags say what the last attempt had.
-        params = [Param(name, value) for name, value in flat.items() if name not in run.data.params]
-        tags = [RunTag(name, value) for name, value in flat.items()]
+        texts = {
+            f"{group}.{name}": value if isinstance(value, str) else json.dumps(value, default=str)
+            for group, values in facts.items()
+            for name, value in values.items()
+        }
+        # A parameter cannot be changed; tags hold what the last attempt had.
+        params = [Param(name, text) for name, text in texts.items() if name not in run.data.params]
+        tags = [RunTag(name, text) for name, text in texts.items()]
         self._client_of.log_batch(self._run, params=params, tags=tags)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
@@ -252,14 +258,10 @@ class Mlflow:
             self._client_of.log_batch(self._run, metrics=[Metric(name, v, now, step) for name, v in figures.items()])
 
     def keep(self) -> None:
-        """Nothing: it is kept already."""
+        """Does nothing: MLflow keeps each point."""
 
     def end(self, is_done: bool) -> None:
-        """Nothing: the driver closes it."""
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+        """Does nothing: the driver closes the run."""
 
 
 TRACKERS = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}

@@ -1,7 +1,7 @@
-"""Owns experiment tracking: what is asked for, where it goes, what rank 0 logs; never how a tracker is spoken to.
+"""Owns experiment tracking: which trackers, where they write, what rank 0 logs; never how a tracker is called.
 
-A run that goes on is the same run to its trackers: what names it there lies in its folder. Points that are logged
-already are not logged again; no tracker is ever given a storage option.
+A run that continues is the same run to its trackers: a file in its folder names it there. Points that are logged are
+not logged again; no tracker is ever given a storage option.
 """
 
 import argparse
@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 import raylance
-from jobs.train_images.places import Place
-from jobs.train_images.trackers import TRACKERS, Mlflow, plain
+from jobs.train_images.run_folder import RunFolder
+from jobs.train_images.trackers import TRACKERS, Facts, Mlflow, Settings, plain
 
 NOTES = "tracking.json"  # in the run's folder
-_LEFT_OUT = ("storage_options", "command", "leaving", "stopped_by", "log", "track")  # of the arguments
+_LEFT_OUT = ("storage_options", "command", "stopping", "stopped_by", "log", "track")  # of the arguments
 _KEEP_S = 30.0  # that training waits for the trackers at a checkpoint, once where they do not catch up
 _CLOSE_S = 60.0  # that the last points may take
 
@@ -36,45 +36,45 @@ def trackers(text: str) -> list[str]:
 
 
 def arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The job's arguments, for those who look at the run later; no storage options."""
+    """The job's arguments, for the trackers' pages; no storage options."""
     given = {name: value for name, value in vars(args).items() if name not in _LEFT_OUT}
     return {name: plain(value) if isinstance(value, str) else value for name, value in given.items()}
 
 
-def settle(args: argparse.Namespace, at: Place) -> dict[str, dict[str, Any]]:
-    """Returns the trackers of the run by name, each with what it needs to know; without secrets.
+def resolve(args: argparse.Namespace, at: RunFolder) -> dict[str, Settings]:
+    """Returns the trackers of the run by name, each with its settings, without secrets.
 
     Raises:
-        ConfigError: If one that is asked for is not installed, does not answer, or has no place.
+        ConfigError: If one that is asked for is not installed, does not answer, or has no place to write.
     """
-    asked = list(dict.fromkeys(args.track or (["tensorboard"] if is_there("tensorboard") else [])))
+    asked = list(dict.fromkeys(args.track or (["tensorboard"] if is_installed("tensorboard") else [])))
     if asked == ["none"]:
         return {}
     if "none" in asked:
         raise raylance.ConfigError(
-            f"--track {','.join(asked)} asks for none and for others: leave none out, or the others"
+            f"--track {','.join(asked)} asks for none and for others. Both cannot be. Leave none out, or the others."
         )
     for name in asked:
-        if not is_there(name):
+        if not is_installed(name):
             raise raylance.ConfigError(
-                f"--track {name}: {name} is not installed, so the run would not be tracked; pip install "
-                f"{TRACKERS[name].package} on every node, or leave it out"
+                f"--track {name}: {name} is not installed. The run would not be tracked. pip install {name} on every "
+                "node, or leave it out."
             )
     before = read_notes(at)
     notes = {"id": uuid.uuid4().hex[:16], **before}
-    settled = {name: TRACKERS[name].settle(at, notes) for name in asked}
-    if notes != before:  # whoever is killed while it is written makes the run another one at its trackers
+    resolved = {name: TRACKERS[name].resolve(at, notes) for name in asked}
+    if notes != before:  # a kill during this write makes the run another one at its trackers
         write_notes(at, notes)
-    return settled
+    return resolved
 
 
-def is_there(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Whether a tracker is installed."""
     return importlib.util.find_spec(TRACKERS[name].module) is not None
 
 
-def read_notes(at: Place) -> dict[str, Any]:
-    """What names the run at its trackers; empty where it is new."""
+def read_notes(at: RunFolder) -> dict[str, Any]:
+    """What names the run at its trackers; empty for a new run."""
     filesystem, path = at.opened
     try:
         with filesystem.open_input_file(f"{path}/{NOTES}") as file:
@@ -84,49 +84,46 @@ def read_notes(at: Place) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def write_notes(at: Place, notes: Mapping[str, Any]) -> None:
+def write_notes(at: RunFolder, notes: Mapping[str, Any]) -> None:
     """Keeps what names the run."""
     filesystem, path = at.opened
     with filesystem.open_output_stream(f"{path}/{NOTES}") as file:
         file.write(json.dumps(notes).encode())
 
 
-def told(settled: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def describe(resolved: Mapping[str, Settings]) -> list[str]:
     """A line for each tracker: where to look."""
-    return [f"{name}: {TRACKERS[name].told(settings)}" for name, settings in settled.items()]
+    return [f"{name}: {TRACKERS[name].describe(settings)}" for name, settings in resolved.items()]
 
 
-def end(settled: Mapping[str, Mapping[str, Any]], how: str) -> None:
-    """Tells trackers that cannot know it themselves how the run ended: FINISHED, FAILED or KILLED."""
-    if "mlflow" in settled:
+def end(resolved: Mapping[str, Settings], status: str) -> None:
+    """Records at trackers that cannot know it how the run ended: FINISHED, FAILED or KILLED."""
+    if "mlflow" in resolved:
         try:
-            Mlflow.close(settled["mlflow"], how)
+            Mlflow.close(resolved["mlflow"], status)
         except Exception as error:
-            logger.warning("MLflow could not be told that the run ended (%s: %s)", type(error).__name__, error)
+            logger.warning("MLflow did not record the end of the run (%s: %s)", type(error).__name__, error)
 
 
 class Tracking:
-    """What rank 0 logs; a thread of its own speaks to the trackers, so that none holds training up."""
+    """What rank 0 logs; a thread calls the trackers, so that none holds training up."""
 
     def __init__(
-        self,
-        settled: Mapping[str, Mapping[str, Any]] | None = None,
-        behind: int = 0,
-        facts: Mapping[str, Mapping[str, Any]] | None = None,
+        self, resolved: Mapping[str, Settings] | None = None, step: int = 0, facts: Facts | None = None
     ) -> None:
-        """Begins, or goes on.
+        """Begins, or continues.
 
         Args:
-            settled: What `settle` gave; none tracks nothing.
-            behind: The step that the checkpoint was made at, 0 for none.
-            facts: What to say of the run, by group.
+            resolved: What `resolve` gave; none tracks nothing.
+            step: The step that the checkpoint was made at, 0 for none.
+            facts: What to record of the run, by group.
         """
         self._queue: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         self._kept = threading.Event()  # unless it is being kept
         self._kept.set()
         self._thread: threading.Thread | None = None
-        if settled:
-            given = (dict(settled), behind, dict(facts or {}))
+        if resolved:
+            given = (dict(resolved), step, dict(facts or {}))
             self._thread = threading.Thread(target=self._run, args=given, name="tracking", daemon=True)
             self._thread.start()
 
@@ -135,14 +132,14 @@ class Tracking:
         return self._thread is not None
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Logs figures of a step; those that are no numbers are left out."""
+        """Logs the figures of a step that are finite."""
         numbers = {name: float(value) for name, value in figures.items() if math.isfinite(value)}
-        if self._thread is not None and numbers:
+        if self and numbers:
             self._queue.put(("log", (step, numbers)))
 
     def keep(self) -> None:
-        """Has what was logged so far kept, before a checkpoint is made: a run that goes on from it begins behind it."""
-        if self._thread is not None and self._kept.is_set():
+        """Has everything logged so far kept before a checkpoint is made: a run that continues from it begins there."""
+        if self and self._kept.is_set():
             self._kept.clear()
             self._queue.put(("keep", ()))
             self._kept.wait(_KEEP_S)
@@ -156,16 +153,17 @@ class Tracking:
             self._queue.put(None)
             self._thread.join(_CLOSE_S)
 
-    def _run(self, settled: dict[str, Any], behind: int, facts: dict[str, Any]) -> None:
-        there = {
-            name: made for name in settled if (made := self._try(name, TRACKERS[name], settled[name], behind, facts))
-        }
+    def _run(self, resolved: dict[str, Settings], step: int, facts: Facts) -> None:
+        opened = {}
+        for name, settings in resolved.items():
+            if tracker := self._try(name, TRACKERS[name], settings, step, facts):
+                opened[name] = tracker
         while (task := self._queue.get()) is not None:
-            what, given = task
-            for name in list(there):
-                if self._try(name, getattr(there[name], what), *given) is False:
-                    del there[name]
-            if what == "keep":
+            method, given = task
+            for name in list(opened):
+                if self._try(name, getattr(opened[name], method), *given) is False:
+                    del opened[name]
+            if method == "keep":
                 self._kept.set()
 
     @staticmethod
@@ -174,10 +172,6 @@ class Tracking:
         try:
             return call(*given)
         except (Exception, SystemExit) as error:
-            logger.warning(
-                "%s fails, and is told nothing more (%s: %s); the run goes on without",
-                name,
-                type(error).__name__,
-                plain(str(error)),
-            )
+            why = f"{type(error).__name__}: {plain(str(error))}"
+            logger.warning("%s failed and gets no more points (%s); the run continues without it", name, why)
             return False

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import raylance
-from jobs import quiet
+from jobs import output
 from jobs.train_images.model import build_model, check_network, learning_rate, scores_of
 from jobs.train_images.tracking import Tracking
 
@@ -30,7 +30,7 @@ class Training:
     """One rank's network, optimizer and loader, and the steps that they make."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Makes a fresh one; `take_up` goes on from a checkpoint."""
+        """Makes a fresh one; `resume` continues from a checkpoint."""
         context = ray.train.get_context()
         self.config, self.rank, self.ranks = config, context.get_world_rank(), context.get_world_size()
         # Ray allows one thread for each CPU that it counts for a rank; a GPU rank counts none, and others may lie idle.
@@ -55,10 +55,10 @@ class Training:
         """Steps of the epoch that are done."""
         return self.loader.state_dict()["position"] // self.config["batch"]
 
-    def take_up(self) -> str:
-        """Goes on from the run's checkpoint, where there is one; returns why it cannot.
+    def resume(self) -> str:
+        """Continues from the run's checkpoint, where there is one; returns why it cannot.
 
-        A misfit is returned and not raised: after an error Ray would only try again.
+        A checkpoint that does not fit is returned and not raised: after an error Ray would only try again.
         """
         try:
             saved = raylance.restore(self.loader)
@@ -73,10 +73,10 @@ class Training:
         return ""
 
     def track(self) -> None:
-        """Begins to log this run, where it is tracked: rank 0 does."""
+        """Begins to log this run, where it is tracked; rank 0 does."""
         if self.rank == 0 and self.loader.epoch < self.config["epochs"]:
-            told = {"arguments": self.config["arguments"], "data": self.loader.identity()}
-            self.tracking = Tracking(self.config["trackers"], self.made, told)
+            facts = {"arguments": self.config["arguments"], "data": self.loader.identity()}
+            self.tracking = Tracking(self.config["trackers"], self.made, facts)
 
     def report(self, metrics: dict[str, float]) -> None:
         """Reports to Ray Train, with a checkpoint. Learning rate and random numbers follow from the position in it."""
@@ -122,9 +122,9 @@ class Training:
 
 
 class Pace:
-    """How fast training goes, and the share of its time that it waits for data, since some step.
+    """How fast training is, and the share of its time that it waits for data, since some step.
 
-    As the verdict and the report have it: time is training and waiting, without starting, saving and validation.
+    As in `explain()` and the report, time is training and waiting, without starting, saving and validation.
     """
 
     def __init__(self, loader: raylance.RankLoader, batch: int) -> None:
@@ -133,11 +133,11 @@ class Pace:
         self.begin(0)
 
     def begin(self, steps: int) -> None:
-        """Begins anew, behind so many steps."""
+        """Starts counting after so many steps."""
         self._before = self._now(steps)
 
     def since(self, steps: int) -> dict[str, float]:
-        """What was since then, up to a step; nothing where no time has passed."""
+        """The figures since then, up to a step; none where no time has passed."""
         trained, waited, made = (now - before for now, before in zip(self._now(steps), self._before, strict=True))
         if made <= 0 or trained + waited <= 0:
             return {}
@@ -150,10 +150,10 @@ class Pace:
 
 
 def train_fn(config: dict[str, Any]) -> dict[str, Any]:
-    """Trains on one rank; returns figures for the summary, or under `refused` why the run cannot go on."""
-    with quiet.speaking():
+    """Trains on one rank; returns figures for the summary, or under `refused` why the run cannot continue."""
+    with output.warnings_to_user():
         training = Training(config)
-        if refused := training.take_up():
+        if refused := training.resume():
             return {"refused": refused}
         training.track()
         with training.tracking:
@@ -174,7 +174,7 @@ def train(training: Training, config: dict[str, Any]) -> dict[str, Any]:
         sums = torch.stack([loss_sum / training.ranks, *count_right(training.network, val, config)])
         torch.distributed.all_reduce(sums)
         loss_of_ranks, right, rows = sums.tolist()
-        # After a checkpoint behind the last step there are no steps left; where all rows are masked, no rows.
+        # After a checkpoint at the end of an epoch there are no steps left; where all rows are masked, no rows.
         metrics = {
             "epoch": epoch,
             "epochs": epoch + 1,  # done
@@ -185,7 +185,7 @@ def train(training: Training, config: dict[str, Any]) -> dict[str, Any]:
         }
         training.report(metrics)
     for loader in (training.loader, val):
-        loader.close()  # whoever looks at the run later sees that it has ended
+        loader.close()  # its record then says that it has ended
     return {"epochs": len(to_run), **training.loader.stats()}
 
 

@@ -232,7 +232,7 @@ def test_classes_of_labels_that_are_integers_are_not_reordered(tmp_path, capsys)
     (tmp_path / "classes.txt").write_text("bee\nant\ncat\n")
     pq.write_table(hub_table(range(6)), tmp_path / "in" / "0.parquet")
     command = ("huggingface", "--out", tmp_path / "o.lance", "--input", tmp_path / "in")
-    assert "leave --classes out" in refusal(capsys, *command, "--classes", tmp_path / "classes.txt")
+    assert "Leave --classes out" in refusal(capsys, *command, "--classes", tmp_path / "classes.txt")
 
 
 def write_birds(path: Path, names: list[str | None]) -> str:
@@ -309,7 +309,7 @@ def test_files_that_hold_no_image_are_told_and_kept_with_the_way_back_to_them(ph
         ("ant/03.png", "empty"),
         ("bee/04.png", "UnidentifiedImageError: cannot identify image file"),
     ]
-    assert "is a column that there is already" in refusal(
+    assert "is the name of another column" in refusal(
         capsys, "imagefolder", "--out", tmp_path / "o.lance", "--input", photos, "--file-column", "label"
     )
 
@@ -361,9 +361,9 @@ def test_what_is_not_named_is_counted():
     piece = Piece(name="files from a on", parts=[], rows=0)
     found = named_of(piece, [Left(f"{number}.png", "empty") for number in range(2500)])
     assert len(found) == 1001
-    assert job.tell_no_images(found)[0].startswith("  no images  2,500 rows, kept")
-    assert job.tell_no_images(found)[-1].endswith("and 2,490 more")
-    assert job.tell_left_out(found, None)[0] == "  left out   2,500 files, 1,000 empty, 1,500 are not named:"
+    assert job.show_no_images(found)[0].startswith("  no images  2,500 rows, kept")
+    assert job.show_no_images(found)[-1].endswith("and 2,490 more")
+    assert job.show_left_out(found, None)[0] == "  left out   2,500 files, 1,000 empty, 1,500 are not named:"
 
 
 def test_nothing_is_said_where_no_file_is_left_out(photos, tmp_path, capsys):
@@ -400,14 +400,14 @@ def test_existing_output_is_refused_or_given_a_version(photos, tmp_path, capsys)
 @pytest.mark.parametrize(
     ("options", "cause", "fix"),
     [
-        (("--val-fraction", "1"), "--val-fraction 1.0 is not in [0, 1)", "try 0.1"),
-        (("--val-fraction", "-0.1"), "--val-fraction -0.1 is not in [0, 1)", "try 0.1"),
-        (("--val-fraction", "nan"), "--val-fraction nan is not in [0, 1)", "try 0.1"),
-        (("--rows-per-fragment", "0"), "--rows-per-fragment 0 is below 1", "try 8192"),
+        (("--val-fraction", "1"), "--val-fraction 1.0 is not in [0, 1)", "Try 0.1"),
+        (("--val-fraction", "-0.1"), "--val-fraction -0.1 is not in [0, 1)", "Try 0.1"),
+        (("--val-fraction", "nan"), "--val-fraction nan is not in [0, 1)", "Try 0.1"),
+        (("--rows-per-fragment", "0"), "--rows-per-fragment 0 is below 1", "Try 8192"),
         (("--shorter-side", "0"), "--shorter-side 0 is below 1", "leave it out"),
         (("--shorter-side", "-5"), "--shorter-side -5 is below 1", "leave it out"),
-        (("--jpeg-quality", "0"), "--jpeg-quality 0 is not in [1, 100]", "try 90"),
-        (("--jpeg-quality", "500"), "--jpeg-quality 500 is not in [1, 100]", "try 90"),
+        (("--jpeg-quality", "0"), "--jpeg-quality 0 is not in [1, 100]", "Try 90"),
+        (("--jpeg-quality", "500"), "--jpeg-quality 500 is not in [1, 100]", "Try 90"),
         (("--jpeg-quality", "-3"), "--jpeg-quality -3 is not in [1, 100]", "leave it out"),
     ],
 )
@@ -420,7 +420,7 @@ def test_bad_options_are_refused(tmp_path, capsys, options, cause, fix):
 @pytest.mark.parametrize(
     ("names", "cause", "fix"),
     [
-        (["ant/notes.txt"], "(1 left out, such as ant/notes.txt)", "give the directory that holds them"),
+        (["ant/notes.txt"], "(1 left out, such as ant/notes.txt)", "Give the directory that holds them"),
         (["1.png", "2.png"], "2 of 2 images lie in no class directory, such as 1.png", "<class>/<image>"),
         (["ant/1.png", "2.png"], "1 of 2 images lie in no class directory, such as 2.png", "<class>/<image>"),
         (["train/1.png", "test/2.png"], "2 of 2 images lie in no class directory", "<split>/<class>/<image>"),
@@ -437,7 +437,7 @@ def test_trees_without_clear_classes_are_refused(tmp_path, capsys, names, cause,
 
 @pytest.mark.parametrize("source", ["imagefolder", "huggingface"])
 def test_missing_and_empty_inputs_are_refused(tmp_path, capsys, source):
-    for name, fix in (("nowhere", "give a directory or a file that exists"), ("*.png", "give the directory itself")):
+    for name, fix in (("nowhere", "Give a directory or a file that exists"), ("*.png", "Give the directory itself")):
         message = refusal(capsys, source, "--out", tmp_path / "out.lance", "--input", tmp_path / name)
         assert "can't be listed" in message
         assert fix in message
@@ -461,7 +461,7 @@ def test_bad_parquet_is_refused(tmp_path, capsys):
     said = message({"train-0.parquet": good, "train-1.parquet": b"PAR1 cut short"})
     assert "train-1.parquet in --input" in said
     assert "can't be read as Parquet" in said
-    assert "download it again" in said
+    assert "Download it again" in said
 
     said = message({"train-0.parquet": good}, "--image-column", "photo", "--label-column", "class")
     assert "lacks a column photo of encoded images or a column class of integers" in said
@@ -489,7 +489,7 @@ def test_bad_parquet_is_refused(tmp_path, capsys):
     # Found while the cluster reads: Ray's own report goes to the log, the message says what it was.
     said = message({"train-0.parquet": good.set_column(0, "image", pa.array([b"x", None] * 3))})
     assert "train-0.parquet has rows without image bytes or without a label" in said
-    assert "nothing was committed" in said
+    assert "Nothing was committed" in said
 
 
 def test_an_output_that_cannot_be_written_is_refused(photos, tmp_path, capsys):

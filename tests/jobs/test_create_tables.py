@@ -278,7 +278,7 @@ def test_files_of_a_tar_become_columns_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "cause", "fix"),
     [
-        ({"a.jpg": b"J", "a.png": b"P"}, "a.jpg and a.png are both the image of a", "give a key one of them"),
+        ({"a.jpg": b"J", "a.png": b"P"}, "a.jpg and a.png are both the image of a", "Give a key one of them"),
         ({"a.txt": b"t", "a.text": b"u"}, "a.txt and a.text are both the text of a", "another ending"),
         ({"a.jpg": b"J", "b.jpg": b"J", "b.json": b"{}"}, "b has b.json beside image", "keep by --columns"),
         ({"a.jpg": b"J", "b.jpg": b"J", "a.cls": b"1", "b.cls": b"2"}, "a has a.cls beside image", "by --columns"),
@@ -398,7 +398,7 @@ def test_a_lance_dataset_that_was_written_anew_is_another_source(
     assert keys[0] == keys[1] != keys[2]
     shutil.rmtree(uri)
     lance.write_dataset(pa.table({"id": [7, 8]}), uri)
-    with pytest.raises(ValueError, match=r"in\.lance was written anew while it was read"):
+    with pytest.raises(ValueError, match=r"in\.lance was rewritten while it was read"):
         list(source.read(source.pieces(10)[0], []))
 
 
@@ -411,7 +411,7 @@ def test_blobs_and_filters_of_a_lance_dataset_are_refused(tmp_path: Path, capsys
     said = refusal(capsys, *command)
     assert "column video of --input" in said
     assert "is blob-encoded" in said
-    assert "leave it out by --columns" in said
+    assert "Leave it out by --columns" in said
     assert job.main([*map(str, command), "--columns", "id"]) == 0
     capsys.readouterr()
     said = refusal(capsys, *command, "--columns", "id", "--filter", "nonsense > 3")
@@ -458,7 +458,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "a further column": (
         {"a.parquet": ONE, "b.parquet": ONE | {"y": [5]}},
-        ["b.parquet has the column y", "it would be dropped", "--columns"],
+        ["b.parquet has the column y", "It would be dropped", "--columns"],
     ),
     "a further column of a CSV": ({"a.csv": "x\n1\n", "b.csv": "x,y\n1,5\n"}, ["b.csv has the column y", "--columns"]),
     "a missing column": ({"a.parquet": ONE | {"y": [5]}, "b.parquet": ONE}, ["b.parquet lacks the column y"]),
@@ -489,7 +489,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "splits that are numbers": (
         {"a.parquet": TWO | {"split": [0, 1]}},
-        ["column split is int64 in a.parquet", "call it otherwise, or leave it out"],
+        ["column split is int64 in a.parquet", "Call it otherwise, or leave it out"],
     ),
     "splits that are none": (
         {"a.parquet": {"x": [1, 2, 3], "split": ["train", None, "holdout"]}},
@@ -497,7 +497,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "labels that are no classes": (
         {"a.parquet": ONE | {"label": [0.5]}},
-        ["--label-column label holds double", "leave the option out"],
+        ["--label-column label holds double", "Leave the option out"],
     ),
     "no label": (
         {"a.parquet": {"x": [1, 2, 3], "label": [0, None, None]}},
@@ -564,7 +564,7 @@ def test_what_would_be_lost_later_is_refused(name: str, tmp_path: Path, capsys: 
     files, said = FOUND_LATER[name]
     plant(tmp_path / "in", files)
     message = refusal(capsys, "tables", "--input", tmp_path / "in", "--out", tmp_path / "out.lance")
-    assert all(part in message for part in [*said, "nothing was committed"]), message
+    assert all(part in message for part in [*said, "Nothing was committed"]), message
 
 
 CODES = {
@@ -914,7 +914,7 @@ def test_notes_are_removed_behind_the_commit_or_by_the_next_run(
         assert begun(str(out), {}), "a dry run removes nothing"
         capsys.readouterr()
         said = refusal(capsys, *command)
-        assert f"removed {notes.folder}: it is of a run that was killed behind its commit" in said
+        assert f"removed {notes.folder}: it is of a run that was killed after its commit" in said
         assert "already is a Lance dataset" in said
         assert not Path(notes.folder).exists()
 

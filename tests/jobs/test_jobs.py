@@ -35,8 +35,8 @@ from jobs.create_dataset.images import Digits
 from jobs.materialize import command as materialize
 from jobs.train_images import command as job
 from jobs.train_images.data import count_classes, open_data
+from jobs.train_images.messages import as_options, short
 from jobs.train_images.model import learning_rate
-from jobs.train_images.telling import as_options, short
 from jobs.train_images.training import Pace
 from tests.helpers.images import encode
 from tests.helpers.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard, curves_of_wandb
@@ -287,12 +287,12 @@ def test_the_same_command_says_that_the_run_is_finished_before_it_asks_for_ray(t
         (["--epochs", "1"], None),
     ],
 )
-def test_a_run_that_cannot_go_on_is_refused_before_ray_is_asked_for(trained, capsys, options, message):
+def test_a_run_that_cannot_continue_is_refused_before_ray_is_asked_for(trained, capsys, options, message):
     made, _ = trained
     assert job.main([*map(str, made.options), *options]) == (2 if message else 0)
     printed = capsys.readouterr()
     if message:
-        assert f"run whole in {made.options[3]} cannot go on: " in printed.err
+        assert f"run whole in {made.options[3]} cannot continue: " in printed.err
         assert message in printed.err
 
 
@@ -324,7 +324,7 @@ def test_a_run_that_is_damaged_is_refused(trained, tmp_path, capsys, file, held,
 
 
 @pytest.mark.slow
-def test_a_run_that_failed_goes_on_in_mid_epoch_to_the_same_weights(head, make_run, trained):
+def test_a_run_that_failed_continues_in_mid_epoch_to_the_same_weights(head, make_run, trained):
     made = make_run("broken")
     made.options.extend(["--track", ",".join(INSTALLED) or "none", "--track-every-steps", 3])
     script = f"""
@@ -353,8 +353,8 @@ sys.exit(command.main({[str(option) for option in made.options]}))
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "epoch 0 of 2:" not in ran.stderr
     assert "epoch 1 of 2:" in ran.stderr
-    assert f"goes on from checkpoint {made.checkpoints()[0]}" in ran.stdout
-    # 25 steps an epoch; the first attempt logged some behind its checkpoint at step 40, which the second made again.
+    assert f"continues from checkpoint {made.checkpoints()[0]}" in ran.stdout
+    # 25 steps an epoch; the first attempt logged some after its checkpoint at step 40, which the second made again.
     losses, reports = [*range(3, 51, 3)], [15, 25, 40, 50]
     if "tensorboard" in INSTALLED:
         found = curves_of_tensorboard(made.place / "tensorboard")
@@ -391,7 +391,7 @@ def test_a_job_that_cannot_start_fails_with_the_message(head, digits):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_says_how_to_go_on_and_then_where_it_does(head, make_run):
+def test_a_run_that_is_stopped_says_how_to_continue_and_then_where_it_does(head, make_run):
     made = make_run("stopped")
     command = [JOBS / "train_images.py", *made.options, "--epochs", 50]
     with head.start(*command) as started:
@@ -408,10 +408,10 @@ def test_a_run_that_is_stopped_says_how_to_go_on_and_then_where_it_does(head, ma
     subprocess.run([sys.executable, *shlex.split(report)[1:]], env=head.env, cwd=JOBS.parent, check=True)
     assert (made.place / "report.html").exists()
     with head.start(*command) as started:
-        line = started.read_to("goes on from checkpoint")
+        line = started.read_to("continues from checkpoint")
         state = read_state(Path(last))
         at = f"epoch {state['epoch']} of 50, after step {state['position'] // 64}/25 (row {state['position']:,} "
-        assert f"goes on from checkpoint {last}: {at}" in line
+        assert f"continues from checkpoint {last}: {at}" in line
         assert (int(epoch), int(step)) == (state["epoch"], state["position"] // 64)
         status, rest = started.end(signal.SIGTERM)
     assert status == 143, rest
@@ -443,7 +443,7 @@ def test_a_run_that_is_stopped_ends_though_ray_does_not_answer(head, make_run):
 def test_a_cluster_that_may_grow_is_waited_for_until_the_run_is_stopped(head, make_run):
     made = make_run("large")
     with head.start(JOBS / "train_images.py", *made.options, "--num-workers", 16) as started:
-        assert "needs 16 CPUs, the cluster has 2: waiting for nodes" in started.read_to("train_images.py: ")
+        assert "needs 16 CPUs, and the cluster has 2. It waits for nodes" in started.read_to("train_images.py: ")
         status, rest = started.end(signal.SIGINT)
     assert status == 130, rest
     assert "Traceback" not in rest
@@ -453,10 +453,10 @@ def test_a_cluster_that_may_grow_is_waited_for_until_the_run_is_stopped(head, ma
 @pytest.mark.parametrize(
     ("options", "numbers", "fix"),
     [
-        (["--num-workers", 1000], r"needs 1000 CPUs, .* has \d+;", "fewer --num-workers or --num-decoders, or set"),
+        (["--num-workers", 1000], r"needs 1000 CPUs, .* has \d+\.", "fewer --num-workers or --num-decoders, or set"),
         pytest.param(
             ["--use-gpu"],
-            r"needs 2 GPUs, .* has 0;",
+            r"needs 2 GPUs, .* has 0\.",
             "or no --use-gpu, or set RAY_ADDRESS",
             marks=pytest.mark.slow,
         ),
@@ -497,7 +497,7 @@ def small(write_dataset: Callable[..., str]) -> str:
         (["--version", "7"], "has no version 7"),
         (["--image-column", "photo"], "no column 'photo'"),
         (["--label-column", "split", "--image-size", "8"], "--label-column split of "),
-        (["--label-column", "score", "--image-size", "8"], "name a column of integers"),
+        (["--label-column", "score", "--image-size", "8"], "Name a column of integers"),
         (["--image-column", "size"], "not binary"),
         (["--model", "no_such_model", "--image-size", "8"], "--model no_such_model"),
         (["--image-size", "1"], "images of 1x1"),

@@ -505,7 +505,7 @@ def test_a_bad_image_is_named_and_leaves_nothing_behind(
     options = ["--data", uri, "--out", out, "--shorter-side", 30, *SMALL]
     said = refusal(capsys, *options, status=1)
     assert "column image of row offset 321 cannot be decoded" in said
-    assert "nothing was committed" in said
+    assert "Nothing was committed" in said
     assert os.listdir(tmp_path) == []
     made = make(uri, out, *options[4:], "--on-bad-image", "keep")
     table = made.to_table()
@@ -628,7 +628,7 @@ def test_what_cannot_be_honoured_is_refused(
     uri = write_dataset(table, data_storage_version="2.1")
     start = ["--data", uri, "--out", tmp_path / "out", "--columns", "id,label,data"]
     for said, options in {
-        "column film is blob-encoded: a scan gives descriptors": ["--columns", "id,film"],
+        "column film is blob-encoded. A scan gives descriptors": ["--columns", "id,film"],
         "has no column 'nothing'": ["--columns", "nothing"],
         "--group-by species: .* has no such column": ["--group-by", "species"],
         "--group-by weight is double": ["--group-by", "weight"],
@@ -749,7 +749,7 @@ def test_rows_that_are_lost_or_doubled_are_not_committed(
 
     monkeypatch.setattr(making, "each", spoiled)
     options = ["--data", source, "--out", tmp_path / "out", "--rows-per-fragment", 500]
-    assert re.search(r"FAULT: .* rows with checksum .* are selected; nothing was", refusal(capsys, *options, status=1))
+    assert re.search(r"FAULT: .* rows with checksum .* are selected\. Nothing was", refusal(capsys, *options, status=1))
     assert os.listdir(tmp_path) == []
 
 

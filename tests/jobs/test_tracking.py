@@ -9,7 +9,7 @@ import pytest
 
 import raylance
 from jobs.train_images import command, trackers, tracking
-from jobs.train_images.places import Place
+from jobs.train_images.run_folder import RunFolder
 from tests.helpers.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard, curves_of_wandb
 
 FACTS = {
@@ -23,23 +23,23 @@ def parsed(*words: object) -> argparse.Namespace:
 
 
 @pytest.fixture
-def at(tmp_path: Path) -> Place:
-    made = Place(None, str(tmp_path), "run")
+def at(tmp_path: Path) -> RunFolder:
+    made = RunFolder(None, str(tmp_path), "run")
     made.make()
     return made
 
 
-def attempt(at: Place, names: list[str], first: int, last: int) -> dict[str, dict[str, object]]:
-    """Logs steps as an attempt does that begins behind a checkpoint."""
-    settled = tracking.settle(parsed("--track", ",".join(names)), at)
-    with tracking.Tracking(settled, first - 1, FACTS) as tracked:
+def attempt(at: RunFolder, names: list[str], first: int, last: int) -> dict[str, dict[str, object]]:
+    """Logs steps as an attempt does that begins after a checkpoint."""
+    resolved = tracking.resolve(parsed("--track", ",".join(names)), at)
+    with tracking.Tracking(resolved, first - 1, FACTS) as tracked:
         for step in range(first, last + 1):
             tracked.log(step, {"loss": 1 / step, "val_accuracy": float("nan")})
-    tracking.end(settled, "FINISHED")
-    return settled
+    tracking.end(resolved, "FINISHED")
+    return resolved
 
 
-def check_steps(at: Place, name: str, steps: list[int]) -> None:
+def check_steps(at: RunFolder, name: str, steps: list[int]) -> None:
     if name == "tensorboard":
         assert curves_of_tensorboard(Path(at.folder, "tensorboard")) == {"loss": steps}
     elif name == "wandb":
@@ -73,7 +73,7 @@ def test_the_data_and_the_arguments_are_told(at):
 
 
 def test_a_run_whose_storage_is_a_uri_may_have_a_space_in_its_name(tmp_path):
-    made = Place(None, f"file://{tmp_path}", "my run")
+    made = RunFolder(None, f"file://{tmp_path}", "my run")
     made.make()
     tracking.write_notes(made, {"id": "x"})
     assert (tmp_path / "my run" / tracking.NOTES).exists()
@@ -102,7 +102,7 @@ def test_no_secret_is_told():
 )
 def test_what_contradicts_itself_is_refused(at, words, message):
     with pytest.raises(raylance.ConfigError, match=message):
-        tracking.settle(parsed(*words), at)
+        tracking.resolve(parsed(*words), at)
 
 
 def test_unknown_trackers_are_refused(capsys):
@@ -117,26 +117,26 @@ def test_a_tracker_that_is_not_installed_is_refused_with_the_command(at, monkeyp
 
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", Absent)
     with pytest.raises(raylance.ConfigError, match="pip install tensorboard on every node, or leave it out"):
-        tracking.settle(parsed("--track", "tensorboard"), at)
-    assert tracking.settle(parsed(), at) == {}  # the default is what is there
+        tracking.resolve(parsed("--track", "tensorboard"), at)
+    assert tracking.resolve(parsed(), at) == {}  # the default is what is there
 
 
 def test_a_run_without_a_place_for_mlflow_is_refused(monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(
-        raylance.ConfigError, match="MLFLOW_TRACKING_URI is not set, and --storage-path s3://bucket/runs"
+        raylance.ConfigError, match="MLFLOW_TRACKING_URI is not set, and --storage-path s3://bucket/runs cannot hold"
     ):
-        trackers.Mlflow.settle(Place(None, "s3://bucket/runs", "run"), {"id": "x"})
+        trackers.Mlflow.resolve(RunFolder(None, "s3://bucket/runs", "run"), {"id": "x"})
 
 
 def test_a_tracker_that_fails_warns_once_and_ends_nothing(at, caplog):
     pytest.importorskip("tensorboard", reason="it is what fails here")
     Path(at.folder, "tensorboard").write_text("no folder")
     with caplog.at_level(logging.WARNING):
-        settled = attempt(at, ["tensorboard"], 1, 50)
-    assert list(settled) == ["tensorboard"]
+        resolved = attempt(at, ["tensorboard"], 1, 50)
+    assert list(resolved) == ["tensorboard"]
     [warning] = caplog.messages
-    assert warning.startswith("tensorboard fails, and is told nothing more (")
+    assert warning.startswith("tensorboard failed and gets no more points (")
 
 
 def test_what_is_tracked_by_nothing_costs_nothing():

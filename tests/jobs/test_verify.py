@@ -370,7 +370,7 @@ def test_plot(images_uri: str, capsys: pytest.CaptureFixture[str], tmp_path: Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "--global-batch-size is needed"),
+        ([], "--global-batch-size is missing"),
         (["--global-batch-size", 0], "at least 1"),
         (["--global-batch-size", 8, "--order", "row", "--lanes", 4], "takes {'lanes': 4}"),
         (["--global-batch-size", 8, "--world-size", 2, "--rank", 2, "--step", 0], "a rank lies in"),
@@ -391,7 +391,7 @@ def test_plot(images_uri: str, capsys: pytest.CaptureFixture[str], tmp_path: Pat
         (["--global-batch-size", 8, "--shard-rows", "many"], "shard_rows='many'"),
         (["--global-batch-size", 8, "--decoders", 2], "--decoders means nothing without --stream"),
         (["--global-batch-size", 8, "--plot", "x.png"], "--plot means nothing without --quality"),
-        (["--global-batch-size", 8, "--json", "nowhere/x.json"], "no file can be written there"),
+        (["--global-batch-size", 8, "--json", "nowhere/x.json"], "No file can be written there"),
     ],
     ids=lambda value: "" if isinstance(value, str) else " ".join(map(str, value)) or "nothing",
 )

@@ -23,7 +23,7 @@ import raylance
 import raylance.audit
 import raylance.testing
 import raylance.torch_data
-from jobs.train_images.telling import as_options
+from jobs.train_images.messages import as_options
 from raylance.api.loader import RankLoader
 from raylance.observe.diagnoses import DIAGNOSES, Diagnosis
 from raylance.observe.diagnoses.reading import BY_ROW

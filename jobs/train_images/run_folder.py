@@ -1,6 +1,4 @@
-"""Owns where a run is kept and what is there of it: its folder, its newest checkpoint, what it is called where it is
-tracked; never trains, never starts Ray.
-"""
+"""Owns the folder of a run and what it holds: where it is, its newest checkpoint; never trains, never starts Ray."""
 
 import argparse
 import dataclasses
@@ -16,11 +14,11 @@ from jobs.train_images.model import check_network
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class RunFolder:
     """Where a run is kept.
 
     Attributes:
-        filesystem: Of pyarrow, where the path is one in it: where options are needed; else None.
+        filesystem: pyarrow's, where storage options are needed: the path is one in it; else None.
         storage: Where runs are kept, a path or URI.
         name: Of the run.
     """
@@ -60,29 +58,29 @@ class Place:
             filesystem.create_dir(path)
         except OSError as error:
             raise raylance.ConfigError(
-                f"--storage-path {self.storage} cannot be written to ({error}), so nothing would be kept; give another"
+                f"--storage-path {self.storage} cannot be written to ({error}). Nothing would be kept. Give another."
             ) from error
 
 
-def place(args: argparse.Namespace) -> Place:
+def run_folder(args: argparse.Namespace) -> RunFolder:
     """Returns where the run is kept."""
     name = args.run_name or f"{os.path.basename(args.data.rstrip('/')).removesuffix('.lance')}-{args.model}"
     if args.storage_options and args.storage_path.startswith("s3://"):
-        return Place(*common.open_filesystem(args.storage_path, common.store_options(args.storage_options)), name)
-    return Place(None, common.locate(args.storage_path), name)
+        return RunFolder(*common.open_filesystem(args.storage_path, common.store_options(args.storage_options)), name)
+    return RunFolder(None, common.locate(args.storage_path), name)
 
 
-def cannot_go_on(at: Place, why: str) -> str:
-    """Says which run it is that cannot go on."""
-    return f"run {at.name} in {at.storage} cannot go on: {why}"
+def cannot_continue(at: RunFolder, why: str) -> str:
+    """A message that names the run."""
+    return f"run {at.name} in {at.storage} cannot continue: {why}"
 
 
-def newest(at: Place) -> ray.train.Result | None:
+def newest(at: RunFolder) -> ray.train.Result | None:
     """Returns the run as its newest checkpoint left it, None where there is none.
 
     Raises:
-        OSError: If that cannot be told now.
-        StateError: If it cannot be told any more.
+        OSError: The storage cannot be read now.
+        StateError: The list of checkpoints is damaged.
     """
     try:
         filesystem, folder = at.opened  # a folder with a space in its name has no URI that Ray Train takes
@@ -93,8 +91,8 @@ def newest(at: Place) -> ray.train.Result | None:
         raise
     except Exception as error:  # Ray Train's own has no public name, and pydantic's come through
         raise raylance.StateError(
-            f"Ray Train's list of its checkpoints is damaged, or the newest of them is gone ({type(error).__name__}); "
-            "bring them back from a copy, or give another --run-name"
+            f"Ray Train's list of its checkpoints is damaged, or the newest of them is gone ({type(error).__name__}). "
+            "Restore them from a copy, or give another --run-name."
         ) from error
     return found if found.checkpoint else None
 
@@ -109,8 +107,8 @@ class Standing:
     position: int
 
 
-def look_up(args: argparse.Namespace, at: Place, train: raylance.Dataset, network: list[Any]) -> Standing | None:
-    """Returns how far the run is; refuses one that cannot go on. Ranks would find both out, a minute later."""
+def look_up(args: argparse.Namespace, at: RunFolder, train: raylance.Dataset, network: list[Any]) -> Standing | None:
+    """Returns how far the run is; refuses one that cannot continue. Ranks would find out a minute later."""
     try:
         if (found := newest(at)) is None:
             return None
@@ -121,9 +119,9 @@ def look_up(args: argparse.Namespace, at: Place, train: raylance.Dataset, networ
             position = loader.state_dict()["position"]
             return Standing(found, loader.epoch, position // args.global_batch_size, position)
     except raylance.StateError as error:
-        raise raylance.StateError(cannot_go_on(at, str(error))) from error
+        raise raylance.StateError(cannot_continue(at, str(error))) from error
     except OSError as error:
         raise raylance.ConfigError(
-            f"the checkpoints in --storage-path {args.storage_path} cannot be read ({error}), so the run could neither "
-            "go on nor be kept; try again, or give another"
+            f"the checkpoints in --storage-path {args.storage_path} cannot be read ({error}). The run could neither "
+            "continue nor be kept. Try again, or give another."
         ) from error

@@ -1,9 +1,8 @@
-"""Owns how a run that is stopped ends in time: what it says at once, and its end where Ray takes longer; never stops
+"""Owns how a run that is stopped ends in time: the message at once, and its end where Ray takes longer; never stops
 Ray's own work.
 
 A machine that shuts down, `ray job stop` and Kubernetes kill what has not ended some seconds after SIGTERM. So the
-place of the run and the command that continues it come first, and what may take long, such as the report, is left to
-others.
+folder of the run and the command that continues it come first, and nothing that may take long, such as the report.
 """
 
 import argparse
@@ -18,13 +17,13 @@ from tqdm.std import tqdm
 
 import raylance
 from jobs import common
-from jobs.train_images.places import Place, newest, place
+from jobs.train_images.run_folder import RunFolder, newest, run_folder
 
 SELF = "train_images.py"
 PATIENCE_S = 8.0  # for Ray, the workers and the trackers to end
 
 
-class Leaving:
+class Stopping:
     """Watches for the signals that stop the job, from a thread: the main one may be deep in Ray."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -57,17 +56,17 @@ class Leaving:
                 end.close()
 
     def say(self, *, is_last: bool = True) -> None:
-        """Says how the run continues, unless just that has been said."""
+        """Prints how to continue the run, unless it has printed the same."""
         with self._lock:
-            at = place(self._args)
+            at = run_folder(self._args)
             try:
-                text = goes_on(at)
+                text = how_to_continue(at)
             except (OSError, raylance.StateError) as error:
                 if not is_last:  # Ray Train may be writing there
                     return
                 text = f"its checkpoints cannot be read now ({error}), and the same command continues from the last one"
             if text != self._said:  # Ray Train may have taken one more checkpoint
-                self._tell(at, text)
+                self._print(at, text)
                 self._said = text
 
     def _watch(self, signals: socket.socket) -> None:
@@ -80,10 +79,10 @@ class Leaving:
         threading.Thread(target=self.say, kwargs={"is_last": False}, daemon=True).start()
         if not self._is_out.wait(PATIENCE_S):
             if not self._said:
-                self._tell(place(self._args), "the same command continues from its last checkpoint")
+                self._print(run_folder(self._args), "the same command continues from its last checkpoint")
             os._exit(128 + number[0])  # Ray ends what it runs for a driver that is gone
 
-    def _tell(self, at: Place, how: str) -> None:
+    def _print(self, at: RunFolder, how: str) -> None:
         by = signal.Signals(self._args.stopped_by).name
         again = common.show_command(["python", *self._args.command])
         tqdm.write(f"{SELF}: run {at.name} was stopped by {by}; {how}:\n{again}", file=self._user)
@@ -93,12 +92,12 @@ class Leaving:
         self._user.flush()
 
 
-def goes_on(at: Place) -> str:
+def how_to_continue(at: RunFolder) -> str:
     """Where a run that is stopped continues.
 
     Raises:
-        OSError: If that cannot be read now.
-        StateError: If it is damaged.
+        OSError: The storage cannot be read now.
+        StateError: The list of checkpoints is damaged.
     """
     if (last := newest(at)) is None:
         return "no checkpoint was made, and the same command starts it again"

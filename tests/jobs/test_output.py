@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs import quiet
+from jobs import output
 
 WORKER = "(RayTrainWorker pid=25027, ip=10.0.0.7) "
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         (f"{WORKER}raylance: the record of train cannot be written", "the record of train cannot be written"),
         ("raylance: the source has moved on", "the source has moved on"),
@@ -35,8 +35,8 @@ WORKER = "(RayTrainWorker pid=25027, ip=10.0.0.7) "
         ("2026-11-22 13:49:47 INFO worker.py:2029 -- Started a local Ray instance.", None),
     ],
 )
-def test_what_concerns_a_user_is_told_from_the_rest(line, told):
-    assert quiet.told_in(line) == told
+def test_what_concerns_a_user_is_told_from_the_rest(line, message):
+    assert output.message_in(line) == message
 
 
 def test_what_is_printed_goes_to_the_file_and_what_is_marked_to_the_user_once(tmp_path, capsys):
@@ -45,7 +45,7 @@ def test_what_is_printed_goes_to_the_file_and_what_is_marked_to_the_user_once(tm
     before = io.StringIO()
     handler = logging.StreamHandler(before)
     ray.addHandler(handler)
-    with quiet.quietly(str(path), "python job.py", "job.py: ") as apart:
+    with output.separate_output(str(path), "python job.py", "job.py: ") as user:
         print("chatter")
         print("chatter, too", file=sys.stderr)
         ray.warning("of a handler that holds a stream")
@@ -57,7 +57,7 @@ def test_what_is_printed_goes_to_the_file_and_what_is_marked_to_the_user_once(tm
         thread.start()
         thread.join()
         print("whole")
-        apart.show("the result")
+        user.show("the result")
     ray.warning("after")
     printed, log = capsys.readouterr(), path.read_text()
     assert printed.out == "the result\n"
@@ -73,7 +73,7 @@ def test_what_is_printed_goes_to_the_file_and_what_is_marked_to_the_user_once(tm
 def test_the_traceback_of_what_fails_is_in_the_file_which_is_kept(tmp_path, capsys):
     path = tmp_path / "output.log"
     path.write_text("of the attempt before\n")
-    with pytest.raises(ValueError, match="no"), quiet.quietly(str(path), "x", "x: "):
+    with pytest.raises(ValueError, match="no"), output.separate_output(str(path), "x", "x: "):
         raise ValueError("no")
     log = path.read_text()
     assert log.startswith("of the attempt before\n")
@@ -84,7 +84,7 @@ def test_the_traceback_of_what_fails_is_in_the_file_which_is_kept(tmp_path, caps
 
 def test_a_handler_that_was_made_meanwhile_writes_to_the_user_again(tmp_path, capsys):
     ray = logging.getLogger("ray.of.another.test")
-    with quiet.quietly(str(tmp_path / "output.log"), "x", "x: "):
+    with output.separate_output(str(tmp_path / "output.log"), "x", "x: "):
         handler = logging.StreamHandler()
         ray.addHandler(handler)
         held = sys.stdout
@@ -104,10 +104,10 @@ def test_a_signal_in_the_midst_of_a_line_may_print(tmp_path):
             return super().write(text)
 
     log = Signals()
-    sieve = quiet.Sieve(log, sys.stderr, "x: ")
-    before = signal.signal(signal.SIGUSR1, lambda *_: print("of the handler", file=sieve))
+    log_filter = output.LogFilter(log, sys.stderr, "x: ")
+    before = signal.signal(signal.SIGUSR1, lambda *_: print("of the handler", file=log_filter))
     try:
-        print("whole", file=sieve)
+        print("whole", file=log_filter)
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert sorted(log.getvalue().splitlines()) == ["of the handler", "whole"]
@@ -115,31 +115,31 @@ def test_a_signal_in_the_midst_of_a_line_may_print(tmp_path):
 
 def test_what_is_not_pythons_goes_to_the_file_too(tmp_path):
     path = tmp_path / "output.log"
-    with quiet.quietly(str(path), "x", "x: "):
+    with output.separate_output(str(path), "x", "x: "):
         subprocess.run([sys.executable, "-c", "print('of another process')"], stdout=sys.stdout, check=True)
     assert "of another process" in path.read_text()
 
 
 @pytest.mark.parametrize("kind", [OSError, KeyboardInterrupt, None])
 def test_a_temporary_file_stays_where_something_failed(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(quiet.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(output.tempfile, "tempdir", str(tmp_path))
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as stack:
         if kind is OSError:
             failed = stack.enter_context(pytest.raises(OSError, match="full"))
-        stack.enter_context(quiet.quietly_for_once("job"))
+        stack.enter_context(output.separate_output_once("job"))
         print("chatter")
         if kind is not None:
             raise kind("full")
     found = list(tmp_path.iterdir())
     if kind is OSError:
-        assert quiet.notes_of(failed.value) == f"; what Ray and its workers printed is in {found[0]}"
+        assert output.notes_of(failed.value) == f"; what Ray and its workers printed is in {found[0]}"
         assert "chatter" in found[0].read_text()
     assert len(found) == (kind is OSError)
 
 
 def test_the_file_lies_in_the_folder_of_the_run_or_among_temporary_ones(tmp_path):
-    assert quiet.log_file(str(tmp_path / "run"), "x") == str(tmp_path / "run" / "output.log")
-    path = Path(quiet.log_file(None, "job"))
+    assert output.log_file(str(tmp_path / "run"), "x") == str(tmp_path / "run" / "output.log")
+    path = Path(output.log_file(None, "job"))
     assert path.exists()
     assert path.name.startswith("job-")
     path.unlink()
