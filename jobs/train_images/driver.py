@@ -89,7 +89,7 @@ def fit(
             epochs=args.epochs,
             storage_filesystem=at.filesystem,
             tell=lambda metrics: describe(metrics, args.epochs),
-            file=messages.Lines(user.user) if args.no_progress else user.user,
+            file=messages.Lines(user.err) if args.no_progress else user.err,
         ):
             return make().fit()
     finally:
