@@ -1,11 +1,7 @@
-"""Owns the settings of a loader: what is read, what is delivered in which order, and how the machine is used; starts
-nothing.
-"""
+"""Owns the options of a loader, which say how it uses the machine; starts nothing, and changes no batch."""
 
 import dataclasses
-import functools
 import inspect
-import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
@@ -13,54 +9,11 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from raylance.arguments import check_integer, refuse_unknown
-from raylance.decode.rows import Decoding
-from raylance.environment.shared import Shared, SharedTables
 from raylance.errors import ConfigError
-from raylance.orders.mixture import MixOrder
-from raylance.orders.order import WINDOW_BYTES, Auto, Tables
-from raylance.planning.plan import Plan, Remainder
-from raylance.planning.resume import DeliverySpec as DeliverySpec
-from raylance.planning.state import describe
-from raylance.source.rows import RowSource
+from raylance.orders.order import Auto
 
-logger = logging.getLogger(__name__)
-
-_LONGEST_S = 1_000_000_000  # 30 years; no clock of the system waits for ever
+_LONGEST_S = 1_000_000_000  # 30 years; no clock of the system waits longer
 _MAX_AUTO_READERS = 4  # each holds max_window_bytes
-_CHUNK_BYTES = 32 << 20  # of one rank, for orders that have no windows
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ReadSpec:
-    """What a loader reads and what it makes of it; picklable.
-
-    Attributes:
-        source: The rows.
-        delivers: Columns of the batches: those that are read, unless a transform changes them.
-        decoding: What to do with encoded columns, and the transform; None where there is neither.
-        list_lengths: Of delivered columns of lists of numbers: the length where all sampled rows have one, else None.
-        list_dtypes: Of those that can be padded: the dtype of the numbers.
-    """
-
-    source: RowSource
-    delivers: Sequence[str]
-    decoding: Decoding | None = None
-    list_lengths: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
-    list_dtypes: Mapping[str, "np.dtype[Any]"] = dataclasses.field(default_factory=dict)
-
-    @property
-    def origin(self) -> dict[str, Any]:
-        """What a checkpoint says of it: fields of `State`."""
-        return {
-            "uri": self.source.uri,
-            "branch": self.source.branch,
-            "version": self.source.version,
-            "identity": self.source.identity,
-            "columns": list(self.delivers),
-            "decode": [describe(decoder) for decoder in self.decoding.decoders] if self.decoding else [],
-            "transform": describe(self.decoding.transform) if self.decoding else None,
-            "codecs": {d.column: d.codec for d in self.decoding.decoders if d.codec} if self.decoding else {},
-        }
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +22,10 @@ class Options:
 
     Attributes:
         num_decoders: Decode actors of each rank, shared by its loaders. 0 decodes in threads of the shard actor.
-            "auto" takes those that find a place among the CPUs that are free; where none runs within 5 s, the shard
-            actor decodes until one does; those that have nothing to do are given back, and asked for again when they
-            are missed. (min, max) begins with min, and asks for more while the trainer waits for decoding, also where
-            no CPU is free yet: that is what has an autoscaler add nodes.
+            "auto" takes as many as there are free CPUs. Where none runs within 5 s, the shard actor decodes until one
+            does. Idle ones are given back, and asked for again when the trainer waits for decoding. (min, max) begins
+            with min, and asks for more while the trainer waits for decoding, also where no CPU is free yet: that makes
+            an autoscaler add nodes.
         num_readers: Shard actors of each rank and loader; more than one where reading is what the trainer waits for:
             they take windows in turn, and each holds up to `max_window_bytes` of its own: two at the default have
             1 GiB. (min, max) begins with min and asks for more while the trainer waits for reading; "auto" is (1, 4).
@@ -86,15 +39,15 @@ class Options:
             `raylance.dataset`, which is the same for all ranks.
         max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank, or one row that is larger. The
             step that is being put together comes on top.
-        placement_timeout_s: Seconds that helpers may take to find their place and to start.
+        placement_timeout_s: Seconds that helpers may take to be placed and to start.
         read_timeout_s: Seconds that a read is tried again when the storage fails, before that is an error.
-        work_timeout_s: Seconds that a helper may take over one piece of work before it is taken for hung and replaced.
+        work_timeout_s: Seconds that a helper may take over one piece of work before it counts as hung and is replaced.
         record: Whether the loader's figures are published as metrics and, under Ray Train, recorded beside the run's
             checkpoints, for `report_run`, `watch` and `python -m raylance.top`; or the folder of a run, where no
-            trainer tells it. A thread does both once a second.
+            trainer sets it. A thread does both once a second.
         name: What records and metrics call the dataset, where no trainer gives it a name: where one process trains on
             one part of it, and validates on another. None for the last part of its URI.
-        runtime: Who does the work: "ray" actors, or "threads" of this process. "auto" is Ray where one is running.
+        runtime: What does the work: "ray" actors, or "threads" of this process. "auto" is Ray where one is running.
         auto_decoders: What "auto" asks for, where it was resolved for all ranks at once; None for the free CPUs' share.
             For raylance's own use.
     """
@@ -202,110 +155,3 @@ def make_options(call: str, options: Mapping[str, Any], own: Sequence[str]) -> O
 def _as_range(given: Any) -> tuple[int, int]:
     """Least and most, of one number or of both."""
     return tuple(given) if isinstance(given, tuple | list) and len(given) == 2 else (given, given)
-
-
-def check_batch_size(global_batch_size: int | None, batch_size: int | None, world_size: int) -> int:
-    """Rows of one step over all ranks, from the one that is given.
-
-    Raises:
-        ConfigError: Unless exactly one is given, an integer of at least 1.
-    """
-    if (global_batch_size is None) == (batch_size is None):
-        raise ConfigError(
-            f"global_batch_size={global_batch_size}, batch_size={batch_size}: give exactly one of them; rows of a step "
-            "over all ranks, or of each rank."
-        )
-    if global_batch_size is not None:
-        return check_integer("global_batch_size", global_batch_size, 1)
-    return check_integer("batch_size", batch_size, 1) * world_size
-
-
-def make_plan(
-    feed: ReadSpec,
-    delivery: DeliverySpec,
-    options: Options,
-    global_batch_size: int,
-    world_size: int,
-    remainder: Remainder,
-) -> Plan:
-    """Makes the plan of an epoch. What the order leaves to "auto" follows from the dataset and this batch alone, never
-    from the world size or the options, so that all ranks have one order.
-
-    Args:
-        feed: What is read.
-        delivery: What is delivered.
-        options: How the machine is used.
-        global_batch_size: Rows of one step over all ranks.
-        world_size: Ranks.
-        remainder: What becomes of the rows behind the last whole step.
-
-    Raises:
-        ConfigError: If there would be no step, or ranks without a row in any.
-    """
-    if global_batch_size < world_size and remainder != "ragged":
-        raise ConfigError(
-            f"a global batch of {global_batch_size} rows on {world_size} ranks: some ranks would have no row in any "
-            f"step, and their loss no value. Use global_batch_size={world_size} or more, or fewer ranks."
-        )
-    facts = dataclasses.replace(
-        delivery.facts,
-        row_bytes=feed.source.row_bytes,
-        global_batch_size=global_batch_size,
-        window_bytes=delivery.window_bytes or WINDOW_BYTES,
-    )
-    order = delivery.order.resolve(facts)
-    chunk_positions = order.read_positions
-    if chunk_positions is None:
-        chunk_positions = max(1, int(_CHUNK_BYTES / max(feed.source.row_bytes, 1))) * world_size
-    # Two chunks are held. What does not fit is read in parts, in the same order.
-    fitting = max(order.lane_count, int(options.max_window_bytes / 2 * world_size / max(feed.source.row_bytes, 1)))
-    if chunk_positions > fitting:
-        if order.needs_whole_windows:
-            window_bytes = int(chunk_positions / world_size * feed.source.row_bytes)
-            _warn_of_parts(str(feed.source.uri), str(order.settings), window_bytes, options.max_window_bytes)
-        chunk_positions = -(-chunk_positions // -(-chunk_positions // fitting))
-    return Plan(
-        order=order,
-        global_batch_size=global_batch_size,
-        world_size=world_size,
-        remainder=remainder,
-        chunk_positions=chunk_positions,
-    )
-
-
-@functools.cache
-def _warn_of_parts(uri: str, order: str, window_bytes: int, max_window_bytes: int) -> None:
-    """Warns once a process: every pass comes by here."""
-    logger.warning(
-        "%s: a window of %s has %s MiB of raw rows on each rank, and max_window_bytes=%d has room for two of %s MiB. "
-        "Each window is read in parts, whose rows lie scattered over it: the same batches, more slowly. Raise "
-        "max_window_bytes, or start the run with a smaller window_bytes= of raylance.dataset, or smaller sizes of the "
-        "order.",
-        uri,
-        order,
-        f"{window_bytes / 2**20:,.1f}",
-        max_window_bytes,
-        f"{max_window_bytes / 2**21:,.1f}",
-    )
-
-
-def map_shared(
-    feed: ReadSpec, delivery: DeliverySpec, change: Callable[[Shared[Any]], Shared[Any]]
-) -> tuple[ReadSpec, DeliverySpec]:
-    """Does something to each large value: selections, and the tables of orders.
-
-    Args:
-        feed: What is read.
-        delivery: What is delivered.
-        change: What to do, such as `Shared.of_run`.
-    """
-
-    def tables_of(tables: Tables) -> Tables:
-        return SharedTables(change(tables.shared)) if isinstance(tables, SharedTables) else tables
-
-    order = delivery.order
-    if isinstance(order, MixOrder):
-        parts = tuple(dataclasses.replace(part, tables=tables_of(part.tables)) for part in order.components)
-        order = dataclasses.replace(order, components=parts)
-    feed = dataclasses.replace(feed, source=feed.source.map_shared(change))
-    return feed, dataclasses.replace(delivery, order=order, tables=tables_of(delivery.tables))

@@ -51,12 +51,8 @@ MORE = {
 }
 # Made by other names, never by a call of their own.
 MADE = ("Batches", "Dataset", "RankLoader")
-# Called by raylance's other parts and by Ray Train, never by those who read this.
-INNER = {
-    "add", "awaits", "begin", "check_place", "copy", "count_move", "end", "enter_process", "is_timed", "iterator",
-    "opened", "place", "reporting", "run_loader", "seated", "set_name", "share", "streaming_split", "tell", "timed",
-    "would_start_over",
-}  # fmt: skip
+# Of `Stats` and `torch_data`: called by raylance's other parts, never by those who read this.
+INNER = {"add", "awaits", "begin", "count_move", "end", "is_timed", "moves", "tell", "timed"}
 WIDTH = 100  # of signatures, before each parameter gets a line
 
 

@@ -1,10 +1,9 @@
-"""Owns the handle of an opened dataset, a value: it tells, peeks and makes loaders; never holds a position."""
+"""Owns the handle of an opened dataset: describes it, reads single rows, makes loaders; never holds a position."""
 
 import contextlib
 import operator
-import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -13,10 +12,10 @@ import pandas as pd
 import pyarrow as pa
 
 from raylance import process
-from raylance.api.display import describe, how_read, look, look_at, rows_in_words
+from raylance.api.display import describe, describe_rows, display_batch, display_sample, how_read
+from raylance.api.handle_passes import HandlePasses
 from raylance.api.loader import RankLoader
-from raylance.api.passes import WholePasses
-from raylance.api.train_adapter import TrainData
+from raylance.api.train_adapter import LOADER_NAMES, RAY_DATA_NAMES, TrainAdapter
 from raylance.arguments import check_integer
 from raylance.batches.batches import Batches
 from raylance.batches.display import Display
@@ -26,42 +25,59 @@ from raylance.decode.arrays import Lists, NumpyBatch, list_lengths, to_numpy
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
+from raylance.planning.delivery_spec import DeliverySpec, make_plan
+from raylance.planning.shard_context import ShardContext
 from raylance.planning.summary import PlanSummary, summarise
-from raylance.runtime.session import Session
-from raylance.settings import DeliverySpec, ReadSpec, make_options, make_plan, map_shared, takes_options
+from raylance.read_spec import ReadSpec, map_shared
+from raylance.settings import Options, make_options, takes_options
 from raylance.source.packing import PackedRows
 from raylance.source.rows import TableRows
 
 
-class Dataset(TrainData):
+class Dataset:
     """A pinned, filtered, ordered Lance dataset, or a mixture of several.
 
     A value: it can be sent anywhere, and nothing that is done with it changes it. Iterating on it makes a pass over a
     whole epoch as rank 0 of 1, the same each time, for use without a trainer.
+
+    In Ray Train's local mode (`num_workers=0`), `get_dataset_shard` gives the handle itself. There it has what
+    `RankLoader` has: `epoch`, `batches`, `state_dict`, `stats` and so on.
     """
 
-    def __init__(self, feed: ReadSpec, delivery: DeliverySpec) -> None:
-        super().__init__(feed, delivery)
-        self._idle: Session | None = None  # of the last pass, for the next one
-        self._passes: set[RankLoader] = set()  # that go on
+    def __init__(self, read_spec: ReadSpec, delivery_spec: DeliverySpec) -> None:
+        self._read_spec, self._delivery_spec = read_spec, delivery_spec
+        self._train = TrainAdapter(read_spec, delivery_spec)
+        self._passes = HandlePasses(read_spec, delivery_spec)
         self._loaders: list[weakref.ref[RankLoader]] = []  # that were made of it here
         self._lookup: Lookup | None = None
-        self._whole_passes = WholePasses()
-        self._pid = os.getpid()
+        self._context = ShardContext()
+
+    def __getattr__(self, name: str) -> Any:
+        """What Ray Train asks of a dataset; in local mode, also what a training function asks of a loader."""
+        if name in RAY_DATA_NAMES:
+            return getattr(self._train, name)
+        if name in LOADER_NAMES:
+            return getattr(self._train.require_local_loader(self), name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        """Its own names; in local mode, also what it has of a loader."""
+        is_loader = process.local_run(self) is not None
+        return sorted({*super().__dir__(), *(LOADER_NAMES if is_loader else ())})
 
     def __len__(self) -> int:
         """Selected rows, those that `dataset[…]` counts; of a mixture or of draws, an epoch may have more or fewer."""
-        return self._delivery.rows
+        return self._delivery_spec.rows
 
     def __repr__(self) -> str:
-        source = self._feed.source
-        opened = f"dataset({source.uri!r}, version={source.version}, filter={self._delivery.filter!r})"
+        source = self._read_spec.source
+        opened = f"dataset({source.uri!r}, version={source.version}, filter={self._delivery_spec.filter!r})"
         if isinstance(source.uri, dict):
             opened = f"mix({source.uri})"
-        return f"raylance.{opened}: {rows_in_words(self._delivery)} of {', '.join(source.columns)}"
+        return f"raylance.{opened}: {describe_rows(self._delivery_spec)} of {', '.join(source.columns)}"
 
     def _repr_html_(self) -> str:
-        return describe(self)._repr_html_()
+        return describe(self, self._read_spec.source, self._delivery_spec)._repr_html_()
 
     def show(self, rows: "int | Mapping[str, Any]" = 8) -> Display:
         """Shows rows in a notebook: images as thumbnails, and how often each class is among 2,000 rows.
@@ -72,18 +88,20 @@ class Dataset(TrainData):
         Returns:
             HTML in a notebook, text elsewhere.
         """
-        return look_at(self, rows) if isinstance(rows, Mapping) else look(self, check_integer("show(): rows", rows, 0))
+        if isinstance(rows, Mapping):
+            return display_batch(self, rows)
+        return display_sample(self, self._read_spec.source, check_integer("show(): rows", rows, 0))
 
     @property
     def version(self) -> Any:
         """The pinned version; of a mixture, versions by component."""
-        return self._feed.source.version
+        return self._read_spec.source.version
 
     @property
     def schema(self) -> pa.Schema:
         """What is delivered, with the dataset's metadata; what is decoded, as `Decoder.arrow_type` says."""
-        source = self._feed.source
-        delivered = self._read(np.empty(0, dtype=np.int64)).select(list(self._feed.delivers))
+        source = self._read_spec.source
+        delivered = self._read(np.empty(0, dtype=np.int64)).select(list(self._read_spec.delivers))
         kept = source.pinned.open().schema.metadata if isinstance(source, TableRows) else None
         return delivered.schema.with_metadata(kept)
 
@@ -104,7 +122,7 @@ class Dataset(TrainData):
 
         Args:
             offsets: Integers of shape (k,), in any order, duplicates included; the rows need not be selected.
-            component: Of a mixture, the dataset that they count in: its name, or its place as under `_component`.
+            component: Of a mixture, the dataset that they count in: its name, or its number as under `_component`.
 
         Returns:
             By column what `iter_batches` gives, k rows in the order asked for, and `_rowoffset`; with
@@ -118,20 +136,20 @@ class Dataset(TrainData):
         if wanted.size and (wanted.ndim != 1 or wanted.dtype.kind not in "iu"):
             raise ConfigError(f"take({offsets!r}): give row offsets, a list of integers.")
         names = list(self.version) if isinstance(self.version, dict) else []
-        place: Any = names.index(component) if component in names else component
+        number: Any = names.index(component) if component in names else component
         with contextlib.suppress(TypeError):
-            place = operator.index(place)
-        if names and not (isinstance(place, int) and 0 <= place < len(names)):
+            number = operator.index(number)
+        if names and not (isinstance(number, int) and 0 <= number < len(names)):
             raise ConfigError(
                 f"take(component={component!r}): each dataset of a mixture counts its own rows, so say which one is "
                 f"meant: {', '.join(map(repr, names))}, or its number as under `_component`."
             )
         if not names and component is not None:
             raise ConfigError(f"take(component={component!r}): this is no mixture; leave component= out.")
-        return _to_numpy(self._read(wanted.astype(np.int64) | (place if names else 0) << COMPONENT_SHIFT))
+        return _to_numpy(self._read(wanted.astype(np.int64) | (number if names else 0) << COMPONENT_SHIFT))
 
     def __getitem__(self, index: int | slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> dict[str, Any]:
-        """Reads selected rows by their place in storage order, from 0; needs no Ray.
+        """Reads selected rows by their number in storage order, from 0; needs no Ray.
 
         Args:
             index: An integer for one row; a slice or integers of shape (k,) for several.
@@ -150,11 +168,11 @@ class Dataset(TrainData):
         if outside.size:
             raise IndexError(f"row {outside[0]} lies outside of {len(self)} selected rows")
         rows = rows.astype(np.int64) % len(self)
-        batch = _to_numpy(self._read(self._feed.source.load_selection().offsets(rows)))
+        batch = _to_numpy(self._read(self._read_spec.source.load_selection().offsets(rows)))
         return batch if asked.ndim else {name: values[0] for name, values in batch.items()}
 
     def to_pandas(self, rows: int = 1000) -> pd.DataFrame:
-        """Reads the first selected rows, in storage order, into a frame for a look; see `head`.
+        """Reads the first selected rows, in storage order, into a frame; see `head`.
 
         Args:
             rows: How many at the most.
@@ -166,20 +184,15 @@ class Dataset(TrainData):
 
     def _read(self, offsets: Int64Array) -> pa.Table:
         """Rows in the order asked for, decoded as in epoch 0, with `_rowoffset`."""
-        process.check_place(self._pid, None)
-        feed = self._feed
-        if isinstance(feed.source, PackedRows) and len(offsets) and not 0 <= offsets.min() <= offsets.max() < len(self):
+        process.check_context(self._context)
+        is_numbered = isinstance(self._read_spec.source, PackedRows)
+        if is_numbered and len(offsets) and not 0 <= offsets.min() <= offsets.max() < len(self):
             raise DatasetError(
                 f"sequences are numbered from 0 to {len(self) - 1}: {offsets.tolist()[:5]} are not there."
             )
-        self._lookup = self._lookup or Lookup(feed)
-        marks = [VALID] if self._delivery.masks_bad_rows else []
-        return self._lookup.read(offsets).select([*feed.delivers, ROW_OFFSET, *marks])
-
-    @property
-    def opened(self) -> tuple[ReadSpec, DeliverySpec]:
-        """What is read and what is delivered: for those that make loaders of it."""
-        return self._feed, self._delivery
+        self._lookup = self._lookup or Lookup(self._read_spec)
+        marks = [VALID] if self._delivery_spec.masks_bad_rows else []
+        return self._lookup.read(offsets).select([*self._read_spec.delivers, ROW_OFFSET, *marks])
 
     def plan(self, global_batch_size: int = 256, world_size: int = 1) -> PlanSummary:
         """Plans an epoch without reading anything.
@@ -189,7 +202,7 @@ class Dataset(TrainData):
             world_size: Ranks.
 
         Returns:
-            A summary whose repr tells rows, shards, lanes, steps, the rows dropped or repeated, and bytes of a window;
+            A summary whose repr shows rows, shards, lanes, steps, the rows dropped or repeated, and bytes of a window;
             of a mixture, each dataset's share, and how many of its rows are used, left out and repeated.
 
         Raises:
@@ -197,13 +210,13 @@ class Dataset(TrainData):
         """
         size = check_integer("plan(): global_batch_size", global_batch_size, 1)
         world_size = check_integer("plan(): world_size", world_size, 1)
-        plan = make_plan(self._feed, self._delivery, self._options, size, world_size, self._delivery.remainder)
-        feed, limit = self._feed, self._options.max_window_bytes
-        return summarise(plan, feed.source.likely_row_bytes, how_read(self, plan), limit, feed.source.measure)
+        limit, source = Options().max_window_bytes, self._read_spec.source
+        plan = make_plan(self._delivery_spec, global_batch_size=size, world_size=world_size, max_window_bytes=limit)
+        return summarise(plan, source.likely_row_bytes, how_read(source, plan), limit, source.measure)
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
         """Steps of a whole epoch of one rank; see `RankLoader.steps_per_epoch`."""
-        loader = RankLoader(self._feed, self._delivery, self._options)
+        loader = RankLoader(self._read_spec, self._delivery_spec, Options())
         return loader.steps_per_epoch(global_batch_size=global_batch_size, batch_size=batch_size)
 
     @takes_options
@@ -227,10 +240,11 @@ class Dataset(TrainData):
                     f"loader(world_size={world_size!r}) without rank=: every process would be rank 0, and the rows of "
                     "the others would never come. Say which rank this is."
                 )
-        made_of = make_options("loader()", options, ("rank", "world_size"))
+        checked = make_options("loader()", options, ("rank", "world_size"))
         rank = 0 if rank is None else check_integer("rank", rank, 0)
         world_size = 1 if world_size is None else check_integer("world_size", world_size, 1)
-        made = RankLoader(self._feed, self._delivery, made_of, rank, world_size)
+        context = ShardContext(rank=rank, world_size=world_size)
+        made = RankLoader(self._read_spec, self._delivery_spec, checked, context)
         self._loaders.append(weakref.ref(made, self._loaders.remove))
         return made
 
@@ -251,47 +265,21 @@ class Dataset(TrainData):
         return self._whole("iter_batches", epoch, arguments)
 
     def _whole(self, method: str, epoch: int, arguments: dict[str, Any]) -> Batches:
-        if process.local_run(self) is not None:
+        local_loader = self._train.local_loader(self)
+        if local_loader is not None:
             if epoch:
                 raise ConfigError(
                     f"epoch={epoch!r}: this is the loader of a run, which has an epoch: set_epoch() moves it."
                 )
-            bound: Batches = getattr(self.run_loader(), method)(**arguments)
-            return bound
+            batches: Batches = getattr(local_loader, method)(**arguments)
+            return batches
         self._refuse_in_larger_world()
         epoch = check_integer("epoch", epoch, 0)
-        # What is wrong with the arguments is said now.
-        checked: Batches = getattr(RankLoader(self._feed, self._delivery, self._options), method)(**arguments)
-
-        def whole_epoch() -> Iterator[Any]:
-            process.check_place(self._pid, None)
-            helpers = self._take_idle()
-            loader = RankLoader(self._feed, self._delivery, self._options, helpers=helpers, leaves_nothing=True)
-            loader.set_epoch(epoch)
-            self._passes.add(loader)
-            try:
-                with contextlib.closing(iter(getattr(loader, method)(**arguments))) as batches:
-                    for batch in batches:
-                        if loader.epoch != epoch:  # it moves on with the last batch
-                            what = f"a handle of {self._feed.source.uri!r}, which has no position,"
-                            self._whole_passes.add(epoch, self._delivery, what, _MOVES)
-                        yield batch
-            finally:
-                if loader in self._passes:  # else close() ended it
-                    self._passes.remove(loader)
-                    if self._idle is not None:  # another pass ended meanwhile
-                        self._idle.close()
-                    self._idle = loader.helpers
-
-        return Batches(whole_epoch, checked.__len__, f"{method}() of {self!r}, epoch {epoch}", None)
-
-    def _take_idle(self) -> Session | None:
-        helpers, self._idle = self._idle, None
-        return helpers
+        return self._passes.iterate(method, epoch, arguments, repr(self))
 
     def _refuse_in_larger_world(self) -> None:
         """In a worker of Ray Train, rank 0 of 1 would give all rows to every rank."""
-        _, world_size = process.train_place() or (0, 1)
+        _, world_size = process.train_rank() or (0, 1)
         if world_size > 1:
             raise ConfigError(
                 f"this handle is used in one of {world_size} workers of Ray Train, each of which would get all of its "
@@ -302,20 +290,16 @@ class Dataset(TrainData):
 
     def share(self) -> None:
         """Puts what is large (selection, weights, …) into the object store, so that all ranks read one copy of it."""
-        map_shared(self._feed, self._delivery, Shared.of_run)
+        map_shared(self._read_spec, self._delivery_spec, Shared.of_run)
 
     def close(self) -> None:
         """Ends passes, its own and those of the loaders that `loader` made, and their helpers, so that their CPUs are
         free for others; another pass starts new ones, and loaders keep their position.
         """
-        made = [loader for ref in list(self._loaders) if (loader := ref()) is not None]
-        for loader in (*self._passes, *made):
+        self._passes.close()
+        for loader in [made for ref in list(self._loaders) if (made := ref()) is not None]:
             loader.close()
-        if self._idle is not None:
-            self._idle.close()
-        self._passes, self._idle = set(), None
-        if self._run is not None:
-            self._run[1].close()
+        self._train.close()
 
     def __enter__(self) -> Self:
         return self
@@ -324,12 +308,7 @@ class Dataset(TrainData):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        own: dict[str, Any] = {"_idle": None, "_passes": set(), "_loaders": [], "_lookup": None, "_run": None}
-        return self.__dict__ | own
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._pid = os.getpid()
+        return self.__dict__ | {"_loaders": [], "_lookup": None}
 
     def __iter__(self) -> NoReturn:
         raise ConfigError(
@@ -345,12 +324,16 @@ class Dataset(TrainData):
         )
 
 
+def specs_of(handle: Dataset) -> tuple[ReadSpec, DeliverySpec]:
+    """What a handle reads and delivers: for raylance's own modules, and of no use to others."""
+    return handle._read_spec, handle._delivery_spec  # noqa: SLF001
+
+
+def adapter_of(handle: Dataset) -> TrainAdapter:
+    """A handle as Ray Train sees it: for raylance's own modules, and of no use to others."""
+    return handle._train  # noqa: SLF001
+
+
 def _to_numpy(table: pa.Table) -> NumpyBatch:
     """As `iter_batches` gives it, but lists are one array wherever those of this table are all of one length."""
     return to_numpy(table, Lists(lengths=list_lengths(table)))
-
-
-_MOVES = (
-    "Give the batches of a loader, which moves from epoch to epoch: loader = handle.loader(), then "
-    "loader.batches(global_batch_size=…) in place of the handle's; or say which epoch: iter_torch_batches(epoch=…)."
-)

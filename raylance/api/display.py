@@ -1,4 +1,4 @@
-"""Owns what is shown of a dataset: facts, some rows, counts of classes, how it is read; never draws, keeps nothing."""
+"""Owns what a notebook displays of a dataset: facts, rows, counts of classes, how it is read; keeps nothing."""
 
 import json
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, RaylanceError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import Int64Array
+from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import Plan
-from raylance.settings import DeliverySpec
-from raylance.source.rows import TableRows
+from raylance.source.rows import RowSource, TableRows
 
 if TYPE_CHECKING:
     from raylance.api.dataset import Dataset
@@ -24,52 +24,51 @@ _COUNTED = 2000  # rows whose labels are read
 _LABEL = "label"  # where the schema names no other column beside the classes
 
 
-def describe(data: "Dataset") -> Display:
+def describe(data: "Dataset", source: RowSource, delivery_spec: DeliverySpec) -> Display:
     """A dataset: what it is, with a few rows."""
-    feed, delivery = data.opened
-    schema, order = data.schema, delivery.order
+    schema, order = data.schema, delivery_spec.order
     facts = {
-        "dataset": feed.source.uri,
+        "dataset": source.uri,
         "version": data.version,
-        "filter": delivery.filter or "none",
-        "rows": rows_in_words(delivery),
+        "filter": delivery_spec.filter or "none",
+        "rows": describe_rows(delivery_spec),
         "order": order.name,
     }
     if isinstance(order, MixOrder):
         facts = {
-            part.name: f"{feed.source.uri[part.name]}, version {data.version[part.name]}, "
-            f"filter {delivery.filter[part.name] or 'none'}: {part.rows:,} rows, order {part.order.name}, "
+            part.name: f"{source.uri[part.name]}, version {data.version[part.name]}, "
+            f"filter {delivery_spec.filter[part.name] or 'none'}: {part.rows:,} rows, order {part.order.name}, "
             f"{100 * part.quota / sum(order.quotas):.4g}% of an epoch"
             for part in order.components
         }
-        facts |= {"rows": rows_in_words(delivery)}
+        facts |= {"rows": describe_rows(delivery_spec)}
     facts |= {
-        **{name: told(kind) for name, kind in zip(schema.names, schema.types, strict=True)},
+        **{name: _type_name(kind) for name, kind in zip(schema.names, schema.types, strict=True)},
     }
-    return stacked(Display(facts_table(facts), repr(data)), look(data, 4))
+    return stacked(Display(facts_table(facts), repr(data)), display_sample(data, source, 4))
 
 
-def rows_in_words(delivery: DeliverySpec) -> str:
+def describe_rows(delivery_spec: DeliverySpec) -> str:
     """How many are selected, and how many come in an epoch where that is another number."""
-    order = delivery.order.resolve(delivery.facts) if delivery.order.repeats else None
-    each = f" ({order.epoch_rows:,} an epoch)" if order is not None and order.epoch_rows != delivery.rows else ""
-    return f"{delivery.rows:,} rows{each}"
+    rows = delivery_spec.rows
+    each = delivery_spec.resolved_order.epoch_rows if delivery_spec.order.repeats else rows
+    return f"{rows:,} rows{f' ({each:,} an epoch)' if each != rows else ''}"
 
 
-def told(kind: pa.DataType) -> str:
-    """A type as NumPy tells it, where it is a tensor."""
+def _type_name(kind: pa.DataType) -> str:
+    """A type, as NumPy writes it where it is a tensor."""
     return f"{kind.value_type} {tuple(kind.shape)}" if isinstance(kind, pa.FixedShapeTensorType) else str(kind)
 
 
-def look(data: "Dataset", rows: int) -> Display:
+def display_sample(data: "Dataset", source: RowSource, rows: int) -> Display:
     """Some rows spread over a dataset, and its classes where it has labels."""
-    parts, (label, classes) = [], naming(data)
+    parts, (label, classes) = [], _label_and_classes(data)
     try:
         if rows:
-            places = spread(data, rows)
-            title = f"{len(places)} of {len(data):,} rows"
-            parts.append(display_rows(data[places], len(places), title, label, classes))
-        labels = labels_of(data, label)
+            indices = _spread(len(data), rows)
+            title = f"{len(indices)} of {len(data):,} rows"
+            parts.append(display_rows(data[indices], len(indices), title, label, classes))
+        labels = _read_labels(source, label)
         if labels is not None:
             all_of = "" if len(labels) == len(data) else f" spread over all {len(data):,}"
             parts.append(display_counts(labels, classes, f"{len(labels):,} rows{all_of}"))
@@ -78,9 +77,9 @@ def look(data: "Dataset", rows: int) -> Display:
     return stacked(*parts)
 
 
-def look_at(data: "Dataset", batch: Mapping[str, Any]) -> Display:
+def display_batch(data: "Dataset", batch: Mapping[str, Any]) -> Display:
     """A batch of a dataset."""
-    label, classes = naming(data)
+    label, classes = _label_and_classes(data)
     shown = {name: values for name, values in batch.items() if not name.startswith("_") or name == ROW_OFFSET}
     lengths = {name: len(values) for name, values in shown.items()}
     rows = max(lengths.values(), default=0)
@@ -93,9 +92,9 @@ def look_at(data: "Dataset", batch: Mapping[str, Any]) -> Display:
     return stacked(*parts)
 
 
-def how_read(data: "Dataset", plan: Plan) -> str:
+def how_read(source: RowSource, plan: Plan) -> str:
     """How the first chunk of rank 0 is read, and why."""
-    source, chunk = data.opened[0].source, plan.chunk_at(0, 0)
+    chunk = plan.chunk_at(0, 0)
     if not isinstance(source, TableRows) or chunk is None:
         return "its parts' own choice"
     if chunk.steps * plan.global_batch_size > _LARGEST_TRIAL * plan.world_size:
@@ -108,12 +107,12 @@ def how_read(data: "Dataset", plan: Plan) -> str:
     return f"{how} ({dense:.0%} of the rows between, {source.row_bytes:,.0f} bytes each)"
 
 
-def spread(data: "Dataset", rows: int) -> Int64Array:
+def _spread(selected: int, rows: int) -> Int64Array:
     """So many rows of the selection at the most, from its first to its last."""
-    return np.linspace(0, len(data) - 1, min(rows, len(data))).astype(np.int64)
+    return np.linspace(0, selected - 1, min(rows, selected)).astype(np.int64)
 
 
-def naming(data: "Dataset") -> tuple[str, list[str] | None]:
+def _label_and_classes(data: "Dataset") -> tuple[str, list[str] | None]:
     """The column of labels, and the names of its classes, as jobs/create_dataset.py leaves them in the metadata."""
     metadata = data.schema.metadata or {}
     try:
@@ -124,15 +123,14 @@ def naming(data: "Dataset") -> tuple[str, list[str] | None]:
     return metadata.get(b"classes_of", _LABEL.encode()).decode(), classes
 
 
-def labels_of(data: "Dataset", label: str) -> Any:
+def _read_labels(source: RowSource, label: str) -> Any:
     """Labels of rows spread over the selection; None where there is no such column, or none of classes."""
-    source = data.opened[0].source
     if not isinstance(source, TableRows):
         return None
-    opened = source.pinned.open()
+    opened, selection = source.pinned.open(), source.load_selection()
     if label not in opened.schema.names or not _holds_classes(opened.schema.field(label).type):
         return None
-    offsets = source.load_selection().offsets(np.unique(spread(data, _COUNTED)))
+    offsets = selection.offsets(np.unique(_spread(selection.rows, _COUNTED)))
     return opened.take(offsets, columns=[label])[label].drop_null().to_pylist()
 
 

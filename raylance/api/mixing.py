@@ -8,13 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from raylance.api.dataset import Dataset
+from raylance.api.dataset import Dataset, specs_of
 from raylance.arguments import check_integer
 from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder, quotas
+from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import REMAINDERS, Remainder
-from raylance.settings import DeliverySpec, ReadSpec
+from raylance.read_spec import ReadSpec
 from raylance.source.mixture import mix_rows
 
 
@@ -31,7 +32,7 @@ def mix(
     that such a stretch allows are kept exactly; others are rounded to a thousandth of all rows, which is much of a rare
     dataset's: 0.0135 becomes 0.014. Where a weight is less than that, a stretch has up to 1,000,000 positions, and
     keeps each weight within 1 % or so. `plan()` shows the shares that they came to. Batches carry the row offsets of
-    their own dataset, and under `_component` its place among the names, with `with_row_offset=True`.
+    their own dataset, and under `_component` its number among the names, with `with_row_offset=True`.
 
     Args:
         parts: By name: the dataset, and its weight, a positive number.
@@ -39,7 +40,7 @@ def mix(
             was seen whole, the shorter ones more than once; a number after so many rows.
         window_bytes: As `raylance.dataset` takes it, for all datasets together: each has its share. They are given
             without one.
-        remainder: What becomes of the rows behind the last whole step.
+        remainder: How the rows after the last whole step are handled: "drop", "pad" or "ragged".
 
     Returns:
         A handle as `raylance.dataset` returns it. Its checkpoints say where each dataset stands.
@@ -55,38 +56,39 @@ def mix(
     first, schemas = next(iter(parts)), {name: dataset.schema for name, (dataset, _) in parts.items()}
     for name, (dataset, _) in parts.items():
         _check_alike(name, dataset, schemas[name], first, parts[first][0], schemas[first])
-    feeds, deliveries = zip(*(dataset.opened for dataset, _ in parts.values()), strict=True)
+    read_specs, delivery_specs = zip(*(specs_of(dataset) for dataset, _ in parts.values()), strict=True)
     shares = quotas([weight for _, weight in parts.values()])
     components = tuple(
-        Component(
-            name=name, order=delivery.order, seed=delivery.seed, rows=delivery.rows, quota=quota, tables=delivery.tables
-        )
-        for name, delivery, quota in zip(parts, deliveries, shares, strict=True)
+        Component(name=name, order=spec.order, seed=spec.seed, rows=spec.rows, quota=quota, tables=spec.tables)
+        for name, spec, quota in zip(parts, delivery_specs, shares, strict=True)
     )
-    rows = mix_rows({name: feed.source for name, feed in zip(parts, feeds, strict=True)})
-    feed = ReadSpec(
+    rows = mix_rows({name: spec.source for name, spec in zip(parts, read_specs, strict=True)})
+    decoding = read_specs[0].decoding
+    read_spec = ReadSpec(
         source=rows,
-        delivers=feeds[0].delivers,
-        decoding=feeds[0].decoding and dataclasses.replace(feeds[0].decoding, datasets=dataset_names(rows.uri)),
+        delivers=read_specs[0].delivers,
+        decoding=decoding and dataclasses.replace(decoding, datasets=dataset_names(rows.uri)),
         list_lengths={
-            name: length if all(feed.list_lengths.get(name) == length for feed in feeds) else None
-            for name, length in feeds[0].list_lengths.items()
+            name: length if all(spec.list_lengths.get(name) == length for spec in read_specs) else None
+            for name, length in read_specs[0].list_lengths.items()
         },
-        list_dtypes=feeds[0].list_dtypes,
+        list_dtypes=read_specs[0].list_dtypes,
     )
     selection = rows.load_selection()
-    delivery = DeliverySpec(
-        filter={name: delivery.filter for name, delivery in zip(parts, deliveries, strict=True)},
-        split={name: delivery.split for name, delivery in zip(parts, deliveries, strict=True)},
+    delivery_spec = DeliverySpec(
+        uri=rows.uri,
+        filter={name: spec.filter for name, spec in zip(parts, delivery_specs, strict=True)},
+        split={name: spec.split for name, spec in zip(parts, delivery_specs, strict=True)},
         rows=selection.rows,
+        row_bytes=rows.row_bytes,
         fingerprint=selection.fingerprint,
         order=MixOrder(components=components, stop=stop),
-        seed=deliveries[0].seed,
+        seed=delivery_specs[0].seed,
         remainder=remainder,
-        masks_bad_rows=deliveries[0].masks_bad_rows,
+        masks_bad_rows=delivery_specs[0].masks_bad_rows,
         window_bytes=window_bytes,
     )
-    return Dataset(feed, delivery)
+    return Dataset(read_spec, delivery_spec)
 
 
 def _check_parts(parts: Any) -> None:
@@ -111,29 +113,29 @@ def _check_alike(
     name: str, dataset: Dataset, schema: pa.Schema, first_name: str, first: Dataset, first_schema: pa.Schema
 ) -> None:
     """Refuses a dataset whose rows make no batch with those of the first."""
-    (feed, delivery), (first_feed, first_spec) = dataset.opened, first.opened
+    (read_spec, spec), (first_read_spec, first_spec) = specs_of(dataset), specs_of(first)
     if not schema.equals(first_schema, check_metadata=False):
         raise ConfigError(
             f"mix(): {name!r} delivers {_fields(schema)}, {first_name!r} delivers {_fields(first_schema)}; a "
             "batch needs one schema. Choose columns=, decode= and transform= so that they agree."
         )
-    if delivery.masks_bad_rows != first_spec.masks_bad_rows:
+    if spec.masks_bad_rows != first_spec.masks_bad_rows:
         raise ConfigError(f"mix(): {name!r} and {first_name!r} have unlike on_bad_row=; use the same for all.")
-    if delivery.window_bytes is not None:
+    if spec.window_bytes is not None:
         raise ConfigError(
-            f"mix(): {name!r} has window_bytes={delivery.window_bytes:,} of its own, and the datasets of a mixture "
+            f"mix(): {name!r} has window_bytes={spec.window_bytes:,} of its own, and the datasets of a mixture "
             "share the memory of one loader. Pass window_bytes= to mix() instead."
         )
-    if delivery.masks_bad_rows and _max_bad_rows(feed) != _max_bad_rows(first_feed):
+    if spec.masks_bad_rows and _max_bad_rows(read_spec) != _max_bad_rows(first_read_spec):
         raise ConfigError(
-            f"mix(): {name!r} has max_bad_rows={_max_bad_rows(feed)!r}, {first_name!r} has "
-            f"{_max_bad_rows(first_feed)!r}; a rank counts the rows of all together, so use the same for all."
+            f"mix(): {name!r} has max_bad_rows={_max_bad_rows(read_spec)!r}, {first_name!r} has "
+            f"{_max_bad_rows(first_read_spec)!r}; a rank counts the rows of all together, so use the same for all."
         )
-    if _decoding(feed) != _decoding(first_feed):
+    if _decoding(read_spec) != _decoding(first_read_spec):
         raise ConfigError(
             f"mix(): {name!r} and {first_name!r} have unlike decode= or transform=; use the same for all."
         )
-    if isinstance(delivery.order, MixOrder):
+    if isinstance(spec.order, MixOrder):
         raise ConfigError(f"mix(): {name!r} is a mixture itself; mix all datasets in one call.")
 
 
@@ -141,9 +143,9 @@ def _fields(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
 
 
-def _decoding(feed: ReadSpec) -> object:
-    return None if feed.decoding is None else (feed.decoding.decoders, feed.decoding.transform)
+def _decoding(read_spec: ReadSpec) -> object:
+    return None if read_spec.decoding is None else (read_spec.decoding.decoders, read_spec.decoding.transform)
 
 
-def _max_bad_rows(feed: ReadSpec) -> object:
-    return feed.decoding and feed.decoding.max_bad_rows
+def _max_bad_rows(read_spec: ReadSpec) -> object:
+    return read_spec.decoding and read_spec.decoding.max_bad_rows

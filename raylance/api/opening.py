@@ -20,8 +20,9 @@ from raylance.decode.transforms import Transform
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order
 from raylance.orders.registry import make_order
+from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import REMAINDERS, Remainder
-from raylance.settings import DeliverySpec, ReadSpec
+from raylance.read_spec import ReadSpec
 from raylance.source.packing import PackTokens, pack_rows
 from raylance.source.provenance import STALE, Stale, check_fresh
 from raylance.source.reader import READ_MODES, Reader, ReadMode, is_blob, stored_row_bytes
@@ -78,16 +79,16 @@ def dataset(
         window_bytes: What the windows of a shuffle may take in memory, the one in use and the next one together, as if
             one rank held them all: sizes that `order` leaves to "auto" follow from it, the same on every rank. None for
             `max_window_bytes` of the run's `DataConfig`, else 512 MiB. Recorded in checkpoints, and kept on resume.
-        remainder: What becomes of the rows behind the last whole step: "drop", "pad" or "ragged".
+        remainder: How the rows after the last whole step are handled: "drop", "pad" or "ragged".
         on_bad_row: "raise" stops at a row that cannot be decoded, or that the transform fails on by itself; "mask"
             delivers zeros with `_valid` False.
         max_bad_rows: With "mask", how many of these there may be before that is an error: a count of different rows, or
-            a fraction of those that a rank has been handed since its start, looked at from 1,000 on. None for any
+            a fraction of those that a rank has been handed since its start, checked from 1,000 on. None for any
             number.
         read: "range" or "take" reads so; "auto" chooses for each chunk by the density of its rows and their size. The
-            plan tells which.
-        stale: What becomes of a dataset that jobs/materialize made from a source which has other files by now: "warn"
-            says so once, "refuse" is an error, "ignore" does not look. A source that cannot be reached stops nobody.
+            plan shows which.
+        stale: For a dataset that jobs/materialize made from a source which has other files by now: "warn" logs it once,
+            "refuse" is an error, "ignore" does not check. A source that cannot be reached is no error.
         storage_options: Options of the object store.
         **unknown: Refused, with what to write instead.
 
@@ -129,7 +130,7 @@ def dataset(
         probe,
         names,
     )
-    # Asking for stored bytes costs a read for each fragment, and tells nothing new where all rows are of one size.
+    # Stored bytes cost a read for each fragment, and are known already where all rows are of one size.
     varies = not all(is_dense(opened.schema.field(name).type) for name in names)
     table = table_rows(
         source,
@@ -139,7 +140,7 @@ def dataset(
         read=read,
         stored_bytes=stored_row_bytes(opened, names) if varies else 0.0,
     )
-    feed = ReadSpec(
+    read_spec = ReadSpec(
         source=table,
         delivers=made.column_names,
         decoding=decoding,
@@ -149,22 +150,24 @@ def dataset(
     del probe, made  # of large rows they are large, and what follows reads more
     if pack is not None:
         packed = pack_rows(table, pack)
-        feed = ReadSpec(source=packed, delivers=packed.columns)
-    rows = feed.source.load_selection()
-    bound, tables = made_order.bind(SelectionRows(opened, rows))
-    delivery = DeliverySpec(
+        read_spec = ReadSpec(source=packed, delivers=packed.columns)
+    rows = read_spec.source.load_selection()
+    bound_order, tables = made_order.bind(SelectionRows(opened, rows))
+    delivery_spec = DeliverySpec(
+        uri=source.uri,
         filter=filter,
         split=None if split is None else repr(split),
         rows=rows.rows,
+        row_bytes=read_spec.source.row_bytes,
         fingerprint=rows.fingerprint,
-        order=bound,
+        order=bound_order,
         tables=share_tables(made_order, tables, source, selection),
         seed=seed,
         remainder=remainder,
         masks_bad_rows=on_bad_row == "mask",
         window_bytes=window_bytes,
     )
-    return Dataset(feed, delivery)
+    return Dataset(read_spec, delivery_spec)
 
 
 def _check_words(remainder: object, on_bad_row: object, read: object, split: object, stale: object) -> None:

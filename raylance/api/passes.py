@@ -6,7 +6,7 @@ from types import CodeType
 
 import numpy as np
 
-from raylance.planning.resume import DeliverySpec
+from raylance.planning.delivery_spec import DeliverySpec
 
 logger = logging.getLogger(__name__)
 
@@ -16,8 +16,9 @@ _COMPARED = 1024  # positions of an epoch and the next one
 class WholePasses:
     """The whole passes of one process over what has no position, so that each begins at the beginning.
 
-    A program that trains so sees one shuffle for ever, and is warned, once. A person at a prompt may look twice: passes
-    count together only where one statement at the top level makes them, be it a script, a cell's loop, or a line.
+    A program that trains so sees one shuffle in all epochs, and is warned once. A person at a prompt may display a
+    dataset twice: passes count together only where one statement at the top level makes them, of a script, a cell or
+    a line.
     """
 
     def __init__(self) -> None:
@@ -27,31 +28,32 @@ class WholePasses:
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return WholePasses, ()  # another process makes passes of its own
 
-    def add(self, epoch: int, delivery: DeliverySpec, what: str, fix: str) -> None:
+    def add(self, epoch: int, delivery_spec: DeliverySpec, what: str, fix: str) -> None:
         """Counts a pass that has just handed out its last batch; called where the consumer asks for that batch.
 
         Args:
             epoch: The epoch.
-            delivery: What was delivered.
+            delivery_spec: What was delivered.
             what: What the passes are over.
             fix: What moves from epoch to epoch.
         """
         statement = _statement()
         made = epoch, id(statement)
         if made in self._seen and not self._has_warned:
-            self._has_warned = warn_of_one_order(epoch, delivery, what, fix)
+            self._has_warned = warn_of_one_order(epoch, delivery_spec, what, fix)
         self._seen[made] = statement
 
 
-def warn_of_one_order(epoch: int, delivery: DeliverySpec, what: str, fix: str) -> bool:
+def warn_of_one_order(epoch: int, delivery_spec: DeliverySpec, what: str, fix: str) -> bool:
     """Warns, and returns whether it did: not where the order is the same in every epoch, as for validation."""
-    order = delivery.order.resolve(delivery.facts)
+    order = delivery_spec.resolved_order
     positions = np.arange(min(order.epoch_rows, _COMPARED), dtype=np.int64)
     if np.array_equal(order.epoch(epoch).rows(positions), order.epoch(epoch + 1).rows(positions)):
         return False
     logger.warning(
         "%s was handed out whole a second time, as epoch %d again. A model trained so sees one order, and one "
-        'augmentation of each row, for ever. %s For the same batches each time on purpose, use order="sequential".',
+        "augmentation of each row, in all epochs. %s For the same batches each time on purpose, use "
+        'order="sequential".',
         what,
         epoch,
         fix,

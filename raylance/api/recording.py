@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from raylance import process
+from raylance.batches.assembly import Step
 from raylance.batches.display import display_rows
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, dataset_stem
 from raylance.decode.arrays import to_numpy
@@ -28,13 +29,16 @@ from raylance.observe import Stats, clock
 from raylance.observe.figures import RankFigures
 from raylance.observe.metrics import Publisher
 from raylance.observe.record import FOLDER, Record, RecordFolder, open_folder, public_uri
-from raylance.observe.recorder import Position, Recording
+from raylance.observe.recorder import Recording, position_of
 from raylance.observe.stats import now_s, saving
 from raylance.observe.verdict import Verdict, judge
-from raylance.planning.digest import Ledger
+from raylance.planning.cursor import Cursor
+from raylance.planning.digest import Digest, Ledger
 from raylance.planning.plan import Plan
-from raylance.planning.state import subject_of
-from raylance.settings import DeliverySpec, Options, ReadSpec
+from raylance.planning.shard_context import ShardContext
+from raylance.planning.state import State, subject_of
+from raylance.read_spec import ReadSpec
+from raylance.settings import Options
 
 
 class Recorder:
@@ -43,45 +47,44 @@ class Recorder:
     Attributes:
         stats: Its timings and counters.
         ledger: Which rows it handed out.
+        context: Which rank it serves.
+        cursor: Where it stands.
     """
 
     def __init__(
-        self,
-        feed: ReadSpec,
-        options: Options,
-        rank: int,
-        world_size: int,
-        seat: process.Seat | None,
-        *,
-        leaves_nothing: bool = False,
+        self, read_spec: ReadSpec, options: Options, context: ShardContext, cursor: Cursor, *, is_recorded: bool = True
     ) -> None:
         """Starts with empty counters and without a record.
 
         Args:
-            feed: What the loader reads.
+            read_spec: What the loader reads.
             options: How the loader uses the machine.
-            rank: The loader's rank.
-            world_size: Ranks that share the epoch.
-            seat: How Ray Train handed the loader out, or None.
-            leaves_nothing: Whether the loader is one pass over a handle, of which a run has no record.
+            context: Which rank the loader serves.
+            cursor: Where the loader stands.
+            is_recorded: Whether a run may have a record of it; not of one pass over a handle.
         """
         self.stats, self.ledger = Stats(), Ledger()
-        self._feed, self._options = feed, options
-        self._rank, self._world_size, self._seat = rank, world_size, seat
-        self._leaves_nothing = leaves_nothing
+        self.context, self.cursor = context, cursor
+        self._read_spec, self._options, self._is_recorded = read_spec, options, is_recorded
         self._called: str | None = None  # its name in the record
         self._number = 1  # among the loaders of the same data that are iterated at one time
         self._recording: Recording | None = None
-        self._made_at_s = clock.now()  # in this process
-        self._prepared_after_s: float | None = None  # since then: when prepare() was called, before the first batch
+        self._passed = Digest()  # handed out in this pass
+        self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
+        self._enter_process()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._made_at_s = clock.now()
+        self._enter_process()
 
-    def explain(self, delivery: DeliverySpec) -> Verdict:
+    def _enter_process(self) -> None:
+        self._made_at_s = clock.now()
+        if self.context.assignment is not None:
+            _assigned.add(self)
+
+    def explain(self) -> Verdict:
         """Judges this rank's figures so far; see `RankLoader.explain`."""
-        facts = {**self._facts(delivery), "cluster_cpus": _cluster_cpus()}
+        facts = {**self._facts(), "cluster_cpus": _cluster_cpus()}
         return judge([RankFigures(figures=self.stats.sample(), facts=facts)])
 
     def flush(self, *, may_wait: bool = True) -> None:
@@ -94,6 +97,29 @@ class Recorder:
         if not self.stats.batches and self._prepared_after_s is None:
             self._prepared_after_s = clock.now() - self._made_at_s
 
+    def on_resume(self, saved: State) -> None:
+        """Records that the loader continues at a saved state."""
+        self.stats.tell("resume", {"epoch": saved.epoch, "position": saved.position})
+        self.ledger.load(saved.epoch, saved.position)
+
+    def on_step(self, epoch: int, step: Step) -> None:
+        """Counts the rows of a step that was handed out."""
+        self.ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last)
+        self._passed += step.digest
+
+    def on_epoch(self, epoch: int, begin: int, end: int) -> None:
+        """Certifies the pass that has handed out the last step of an epoch, over positions [begin, end)."""
+        certificate = {
+            "verdict": "the rows of this rank's plan, each exactly once",
+            "epoch": epoch,
+            "rank": self.context.rank,
+            "world_size": self.context.world_size,
+            "positions": [begin, end],
+            **dataclasses.asdict(self._passed),
+        }
+        self.stats.epoch_certificate = certificate
+        self.stats.tell("epoch", certificate)
+
     def on_error(self, error: Exception) -> None:
         """Records the error that ends a pass."""
         self.stats.tell("error", f"{type(error).__name__}: {error}")
@@ -101,7 +127,15 @@ class Recorder:
 
     @contextlib.contextmanager
     def reporting(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> Iterator[None]:
-        """Records a report to Ray Train, and counts the body as saving; see `RankLoader.reporting`."""
+        """Records a report to Ray Train, and writes the record before and after it: a run often ends with one.
+
+        Args:
+            metrics: What is reported; numbers among it are recorded.
+            has_checkpoint: Whether a checkpoint comes with it.
+
+        Yields:
+            Nothing. The body makes the report, and counts as saving.
+        """
         begin = clock.now()
         with saving([self.stats]):
             if has_checkpoint:  # from which the run may resume
@@ -113,21 +147,20 @@ class Recorder:
             self.stats.tell("report", report)
             self.flush()
 
-    def begin(
-        self, plan: Plan, delivery: DeliverySpec, state_dict: Callable[[], dict[str, Any]], position: Position
-    ) -> None:
-        """Begins the record and the metrics, where there are to be any and none have begun.
+    def begin_pass(self, plan: Plan, state: Callable[[], dict[str, Any]]) -> None:
+        """Begins to count a pass; with the first one, begins record and metrics, where there are to be any.
 
         Args:
-            plan: Of the pass that begins.
-            delivery: What is delivered.
-            state_dict: Gives the loader's state.
-            position: Gives (epoch, position) of the next batch, and None when the loader is gone.
+            plan: Of the pass.
+            state: Gives the loader's state.
         """
-        if self._recording is not None or self._options.record is False:
-            return
-        folder, run = _folder_of(self._options.record, leaves_nothing=self._leaves_nothing)
-        state = state_dict()
+        if self._recording is None and self._options.record is not False:
+            self._begin_record(plan, state())
+        self.ledger.cut()
+        self._passed = Digest()
+
+    def _begin_record(self, plan: Plan, state: dict[str, Any]) -> None:
+        folder, run = _folder_of(self._options.record, is_recorded=self._is_recorded)
         if folder is not None:
             self._choose_name(folder.path, f"{subject_of(state)} {self._is_whole}")
         # Not 0 where the loader was closed, and continues. The first batch is being waited for already.
@@ -138,7 +171,7 @@ class Recorder:
         if folder is None and publisher is None:
             return
         start = _start_of_run()
-        facts = self._facts(delivery) | {
+        facts = self._facts() | {
             "run": run,
             "start": start,
             "repeats": plan.order.repeats,
@@ -161,13 +194,18 @@ class Recorder:
                 ),
             },
         }
-        origin = {"start": start, "rank": self._rank, "world_size": self._world_size, "process": _process()}
+        origin = {
+            "start": start,
+            "rank": self.context.rank,
+            "world_size": self.context.world_size,
+            "process": _process(),
+        }
         ledger = self.ledger
         self.stats.called, self.stats.shared_s = self._name, {}
         self._recording = Recording(
             Record(facts, before),
             self.stats,
-            position,
+            position_of(self.cursor),
             folder,
             publisher,
             _rows_html,
@@ -177,7 +215,7 @@ class Recorder:
             _recorded.setdefault(self, (self._worker[0], (), 1))
 
     def end(self) -> None:
-        """Ends the record and the metrics; `begin` may begin others."""
+        """Ends the record and the metrics; another pass begins others."""
         recording, self._recording = self._recording, None
         with _naming:
             _recorded.pop(self, None)
@@ -186,8 +224,7 @@ class Recorder:
 
     @property
     def _stem(self) -> str:
-        given = self._seat.name if self._seat is not None else None
-        return given or self._options.name or dataset_stem(self._feed.source.uri)
+        return self.context.name or self._options.name or dataset_stem(self._read_spec.source.uri)
 
     @property
     def _name(self) -> str:
@@ -203,7 +240,7 @@ class Recorder:
             folder: Of the records.
             subject: Which data the loader reads.
         """
-        if self._seat is not None:
+        if self.context.assignment is not None:
             return
         kind, rank = (folder, self._stem, subject), self._worker[0]
         with _naming:
@@ -211,25 +248,25 @@ class Recorder:
             self._number = next(number for number in itertools.count(1) if number not in taken)
             _recorded[self] = rank, kind, self._number
             given = {name for (there, *_), name in _names.items() if there == folder}
-            given |= {other.seat.name for other in process.seated if other.seat}
+            given |= {other.context.name for other in _assigned if other.context.name}
             names = itertools.chain([self._stem], (f"{self._stem}-{number}" for number in itertools.count(2)))
             self._called = _names.setdefault((*kind, self._number), next(name for name in names if name not in given))
 
     @property
     def _is_whole(self) -> bool:
         """Whether every rank sees the dataset whole, through a loader of its own."""
-        if self._seat is not None:
-            return not self._seat.split
-        return self._world_size == 1 and (process.train_place() or (0, 1))[1] > 1
+        if self.context.assignment is not None:
+            return not self.context.assignment.is_split
+        return self.context.world_size == 1 and (process.train_rank() or (0, 1))[1] > 1
 
     @property
     def _worker(self) -> tuple[int, int]:
         """Rank and world size of the worker: of a dataset that each rank sees whole, all loaders are rank 0 of 1."""
-        return (process.train_place() if self._is_whole else None) or (self._rank, self._world_size)
+        return (process.train_rank() if self._is_whole else None) or (self.context.rank, self.context.world_size)
 
-    def _facts(self, delivery: DeliverySpec) -> dict[str, Any]:
+    def _facts(self) -> dict[str, Any]:
         """What the verdict needs to know beside the figures, and which loader this is."""
-        source, decoding, record = self._feed.source, self._feed.decoding, self._options.record
+        source, decoding, record = self._read_spec.source, self._read_spec.decoding, self._options.record
         rank, ranks = self._worker
         options = dataclasses.asdict(self._options)
         return {
@@ -238,11 +275,11 @@ class Recorder:
             "split": not self._is_whole,
             "rank": rank,
             "world_size": ranks,
-            "rows": delivery.rows,
+            "rows": self.cursor.delivery_spec.rows,
             "row_bytes": float(source.likely_row_bytes),
             "decodes": [decoder.column for decoder in decoding.decoders] if decoding else [],
             "draft": [each.draft for each in decoding.decoders if isinstance(each, Image)] if decoding else [],
-            "order": delivery.order.name,
+            "order": self.cursor.delivery_spec.order.name,
             "prepared": self._prepared_after_s is not None,
             "prepared_after_s": self._prepared_after_s,
             "options": options | {"record": public_uri(record) if isinstance(record, str) else record},
@@ -251,6 +288,7 @@ class Recorder:
         }
 
 
+_assigned: "weakref.WeakSet[Recorder]" = weakref.WeakSet()  # of the loaders that Ray Train gave to this process
 _recorded: "weakref.WeakKeyDictionary[Recorder, tuple[int, tuple[str, ...], int]]" = weakref.WeakKeyDictionary()
 _names: dict[tuple[Any, ...], str] = {}  # given in this process, by folder, stem, data and number
 _naming = threading.Lock()  # loaders may begin in several threads
@@ -266,27 +304,32 @@ def _process() -> str:
     return _id_of(os.getpid())
 
 
-def recorded() -> list[Recorder]:
-    """The recorders of this process that write a record or publish metrics now."""
+def all_recorders() -> list[Recorder]:
+    """Of the loaders that Ray Train gave to this process, and of those that have a record or metrics now."""
     with _naming:
-        return list(_recorded)
+        return list(dict.fromkeys([*_assigned, *_recorded]))
+
+
+def assigned_recorders() -> list[Recorder]:
+    """Of the loaders that Ray Train gave to this process."""
+    return list(_assigned)
 
 
 def _start_of_run() -> str:
     """What the workers of one start of a Ray Train run have in common, and no others: "" outside of one."""
-    if process.train_place() is None:
+    if process.train_rank() is None:
         return ""
     with current_session() as session:
         group = importlib.import_module("ray").get_runtime_context().get_placement_group_id() if session else None
     return str(group or "")
 
 
-def _folder_of(wanted: bool | str, *, leaves_nothing: bool) -> tuple[RecordFolder | None, str]:
+def _folder_of(wanted: bool | str, *, is_recorded: bool) -> tuple[RecordFolder | None, str]:
     """Where a record goes, and the name of the run."""
     if isinstance(wanted, str):
         filesystem, path = open_folder(wanted)
         return RecordFolder(filesystem, f"{path}/{FOLDER}"), os.path.basename(path)
-    found = None if leaves_nothing else process.train_storage()
+    found = process.train_storage() if is_recorded else None
     if found is None:
         return None, "interactive"
     filesystem, path, run = found

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raylance.api.dataset import Dataset
+from raylance.api.dataset import Dataset, specs_of
 from raylance.api.loader import RankLoader
 from raylance.arguments import check_integer
 from raylance.audit.selected import Step, Tally, parts_of
@@ -18,11 +18,12 @@ from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
 from raylance.errors import ConfigError, StateError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import Int64Array
+from raylance.planning.delivery_spec import make_plan
 from raylance.planning.plan import Plan
 from raylance.planning.resume import load_state, make_state
 from raylance.planning.shards import read_shards
 from raylance.planning.state import parse_state
-from raylance.settings import Options, make_plan
+from raylance.settings import Options
 
 _BLOCK = 1 << 20
 _NAMED = 8  # offsets that a fault names
@@ -96,7 +97,7 @@ class EpochAudit:
             ConfigError: For numbers that make no sense.
             StateError: For the state of other rows or another order.
         """
-        self._data, (feed, delivery) = data, data.opened
+        self._data, (feed, delivery) = data, specs_of(data)
         given = {"global_batch_size": global_batch_size, "world_size": world_size, "epoch": epoch}
         if state is not None:
             parse_state(state)
@@ -108,7 +109,9 @@ class EpochAudit:
         world = check_integer("world_size", 1 if given["world_size"] is None else given["world_size"], 1)
         self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
         self.position = check_integer("position", position, 0)
-        self.plan: Plan = make_plan(feed, delivery, Options(), size, world, delivery.remainder)
+        self.plan: Plan = make_plan(
+            delivery, global_batch_size=size, world_size=world, max_window_bytes=Options().max_window_bytes
+        )
         if self.position >= self.plan.epoch_rows:
             raise ConfigError(f"position={position}: the epoch has {self.plan.epoch_rows:,} rows, from 0 on.")
         self._delivery, self._parts, self._selection = delivery, parts_of(data), feed.source.load_selection()
@@ -272,7 +275,7 @@ class EpochAudit:
             "global_batch_size": size,
             "world_size": plan.world_size,
         }
-        loader.load_state_dict(make_state(self._data.opened[0].origin, planned, **where).to_dict())
+        loader.load_state_dict(make_state(specs_of(self._data)[0].origin, planned, **where).to_dict())
         tables = loader.iter_batches(global_batch_size=size, batch_format="pyarrow", with_row_offset=True)
         for number, table in enumerate(tables):
             names = {ROW_OFFSET, COMPONENT, VALID} & set(table.column_names)

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from raylance.api.dataset import Dataset
+from raylance.api.dataset import Dataset, specs_of
 from raylance.api.mixing import mix
 from raylance.api.opening import dataset
 from raylance.errors import ConfigError, StateError
@@ -110,7 +110,7 @@ def reopen(
     if not is_mixture:
         return opened[""]
     weighed = {name: (opened[name], part["quota"]) for name, part in parts.items()}
-    feed, delivery = mix(weighed, stop=saved.order["stop"], window_bytes=window_bytes, remainder=remainder).opened
+    feed, delivery = specs_of(mix(weighed, stop=saved.order["stop"], window_bytes=window_bytes, remainder=remainder))
     order = cast("MixOrder", delivery.order)
     # As they were: quotas that weights were rounded to may have a common divisor, and would be made smaller.
     components = [dataclasses.replace(part, quota=parts[part.name]["quota"]) for part in order.components]

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raylance.api.dataset import Dataset
+from raylance.api.dataset import Dataset, specs_of
 from raylance.audit.reopening import read_setting
 from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
 from raylance.errors import ConfigError, DatasetError
@@ -123,7 +123,8 @@ class Part:
 
 def parts_of(data: Dataset) -> list[Part]:
     """The datasets of a mixture, or the only one."""
-    (feed, delivery), order = data.opened, data.opened[1].order
+    feed, delivery = specs_of(data)
+    order = delivery.order
     if not (isinstance(feed.source, MixedRows) and isinstance(order, MixOrder)):
         return [_part("", feed.source, delivery.filter, delivery.split, order, delivery.rows)]
     return [

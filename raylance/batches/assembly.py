@@ -12,7 +12,7 @@ from raylance.errors import CoverageError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan, WorkItem
-from raylance.settings import ReadSpec
+from raylance.read_spec import ReadSpec
 
 _NONE = np.empty(0, dtype=np.int64)
 

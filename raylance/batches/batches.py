@@ -18,8 +18,9 @@ from raylance.columns import COMPONENT, ROW_OFFSET, VALID
 from raylance.decode.arrays import AS_LISTS, Join, Lists, NumpyBatch, Padding, Paddings, as_padding, is_kept, to_numpy
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
+from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import Remainder
-from raylance.settings import DeliverySpec, ReadSpec
+from raylance.read_spec import ReadSpec
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_
 from raylance.errors import DatasetError
 from raylance.observe import Stats
 from raylance.orders.permutation import Int64Array
-from raylance.settings import ReadSpec
+from raylance.read_spec import ReadSpec
 from raylance.source.lance_errors import readable_text
 from raylance.source.memory import take_rows
 from raylance.source.rows import RowReader

@@ -8,7 +8,7 @@ from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, TRANSFORM, describe_r
 from raylance.errors import BadRowError
 from raylance.observe import Stats
 from raylance.orders.permutation import Int64Array
-from raylance.settings import ReadSpec
+from raylance.read_spec import ReadSpec
 
 _LEAST_ROWS = 1000  # a fraction of fewer rows means nothing
 _NAMED = 5  # masked rows in the error

@@ -4,10 +4,10 @@ from typing import Any, Literal
 
 import ray.train
 
-from raylance import process
-from raylance.api.dataset import Dataset
+from raylance.api.dataset import Dataset, adapter_of
 from raylance.errors import ConfigError
 from raylance.integrations.checkpoints import report, restore
+from raylance.planning.shard_context import Assignment
 from raylance.runtime.ray.decoders import options_of_ranks
 from raylance.settings import make_options, takes_options
 
@@ -53,8 +53,9 @@ class DataConfig(ray.train.DataConfig):
         options = options_of_ranks(self._options, world_size, worker_node_ids) if ours else []
         named = None if self._split == "all" else tuple(self._split)
         for name, data in ours.items():
-            seat = process.Seat(name=name, split=named is None or name in named, datasets_to_split=named)
+            is_split = named is None or name in named
+            assignment = Assignment(name=name, is_split=is_split, datasets_to_split=named)
             for rank in range(world_size):
-                place = (rank, world_size) if seat.split else (0, 1)
-                output[rank][name] = data.seated(*place, options[rank], seat)
+                share = (rank, world_size) if is_split else (0, 1)
+                output[rank][name] = adapter_of(data).make_loader(*share, options[rank], assignment)
         return output

@@ -278,13 +278,13 @@ def _recorder() -> _Recorder:
         return _current
 
 
-def position_of(loader: Any) -> Position:
-    """Asks a loader for its place, and does not keep it alive."""
-    ref = weakref.ref(loader)
+def position_of(cursor: Any) -> Position:
+    """Asks a loader's cursor where it stands, and does not keep the loader alive."""
+    ref = weakref.ref(cursor)
 
     def ask() -> tuple[int, int] | None:
         found = ref()
-        return None if found is None else found.place
+        return None if found is None else (found.epoch, found.position)
 
     return ask
 

@@ -11,11 +11,13 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from raylance.errors import CoverageError
 from raylance.orders.checking import select_rows
 from raylance.orders.order import Resolved
 from raylance.orders.permutation import Int64Array
 from raylance.planning.digest import Digest
 from raylance.planning.history import EpochLine
+from raylance.planning.plan import Plan
 
 _BLOCK_ROWS = 1 << 20
 _CHEAPER = 50  # a row of the selection takes 0.02 µs, one of the plan 1 µs
@@ -229,3 +231,28 @@ def _sum(offsets_at: Callable[[Int64Array], Int64Array], low: int, high: int) ->
     for at in range(low, high, _BLOCK_ROWS):
         total += Digest.of(offsets_at(np.arange(at, min(at + _BLOCK_ROWS, high), dtype=np.int64)))
     return total
+
+
+def check_permutation(plan: Plan, selection: Selected, epoch: int, end: int, handed: Digest) -> None:
+    """Compares an epoch that an order of one's own has ordered with the selection.
+
+    Args:
+        plan: The plan of rank 0 of 1.
+        selection: The rows that the epoch must have, each once.
+        epoch: The epoch.
+        end: Its rows were handed out up to this position.
+        handed: What was handed out.
+
+    Raises:
+        CoverageError: If rows came twice, and others never.
+    """
+    left = planned_digest(plan.order, selection, epoch, end, plan.epoch_rows)
+    if not (handed + left).differs(selected_digest(selection)):
+        return
+    name = type(plan.order.settings).__name__
+    raise CoverageError(
+        f"the order {name} is no permutation: in epoch {epoch} it gave {handed.rows:,} rows of which some came "
+        f"twice, and others of the {plan.rows:,} selected ones never. What was trained on them was trained on "
+        f"other data than asked for. Make rows_of() a permutation for every epoch, or set repeats = True in "
+        f"{name} if that is meant; raylance.testing.check_order({name}(…)) tries it."
+    )

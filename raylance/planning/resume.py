@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from raylance.errors import ConfigError
-from raylance.orders.order import WINDOW_BYTES, Facts, Order, Tables
+from raylance.orders.order import WINDOW_BYTES
+from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import Remainder
 from raylance.planning.shards import NO_SHARDS, list_shards
 from raylance.planning.state import UNKNOWN, State, check_state, damaged, parse_state
@@ -14,41 +15,9 @@ from raylance.planning.state import UNKNOWN, State, check_state, damaged, parse_
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DeliverySpec:
-    """What is delivered, in which order. A checkpoint must agree with it.
-
-    Attributes:
-        filter: The filter that made the selection, or None; in a mixture, by component.
-        split: The split that made the selection, as its repr, or None; in a mixture, by component.
-        rows: Rows of the selection.
-        fingerprint: Hash of the selection's row offsets.
-        order: The order, "auto" fields allowed.
-        tables: What the order looked up in the selection.
-        masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
-        window_bytes: The bytes that automatic sizes of the order follow from; None for the run's, or the default.
-    """
-
-    filter: Any
-    split: Any
-    rows: int
-    fingerprint: str
-    order: Order
-    tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
-    seed: int
-    remainder: Remainder
-    masks_bad_rows: bool
-    window_bytes: int | None = None
-
-    @property
-    def facts(self) -> Facts:
-        """The facts that resolve an order without "auto" fields."""
-        return Facts(rows=self.rows, seed=self.seed, tables=self.tables)
-
-
 def make_state(
     origin: Mapping[str, Any],
-    delivery: DeliverySpec,
+    delivery_spec: DeliverySpec,
     *,
     epoch: int,
     position: int,
@@ -62,31 +31,31 @@ def make_state(
     It costs the same for any number of rows.
     """
     shards = {}
-    if delivery.order.repeats:
+    if delivery_spec.order.repeats:
         shards = NO_SHARDS
-    elif delivery.order.is_resolved:
-        shards = list_shards(delivery.order.resolve(delivery.facts).epoch(epoch), position)
+    elif delivery_spec.order.is_resolved:
+        shards = list_shards(delivery_spec.resolved_order.epoch(epoch), position)
     return State(
         **origin,
-        filter=delivery.filter,
-        split=delivery.split,
-        rows=delivery.rows,
-        fingerprint=delivery.fingerprint,
-        seed=delivery.seed,
-        order=delivery.order.params(),
-        window_bytes=delivery.window_bytes or WINDOW_BYTES,
+        filter=delivery_spec.filter,
+        split=delivery_spec.split,
+        rows=delivery_spec.rows,
+        fingerprint=delivery_spec.fingerprint,
+        seed=delivery_spec.seed,
+        order=delivery_spec.order.params(),
+        window_bytes=delivery_spec.window_bytes or WINDOW_BYTES,
         epoch=epoch,
         position=position,
         step=step,
         global_step=global_step,
         completed_shards=shards,
-        components=delivery.order.standings(position),
+        components=delivery_spec.order.standings(position),
         global_batch_size=global_batch_size,
         world_size=world_size,
     )
 
 
-def load_state(state: Mapping[str, Any], current: State, delivery: DeliverySpec) -> tuple[DeliverySpec, State]:
+def load_state(state: Mapping[str, Any], current: State, delivery_spec: DeliverySpec) -> tuple[DeliverySpec, State]:
     """Checks what `state_dict` returned against the current state of the loader that is to continue from it.
 
     Returns:
@@ -99,26 +68,26 @@ def load_state(state: Mapping[str, Any], current: State, delivery: DeliverySpec)
     saved = parse_state(state)
     check_state(saved, current)
     try:
-        delivery = dataclasses.replace(delivery, order=delivery.order.adopt(saved.order))
+        delivery_spec = dataclasses.replace(delivery_spec, order=delivery_spec.order.adopt(saved.order))
     except ConfigError as error:
         raise damaged(str(error).removesuffix(".")) from error
     if saved.window_bytes is not UNKNOWN:
-        if delivery.window_bytes not in (None, saved.window_bytes):
+        if delivery_spec.window_bytes not in (None, saved.window_bytes):
             logger.warning(
                 "the checkpoint has window_bytes=%d, the dataset %d. The order keeps the sizes of the checkpoint. For "
                 "other sizes, start under a new run name.",
                 saved.window_bytes,
-                delivery.window_bytes,
+                delivery_spec.window_bytes,
             )
-        delivery = dataclasses.replace(delivery, window_bytes=saved.window_bytes)
-    rows = delivery.order.resolve(delivery.facts).epoch_rows
+        delivery_spec = dataclasses.replace(delivery_spec, window_bytes=saved.window_bytes)
+    rows = delivery_spec.resolved_order.epoch_rows
     if saved.position > rows:
         raise damaged(f"position {saved.position} of an epoch of {rows}")
     if saved.step is UNKNOWN:
-        saved = _count_steps(saved, rows, delivery.remainder)
+        saved = _count_steps(saved, rows, delivery_spec.remainder)
     left, size = rows - saved.position, saved.global_batch_size or 0
     # Format 1 moved to the next epoch only when a batch after the last one was asked for.
-    had_last = state["format"] == 1 and delivery.remainder == "drop" and saved.position > 0 and left < size
+    had_last = state["format"] == 1 and delivery_spec.remainder == "drop" and saved.position > 0 and left < size
     if had_last and left:
         logger.warning(
             "the checkpoint of an earlier raylance is %d rows before the end of epoch %d, fewer than its global batch "
@@ -131,7 +100,7 @@ def load_state(state: Mapping[str, Any], current: State, delivery: DeliverySpec)
         )
     if had_last or not left:
         saved = dataclasses.replace(saved, epoch=saved.epoch + 1, position=0, step=0)
-    return delivery, saved
+    return delivery_spec, saved
 
 
 def _count_steps(saved: State, rows: int, remainder: Remainder) -> State:

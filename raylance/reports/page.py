@@ -12,6 +12,7 @@ from typing import Any
 import PIL.Image
 import pyarrow as pa
 
+from raylance.api.dataset import specs_of
 from raylance.audit.reopening import reopen
 from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, TRANSFORM
 from raylance.errors import DatasetError
@@ -319,7 +320,7 @@ def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, 
 def _open_again(facts: Mapping[str, Any], options: Mapping[str, Any]) -> Any:
     """The dataset of a record; another one that lies in its place by now would show its own rows."""
     opened, saved = reopen(facts["state"], remainder=facts["remainder"], **options), facts["state"].get("identity")
-    if saved is not None and (found := opened.opened[0].source.identity) != saved:
+    if saved is not None and (found := specs_of(opened)[0].source.identity) != saved:
         raise DatasetError(f"it was rewritten since: its files were {saved}, and are {found} now")
     return opened
 
@@ -336,7 +337,7 @@ def _describe_quality(ratio: float) -> str:
 
 def _remains_of(data: Any, offset: int, column: str) -> str:
     """HTML of a damaged row: as much of the picture as decodes, else its first bytes."""
-    source = data.opened[0].source
+    source = specs_of(data)[0].source
     if not isinstance(source, TableRows) or offset >> COMPONENT_SHIFT or column == TRANSFORM:
         return ""
     value = source.pinned.open().take(pa.array([offset]), columns=[column])[column][0].as_py()

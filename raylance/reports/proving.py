@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from raylance.api.dataset import specs_of
 from raylance.audit.epoch import EpochAudit
 from raylance.audit.reopening import reopen
 from raylance.errors import ConfigError
@@ -318,10 +319,10 @@ def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | No
             raise
         # Of an order of one's own, no record holds the code: what is selected does not depend on it.
         opened, has_order = reopen(state, remainder=remainder, **changes, order="sequential"), False
-    selection = opened.opened[0].source.load_selection()
+    selection = specs_of(opened)[0].source.load_selection()
     if selection.fingerprint != state["fingerprint"]:
         raise ConfigError(f"{opened!r} selects other rows than the run did.")
     if not has_order:
-        state = {**state, "order": opened.opened[1].order.params(), "checksum": UNKNOWN}
+        state = {**state, "order": specs_of(opened)[1].order.params(), "checksum": UNKNOWN}
     order = EpochAudit(opened, state=state).plan.order
     return Expected(selection=selection, order=order if has_order else None, most_rows=most_rows)

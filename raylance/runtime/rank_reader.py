@@ -10,7 +10,8 @@ import pyarrow as pa
 from raylance.columns import DRAW, ROW_OFFSET
 from raylance.observe import Receipt, clock
 from raylance.planning.plan import Chunk, Plan, WorkItem
-from raylance.settings import Options, ReadSpec
+from raylance.read_spec import ReadSpec
+from raylance.settings import Options
 from raylance.source.readahead import ReadAhead, TooLargeError
 
 

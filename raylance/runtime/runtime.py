@@ -22,7 +22,8 @@ from raylance.dispatch.messages import (
 )
 from raylance.observe import clock
 from raylance.planning.plan import Plan
-from raylance.settings import Options, ReadSpec
+from raylance.read_spec import ReadSpec
+from raylance.settings import Options
 
 
 class Runtime(abc.ABC):

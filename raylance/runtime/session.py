@@ -17,10 +17,11 @@ from raylance.dispatch.sizes import Sizes
 from raylance.environment.connection import ray_session
 from raylance.observe import Stats
 from raylance.planning.plan import Plan, WorkItem
+from raylance.read_spec import ReadSpec
 from raylance.runtime.feeder import Feeder
 from raylance.runtime.runtime import Runtime
 from raylance.runtime.threads import ThreadRuntime
-from raylance.settings import Options, ReadSpec
+from raylance.settings import Options
 
 
 class Session:

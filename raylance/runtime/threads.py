@@ -18,9 +18,10 @@ import pyarrow as pa
 
 from raylance.dispatch.messages import Alive, Decode, Done, Failed, Fetch, Fetched, Kind, Placed, Prefetch, Read
 from raylance.observe import Receipt
+from raylance.read_spec import ReadSpec
 from raylance.runtime.rank_reader import RankReader
 from raylance.runtime.runtime import Runtime
-from raylance.settings import Options, ReadSpec
+from raylance.settings import Options
 
 _MAX_AUTO_DECODERS = 32
 

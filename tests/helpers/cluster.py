@@ -9,12 +9,12 @@ CPUS = 4
 
 def actors_of(loader: Any) -> tuple[Any, list[Any]]:
     """Handles of a loader's shard actor, and of its decode actors."""
-    runtime = loader.helpers.runtime
+    runtime = loader._session.runtime
     if runtime is None:
         return None, []
     by_kind: dict[str, list[Any]] = {"reader": [], "decoder": []}
     for number, helper in runtime._helpers.items():
-        by_kind[loader.helpers.pool._helpers[number].kind].append(helper.handle)
+        by_kind[loader._session.pool._helpers[number].kind].append(helper.handle)
     return next(iter(by_kind["reader"]), None), by_kind["decoder"]
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 import raylance
+from raylance.api.dataset import specs_of
 from raylance.source.rows import TableRows
 
 
@@ -33,7 +34,8 @@ class SlowReader:
 
 def slow_loader(uri: str, wait_s: float, **options: Any) -> raylance.RankLoader:
     dataset: Any = raylance.dataset(uri, columns=["id", "text"], remainder="ragged")
-    source = dataset._feed.source
+    read_spec, delivery_spec = specs_of(dataset)
+    source: Any = read_spec.source
     fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
-    feed = dataclasses.replace(dataset._feed, source=SlowRows(**fields, wait_s=wait_s))
-    return raylance.RankLoader(feed, dataset._delivery, raylance.Options(**options))
+    read_spec = dataclasses.replace(read_spec, source=SlowRows(**fields, wait_s=wait_s))
+    return raylance.RankLoader(read_spec, delivery_spec, raylance.Options(**options))

@@ -13,8 +13,9 @@ from ray.train import Checkpoint, CheckpointUploadMode, ValidationConfig
 from ray.train.torch import TorchTrainer
 
 import raylance
-from raylance.integrations import checkpoints
-from raylance.process import Seat
+from raylance.api.dataset import adapter_of
+from raylance.integrations import checkpoint_files, checkpoints
+from raylance.planning.shard_context import Assignment
 from tests.helpers.reporting import report_slowly
 
 BATCH = 100
@@ -123,7 +124,7 @@ def loader(images_uri: str) -> raylance.RankLoader:
 def save(loader: raylance.RankLoader, position: int, directory: Path, state: dict[str, Any] | None) -> Checkpoint:
     """What a report leaves in a directory that is used for several of them."""
     checkpoint = Checkpoint(directory)
-    checkpoints._write(checkpoint, loader.state_dict() | {"position": position}, state)
+    checkpoint_files.write_files(checkpoint, loader.state_dict() | {"position": position}, state)
     return checkpoint
 
 
@@ -142,7 +143,7 @@ def test_of_several_loaders_all_are_moved_or_none(loader: raylance.RankLoader, i
     other = raylance.dataset(images_uri, columns=["id"], order="sequential", seed=1).loader(runtime="threads")
     states = {name: loader.state_dict() | {"position": 300} for name in ("a", "b")}
     checkpoint = Checkpoint(tmp_path)
-    checkpoints._write(checkpoint, {"format": states["a"]["format"], "loaders": states}, {"step": 3})
+    checkpoint_files.write_files(checkpoint, {"format": states["a"]["format"], "loaders": states}, {"step": 3})
     with pytest.raises(raylance.StateError, match="seed"):
         raylance.restore({"a": loader, "b": other}, checkpoint)
     assert loader.state_dict()["position"] == 0
@@ -153,7 +154,9 @@ def test_of_several_loaders_all_are_moved_or_none(loader: raylance.RankLoader, i
 def test_loaders_are_not_reported_under_the_names_of_one_another(images_uri: str) -> None:
     """Of unlike data, a resume would refuse them; of the same data, it exchanged their positions in silence."""
     handle = raylance.dataset(images_uri, columns=["id"])
-    a, b = (handle.seated(0, 1, raylance.Options(), Seat(name=name, split=True)) for name in "ab")
+    a, b = (
+        adapter_of(handle).make_loader(0, 1, raylance.Options(), Assignment(name=name, is_split=True)) for name in "ab"
+    )
     for given in ({"a": b, "b": a}, {"b": a, "other": b}):
         with pytest.raises(raylance.ConfigError, match=r"the loader of '[ab]' was given as '[ab]'.*another dataset"):
             checkpoints._by_name(given)

@@ -383,7 +383,7 @@ def test_bad_arguments_are_refused_before_any_actor_starts(
     loader = raylance.dataset(images_uri, columns=["id"]).loader()
     with pytest.raises(raylance.ConfigError, match=message):
         loader.iter_torch_batches(**arguments)
-    assert loader.helpers.runtime is None
+    assert loader._session.runtime is None
 
 
 @pytest.mark.parametrize(

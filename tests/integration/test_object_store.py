@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from moto.server import ThreadedMotoServer
 
 import raylance
-from raylance.integrations.checkpoints import _write
+from raylance.integrations.checkpoint_files import write_files
 from raylance.source import reader
 from raylance.source.reader import Reader, ReadMode
 
@@ -92,7 +92,7 @@ def test_a_checkpoint_in_an_object_store(uri: str) -> None:
     dataset = raylance.dataset(uri, columns=["id"])
     with dataset.loader(runtime="threads") as loader:
         next(iter(loader.batches(global_batch_size=100)))
-        _write(checkpoint, loader.state_dict(), {"step": 1})
+        write_files(checkpoint, loader.state_dict(), {"step": 1})
     found = filesystem.get_file_info(pyarrow.fs.FileSelector(f"{path}/checkpoint"))
     assert sorted(info.base_name for info in found) == ["raylance_state.json", "state.pt"]
     other = dataset.loader(rank=0, world_size=2)

@@ -16,9 +16,12 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance.api.dataset import specs_of
+from raylance.api.loader import recorder_of
 from raylance.observe import metrics
 from raylance.observe.stats import WAITS
 from raylance.observe.verdict import Verdict
+from raylance.planning.shard_context import ShardContext
 from raylance.reports import top
 from raylance.reports.page import _spent as spent
 from raylance.reports.page import render
@@ -135,14 +138,19 @@ def make_loader(
     """A loader that does not go on to the next epoch by itself: what is read ahead of it would be nobody's yet."""
     decoder = SlowDecoder("cell", watch, costs.decode_row_s, costs.open_s)
     dataset: Any = raylance.dataset(uri, decode=decoder, order="sequential")
-    source = dataset._feed.source
+    read_spec, delivery_spec = specs_of(dataset)
+    source: Any = read_spec.source
     fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
-    feed = dataclasses.replace(dataset._feed, source=SlowRows(**fields, watch=watch, row_s=costs.read_row_s))
+    read_spec = dataclasses.replace(read_spec, source=SlowRows(**fields, watch=watch, row_s=costs.read_row_s))
     options = {"runtime": "threads", "num_decoders": 1, "name": name} | options
     made = raylance.Options(**options)
     watch.slept.clear()  # of what opening the dataset tried
     return raylance.RankLoader(
-        feed, dataset._delivery, made, rank, ranks, helpers=SlowHelpers(feed, made, ranks, watch, costs.make_s)
+        read_spec,
+        delivery_spec,
+        made,
+        ShardContext(rank=rank, world_size=ranks),
+        session=SlowHelpers(read_spec, made, ranks, watch, costs.make_s),
     )
 
 
@@ -166,7 +174,7 @@ def train(
         watch.sleep("training", costs.train_s)
         in_step(step)
         if costs.save_every and step % costs.save_every == costs.save_every - 1:
-            with loader.recorder.reporting({"step": step}, has_checkpoint=True):
+            with recorder_of(loader).reporting({"step": step}, has_checkpoint=True):
                 watch.sleep("saving", costs.save_s)
 
 
@@ -270,7 +278,7 @@ def test_all_that_is_shown_agrees_with_a_stopwatch(
     watch, costs, folder = Watch(time), LIMITED[limit], str(tmp_path / "run")
     with make_loader(uri, watch, costs, record=folder) as loader:
         train(loader, watch, costs)
-        stats, live, figures = loader.stats(), loader.explain(), loader.recorder.stats.sample()
+        stats, live, figures = loader.stats(), loader.explain(), recorder_of(loader).stats.sample()
     check_stats(stats, watch)
     check_verdict(live, limit, watch)
     run = read_run(folder)
@@ -385,7 +393,7 @@ def test_a_pass_over_another_dataset_in_a_step_with_a_report_in_it(uri: str, tim
 
             train(loader, watch, costs, validate)
             inner = val.stats()
-        with loader.recorder.reporting({}, has_checkpoint=True):  # after the pass
+        with recorder_of(loader).reporting({}, has_checkpoint=True):  # after the pass
             watch.sleep("saving", 2.0)
         stats = loader.stats()
     (took_s,) = passed
@@ -455,10 +463,10 @@ def test_what_is_under_way_is_shown_up_to_now(uri: str, time: VirtualTime) -> No
         assert loader.stats()["wait_s"] == loader.stats()["wait_start_s"] == time.now() - asked == waited_s
         watch.sleep("training", 0.5)
         assert loader.stats()["user_s"] == 0.5
-        with loader.recorder.reporting({}, has_checkpoint=True):
+        with recorder_of(loader).reporting({}, has_checkpoint=True):
             watch.sleep("saving", 0.25)
             assert (loader.stats()["user_s"], loader.stats()["save_s"]) == (0.75, 0.25)
-        assert loader.recorder.stats.sample()["train_s"] == 0.75
+        assert recorder_of(loader).stats.sample()["train_s"] == 0.75
         kept = iter(loader.iter_torch_batches(global_batch_size=BATCH, device="cpu"))
         asked = time.now()
         next(kept)  # the pass before is left alone, with its batch in hand

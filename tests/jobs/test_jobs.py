@@ -38,6 +38,8 @@ from jobs.train_images.data import count_classes, open_data
 from jobs.train_images.messages import as_options, short
 from jobs.train_images.model import learning_rate
 from jobs.train_images.training import Pace
+from raylance.api.dataset import specs_of
+from raylance.api.loader import recorder_of
 from tests.helpers.images import encode
 from tests.helpers.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard, curves_of_wandb
 
@@ -614,7 +616,7 @@ def test_rows_to_validate_on_may_lie_elsewhere(small, write_dataset, capsys):
     assert "These are the rows to validate on: --val-filter, --val-data." in capsys.readouterr().err
     other = write_dataset(pa.table({"image": [encode(np.zeros((9, 9), np.uint8))] * 7, "label": [1] * 7}))
     train, val = open_data(job.parse_args([*given[:-1], "", "--val-data", other]))
-    assert (len(train), len(val), val.opened[0].source.uri) == (20, 7, other)
+    assert (len(train), len(val), specs_of(val)[0].source.uri) == (20, 7, other)
     for uri, names in ((small, ["a", "b", "c", "d", "e"]), (other, ["e", "d", "c", "b", "a"])):
         lance.dataset(uri).update_schema_metadata({"classes": json.dumps(names)})
     with pytest.raises(raylance.DatasetError, match="names other classes than --data"):
@@ -680,7 +682,7 @@ def test_the_pace_is_the_verdicts(images_uri):
             if step == 20:
                 paces = [pace.since(step), lap.since(step), pace.since(step)]  # the clock runs between them
                 assert paces[0]["images_per_s"] >= paces[1]["images_per_s"] >= paces[2]["images_per_s"]
-                with loader.recorder.reporting({}, has_checkpoint=False):
+                with recorder_of(loader).reporting({}, has_checkpoint=False):
                     time.sleep(0.2)
         told = pace.since(953 / 32)
         assert told["images_per_s"] == pytest.approx(loader.explain().rates["delivered"])

@@ -3,21 +3,20 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.data
 
+from raylance.api.dataset import Dataset
 from raylance.batches.batches import BatchSpec, Dtypes, make_batch_spec, torch_converter
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.errors import ConfigError
 from raylance.integrations.torch_data.steps import Pass, Steps
 from raylance.observe import Stats
 from raylance.planning.plan import Plan
+from raylance.process import RankAndSize
 from raylance.runtime.session import Session
-
-if TYPE_CHECKING:
-    from raylance.api.dataset import Dataset
 
 
 class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
@@ -29,7 +28,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
 
     def __init__(
         self,
-        handle: "Dataset",
+        handle: Dataset,
         *,
         with_row_offset: bool = False,
         pad_lists: Paddings | None = None,
@@ -41,18 +40,18 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         super().__init__(handle, **steps)
         self._sent: tuple[Plan, int] | None = None
         self._arguments, self._with_row_offset = (dtypes, collate_fn, pad_lists), with_row_offset
-        self._bound()  # what is wrong with them is said now
+        self._batch_spec()  # wrong arguments are refused now
         self._idle: Session | None = None  # of the last pass, for the next one
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_idle": None}
-        with contextlib.suppress(ConfigError):  # for DataLoader workers alone: other processes find their own place
+        with contextlib.suppress(ConfigError):  # for DataLoader workers alone: other processes find their own rank
             return state | {"_sent": self.begin()}
         return state
 
-    def _bound(self) -> BatchSpec:
-        bound = make_batch_spec(self._delivery, 1, 1, None, self._with_row_offset)
-        return dataclasses.replace(bound, convert=torch_converter(self._opened.feed, *self._arguments))
+    def _batch_spec(self) -> BatchSpec:
+        spec = make_batch_spec(self._opened.delivery_spec, 1, 1, None, self._with_row_offset)
+        return dataclasses.replace(spec, convert=torch_converter(self._opened.read_spec, *self._arguments))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterates from the consumed position to the end of the epoch, without moving it."""
@@ -69,21 +68,21 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
             every * plan.global_batch_size,
         )
 
-    def _place(self) -> tuple[int, int]:
+    def _rank_and_size(self) -> RankAndSize:
         if self._sent is not None and torch.utils.data.get_worker_info() is not None:
             return self._sent[1], self._sent[0].world_size  # a worker's process knows nothing of other ranks
-        return super()._place()
+        return super()._rank_and_size()
 
     def _batches(self, mine: Plan, rank: int, epoch: int, position: int) -> Iterator[dict[str, Any]]:
         if mine.steps(position) <= 0:
             return
-        helpers, self._idle = self._idle or Session(self._opened.feed, self._options), None
-        feeder = helpers.start(mine, rank, epoch=epoch, position=position, bound=self._bound(), stats=Stats())
+        session, self._idle = self._idle or Session(self._opened.read_spec, self._options), None
+        feeder = session.start(mine, rank, epoch=epoch, position=position, bound=self._batch_spec(), stats=Stats())
         try:
             for handed, step in feeder:
                 if position == 0 and step.is_last:  # of several workers, the first one counts
                     self._has_passed(epoch)
                 yield handed.pop()
         finally:
-            helpers.end_pass()
-            self._idle = helpers
+            session.end_pass()
+            self._idle = session

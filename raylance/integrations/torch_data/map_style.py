@@ -1,12 +1,13 @@
 """Owns map-style datasets: selected rows by index, and the sampler that draws one rank's batches; never starts Ray."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.utils.data
 
+from raylance.api.dataset import Dataset
 from raylance.batches.batches import make_batch_spec, to_torch
 from raylance.batches.lookup import Lookup
 from raylance.batches.masking import MaskedRows
@@ -16,34 +17,31 @@ from raylance.integrations.torch_data.steps import Opened, Pass, Steps
 from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.plan import Plan
 
-if TYPE_CHECKING:
-    from raylance.api.dataset import Dataset
-
-Told = tuple[int, BoolArray, Int64Array | None]  # epoch; which rows are no padding; where rows repeat, their positions
+Keys = tuple[int, BoolArray, Int64Array | None]  # epoch; which rows are no padding; where rows repeat, their positions
 
 
 class _Indices(list[int]):
-    """Indices of one batch, and what a plain list cannot say."""
+    """Indices of one batch, with what reading them needs beside."""
 
-    told: Told
+    keys: Keys
 
 
 class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """Selected rows by index; `epoch` keys random augmentation where no `RowSampler` does, which sends its own."""
 
-    def __init__(self, handle: "Dataset", *, with_row_offset: bool = False) -> None:
+    def __init__(self, handle: Dataset, *, with_row_offset: bool = False) -> None:
         """Takes what `raylance.dataset` returned; `with_row_offset` adds `_rowoffset` to each row."""
         self._opened, self.epoch = Opened(handle), 0
-        self._hidden = make_batch_spec(self._opened.delivery, 1, 0, None, with_row_offset).hidden
+        self._hidden = make_batch_spec(self._opened.delivery_spec, 1, 0, None, with_row_offset).hidden
         self._lookup: Lookup | None = None
-        self._masked = MaskedRows(self._opened.feed)
+        self._masked = MaskedRows(self._opened.read_spec)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_lookup": None}
 
     def __len__(self) -> int:
         """Selected rows."""
-        return self._opened.delivery.rows
+        return self._opened.delivery_spec.rows
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         """One selected row; see `__getitems__`, which costs a fraction of it for each row."""
@@ -65,18 +63,18 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         if not all(-len(self) <= index < len(self) for index in indices):
             raise IndexError(f"indices from {min(indices)} to {max(indices)} lie outside of {len(self)} rows")
         self._opened.check_process()
-        feed = self._opened.feed
-        self._lookup = self._lookup or Lookup(feed)
-        told: Told = (self.epoch, np.ones(len(indices), dtype=np.bool_), None)
-        epoch, real, draws = getattr(indices, "told", told)
+        read_spec = self._opened.read_spec
+        self._lookup = self._lookup or Lookup(read_spec)
+        keys: Keys = (self.epoch, np.ones(len(indices), dtype=np.bool_), None)
+        epoch, real, draws = getattr(indices, "keys", keys)
         rows = np.array(indices, dtype=np.int64) % len(self)
-        offsets = feed.source.load_selection().offsets(rows)
+        offsets = read_spec.source.load_selection().offsets(rows)
         table = self._lookup.read(offsets, epoch, draws)
         decoded = table[VALID].to_numpy()
         self._masked.add(len(rows), offsets[~decoded], self._lookup.stats)
         valid = real & decoded
         table = table.drop_columns([VALID]).append_column(VALID, [valid]).drop_columns(self._hidden)
-        channels_last = feed.decoding.channels_last if feed.decoding else frozenset()
+        channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()
         batch = to_torch(table, dtypes={}, channels_last=channels_last)
         columns = {k: v.numpy() if isinstance(v, torch.Tensor) and v.ndim == 1 else v for k, v in batch.items()}
         return [{name: values[row] for name, values in columns.items()} for row in range(len(indices))]
@@ -108,5 +106,5 @@ class RowSampler(Steps, torch.utils.data.Sampler[list[int]]):
             batch = _Indices(plan.select(epoch, positions).tolist())
             if position == 0 and start == starts[-1]:
                 self._has_passed(epoch)
-            batch.told = (epoch, positions < plan.epoch_rows, positions if plan.order.repeats else None)
+            batch.keys = (epoch, positions < plan.epoch_rows, positions if plan.order.repeats else None)
             yield batch

@@ -1,26 +1,25 @@
-"""Owns one rank's steps under torch's DataLoader: place, plan, consumed position, state; never reads a row."""
+"""Owns one rank's steps under torch's DataLoader: rank, plan, consumed position, state; never reads a row."""
 
 import dataclasses
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.utils.data
 
+from raylance.api.dataset import Dataset, specs_of
 from raylance.api.passes import WholePasses, warn_of_one_order
-from raylance.arguments import check_flag, check_integer, refuse_unknown
+from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, RaylanceError
+from raylance.planning.cursor import Cursor
 from raylance.planning.plan import Plan, Remainder, no_step_left
-from raylance.planning.resume import DeliverySpec, load_state, make_state
-from raylance.planning.state import parse_state
-from raylance.process import DistInfo, find_place
-from raylance.settings import Options, check_batch_size, make_plan, map_shared
-
-if TYPE_CHECKING:
-    from raylance.api.dataset import Dataset
+from raylance.planning.state import State, parse_state
+from raylance.process import DistInfo, RankAndSize, find_place
+from raylance.read_spec import map_shared
+from raylance.settings import Options
 
 logger = logging.getLogger(__name__)
 
@@ -33,10 +32,10 @@ _lance_pid: int | None = None  # the process that Lance's threads belong to
 class Opened:
     """What a handle stands for, without Ray: DataLoader workers have none, in whose object store it may lie."""
 
-    def __init__(self, handle: "Dataset") -> None:
-        if not hasattr(handle, "opened"):
+    def __init__(self, handle: Dataset) -> None:
+        if not isinstance(handle, Dataset):
             raise ConfigError(f"a {type(handle).__name__} is no handle: pass what raylance.dataset(…) returned.")
-        self.feed, self.delivery = map_shared(*handle.opened, Shared.here)
+        self.read_spec, self.delivery_spec = map_shared(*specs_of(handle), Shared.here)
         self._own_process()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -57,11 +56,11 @@ class Opened:
 
 
 class Steps:
-    """One rank's steps: its place in the world, the plan, and the consumed position in `epoch`."""
+    """One rank's steps: its rank and world size, the plan, and the consumed position in `epoch`."""
 
     def __init__(
         self,
-        handle: "Dataset",
+        handle: Dataset,
         *,
         global_batch_size: int | None = None,
         batch_size: int | None = None,
@@ -76,7 +75,7 @@ class Steps:
             handle: What `raylance.dataset` returned.
             global_batch_size: Rows of one step over all ranks.
             batch_size: Instead, rows of one step of each rank.
-            dist_info: Who tells rank and world size, see `find_place`; asked at iteration, in the main process.
+            dist_info: What gives rank and world size, see `find_place`; asked at iteration, in the main process.
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
             max_window_bytes: Most bytes of raw rows that a process holds; see `raylance.Options`. It changes no batch.
             **unknown: Refused, with what to write instead.
@@ -86,27 +85,47 @@ class Steps:
         if isinstance(dist_info, tuple):
             find_place(dist_info)
         self._opened = Opened(handle)
-        self._delivery: DeliverySpec = self._opened.delivery
         self._sizes, self._dist_info = (global_batch_size, batch_size), dist_info
+        delivery_spec = self._opened.delivery_spec
         if drop_last is not None:
             remainder: Remainder = "drop" if check_flag("drop_last", drop_last) else "ragged"
-            self._delivery = dataclasses.replace(self._delivery, remainder=remainder)
+            delivery_spec = dataclasses.replace(delivery_spec, remainder=remainder)
+        self._cursor = Cursor(self._opened.read_spec.origin, delivery_spec)
         self._options = Options(
             max_window_bytes=check_integer("max_window_bytes", max_window_bytes, 1), num_decoders=0, runtime="threads"
         )
         self._whole_passes = WholePasses()
-        self.epoch = self.position = self.moves = 0
-        self.step = self.global_step = 0  # as `RankLoader` counts them
         self._start, self._writer = torch.zeros(2, dtype=torch.int64), os.getpid()
-        self._workers_passed = torch.zeros(2, dtype=torch.int64)  # number of the last whole epoch, from 1; whether told
+        self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch, from 1; whether warned
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch is of."""
+        return self._cursor.epoch
+
+    @property
+    def position(self) -> int:
+        """Positions of this epoch that were consumed."""
+        return self._cursor.position
+
+    @property
+    def step(self) -> int:
+        """Steps of this epoch that were consumed, also before a resume."""
+        return self._cursor.step
+
+    @property
+    def global_step(self) -> int:
+        """Steps that were consumed since the run began, over all epochs."""
+        return self._cursor.global_step
+
+    @property
+    def moves(self) -> int:
+        """Moves of the position by anything but a batch."""
+        return self._cursor.moves
 
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch; a plain DataLoader needs it before each, `Loader` moves on by itself."""
-        self._move(check_integer("set_epoch(): epoch", epoch, 0), 0)
-
-    def _move(self, epoch: int, position: int, step: int = 0) -> None:
-        self.epoch, self.position, self.step = epoch, position, step
-        self.count_move()
+        self._cursor.set_epoch(epoch)
         self._tell_workers()
 
     def _tell_workers(self) -> None:
@@ -117,19 +136,19 @@ class Steps:
 
     def _has_passed(self, epoch: int) -> None:
         """Counts a whole epoch that was handed out, in a worker's process in memory that all epochs' workers share."""
-        what = f"torch_data of {self._opened.feed.source.uri!r}"
+        what = f"torch_data of {self._opened.read_spec.source.uri!r}"
         if torch.utils.data.get_worker_info() is None:
-            self._whole_passes.add(epoch, self._delivery, what, _MOVES)
+            self._whole_passes.add(epoch, self._cursor.delivery_spec, what, _MOVES)
             return
-        last, is_told = self._workers_passed.tolist()
-        if last == epoch + 1 and not is_told:
-            self._workers_passed[1] = warn_of_one_order(epoch, self._delivery, what, _MOVES)
+        last, has_warned = self._workers_passed.tolist()
+        if last == epoch + 1 and not has_warned:
+            self._workers_passed[1] = warn_of_one_order(epoch, self._cursor.delivery_spec, what, _MOVES)
         self._workers_passed[0] = epoch + 1
 
     def count_move(self) -> int:
         """Counts a move of the position by anything but a batch, so that an iteration notices that it is superseded."""
-        self.moves += 1
-        return self.moves
+        self._cursor.moves += 1
+        return self._cursor.moves
 
     def __len__(self) -> int:
         """Steps of a whole epoch, the same on every rank."""
@@ -138,23 +157,12 @@ class Steps:
     def consumed(self) -> None:
         """Counts one batch as consumed, the last one as the start of the next epoch; `Loader` does it by itself."""
         plan = self._plan()[0]
-        self.position, self.step, self.global_step = plan.after(self.position), self.step + 1, self.global_step + 1
-        if plan.steps(self.position) <= 0:
-            self.epoch, self.position, self.step = self.epoch + 1, 0, 0
+        position = plan.after(self.position)
+        self._cursor.advance(position, is_last=plan.steps(position) <= 0)
 
     def state_dict(self) -> dict[str, Any]:
         """The consumed position and what it refers to: JSON-able, the same on every rank."""
-        world_size = self._place()[1]
-        return make_state(
-            self._opened.feed.origin,
-            self._delivery,
-            epoch=self.epoch,
-            position=self.position,
-            step=self.step,
-            global_step=self.global_step,
-            global_batch_size=check_batch_size(*self._sizes, world_size),
-            world_size=world_size,
-        ).to_dict()
+        return self._state().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes to a saved position; world size, batch size and workers may have changed since.
@@ -162,25 +170,27 @@ class Steps:
         Raises:
             StateError: If the state is damaged, newer, or belongs to other rows or another order.
         """
-        self._delivery, saved = load_state(state, parse_state(self.state_dict()), self._delivery)
-        self.global_step = saved.global_step
-        self._move(saved.epoch, saved.position, saved.step)
+        self._cursor.load(state, parse_state(self.state_dict()))
+        self._tell_workers()
 
-    def _place(self) -> tuple[int, int]:
+    def _rank_and_size(self) -> RankAndSize:
         return find_place(self._dist_info)
 
+    def _state(self) -> State:
+        world_size = self._rank_and_size()[1]
+        return self._cursor.state(check_batch_size(*self._sizes, world_size), world_size)
+
     def _plan(self) -> tuple[Plan, int]:
-        rank, world_size = self._place()
+        rank, world_size = self._rank_and_size()
         size = check_batch_size(*self._sizes, world_size)
-        return make_plan(
-            self._opened.feed, self._delivery, self._options, size, world_size, self._delivery.remainder
-        ), rank
+        limit = self._options.max_window_bytes
+        return self._cursor.plan(global_batch_size=size, world_size=world_size, max_window_bytes=limit), rank
 
     def begin(self) -> tuple[Plan, int]:
         """What an iteration needs; the first one resolves what the order left to "auto", for good."""
         plan, rank = self._plan()
         plan.check_order(self.epoch)
-        self._delivery = dataclasses.replace(self._delivery, order=plan.order.settings)
+        self._cursor.follow(plan)
         self._tell_workers()
         if plan.steps(self.position) <= 0:
             logger.warning("%s", no_step_left(plan, self.epoch, self.position))
@@ -190,8 +200,8 @@ class Steps:
 class Pass(Iterator[Any]):
     """One pass, which knows where it stands: torchdata's StatefulDataLoader asks iterators for their state.
 
-    Its state has the epoch, and the position from which the same worker of as many goes on; what the rows are, the
-    dataset or the sampler says, whose state is saved and checked beside it.
+    Its state has the epoch, and the position from which the same worker of as many continues. The state of the
+    dataset or the sampler, which says what the rows are, is saved and checked beside it.
     """
 
     def __init__(self, begin: Callable[[int, int], Iterator[Any]], epoch: int, position: int, rows: int) -> None:

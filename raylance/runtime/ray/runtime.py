@@ -39,11 +39,12 @@ from raylance.dispatch.messages import (
 )
 from raylance.environment.connection import current_session, fetch, in_session, long_call, ray_session
 from raylance.planning.plan import Plan
+from raylance.read_spec import ReadSpec
 from raylance.runtime.ray import decoders
 from raylance.runtime.ray.faults import as_raised, fault_of, is_helper_gone, is_machine_fault
 from raylance.runtime.ray.shard_actor import ShardActor
 from raylance.runtime.runtime import Runtime
-from raylance.settings import Options, ReadSpec
+from raylance.settings import Options
 
 _LOOK_S = 1.0  # between looks whether the Ray session still exists: Ray reports no end
 

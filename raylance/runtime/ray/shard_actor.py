@@ -5,10 +5,11 @@ import ray
 
 from raylance.observe import Receipt
 from raylance.planning.plan import Chunk, Plan, WorkItem
+from raylance.read_spec import ReadSpec
 from raylance.runtime.rank_reader import RankReader
 from raylance.runtime.ray.actors import Actor
 from raylance.runtime.ray.faults import errors_travel
-from raylance.settings import Options, ReadSpec
+from raylance.settings import Options
 from raylance.source.memory import keep_freed_memory
 
 

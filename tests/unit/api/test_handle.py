@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.process import Seat
+from raylance.api.dataset import adapter_of
+from raylance.planning.shard_context import Assignment
 from tests.helpers.images import encode, make_images
 
 
@@ -42,7 +43,7 @@ def test_large_selections_are_put_once(write_dataset: Callable[..., str], ray_se
     dataset = raylance.dataset(uri, filter="id % 2 = 1", remainder="ragged", order="row")
     dataset.share()
     loader = dataset.loader(rank=1, world_size=2)
-    assert loader._feed.source.selection._ref is not None
+    assert loader._read_spec.source.selection._ref is not None
     assert len(ray.cloudpickle.dumps(dataset)) < 20_000
     with loader:
         ids = np.concatenate([batch["id"] for batch in loader.iter_batches(global_batch_size=20_000)])
@@ -181,9 +182,9 @@ def test_window_bytes_belong_to_the_dataset_and_are_kept(write_dataset: Callable
         assert [first] * (state["position"] > 0) + rest == batches_of(small)
         assert loader.state_dict()["window_bytes"] == 150_000
     # A run's config sets it for all ranks, where the dataset leaves it open.
-    seat = Seat(name="train", split=True)
+    assignment = Assignment(name="train", is_split=True)
     for data, wanted in ((small, 150_000), (large, 1 << 20)):
-        of_run = data.seated(0, 2, raylance.Options(max_window_bytes=1 << 20), seat)
+        of_run = adapter_of(data).make_loader(0, 2, raylance.Options(max_window_bytes=1 << 20), assignment)
         assert of_run.state_dict()["window_bytes"] == wanted
     with pytest.raises(raylance.ConfigError, match="window_bytes=0: must be an integer of at least 1"):
         raylance.dataset(uri, window_bytes=0)
@@ -223,10 +224,10 @@ def test_closing_a_handle_closes_what_it_made(images_uri: str) -> None:
     copy.loader()
     copy.close()
     rows += next(batches)["id"].tolist()
-    assert loader.helpers.runtime is not None
-    assert other.helpers.runtime is None
+    assert loader._session.runtime is not None
+    assert other._session.runtime is None
     dataset.close()
-    assert loader.helpers.runtime is None
+    assert loader._session.runtime is None
     with pytest.raises(raylance.RaylanceError, match="superseded"):
         next(batches)
     rows += [row for batch in loader.iter_batches(global_batch_size=100) for row in batch["id"].tolist()]

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance.api.dataset import specs_of
 from raylance.audit import EpochAudit, Step, label_codes, read_setting, reopen
 from raylance.errors import ConfigError, DatasetError, StateError
 from tests.helpers.states import as_of_format
@@ -151,7 +152,7 @@ def test_a_mixture_must_not_repeat_a_row_before_the_others(uris: list[str]) -> N
 def test_which_rows_are_selected_is_lances_word(uris: list[str]) -> None:
     """A selection that had lost a row would plan and deliver without a fault of its own."""
     other = raylance.dataset(uris[0], columns=["id"], filter="id < 100 and id != 50")
-    feed, spec = other.opened
+    feed, spec = specs_of(other)
     broken = raylance.Dataset(feed, dataclasses.replace(spec, filter="id < 100"))
     report = EpochAudit(broken, global_batch_size=10, world_size=2).count()
     assert lance.dataset(uris[0]).take([40])["id"].to_pylist() == [50]
@@ -183,7 +184,7 @@ def test_a_run_is_reopened_from_its_checkpoint(kind: str, uris: list[str]) -> No
         state = json.loads(json.dumps(loader.state_dict()))
     pack = {"pack": SINGLE[kind]["pack"]} if kind.startswith("packed") else {}
     again = reopen(state, uri=uris if "mixture" in kind else uris[0], **pack)
-    assert again.opened[1].fingerprint == data.opened[1].fingerprint
+    assert specs_of(again)[1].fingerprint == specs_of(data)[1].fingerprint
     assert again.schema.names == data.schema.names
     epoch = EpochAudit(again, state=state)
     assert (epoch.epoch, epoch.plan.global_batch_size, epoch.plan.world_size) == (3, 9, 2)

@@ -150,7 +150,7 @@ def test_a_handle_gives_its_cpus_back_whatever_passes_go_on(uri: str) -> None:
         batches = [dataset.iter_batches(batch_size=10) for _ in range(2)]
         for found in batches:
             next(found)
-        runtimes = [loader.helpers.runtime for loader in dataset._passes]
+        runtimes = [loader._session.runtime for loader in dataset._passes.running]
         assert [len(runtime._helpers) > 1 for runtime in runtimes] == [True, True]
     assert not any(runtime._helpers for runtime in runtimes)
     for found in batches:

@@ -20,6 +20,7 @@ import torch
 import torch.utils.data
 
 import raylance
+from raylance.api.dataset import specs_of
 from raylance.decode.arrays import to_arrow
 from raylance.decode.rows import Decoding
 from raylance.testing import check_decoder
@@ -310,8 +311,8 @@ def test_every_dtype_and_shape(write_dataset: Callable[..., str], dtype: str, sh
     np.testing.assert_array_equal(batch["raw"].numpy(), wanted)
     assert batch["_valid"].tolist() == [True] * 5 + [False]
     assert dataset.schema.field("raw").type == decoder.arrow_type == to_arrow(wanted).type
-    assert dataset._feed.decoding is not None
-    assert dataset._feed.decoding.row_bytes == values[0].nbytes
+    assert specs_of(dataset)[0].decoding is not None
+    assert specs_of(dataset)[0].decoding.row_bytes == values[0].nbytes
 
 
 class Returns(Raw):

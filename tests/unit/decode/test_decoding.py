@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import raylance
+from raylance.api.dataset import specs_of
+from raylance.api.loader import recorder_of
 from raylance.decode.rows import Decoding
 from raylance.torch_data import IterableDataset
 from tests.helpers.images import make_images
@@ -278,8 +280,8 @@ def test_rows_that_the_transform_fails_on_are_masked(plain_uri: str, error: Exce
                 rows += len(offsets)
             assert rows == ROWS
             assert loader.stats()["masked_rows"] == len(bad) * (epoch + 1)
-            assert sorted(row for row, _, _ in loader.recorder.stats.bad_rows) == bad
-            assert all(type(error).__name__ in why for _, _, why in loader.recorder.stats.bad_rows)
+            assert sorted(row for row, _, _ in recorder_of(loader).stats.bad_rows) == bad
+            assert all(type(error).__name__ in why for _, _, why in recorder_of(loader).stats.bad_rows)
         (batch,) = loader.iter_torch_batches(global_batch_size=ROWS)
         assert (~batch["_valid"]).nonzero().flatten().tolist() == bad
     assert handle.head(40)["_valid"].tolist() == [row not in bad for row in range(40)]
@@ -349,7 +351,7 @@ def test_a_bad_row_of_a_transform_in_a_mixture_is_named(plain_uri: str) -> None:
 
 def test_what_is_transformed_again_was_not_changed(plain_uri: str) -> None:
     """What a decode actor was sent lies in the object store, from where another one gets it if the first one dies."""
-    feed, _ = open_failing(plain_uri, EOFError(), []).opened
+    feed, _ = specs_of(open_failing(plain_uri, EOFError(), []))
     assert feed.decoding is not None
     table = feed.source.open_reader().read(np.arange(ROWS))
     opened = feed.decoding.open()

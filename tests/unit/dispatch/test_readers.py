@@ -354,8 +354,8 @@ def test_the_same_batches_of_a_mixture_and_of_less_than_a_chunk(uri: str) -> Non
 
 def readers_of(loader: raylance.RankLoader) -> list[Any]:
     """Handles of a loader's shard actors."""
-    runtime: Any = loader.helpers.runtime
-    pool: Any = loader.helpers.pool
+    runtime: Any = loader._session.runtime
+    pool: Any = loader._session.pool
     kinds = {number: helper.kind for number, helper in pool._helpers.items()}
     return [helper.handle for number, helper in runtime._helpers.items() if kinds[number] == "reader"]
 

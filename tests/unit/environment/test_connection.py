@@ -53,7 +53,7 @@ loader = open_loader()  # num_decoders="auto": what the cluster has is asked for
 batches, ids = iterate(loader), []
 for _ in range(3):
     ids += next(batches)["id"].tolist()
-assert type(loader.helpers.runtime).__name__ == "RayRuntime"
+assert type(loader._session.runtime).__name__ == "RayRuntime"
 session = ray_session()
 ray.shutdown()
 said = ends(batches, ids)
@@ -62,7 +62,7 @@ loader.explain()
 time.sleep(3)  # the threads of feeder and recorder have had their time
 assert not ray.is_initialized(), "a thread has begun another Ray"
 ids += ids_of(iterate(loader))
-assert type(loader.helpers.runtime).__name__ == "ThreadRuntime"
+assert type(loader._session.runtime).__name__ == "ThreadRuntime"
 assert sorted(ids) == list(range(4_000)), len(ids)
 loader.close()
 assert not ray.is_initialized()
@@ -78,7 +78,7 @@ init()  # another session, which has none of the helpers
 said = ends(batches, ids)
 assert first in said, said
 ids += ids_of(iterate(loader))
-assert type(loader.helpers.runtime).__name__ == "RayRuntime"
+assert type(loader._session.runtime).__name__ == "RayRuntime"
 assert sorted(ids) == list(range(4_000)), len(ids)
 
 loader.prepare(global_batch_size=40)

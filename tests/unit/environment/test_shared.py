@@ -55,7 +55,7 @@ def test_ranks_of_a_run_get_references(uri: str, ray_session: None, name: str) -
 
     @ray.remote(num_cpus=0)
     def rank_in_a_worker(loader: raylance.RankLoader) -> tuple[list[int], bool]:
-        tables = loader._delivery.tables or {"": loader._feed.source.load_selection().starts}
+        tables = loader._cursor.delivery_spec.tables or {"": loader._read_spec.source.load_selection().starts}
         return first_ids(loader), all(not table.flags.owndata for table in tables.values())
 
     (ids, is_view), *_ = ray.get([rank_in_a_worker.remote(loader) for loader in loaders_of_run(dataset, 1)])

@@ -98,12 +98,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def save(images_uri: str) -> Callable[..., None]:
     """Writes a checkpoint as report() does, of a loader that has moved."""
-    from raylance.integrations import checkpoints
+    from raylance.integrations import checkpoint_files
 
     loader = raylance.dataset(images_uri, columns=["id"], order="sequential").loader(runtime="threads")
 
     def write(directory: Path, **state: object) -> None:
-        checkpoints._write(ray.train.Checkpoint(directory), loader.state_dict(), state)
+        checkpoint_files.write_files(ray.train.Checkpoint(directory), loader.state_dict(), state)
 
     return write
 
@@ -146,10 +146,10 @@ def test_a_limit_on_the_size_of_files_is_no_fault_of_the_state(tmp_path: Path) -
     program = (
         "import resource, signal, torch\n"
         "from pathlib import Path\n"
-        "from raylance.integrations import checkpoints\n"
+        "from raylance.integrations.checkpoint_files import ray, write_files\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        "checkpoints._write(checkpoints.ray.train.Checkpoint(Path.cwd()), {}, {'weights': torch.zeros(1 << 20)})\n"
+        "write_files(ray.train.Checkpoint(Path.cwd()), {}, {'weights': torch.zeros(1 << 20)})\n"
     )
     made = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ

@@ -458,12 +458,12 @@ for loader in (DataLoader(MapDataset(handle), **forked), DataLoader(steps, None,
     [
         ("torch", "has not been initialized.*Initialise torch.distributed"),
         ("ray", "get_context.*inside of a Ray Train worker"),
-        ("mpi", "dist_info='mpi' does not tell"),
+        ("mpi", "dist_info='mpi' does not give"),
         ((2, 2), "rank 2 of 2"),
         ((), "not enough values"),
         ((0, 1.0), "rank 0 of 1.0"),
         (lambda: (-1, 2), "rank -1 of 2"),
-        (lambda: 3, "does not tell the rank"),
+        (lambda: 3, "does not give the rank"),
     ],
 )
 def test_a_place_is_never_guessed(dist_info: Any, message: str) -> None:

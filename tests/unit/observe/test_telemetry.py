@@ -181,8 +181,8 @@ def place(path: Path) -> RecordFolder:
     return RecordFolder(pyarrow.fs.LocalFileSystem(), str(path / "run" / "raylance"))
 
 
-class Loader:
-    place = (2, 30)
+class Cursor:
+    epoch, position = 2, 30
 
 
 def test_observations_are_counted() -> None:
@@ -209,7 +209,7 @@ def test_observations_are_counted() -> None:
 
 
 def test_a_recording_is_written_at_its_end_and_when_its_loader_is_gone(tmp_path: Path) -> None:
-    stats, loader, looked = Stats(rows=7), Loader(), []
+    stats, loader, looked = Stats(rows=7), Cursor(), []
     stats.first_rows = pyarrow.table({"x": [1, 2]})
     position = recorder.position_of(loader)
     recording = recorder.Recording(
@@ -317,7 +317,7 @@ def test_metrics_go_on_while_a_storage_hangs(tmp_path: Path, monkeypatch: pytest
 def test_the_end_is_written_behind_what_is_just_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader that was dropped, and an interpreter that ends meanwhile."""
     monkeypatch.setattr(recorder, "_current", None)
-    storage, loader = Hanging(tmp_path), Loader()
+    storage, loader = Hanging(tmp_path), Cursor()
     recording = recorder.Recording(make_record(), Stats(), recorder.position_of(loader), storage, None, str)
     del loader
     recording.tick()
@@ -532,7 +532,7 @@ def test_helpers_of_a_loader_that_is_gone_leave_the_metrics() -> None:
 
     seen: list[dict[str, float]] = []
     for ends in (lambda recording: recording.end(), lambda recording: recording.tick()):
-        loader = Loader()
+        loader = Cursor()
         publisher = Ends("r", "train", 0)
         recording = recorder.Recording(
             make_record(), Stats(decoders=2), recorder.position_of(loader), None, publisher, str

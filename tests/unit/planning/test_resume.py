@@ -339,7 +339,14 @@ def test_a_checkpoint_of_0_1_0_is_restored(old_data: Path, tmp_path: Path) -> No
 def test_secrets_are_not_shown(images_uri: str) -> None:
     handle = raylance.dataset(images_uri, storage_options={"aws_secret_access_key": "hunter2"})
     loader = handle.loader()
-    for value in (handle, loader, loader._feed, loader._delivery, handle.plan(), loader.batches(batch_size=4)):
+    for value in (
+        handle,
+        loader,
+        loader._read_spec,
+        loader._cursor.delivery_spec,
+        handle.plan(),
+        loader.batches(batch_size=4),
+    ):
         assert "hunter2" not in repr(value)
     assert "hunter2" not in json.dumps(loader.state_dict())
 

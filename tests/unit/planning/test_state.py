@@ -18,8 +18,9 @@ from raylance.errors import StateError
 from raylance.orders import permutation, shuffles
 from raylance.orders.order import Facts, Order, Resolved
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
+from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import Remainder
-from raylance.planning.resume import DeliverySpec, load_state, make_state
+from raylance.planning.resume import load_state, make_state
 from raylance.planning.shards import list_shards, read_shards
 from raylance.planning.state import (
     FORMAT,
@@ -31,7 +32,7 @@ from raylance.planning.state import (
     read_state,
     write_state,
 )
-from raylance.settings import ReadSpec
+from raylance.read_spec import ReadSpec
 from raylance.source.rows import table_rows
 from raylance.source.selection import Selection
 from raylance.source.version import Source
@@ -332,6 +333,8 @@ ORIGIN = {
 }
 RESOLVED = WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
 DELIVERY = DeliverySpec(
+    uri="a.lance",
+    row_bytes=8.0,
     filter="x > 1",
     split=None,
     rows=100,
@@ -444,6 +447,8 @@ def test_states_of_every_order_round_trip_at_every_step(order: Resolved, batch: 
     rows = table_rows(source, Shared("selection", selection, 0), ["id"], row_bytes=8.0)
     feed = ReadSpec(source=rows, delivers=["id"])
     delivery = DeliverySpec(
+        uri="a.lance",
+        row_bytes=8.0,
         filter=None,
         split=None,
         rows=order.rows,

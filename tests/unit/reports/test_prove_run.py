@@ -16,6 +16,7 @@ import pytest
 
 import raylance
 from jobs import verify
+from raylance.api.loader import recorder_of
 from raylance.orders.order import Epoch, Order
 from raylance.orders.permutation import Int64Array, permute
 from raylance.reports.proving import prove_records
@@ -53,7 +54,7 @@ def train(
                 left -= 1
                 if not left:
                     break
-        loader.recorder.ledger.cut()
+        recorder_of(loader).ledger.cut()
     saved = loaders[0].state_dict()
     for loader in loaders:
         loader.close()
@@ -237,13 +238,13 @@ def test_a_storage_that_fails_leaves_what_is_not_proven(uri: str, tmp_path: Path
         for step, batch in enumerate(loader.iter_batches(global_batch_size=40)):
             del batch
             if step == 2:
-                with loader.recorder.reporting({}, has_checkpoint=True):
+                with recorder_of(loader).reporting({}, has_checkpoint=True):
                     pass
                 shutil.copytree(folder, kept)
                 shutil.rmtree(folder)
                 folder.write_text("no folder")
             if step == 4:
-                with loader.recorder.reporting({}, has_checkpoint=True):
+                with recorder_of(loader).reporting({}, has_checkpoint=True):
                     pass
         state = loader.state_dict() | {"epoch": 0, "position": 200}
         folder.unlink()

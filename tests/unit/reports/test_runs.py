@@ -23,16 +23,17 @@ import pytest
 
 import raylance
 from raylance import process, top
-from raylance.api.loader import RankLoader
+from raylance.api.dataset import adapter_of
+from raylance.api.loader import recorder_of
 from raylance.observe.record import Record, RecordFolder
 from raylance.observe.stats import NUMBERS
+from raylance.planning.shard_context import Assignment
 from raylance.reports import drawing, reading, watching
 from raylance.reports.page import _spent, render
 from raylance.reports.progress import describe_report, events, progress, table
 from raylance.reports.reading import Run, RunFolder, read_look, read_run
 from raylance.reports.timeline import PARTS, timeline
 from raylance.reports.watching import _Watcher
-from raylance.settings import Options
 from tests.helpers.images import encode, make_images
 from tests.helpers.slow_reading import slow_loader
 
@@ -200,10 +201,11 @@ def test_a_dataset_that_each_rank_sees_whole_is_recorded_by_each(
     images_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its loaders are rank 0 of 1 everywhere; their records lie beside each other all the same."""
-    data, seat = raylance.dataset(images_uri, columns=["id"]), process.Seat(name="val", split=False)
+    data = raylance.dataset(images_uri, columns=["id"])
+    options = raylance.Options(runtime="threads", record=str(tmp_path))
     for rank in range(2):
-        monkeypatch.setattr(process, "train_place", lambda rank=rank: (rank, 2))
-        with RankLoader(*data.opened, Options(runtime="threads", record=str(tmp_path)), seat=seat) as loader:
+        monkeypatch.setattr(process, "train_rank", lambda rank=rank: (rank, 2))
+        with adapter_of(data).make_loader(0, 1, options, Assignment(name="val", is_split=False)) as loader:
             next(iter(loader.iter_batches(global_batch_size=100)))
     assert [record.rank for record in read_run(str(tmp_path)).newest("val")] == [0, 1]
 
@@ -508,7 +510,7 @@ def test_watching_tells_what_is_new_and_moves_one_line(
         for _epoch in range(2):
             for _ in loader.iter_batches(global_batch_size=32):
                 time.sleep(0.03)
-            with loader.recorder.reporting({"epoch": loader.epoch, "loss": 0.5, "name": "x"}, has_checkpoint=False):
+            with recorder_of(loader).reporting({"epoch": loader.epoch, "loss": 0.5, "name": "x"}, has_checkpoint=False):
                 pass
         time.sleep(1.2)  # a look at it
     told = out.getvalue()
@@ -735,9 +737,9 @@ def test_first_rows_with_nulls_are_shown_and_large_ones_are_not_kept(
     with data.loader(runtime="threads", record=folder) as loader:
         (batch,) = loader.iter_batches(global_batch_size=4, batch_format="pyarrow")
         del batch
-        kept = loader.recorder.stats.first_rows
+        kept = recorder_of(loader).stats.first_rows
         assert kept.num_rows <= 3
-    assert loader.recorder.stats.first_rows.num_rows == 0
+    assert recorder_of(loader).stats.first_rows.num_rows == 0
     (record,) = read_run(folder).records
     assert record.ended
     assert "<td>None</td>" in read_look(read_run(folder), record)
@@ -822,8 +824,8 @@ def test_a_page_and_a_record_tell_no_password(make_run: Make, images_uri: str) -
     """pyarrow takes keys in URIs, and reports are handed on."""
     secret = "s3://me:hid/d@n@bucket/run"
     data = raylance.dataset(images_uri, columns=["id"])
-    recorder = data.loader(runtime="threads", record=secret).recorder
-    assert recorder._facts(data.opened[1])["options"]["record"] == "s3://…@bucket/run"
+    recorder = recorder_of(data.loader(runtime="threads", record=secret))
+    assert recorder._facts()["options"]["record"] == "s3://…@bucket/run"
     page = render(dataclasses.replace(make_run({"grows": TRAINS}), uri=secret))
     assert "s3://…@bucket/run" in page
     assert "hid/d" not in page

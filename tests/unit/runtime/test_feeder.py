@@ -184,7 +184,7 @@ def test_the_garbage_collector_ends_a_pass_wherever_it_runs(
     loader = loader_of(uri)
     batches = iter(loader.batches(global_batch_size=BATCH))
     assert len([next(batches) for _ in range(taken)]) == taken
-    helpers = loader.helpers.runtime._helpers.values()
+    helpers = loader._session.runtime._helpers.values()
     locks = [helper.thread._shutdown_lock for helper in helpers]
     garbage: list[Any] = [loader, batches]
     garbage.append(garbage)
@@ -286,7 +286,7 @@ def test_a_fork_in_mid_pass_is_told(uri: str, is_there: bool, monkeypatch: pytes
     loader = loader_of(uri)
     batches = iter(loader.batches(global_batch_size=BATCH, prefetch_batches=1))
     next(batches)
-    feeder = loader.helpers._feeder
+    feeder = loader._session._feeder
     deadline = time.monotonic() + 30
     while is_there and not feeder._finished and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -352,7 +352,7 @@ def batches_of(loader: raylance.RankLoader) -> raylance.Batches:
 
 def prepared_rows(loader: raylance.RankLoader) -> int:
     """Rows that lie ready of a pass that was not asked for."""
-    prepared = loader.helpers._prepared
+    prepared = loader._session._prepared
     return 0 if prepared is None else sum(table.num_rows for table, *_ in prepared.feeder._assembly._steps)
 
 

@@ -1,0 +1,192 @@
+"""Owns the files of a checkpoint, the position and the run's state: written, read and checked; knows no loader."""
+
+import contextlib
+import errno
+import io
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+import ray.train
+import torch
+from ray.train import CheckpointUploadMode
+
+from raylance import process
+from raylance.environment import temporary
+from raylance.errors import ConfigError, RaylanceError, StateError
+from raylance.planning.state import FILE_NAME, write_state
+
+STATE_FILE = "state.pt"
+FILES = frozenset({FILE_NAME, STATE_FILE})  # that raylance writes
+
+
+def as_checkpoint(path: str | os.PathLike[str]) -> ray.train.Checkpoint:
+    """A checkpoint from a path or URI."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"checkpoint={path!r} is no directory: pass a path, a URI or a ray.train.Checkpoint.")
+    if "://" not in str(path) and not Path(path).is_dir():
+        raise ConfigError(f"checkpoint={str(path)!r} is no directory: write this rank's files there before report().")
+    return ray.train.Checkpoint(str(path))
+
+
+@contextlib.contextmanager
+def own_directory(mode: CheckpointUploadMode) -> Iterator[ray.train.Checkpoint]:
+    """A directory of this machine for a checkpoint; it is gone when Ray Train has what is in it."""
+    before = ray.train.get_checkpoint() if process.in_local_mode() else None
+    directory = _make_directory()
+    try:
+        yield ray.train.Checkpoint.from_directory(directory)
+    except BaseException:
+        temporary.remove(directory)
+        raise
+    if process.in_local_mode():
+        # Ray Train stores nothing there: it is the run's checkpoint itself, until the next one or the process's end.
+        if before is not None:
+            temporary.remove(before.path)  # not a directory of the user's
+    elif mode is not CheckpointUploadMode.ASYNC:
+        temporary.remove(directory)  # Ray Train has left it where the report was skipped
+
+
+@contextlib.contextmanager
+def fetched(checkpoint: ray.train.Checkpoint) -> Iterator[str]:
+    """A checkpoint's directory on this machine."""
+    with contextlib.ExitStack() as stack:
+        try:
+            directory = stack.enter_context(checkpoint.as_directory())
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            target = tempfile.gettempdir()
+            raise RaylanceError(
+                f"the checkpoint {checkpoint.path} can't be fetched to {target} ({os.strerror(error.errno)}): "
+                f"{shutil.disk_usage(target).free:,} bytes are free there. Nothing was restored. Free space there, or "
+                "set TMPDIR, in the environment of all workers, to a directory with more."
+            ) from error
+        yield directory
+
+
+def load_state_file(path: Path) -> dict[str, Any] | None:
+    """The state in a checkpoint's directory, None where there is none."""
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        return None
+    except (pickle.PickleError, EOFError, RuntimeError, ValueError) as error:
+        raise StateError(
+            f"{path.name} of the checkpoint is damaged, or no state of raylance.report() ({type(error).__name__}); "
+            "nothing was restored. Continue from an earlier checkpoint by checkpoint=, or start under a new run name."
+        ) from error
+    return state
+
+
+def write_files(checkpoint: ray.train.Checkpoint, position: Mapping[str, Any], state: dict[str, Any] | None) -> None:
+    """Writes raylance's files into a checkpoint, wherever it lies."""
+    with contextlib.ExitStack() as stack:
+        directory = checkpoint.path
+        is_here = isinstance(checkpoint.filesystem, pyarrow.fs.LocalFileSystem)
+        if not is_here:
+            directory = _make_directory()
+            stack.callback(temporary.remove, directory)
+        _check_name(checkpoint, has_state=state is not None)
+        try:
+            write_state(position, directory)
+            if state is not None:
+                _save(state, Path(directory, STATE_FILE))
+        except OSError as error:
+            Path(directory, STATE_FILE).unlink(missing_ok=True)  # the part that was written
+            raise _unwritten(directory, error, _size(state or {})) from error
+        if not is_here:
+            pyarrow.fs.copy_files(directory, checkpoint.path, destination_filesystem=checkpoint.filesystem)
+
+
+def _check_name(checkpoint: ray.train.Checkpoint, *, has_state: bool) -> None:
+    """Refuses a directory whose state.pt would be overwritten, or be restored as what was reported now."""
+    names = [f"{checkpoint.path}/{name}" for name in (FILE_NAME, STATE_FILE)]
+    filesystem: Any = checkpoint.filesystem
+    is_used, has_file = (info.is_file for info in filesystem.get_file_info(names))
+    if has_file and not (has_state and is_used):
+        raise ConfigError(
+            f"checkpoint={checkpoint.path} holds a {STATE_FILE}, of yours or of an earlier report; under this name "
+            "restore() gives back the state= of this one. Give your own file another name, or use a fresh directory."
+        )
+
+
+def _make_directory() -> str:
+    try:
+        return temporary.make(FILES)
+    except OSError as error:
+        raise _unwritten(os.environ.get("TMPDIR") or "the directory for temporary files", error) from error
+
+
+def _unwritten(directory: str, error: OSError, needed: int = 0) -> RaylanceError:
+    """The error where a checkpoint finds no room, or a disk that fails."""
+    room = f"{shutil.disk_usage(directory).free:,} bytes are free there" if Path(directory).exists() else ""
+    figures = ", and ".join(filter(None, [room, f"the state needs {needed:,}" if needed else ""]))
+    return RaylanceError(
+        f"report() can't write its checkpoint to {directory} ({error.strerror or error}){figures and ': '}{figures}. "
+        "This checkpoint was not reported; the ones before it are whole. Free space there, or set TMPDIR, in the "
+        "environment of all workers, to a directory with more; or pass checkpoint= with one of your own."
+    )
+
+
+def _size(state: dict[str, Any]) -> int:
+    """The bytes that a state needs."""
+    counter = _Counter()
+    _dump(state, counter)
+    return counter.count
+
+
+class _Counter(io.RawIOBase):
+    """A file that keeps nothing but how much was written."""
+
+    count = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        self.count += size
+        return size
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    with open(path, "wb") as file:
+        _dump(state, file)
+    with _refusing():
+        # Tried now: a checkpoint that cannot be loaded is noticed when it is needed most.
+        torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+
+
+def _dump(state: dict[str, Any], file: Any) -> None:
+    """Writes a state to an open file.
+
+    Raises:
+        OSError: What the file raised: torch says of it only that it stands elsewhere than it should.
+        ConfigError: If the state is not one that can be saved.
+    """
+    with _refusing():
+        try:
+            torch.save(state, file)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Names the fault of a state that PyTorch does not take."""
+    try:
+        yield
+    except (pickle.PickleError, TypeError, AttributeError, RuntimeError, NotImplementedError) as error:
+        raise ConfigError(
+            "report(state=…) holds something that torch.save and torch.load(weights_only=True) do not take, so no run "
+            f"could resume from this checkpoint: {(str(error).splitlines() or [repr(error)])[0]} Pass state dicts, "
+            "tensors, numbers, strings, lists, dicts."
+        ) from error

@@ -1,0 +1,127 @@
+"""Owns what a loader delivers and in which order, and makes the plan of it; never reads, never holds a position."""
+
+import dataclasses
+import functools
+import logging
+from typing import Any
+
+from raylance.errors import ConfigError
+from raylance.orders.order import WINDOW_BYTES, Facts, Order, Resolved, Tables
+from raylance.planning.plan import Plan, Remainder
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 32 << 20  # of one rank, for orders that have no windows
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverySpec:
+    """What is delivered, and in which order: the part of a loader that a checkpoint must agree with.
+
+    Attributes:
+        uri: Where the rows come from; in a mixture, by component.
+        filter: The filter that made the selection, or None; in a mixture, by component.
+        split: The split that made it, as its repr, or None; in a mixture, by component.
+        rows: Rows of the selection.
+        row_bytes: Bytes of a raw row, as measured when the dataset was opened.
+        fingerprint: Hash of the selection's row offsets.
+        order: The order, "auto" fields allowed; `tables` is what it looked up in the selection.
+        masks_bad_rows: Whether rows that cannot be decoded come as zeros with `_valid` False.
+        window_bytes: What sizes that the order leaves to "auto" follow from; None for the run's, or the default.
+    """
+
+    uri: Any
+    filter: Any
+    split: Any
+    rows: int
+    row_bytes: float
+    fingerprint: str
+    order: Order
+    tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
+    seed: int
+    remainder: Remainder
+    masks_bad_rows: bool
+    window_bytes: int | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """What the order is resolved from, without the batch size."""
+        return Facts(rows=self.rows, seed=self.seed, tables=self.tables)
+
+    @property
+    def resolved_order(self) -> Resolved:
+        """The order of this selection, for what does not depend on sizes that are still "auto"."""
+        return self.order.resolve(self.facts)
+
+
+def make_plan(
+    spec: DeliverySpec,
+    *,
+    global_batch_size: int,
+    world_size: int,
+    max_window_bytes: int,
+    remainder: Remainder | None = None,
+) -> Plan:
+    """Makes the plan of an epoch.
+
+    What the order leaves to "auto" follows from the dataset and the global batch alone, never from the world size or
+    from a limit of one rank, so that all ranks have one order.
+
+    Args:
+        spec: What is delivered.
+        global_batch_size: Rows of one step over all ranks.
+        world_size: Ranks.
+        max_window_bytes: Most bytes of raw rows that a rank holds: what does not fit is read in parts.
+        remainder: How the rows after the last whole step are handled; None for the dataset's own.
+
+    Raises:
+        ConfigError: If there would be no step, or ranks without a row in any.
+    """
+    remainder = remainder or spec.remainder
+    if global_batch_size < world_size and remainder != "ragged":
+        raise ConfigError(
+            f"a global batch of {global_batch_size} rows on {world_size} ranks: some ranks would have no row in any "
+            f"step, and their loss no value. Use global_batch_size={world_size} or more, or fewer ranks."
+        )
+    row_bytes = max(spec.row_bytes, 1)
+    order = spec.order.resolve(
+        dataclasses.replace(
+            spec.facts,
+            row_bytes=spec.row_bytes,
+            global_batch_size=global_batch_size,
+            window_bytes=spec.window_bytes or WINDOW_BYTES,
+        )
+    )
+    chunk_positions = order.read_positions
+    if chunk_positions is None:
+        chunk_positions = max(1, int(_CHUNK_BYTES / row_bytes)) * world_size
+    # Two chunks are held. What does not fit is read in parts, in the same order.
+    fitting = max(order.lane_count, int(max_window_bytes / 2 * world_size / row_bytes))
+    if chunk_positions > fitting:
+        if order.needs_whole_windows:
+            window_bytes = int(chunk_positions / world_size * spec.row_bytes)
+            _warn_of_parts(str(spec.uri), str(order.settings), window_bytes, max_window_bytes)
+        chunk_positions = -(-chunk_positions // -(-chunk_positions // fitting))
+    return Plan(
+        order=order,
+        global_batch_size=global_batch_size,
+        world_size=world_size,
+        remainder=remainder,
+        chunk_positions=chunk_positions,
+    )
+
+
+@functools.cache
+def _warn_of_parts(uri: str, order: str, window_bytes: int, max_window_bytes: int) -> None:
+    """Warns once a process, though each loader makes a plan."""
+    logger.warning(
+        "%s: a window of %s has %s MiB of raw rows on each rank, and max_window_bytes=%d has room for two of %s MiB. "
+        "Each window is read in parts, whose rows lie scattered over it: the same batches, more slowly. Raise "
+        "max_window_bytes, or start the run with a smaller window_bytes= of raylance.dataset, or smaller sizes of the "
+        "order.",
+        uri,
+        order,
+        f"{window_bytes / 2**20:,.1f}",
+        max_window_bytes,
+        f"{max_window_bytes / 2**21:,.1f}",
+    )
