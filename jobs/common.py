@@ -2,14 +2,16 @@
 
 import argparse
 import hashlib
+import math
 import os
 import re
 import shlex
 import string
 import urllib.parse
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import lance
 import pyarrow as pa
@@ -91,6 +93,22 @@ def store_options(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
             "allow_http=true."
         )
     return options
+
+
+def within(kind: Callable[[str], Any], least: float, most: float = math.inf) -> Callable[[str], Any]:
+    """An argparse type: a number in [least, most]."""
+
+    def number(text: str) -> Any:
+        if not least <= (value := kind(text)) <= most:
+            raise argparse.ArgumentTypeError(f"{text} lies outside of [{least}, {most}]")
+        return value
+
+    return number
+
+
+def number_or_name(text: str) -> int | str:
+    """An argparse type: a version, by its number or tag."""
+    return int(text) if text.isdigit() else text
 
 
 def key_value(text: str) -> tuple[str, str]:

@@ -52,6 +52,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jobs.common import within
+
 from . import figures, gpu, memory, planning, recording, resuming, shown, sizes, spending, starting, turns
 from .figures import Figure, print_figures, print_table
 from .measuring import one_thread_each, open_before, run_rounds, serve
@@ -95,19 +97,12 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def positive_integer(text: str) -> int:
-    """An argparse type: an integer of at least 1."""
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
-
-
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The command line, checked."""
     names = sorted({name for readers in READERS.values() for name in readers})
     as_written = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
-    add = functools.partial(parser.add_argument, metavar="N", type=positive_integer)
+    add = functools.partial(parser.add_argument, metavar="N", type=within(int, 1))
     add("--images", default=4000, help="photographs (default %(default)s)")
     add("--vectors", default=500_000, help="vectors (default %(default)s)")
     add("--batch-size", default=64, help="images a batch (default %(default)s)")

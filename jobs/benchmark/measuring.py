@@ -23,6 +23,7 @@ from .readers import READERS, Entry, Job, Source
 
 _QUIET = 0.1  # of the cores: below it, the previous reader has finished
 _LONGEST_REST_S = 5.0
+_PROGRAM = Path(__file__).parents[1] / "benchmark.py"
 EPOCHS = 2  # of a pass, so that it has a turn
 APART = 8  # epochs from pass to pass: the first one was not expected
 
@@ -150,10 +151,9 @@ def ratios(result: Result, other: Result, key: str = "rows_per_s") -> tuple[floa
 
 def open_before(job: Job, stack: ExitStack, kind: str, name: str, checkout: Path) -> Source:
     """A reader with the raylance of another checkout, which measures in a process of its own."""
-    command, env = (
-        [sys.executable, Path(__file__).parents[1] / "benchmark.py", "--serve"],
-        os.environ | {"PYTHONPATH": str(checkout)},
-    )
+    # raylance first, from the folder in which the process starts; then this job, which would find its own raylance.
+    program = f"import raylance, runpy; runpy.run_path({str(_PROGRAM)!r}, run_name='__main__')"
+    command, env = [sys.executable, "-c", program, "--serve"], os.environ | {"PYTHONPATH": str(checkout)}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
     child = stack.enter_context(subprocess.Popen(command, env=env, cwd=checkout, **pipes))  # Ray's workers import there
 

@@ -35,14 +35,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
 
 import lance
 import ray
 import tqdm
 
 import raylance
-from jobs.common import connect, exists, key_value, locate, store_options
+from jobs.common import connect, exists, key_value, locate, number_or_name, store_options, within
 from jobs.output import notes_of, separate_output_once
 
 from .advice import advise
@@ -98,8 +97,7 @@ def run(args: argparse.Namespace) -> str:
 def open_source(args: argparse.Namespace) -> Wish:
     """Opens and checks the source, and what is to be made of it."""
     options = store_options(args.storage_options)
-    version = int(args.version) if args.version and args.version.isdigit() else args.version
-    given = {"version": version, "filter": args.filter, "storage_options": options or None}
+    given = {"version": args.version, "filter": args.filter, "storage_options": options or None}
     data = raylance.dataset(locate(args.data), columns=args.columns, **given)
     columns = data.schema.names
     images = None
@@ -173,52 +171,40 @@ def reason(error: BaseException) -> str:
     return (named[-1] if named else (str(error) or type(error).__name__).splitlines()[0]).removesuffix(".")
 
 
-def at_least(least: int, most: int | None = None) -> Any:
-    """Returns a parser of integers that refuses those outside of [least, most]."""
-
-    def number(text: str) -> int:
-        value = int(text)
-        if value < least or (most is not None and value > most):
-            raise argparse.ArgumentTypeError(f"{text} lies outside of [{least}, {'…' if most is None else most}]")
-        return value
-
-    return number
-
-
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     # fmt: off
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument_group("what is copied").add_argument
     add("--data", required=True, metavar="URI", help="the Lance dataset, where every node can read it")
-    add("--version", metavar="V", help="version number or tag (default: the newest)")
+    add("--version", type=number_or_name, metavar="V", help="version number or tag (default: the newest)")
     add("--filter", metavar="SQL", help="rows to copy (default: all)")
     add("--columns", type=lambda text: text.split(","), metavar="A,B", help="columns to copy (default: all)")
     add = parser.add_argument_group("how").add_argument
     add("--seed", type=int, default=0, help="of the order (default: %(default)s)")
     add("--group-by", metavar="COLUMN", help="rows of one value lie together, shuffled inside (default: none do)")
     add("--image-column", default="image", metavar="NAME", help="(default: %(default)s)")
-    add("--shorter-side", type=at_least(1), metavar="PIXELS",
+    add("--shorter-side", type=within(int, 1), metavar="PIXELS",
         help="larger images get this size, smaller ones stay as they are (default: all stay)")
-    add("--jpeg-quality", type=at_least(1, 100), metavar="Q",
+    add("--jpeg-quality", type=within(int, 1, 100), metavar="Q",
         help=f"encode every image as JPEG (default: only those of another size, with {QUALITY})")
     add("--on-bad-image", choices=("raise", "keep"), default="raise",
         help="where one cannot be decoded: stop, or keep its bytes (default: %(default)s)")
-    add("--rows-per-fragment", type=at_least(1), metavar="N",
+    add("--rows-per-fragment", type=within(int, 1), metavar="N",
         help="rows of a fragment at the most (default: of 256 MB)")
     add = parser.add_argument_group("where").add_argument
     add("--out", metavar="URI", help="the Lance dataset to make, where every node can write")
     add("--overwrite", action="store_true", help="add a version to an existing dataset (default: refuse)")
     add("--scratch", metavar="URI",
         help="of what lies between the passes, where every node can write (default: beside --out)")
-    add("--bucket-bytes", type=at_least(1 << 16, 1 << 30), metavar="N",
+    add("--bucket-bytes", type=within(int, 1 << 16, 1 << 30), metavar="N",
         help="bytes that are sorted at a time (default: 128 MiB to 1 GiB, with the size of the data)")
     add("--storage-options", action="append", type=key_value, default=[], metavar="KEY=VALUE",
         help="for the object store, as Lance names it; may be repeated")
     add("--no-progress", action="store_true", help="no progress bar; there is one on terminals only")
     add = parser.add_argument_group("advice").add_argument
     add("--advise", action="store_true", help="measure the source, and say whether a copy pays; writes nothing")
-    add("--cpus", type=at_least(1), default=os.cpu_count(), metavar="N",
+    add("--cpus", type=within(int, 1), default=os.cpu_count(), metavar="N",
         help="that decode in training (default: those of this machine)")
     # fmt: on
     args = parser.parse_args(argv)

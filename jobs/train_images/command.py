@@ -23,7 +23,6 @@ be used, after one message on stderr; 130 and 143 when SIGINT and SIGTERM stoppe
 
 import argparse
 import logging
-import math
 import signal
 import sys
 from collections.abc import Callable
@@ -34,22 +33,12 @@ import ray.train
 
 import raylance
 from jobs import common
+from jobs.common import within
 from jobs.train_images import messages
 from jobs.train_images.driver import run
 from jobs.train_images.messages import say
 from jobs.train_images.stopping import Stopping
 from jobs.train_images.tracking import trackers
-
-
-def within(kind: Callable[[str], Any], least: float, most: float = math.inf) -> Callable[[str], Any]:
-    """Returns a parser of numbers that refuses those outside of [least, most]."""
-
-    def number(text: str) -> Any:
-        if not least <= (value := kind(text)) <= most:
-            raise argparse.ArgumentTypeError(f"{text} lies outside of [{least}, {most}]")
-        return value
-
-    return number
 
 
 def decoders(text: str) -> Any:
@@ -91,7 +80,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
     add = group("data")
     add("--data", "the Lance dataset, where every node can read it", required=True, metavar="URI")
-    add("--version", "version number or tag (default: the newest)", metavar="V")
+    add("--version", "version number or tag (default: the newest)", type=common.number_or_name, metavar="V")
     add("--val-data", "another dataset to validate on, its newest version (default: --data)", metavar="URI")
     add("--storage-options", "for the object store of --data, as Lance names it, and of --storage-path where that is "
         "s3://; may be repeated. Secrets are better set in the environment of all nodes (AWS_ACCESS_KEY_ID, …)",

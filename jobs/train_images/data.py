@@ -49,9 +49,8 @@ def open_data(args: argparse.Namespace) -> tuple[raylance.Dataset, raylance.Data
             raise raylance.DatasetError(f"{error} If images differ in size, give --image-size.") from error
         return opened
 
-    version = int(args.version) if args.version and args.version.isdigit() else args.version
     flips = 0.0 if args.augment == "none" else 0.5
-    train = rows(args.data, args.train_filter, version, crops[0], flips, order=args.order)
+    train = rows(args.data, args.train_filter, args.version, crops[0], flips, order=args.order)
     # Both of one version, also where another is committed meanwhile.
     pinned = None if args.val_data else train.version
     try:

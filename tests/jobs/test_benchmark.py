@@ -35,6 +35,15 @@ def test_the_raylance_of_another_checkout_takes_part(vectors: Job) -> None:
     assert all(one["thread_ms"] > 0 for one in passes)
 
 
+def test_the_raylance_of_the_other_checkout_is_measured(
+    vectors: Job, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "raylance.py").write_text("raise ImportError('of the other checkout')")
+    with ExitStack() as stack, pytest.raises(SystemExit, match="raylance of .* failed"):
+        measuring.open_before(vectors, stack, "vectors", "raylance", tmp_path)
+    assert "ImportError: of the other checkout" in capfd.readouterr().err
+
+
 def test_a_reader_that_fails_elsewhere_is_told_at_once(vectors: Job, tmp_path: Path) -> None:
     with ExitStack() as stack, pytest.raises(SystemExit, match="nothing of .* failed; its message stands above"):
         measuring.open_before(vectors, stack, "vectors", "nothing", tmp_path)
