@@ -58,11 +58,12 @@ def print_figures(figures: Iterable[Figure]) -> None:
     """Prints a table with a figure in each row."""
     rows = []
     for figure in figures:
+        spread = f"{_short(min(figure.values))}–{_short(max(figure.values))}"
         target = "" if figure.at_least is None else f"≥ {_short(figure.at_least)}"
         rows.append({
             "figure": figure.name,
             "median": _short(figure.median),
-            "min–max": "–".join(_short(end) for end in sorted({min(figure.values), max(figure.values)})),
+            "min–max": spread if len(figure.values) > 1 else "",
             "unit": figure.unit,
             "target": target if figure.at_most is None else f"≤ {_short(figure.at_most)}",
             "verdict": {True: "reached", False: "missed", None: ""}[figure.is_reached],
