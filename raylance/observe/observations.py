@@ -4,7 +4,7 @@ counts, and never interprets.
 
 import dataclasses
 from contextlib import AbstractContextManager
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -45,24 +45,21 @@ class Receipt:
     too_large_bytes: int = 0
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FaultSeen:
+class FaultSeen(NamedTuple):
     """A machine fault that costs time and no row."""
 
     line: str
     replaces_helper: bool = False
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WorkDone:
+class WorkDone(NamedTuple):
     """A helper has finished a call."""
 
     receipt: Receipt
     decoded_rows: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Status:
+class Status(NamedTuple):
     """How the pass stands, and the cause of the trainer's wait: None while it does not wait."""
 
     readers: int
@@ -75,29 +72,25 @@ class Status:
     cause: Cause | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class WaitsFor:
+class WaitsFor(NamedTuple):
     """The cause of the trainer's wait from now on; None where it does not wait."""
 
     cause: Cause | None
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BatchGathered:
+class BatchGathered(NamedTuple):
     """The rows of a batch are here, and not converted yet."""
 
     rows: pa.Table
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BatchesReady:
+class BatchesReady(NamedTuple):
     """So many finished batches wait for the trainer."""
 
     batches: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BatchHandedOut:
+class BatchHandedOut(NamedTuple):
     """The trainer has got a batch."""
 
     rows: int

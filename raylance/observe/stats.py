@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -140,37 +140,44 @@ class Stats:
 
     def observe(self, observation: Observation, now: float) -> None:
         """See `Observer.observe`."""
-        match observation:
-            case Status(cause=cause):
-                for name in _STATUS:
-                    setattr(self, name, getattr(observation, name))
-                self._waits_for(cause, now)
-            case WorkDone(receipt, decoded_rows):
-                self.lap(now)
-                self.add(receipt)
-                self.decoded_rows += decoded_rows
-            case FaultSeen(line, replaces_helper):
-                self.helpers_replaced += replaces_helper
-                self.record_event("fault", line)
-            case WaitsFor(cause):
-                self._waits_for(cause, now)
-            case BatchGathered(rows):
-                self._keep_first(rows)
-            case BatchesReady(batches):
-                self.ready_batches = batches
-            case BatchHandedOut(rows, nbytes, masked_rows):
-                self.batches += 1
-                self.rows += rows
-                self.nbytes += nbytes
-                self.masked_rows += masked_rows
+        _TAKE[type(observation)](self, observation, now)
+
+    def _take_status(self, status: Status, now: float) -> None:
+        self.readers, self.readers_wanted = status.readers, status.readers_wanted
+        self.decoders, self.decoders_wanted = status.decoders, status.decoders_wanted
+        self.decoders_busy = status.decoders_busy
+        self.inflight_items, self.inflight_bytes = status.inflight_items, status.inflight_bytes
+        self._waits_for(status.cause, now)
+
+    def _take_work(self, work: WorkDone, now: float) -> None:
+        self.lap(now)
+        self.add(work.receipt)
+        self.decoded_rows += work.decoded_rows
+
+    def _take_fault(self, fault: FaultSeen, _: float) -> None:
+        self.helpers_replaced += fault.replaces_helper
+        self.record_event("fault", fault.line)
+
+    def _take_wait(self, wait: WaitsFor, now: float) -> None:
+        self._waits_for(wait.cause, now)
+
+    def _take_ready(self, ready: BatchesReady, _: float) -> None:
+        self.ready_batches = ready.batches
+
+    def _take_handed_out(self, batch: BatchHandedOut, _: float) -> None:
+        self.batches += 1
+        self.rows += batch.rows
+        self.nbytes += batch.nbytes
+        self.masked_rows += batch.masked_rows
 
     def _waits_for(self, cause: Cause | None, now: float) -> None:
         is_first = cause is not None and not self.batches  # all that comes before the first batch is its start
         self.awaits("start" if is_first else cause, now)
 
-    def _keep_first(self, rows: pa.Table) -> None:
+    def _take_rows(self, batch: BatchGathered, _: float) -> None:
         """Keeps a copy of the first rows of the first batch."""
         if self.first_rows is None:
+            rows = batch.rows
             row_bytes = max(1, rows.nbytes // max(1, rows.num_rows))
             self.first_rows = rows.take(np.arange(min(_FIRST_ROWS, rows.num_rows, _FIRST_BYTES // row_bytes)))
 
@@ -398,4 +405,13 @@ GAUGES = frozenset(
 )  # fmt: skip
 """Numbers that show how things stand; the others only grow."""
 
-_STATUS = tuple(field.name for field in dataclasses.fields(Status) if field.name != "cause")
+_TAKE: dict[type, Callable[[Stats, Any, float], None]] = {
+    Status: Stats._take_status,
+    WorkDone: Stats._take_work,
+    FaultSeen: Stats._take_fault,
+    WaitsFor: Stats._take_wait,
+    BatchGathered: Stats._take_rows,
+    BatchesReady: Stats._take_ready,
+    BatchHandedOut: Stats._take_handed_out,
+}
+"""What `Stats.observe` does with each observation, by its type: a `match` over all of them takes five times as long."""

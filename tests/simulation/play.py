@@ -42,7 +42,8 @@ from tests.simulation.schedule import (
     draw_scenario,
     planned,
 )
-from tests.simulation.watch import Broken, Watch
+from tests.simulation.strict import StrictWatch
+from tests.simulation.watch import Broken
 from tests.simulation.world import RowError, World
 
 MOST_EVENTS = 6_000
@@ -154,7 +155,7 @@ class Rank:
 
     def _start(self) -> None:
         """Begins with new helpers."""
-        self.watch = Watch(self.scenario)
+        self.watch = StrictWatch(self.scenario)
         self.world = self.world_type(self.draws, dataclasses.replace(self.scenario, budget=self.budget), self.watch)
         self.watch.world = self.world
         self.pool = make_pool(self.scenario, self.made_of)
