@@ -48,7 +48,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
     ),
     "takes every lost result for one that went with a known death": (
         _dispatcher("entry.read is not None and self._pool.replaced > entry.replaced", "True"),
-        "cause",
+        "pause",
     ),
     "looks for a late result a moment after its deadline": (
         _dispatcher("if self._now >= head.since", "if self._now > head.since"),
@@ -120,7 +120,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
 # Mutants that break nothing that a rank can see:
 #     Dispatcher._close keeps `_by_call`: one event at most follows, because the feeder ends.
 #     Dispatcher._take_of_consumer keeps `_is_awaited`: the cause of a wait is for statistics.
-#     HelperPool.resize dismisses none, HelperPool.heard wants no more readers, Sizes.parts cuts nothing: they cost helpers
-#     or speed, and the tests of the pool, of scaling and of reading ahead look at that.
+#     HelperPool.resize dismisses none, HelperPool.heard wants no more readers, Sizes.parts cuts nothing: they cost
+#     helpers or speed.
 #     HelperPool.reader_decodes waits for decoders until they are given up: slower by placement_timeout_s at most.
 #     InFlight.take_on takes items on after one that failed: they are dropped when the pass is given up.
