@@ -1,15 +1,15 @@
-"""Owns the audit of epochs from outside: rows delivered against the rows that Lance itself selects, and the rows that
-were behind a step; never repairs, never writes data.
+"""Owns the audit of epochs from outside: the delivered rows compared with those that Lance itself selects, and the rows
+of a step; never repairs, never writes data.
 
     audit = raylance.audit.EpochAudit(train, global_batch_size=256, world_size=8, epoch=3)
     audit.count()                                     # every row once, by the plan
     audit.count(audit.by_stream(num_decoders=2))      # … by the real stream
-    audit.rows_of_step(1200, columns=["label"])       # rows behind a loss spike
+    audit.rows_of_step(1200, columns=["label"])       # rows of a loss spike
 
     train = raylance.audit.reopen(state)              # of a run, by the content of its raylance_state.json
     raylance.audit.EpochAudit(train, state=state).count()
 
-An audit by the plan says what a run has to be handed; what its ranks were handed, `raylance.prove_run(folder)` proves.
+An audit by the plan shows what a run has to be handed. `raylance.prove_run(folder)` proves what its ranks were handed.
 """
 
 from raylance.audit.epoch import AuditReport, EpochAudit

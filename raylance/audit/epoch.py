@@ -1,4 +1,4 @@
-"""Owns the audit of one epoch: what is delivered, counted and compared; never says which rows are selected."""
+"""Owns the audit of one epoch: delivered rows, counted and compared; never selects rows."""
 
 import contextlib
 import dataclasses
@@ -29,23 +29,23 @@ _BLOCK = 1 << 20
 _NAMED = 8  # offsets that a fault names
 
 Ranks = Sequence[Step | None]
-"""What each rank got in one step, None where it got no step any more."""
+"""What each rank got in one step; None for a rank whose steps have ended."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AuditReport:
-    """What came, and whether it is what had to: the steps of the plan, and in them every row once.
+    """The delivered rows, compared with those that were expected: the steps of the plan, and every row once.
 
-    That is: every row that Lance selects, once an epoch; of a dataset in a mixture, none again before all of its
-    others; where an order draws rows, every draw.
+    Every row that Lance selects is expected once an epoch. A row of a dataset in a mixture may come again after all of
+    its other rows. If an order draws rows, every draw is expected.
 
     Attributes:
-        counts: Rows by name. "expected": of an epoch; "delivered", "padding", "masked"; "aside": before the start of
-            the audit, and left out by remainder="drop"; "missing" and "twice": that came less or more often than they
-            had to; "foreign": that came and are not selected.
+        counts: Rows by name. "expected": of an epoch. "delivered", "padding", "masked". "aside": before the start of
+            the audit, or left out by remainder="drop". "missing" and "twice": delivered less or more often than
+            expected. "foreign": delivered and not selected.
         steps: Steps of each rank.
-        faults: A line for each kind of fault; none is what one wants.
-        verdict: All of that in a line.
+        faults: A line for each kind of fault.
+        verdict: The result in a line.
     """
 
     counts: dict[str, int]
@@ -64,11 +64,11 @@ class AuditReport:
 
 
 class EpochAudit:
-    """An epoch, or the rest of one, that is counted, and looked at step by step.
+    """The audit of an epoch, or of the rest of one: it counts rows, and shows the rows of a step.
 
     Attributes:
-        plan: Its plan.
-        epoch: Its number.
+        plan: The plan of the epoch.
+        epoch: The number of the epoch.
         position: Where the audit begins.
     """
 
@@ -89,13 +89,14 @@ class EpochAudit:
             global_batch_size: Rows of a step over all ranks.
             world_size: Ranks; 1 by default.
             epoch: The epoch; 0 by default.
-            position: Row of the epoch's order to begin at.
-            state: What a checkpoint of the run holds: it gives the first three where they are left out, and what was
-                resolved for "auto". The dataset may have moved since, and deliver other columns.
+            position: Position in the epoch to begin at.
+            state: The content of a `raylance_state.json` of the run. It gives the sizes of the order, and the values of
+                those of the three arguments above that are left out. The dataset may lie elsewhere now, and may deliver
+                other columns.
 
         Raises:
-            ConfigError: For numbers that make no sense.
-            StateError: For the state of other rows or another order.
+            ConfigError: If a number is missing or out of its range.
+            StateError: If the state belongs to other rows or another order.
         """
         self._data, (feed, delivery) = data, specs_of(data)
         given = {"global_batch_size": global_batch_size, "world_size": world_size, "epoch": epoch}
@@ -113,18 +114,22 @@ class EpochAudit:
             delivery, global_batch_size=size, world_size=world, max_window_bytes=Options().max_window_bytes
         )
         if self.position >= self.plan.epoch_rows:
-            raise ConfigError(f"position={position}: the epoch has {self.plan.epoch_rows:,} rows, from 0 on.")
+            raise ConfigError(
+                f"position={position}: the epoch has {self.plan.epoch_rows:,} rows. There is nothing to audit. Begin "
+                "at a position of it, counted from 0."
+            )
         self._delivery, self._parts, self._selection = delivery, parts_of(data), feed.source.load_selection()
         self._starts = range(self.position, self.position + self.plan.steps(self.position) * size, size)
 
     def completed_shards(self, state: Mapping[str, Any]) -> Int64Array:
-        """IDs of the shards that are complete at the position of a state, and a check of those that it lists.
+        """Finds the shards that are complete at the position of a state, and checks the list in the state.
 
         Args:
-            state: What a checkpoint of the run holds, of any version of raylance.
+            state: The content of a `raylance_state.json` of the run, of any version of raylance.
 
         Returns:
-            int64, ascending, shape (k,), from order, seed and epoch; all that the state lists are among them.
+            IDs, int64, ascending, shape (k,). They follow from order, seed and epoch, and include all that the state
+            lists.
 
         Raises:
             StateError: If the state is damaged, or lists a shard that has rows to come.
@@ -136,22 +141,23 @@ class EpochAudit:
         if listed is not None and (listed & ~done).any():
             raise StateError(
                 f"the state lists shards {np.flatnonzero(listed & ~done)[:5]} as complete, and they have rows to come "
-                f"at position {saved.position} of epoch {saved.epoch}. Use an earlier checkpoint."
+                f"at position {saved.position} of epoch {saved.epoch}. The list cannot be used. Use an "
+                "earlier checkpoint."
             )
         return np.flatnonzero(done)
 
     def by_plan(self) -> Iterator[Ranks]:
-        """What each rank gets, step by step, from the work items that its helpers would be given; reads nothing."""
+        """Yields what each rank gets, step by step, from the work items of the plan. It reads nothing."""
         return itertools.zip_longest(*(self._replay(rank) for rank in range(self.plan.world_size)))
 
     def by_stream(self, **options: Any) -> Iterator[Ranks]:
-        """What a loader of each rank hands out, step by step, through Ray where one is running.
+        """Yields what a loader of each rank hands out, step by step, through Ray if it is running.
 
         Args:
             **options: Fields of `raylance.Options`, such as `num_decoders=2`.
 
         Raises:
-            CoverageError, BadRowError, HelperError: As a loader does.
+            CoverageError, BadRowError, HelperError: Those of a loader.
         """
         world = self.plan.world_size
         with contextlib.ExitStack() as stack:
@@ -159,10 +165,10 @@ class EpochAudit:
             yield from itertools.zip_longest(*(self._stream(stack.enter_context(loader)) for loader in loaders))
 
     def count(self, delivered: Iterable[Ranks] | None = None) -> AuditReport:
-        """Counts what was delivered, and compares it with the plan and with what Lance selects.
+        """Counts the delivered rows, and compares them with the plan and with those that Lance selects.
 
         Args:
-            delivered: What each rank got, step by step: by `by_stream`, or kept by a training loop; None is `by_plan`.
+            delivered: What each rank got, step by step, from `by_stream` or kept by a training loop; None is `by_plan`.
         """
         plan, tally = self.plan, Tally([part.selected() for part in self._parts])
         counts, steps, wrong = Counter(delivered=0, padding=0, masked=0), [0] * plan.world_size, []
@@ -197,23 +203,23 @@ class EpochAudit:
             "masked by on_bad_row='mask'": counts["masked"],
             "consumed before": self.position,
         }
-        told = ", ".join(f"{count:,} {note}" for note, count in notes.items() if count)
+        besides = ", ".join(f"{count:,} {note}" for note, count in notes.items() if count)
         steps_of = f"{plan.world_size} ranks × {len(self._starts):,} steps"
-        verdict = f"OK: {expected:,} {what}, {steps_of}, {each} exactly once{f' ({told})' if told else ''}"
+        verdict = f"OK: {expected:,} {what}, {steps_of}, {each} exactly once{f' ({besides})' if besides else ''}"
         verdict = f"FAULT: {'; '.join(faults)}" if faults else verdict
         return AuditReport(counts={"expected": expected, **counts}, steps=steps, faults=faults, verdict=verdict)
 
     def rows_of_step(self, step: int, *, rank: int | None = None, columns: Sequence[str] = ()) -> pd.DataFrame:
-        """The rows of a step in the order of the global batch, to look at what was behind a loss spike.
+        """Shows the rows of a step in the order of the global batch: those of a loss spike, for example.
 
         Args:
-            step: Its number, counted from `position`.
-            rank: Those of this rank only.
-            columns: Columns to show as they are stored; they need not be delivered.
+            step: The number of the step, counted from `position`.
+            rank: The rank whose rows are shown; None for all.
+            columns: Columns to show as they are stored. They may be columns that are not delivered.
 
         Returns:
-            A row each: `position` in the epoch, `rank`, `component` (in a mixture: the dataset's name), `row_offset`,
-            `padding`, and the columns.
+            For each row its `position` in the epoch, `rank`, `component` (in a mixture: the dataset's name),
+            `row_offset`, `padding`, and the columns.
 
         Raises:
             ConfigError: If there is no such step or rank.
@@ -221,9 +227,13 @@ class EpochAudit:
         """
         plan = self.plan
         if not 0 <= step < len(self._starts):
-            raise ConfigError(f"step={step}: there are {len(self._starts):,} steps, counted from 0.")
+            raise ConfigError(
+                f"step={step}: there are {len(self._starts):,} steps. There are no rows to show. Count steps from 0."
+            )
         if rank is not None and not 0 <= rank < plan.world_size:
-            raise ConfigError(f"rank={rank}: a rank lies in [0, {plan.world_size}).")
+            raise ConfigError(
+                f"rank={rank}: a rank lies in [0, {plan.world_size}). There are no rows to show. Name another rank."
+            )
         ranks = range(plan.world_size) if rank is None else [rank]
         slices = [plan.rank_slice(self._starts[step], one) for one in ranks]
         positions = plan.positions(self._starts[step], slices[0][0], slices[-1][1])
@@ -241,17 +251,17 @@ class EpochAudit:
             for name, column in part.take(rows[places] & OFFSET_MASK, columns).items():
                 for place, value in zip(places, column, strict=True):
                     values[name][place] = value
-        # What is null stays None: pandas would make numbers and strings NaN, which no column held.
+        # Nulls stay None. pandas would make them NaN, which no column held.
         return {name: pd.Series(given, dtype=object if None in given else None) for name, given in values.items()}
 
     def _planned(self, positions: Int64Array) -> Step:
-        """The rows at positions of the plan; those behind the end of the epoch are padding."""
+        """The rows at positions of the plan. Those after the end of the epoch are padding."""
         rows = self._selection.offsets(self.plan.select(self.epoch, positions))
         components = rows >> COMPONENT_SHIFT if isinstance(self._delivery.order, MixOrder) else None
         return Step(offsets=rows & OFFSET_MASK, real=positions < self.plan.epoch_rows, components=components)
 
     def _rows(self, low: int, high: int) -> Iterator[Int64Array]:
-        """The rows at positions [low, high), so many at a time."""
+        """Yields the rows at positions [low, high) in blocks."""
         for at in range(low, high, _BLOCK):
             yield self._planned(np.arange(at, min(at + _BLOCK, high))).rows
 
@@ -281,14 +291,14 @@ class EpochAudit:
             names = {ROW_OFFSET, COMPONENT, VALID} & set(table.column_names)
             columns = {name: table[name].to_numpy().copy() for name in names}
             real, masked = columns.get(VALID, np.ones(len(table), dtype=np.bool_)), 0
-            if self._delivery.masks_bad_rows:  # rows are marked too, and only the plan tells them from padding
+            if self._delivery.masks_bad_rows:  # masked rows are marked as padding is; the plan shows which are which
                 at = self.position + number * size
                 known = plan.positions(at, *plan.rank_slice(at, loader.rank)) < plan.epoch_rows
                 real, masked = real | known, int((known & ~real).sum())
             yield Step(offsets=columns[ROW_OFFSET], real=real, components=columns.get(COMPONENT), masked=masked)
 
     def _compare(self, tally: Tally) -> tuple[dict[str, int], list[str]]:
-        """How many rows came less, and more often than they had to, and a line for each kind of fault."""
+        """Counts rows that came less or more often than expected; returns also a line for each kind of fault."""
         drawn, counts, faults = Tally(tally.selected), {"missing": 0, "twice": 0}, []
         for rows in self._rows(0, self.plan.epoch_rows if any(part.order.repeats for part in self._parts) else 0):
             drawn.add(rows)
@@ -297,7 +307,7 @@ class EpochAudit:
             count, of = int(selected.sum()), f" of {part.name}" * bool(part.name)
             if count != part.rows:
                 faults.append(f"Lance selects {count:,} rows{of}, the plan has {part.rows:,}")
-            # A mixture goes through a dataset again and again, each time through all of it.
+            # A mixture repeats a dataset, each time all of it.
             passes, more = divmod(standings[part.name]["rows"] if standings else count, max(count, 1))
             least, most = (draws, draws) if part.order.repeats else (passes, passes + (more > 0))
             for what, wrong in (("missing", times < least), ("twice", times > most)):

@@ -1,4 +1,4 @@
-"""Owns how a run's dataset is opened again from what its checkpoint holds; never loads a position."""
+"""Owns how the dataset of a run is opened again from its checkpoint; never loads a position."""
 
 import ast
 import dataclasses
@@ -27,7 +27,7 @@ _SETTINGS = {kind.__name__: kind for kind in _WRITTEN}
 
 
 class _Scalars(ast.NodeTransformer):
-    """Makes constants of NumPy's scalars, which stand in a repr as np.float64(0.9) and np.True_."""
+    """Makes constants of NumPy's scalars, whose repr is np.float64(0.9) or np.True_."""
 
     def visit(self, node: ast.AST) -> Any:
         match super().visit(node):
@@ -42,13 +42,13 @@ class _Scalars(ast.NodeTransformer):
 
 
 def read_setting(text: str) -> Any:
-    """Makes a split, an order or a packing of what its repr says, as checkpoints and errors show it; runs no code.
+    """Makes a split, an order or a packing from its repr, as checkpoints and errors show it. It runs no code.
 
     Args:
-        text: Such as "FractionSplit(fractions={'train': 0.9, 'val': 0.1}, part='train', by='key')".
+        text: The repr, such as "FractionSplit(fractions={'train': 0.9, 'val': 0.1}, part='train', by='key')".
 
     Raises:
-        ConfigError: If it says anything else.
+        ConfigError: If it is the repr of anything else.
     """
     try:
         call = _Scalars().visit(ast.parse(text.strip(), mode="eval").body)
@@ -71,15 +71,16 @@ def reopen(
     """Opens the dataset or the mixture of a run.
 
     Args:
-        state: What a checkpoint of the run holds, the content of `raylance_state.json`.
-        uri: Where the data lies now, if it has moved; of a mixture, one for each dataset in the order of their names.
-        remainder: As the run had it: a checkpoint does not say.
-        **changes: Arguments of `raylance.dataset` that it does not say either, such as `storage_options`, `decode`,
-            `pack`, or that shall be others; of a mixture, for all datasets.
+        state: The content of a `raylance_state.json` of the run.
+        uri: Where the data lies now, if it has moved; for a mixture, one for each dataset in the order of their names.
+        remainder: The remainder of the run, which a checkpoint does not hold.
+        **changes: Other arguments of `raylance.dataset`, for all datasets of a mixture: those that a checkpoint does
+        not
+            hold, such as `storage_options`, `decode` and `pack`, and those that are to differ from the run's.
 
     Raises:
         StateError: If the state is damaged.
-        ConfigError: If `order` is needed, because weights or code of one's own stand in no checkpoint.
+        ConfigError: If `order` is needed, because a checkpoint holds no weights and no code.
     """
     saved = parse_state(state)
     is_mixture = saved.order.get("name") == MixOrder.name
@@ -88,14 +89,16 @@ def reopen(
     )
     uris = [uri] if isinstance(uri, str) else list(uri)
     if uris and len(uris) != len(parts):
-        raise ConfigError(f"uri={uris}: the run read {len(parts)} datasets; give a URI for each, or none.")
+        raise ConfigError(
+            f"uri={uris}: the run read {len(parts)} datasets. Nothing was opened. Give a URI for each, or none."
+        )
     if "pack" not in changes and saved.transform is None and saved.columns is not UNKNOWN:
         changes = {"columns": saved.columns, **changes}
     window_bytes = None if saved.window_bytes is UNKNOWN else saved.window_bytes
     opened = {}
     for number, (name, part) in enumerate(parts.items()):
         one = {key: getattr(saved, key) for key in _KEPT}
-        if is_mixture:  # by name, but for what an older raylance did not write
+        if is_mixture:  # values by name, except for those that an older raylance did not write
             one = {key: value[name] if isinstance(value, Mapping) else value for key, value in one.items()}
         arguments = {
             "version": one["version"] if one["branch"] in (None, UNKNOWN) else (one["branch"], one["version"]),
@@ -112,16 +115,18 @@ def reopen(
     weighed = {name: (opened[name], part["quota"]) for name, part in parts.items()}
     feed, delivery = specs_of(mix(weighed, stop=saved.order["stop"], window_bytes=window_bytes, remainder=remainder))
     order = cast("MixOrder", delivery.order)
-    # As they were: quotas that weights were rounded to may have a common divisor, and would be made smaller.
+    # The recorded quotas: mix() would divide them by a common divisor.
     components = [dataclasses.replace(part, quota=parts[part.name]["quota"]) for part in order.components]
     order = dataclasses.replace(order, components=tuple(components)).adopt(saved.order)
     return Dataset(feed, dataclasses.replace(delivery, order=order))
 
 
 def _order(name: Any = None, **params: Any) -> Order:
-    """The order that a checkpoint holds."""
+    """The order in a checkpoint."""
     if name not in _RECORDED:
-        raise ConfigError(f"the run's order {name!r} is not all in its checkpoint: give it as order=.")
+        raise ConfigError(
+            f"the run's order {name!r} is not all in its checkpoint: give it as order=. Nothing was opened without it."
+        )
     try:
         return _RECORDED[name](**params)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Owns Lance's own word on an audited dataset: which rows are selected, and what is stored in them; plans nothing."""
+"""Owns what Lance itself selects and stores of an audited dataset; never plans."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,9 +29,9 @@ class Step:
 
     Attributes:
         offsets: Row offsets, as batches carry them under `_rowoffset`; int64, shape (k,).
-        real: Which are rows, and no padding; bool, shape (k,).
-        components: Of a mixture, as under `_component`; int64, shape (k,).
-        masked: Rows that came, but could not be decoded.
+        real: Whether they are rows, not padding; bool, shape (k,).
+        components: In a mixture, the numbers of the datasets, as under `_component`; int64, shape (k,).
+        masked: Rows that could not be decoded and came masked.
     """
 
     offsets: Int64Array
@@ -46,16 +46,16 @@ class Step:
 
 
 class Tally:
-    """How often each row of each dataset came."""
+    """Counts how often each row of each dataset came."""
 
     def __init__(self, selected: Sequence[BoolArray]) -> None:
-        """The selected rows are masks over the row offsets of each dataset."""
+        """Takes the selected rows as masks over the row offsets of each dataset."""
         self.selected = selected
         self.times = [np.zeros(len(rows), dtype=np.uint32) for rows in selected]
         self.foreign = 0
 
     def add(self, rows: Int64Array) -> None:
-        """Counts rows, component in the high bits; those that are not selected are foreign."""
+        """Counts rows, with the component in the high bits. Those that are not selected are foreign."""
         which, offsets = rows >> COMPONENT_SHIFT, rows & OFFSET_MASK
         for number in np.unique(which).tolist():
             mine = offsets[which == number]
@@ -68,9 +68,11 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One dataset of those that are audited, with its name in the mixture, or "".
+    """One audited dataset, with its name in the mixture, or "".
 
-    What packs its documents, the rows of the table, is None where rows are delivered; `rows` counts by the plan.
+    Attributes:
+        pack: The packing of its documents, if it delivers sequences of them.
+        rows: Rows of its selection in the plan.
     """
 
     name: str
@@ -82,7 +84,7 @@ class Part:
     rows: int
 
     def selected(self) -> BoolArray:
-        """The rows that Lance selects, as a mask over row offsets; of documents, the sequences that they make."""
+        """The rows that Lance selects, as a mask over row offsets; for documents, the sequences that they make."""
         if self.pack is not None:
             tokens = 0
             for batch in self.scan({"tokens": f"array_length(`{self.pack.column}`)"}):
@@ -95,7 +97,7 @@ class Part:
         return mask
 
     def scan(self, columns: Mapping[str, str]) -> Iterator[pa.RecordBatch]:
-        """What Lance gives for filter and split in storage order: SQL expressions by name, and `_rowoffset`."""
+        """Yields SQL expressions by name, and `_rowoffset`, for the rows of filter and split in storage order."""
         split: Split | None = None if self.split is None else read_setting(self.split)
         keys = {f"key {name}": f"`{name}`" for name in (split.columns if split else [])}
         wanted = {**columns, **keys, ROW_OFFSET: ROW_OFFSET}
@@ -109,14 +111,19 @@ class Part:
             yield batch.filter(pa.array(kept))
 
     def take(self, offsets: Int64Array, columns: Sequence[str]) -> dict[str, list[Any]]:
-        """Stored values of rows, in the order asked for; sequences of packed documents have none."""
+        """The stored values of rows, in the given order. Sequences of packed documents have none."""
         opened = self.table.pinned.open()
         if self.pack is not None and columns:
-            raise ConfigError(f"columns={list(columns)}: sequences are stored nowhere; read them by take(row_offset).")
+            raise ConfigError(
+                f"columns={list(columns)}: sequences are stored nowhere. They cannot be shown. Use take(row_offset)."
+            )
         for name in columns:
             if name not in opened.schema.names:
                 names = ", ".join(opened.schema.names)
-                raise DatasetError(f"{self.table.uri!r} has no column {name!r}; its columns are {names}.")
+                raise DatasetError(
+                    f"{self.table.uri!r} has no column {name!r}; its columns are {names}. Nothing was read. Name one "
+                    "of these."
+                )
         found: dict[str, list[Any]] = opened.take(pa.array(offsets), columns=list(columns)).to_pydict()
         return found
 
@@ -137,7 +144,7 @@ def _part(name: str, source: RowSource, filter: str | None, split: str | None, o
     pack = source.pack if isinstance(source, PackedRows) else None
     table = source.documents if isinstance(source, PackedRows) else source
     if not isinstance(table, TableRows):
-        raise ConfigError(f"{type(table).__name__} cannot be audited: it is no table of Lance.")
+        raise ConfigError(f"{type(table).__name__} is no table of Lance. It cannot be audited. Audit such a table.")
     return Part(name=name, table=table, filter=filter, split=split, pack=pack, order=order, rows=rows)
 
 
@@ -146,7 +153,7 @@ def label_codes(data: Dataset, column: str) -> Int64Array:
 
     Args:
         data: A dataset or a mixture.
-        column: Its labels, which need not be delivered; null is a class.
+        column: Column of labels, which may be one that is not delivered. Null is a class.
 
     Returns:
         int64, shape (n,), in storage order.

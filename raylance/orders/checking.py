@@ -1,5 +1,5 @@
-"""Owns the checks of orders of one's own while they are used: what they give lies in the selection, and a sample of it
-does not repeat; never chooses a row, and checks none of raylance's own orders.
+"""Owns the checks of custom orders while they are used: their rows lie in the selection, and a sample of them does not
+repeat; never chooses a row, never checks an order of raylance.
 """
 
 from typing import Any
@@ -17,10 +17,10 @@ _SPREAD = 4096  # evenly spread positions, and as many at random
 
 
 def select_rows(epoch: Epoch, positions: Int64Array) -> Int64Array:
-    """Asks an epoch for the rows at some positions; those of an order of one's own are checked.
+    """Asks an epoch for the rows at some positions, and checks those of a custom order.
 
     Raises:
-        ConfigError: If they are no integers, as many as the positions, of rows of the selection.
+        ConfigError: If there is not one integer for each position, or one of them is no row of the selection.
     """
     if not epoch.order.is_custom:
         return epoch.rows(positions)
@@ -33,40 +33,40 @@ def select_rows(epoch: Epoch, positions: Int64Array) -> Int64Array:
     except Exception as error:
         raise ConfigError(
             f"{name}.rows_of() failed for {len(positions):,} positions of epoch {epoch.number} of {order.rows:,} rows "
-            f"({type(error).__name__}: {error}). The epoch stops here, since nobody else knows its rows. Let it give a "
-            f"row for each position in [0, {order.epoch_rows}). {advice}"
+            f"({type(error).__name__}: {error}). The epoch ends here. Return a row for each position in "
+            f"[0, {order.epoch_rows}). {advice}"
         ) from error
     if found.dtype.kind not in "iu" or found.shape != positions.shape:
         raise ConfigError(
             f"{name}.rows_of() gave {found.dtype} of shape {found.shape} for positions of shape {positions.shape}. The "
-            "epoch stops here: other rows than the order means would be read. Return integers, one for each position. "
-            f"{advice}"
+            f"epoch ends here, since other rows would be read. Return integers, one for each position. {advice}"
         )
     outside = np.flatnonzero((found < 0) | (found >= order.rows))
     if len(outside):
         raise ConfigError(
             f"{name}.rows_of() gave row {found[outside[0]]:,} at position {positions[outside[0]]} of epoch "
-            f"{epoch.number}; the selection has the rows 0 to {order.rows - 1}. The epoch stops here: this is no row, "
-            "or one that the filter excludes. Count rows within the selection: let rows_of() stay in [0, "
-            f"epoch.order.rows). {advice}"
+            f"{epoch.number}; the selection has the rows 0 to {order.rows - 1}. The epoch ends here: this is no row of "
+            f"the dataset, or one that the filter excludes. Return rows of the selection, in [0, epoch.order.rows). "
+            f"{advice}"
         )
     return found.astype(np.int64, copy=False)
 
 
 def check_sample(order: Resolved, number: int) -> None:
-    """Looks for a row that an order of one's own, which does not say that it repeats, gives at two of some thousand
-    positions of an epoch: neighbours, and others far apart. Costs little at any size.
+    """Looks for a row that a custom order gives twice, though it does not set `repeats`.
+
+    It compares some thousand positions of an epoch, neighbours and others far apart, at a small cost for any size.
 
     Raises:
-        ConfigError: If there is one, or a row that is none; see `select_rows`.
+        ConfigError: If there is such a row, or one that is not in the selection; see `select_rows`.
     """
     for part in order.custom_parts():
         name, epoch = type(part.settings).__name__, part.epoch(number)
-        fix = f"Make it a permutation for every epoch, or set repeats = True in {name} if that is meant."
+        fix = f"Make it a permutation for every epoch, or set repeats = True in {name} to allow this."
         if not part.repeats and part.epoch_rows != part.rows:
             raise ConfigError(
                 f"{name} says that an epoch has {part.epoch_rows:,} positions, and the selection has {part.rows:,} "
-                f"rows: some would come twice or never. {fix}"
+                f"rows. Some would come twice or never. {fix}"
             )
         positions = _sample(part.epoch_rows)
         rows = select_rows(epoch, positions)
@@ -75,7 +75,7 @@ def check_sample(order: Resolved, number: int) -> None:
         if len(twice) and not part.repeats:
             first, second = positions[by_row[twice[0] : twice[0] + 2]]
             raise ConfigError(
-                f"{name} gives row {rows[by_row[twice[0]]]} at positions {first} and {second} of epoch {number}: rows "
+                f"{name} gives row {rows[by_row[twice[0]]]} at positions {first} and {second} of epoch {number}. Rows "
                 f"would come twice, and others never. {fix}"
             )
 

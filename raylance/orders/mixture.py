@@ -1,8 +1,8 @@
 """Owns mixtures: several datasets dealt into one order by fixed quotas; never changes a component's own order.
 
-A mixture is an order over the components' selections laid behind one another, so everything else (steps, ranks, resume,
-lost helpers) is as with one dataset. Position p belongs to the component that a fixed pattern names for p mod B, which
-keeps the quotas in every stretch of B positions, and the position within the component follows by arithmetic.
+A mixture is an order over the selections of its components, one after the other. Everything else (steps, ranks, resume,
+lost helpers) is as with one dataset. A fixed pattern of B positions names a component for p mod B, so every stretch of
+B positions keeps the quotas. The position within the component follows by arithmetic.
 """
 
 import dataclasses
@@ -25,17 +25,18 @@ logger = logging.getLogger(__name__)
 _SHORT_PATTERN = 1000
 _LONGEST_PATTERN = 1_000_000  # eight megabytes, and a fraction of a second once a process
 _NEAR = 0.01
-_MOST_TOGETHER, _MOST_ALONE = 4096, 512  # epochs of components that an epoch of the mixture remembers
+_MOST_TOGETHER, _MOST_ALONE = 4096, 512  # epochs of components that an epoch of the mixture keeps
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Component:
-    """One dataset of a mixture, with its own order and seed; its quota is of positions in a stretch of the pattern.
+    """One dataset of a mixture, with its own order and seed.
 
     Attributes:
         rows: Rows of its selection.
-        epoch_rows: Positions of its own epoch, after which its next one begins. "auto" is what its order says; runs
-            that began before 0.8.0 keep `rows`, whatever the order says.
+        quota: Its positions in a stretch of the pattern.
+        epoch_rows: Positions of its own epoch, after which its next one begins. "auto" takes those of its order. Runs
+            that began before 0.8.0 keep `rows` for any order.
     """
 
     name: str
@@ -47,23 +48,22 @@ class Component:
     tables: Tables = dataclasses.field(default_factory=dict, compare=False, repr=False)
 
     def params(self) -> dict[str, Any]:
-        """As checkpoints record it: its own epoch only where that is, or may be, another number than its rows."""
+        """The component as checkpoints record it, with `epoch_rows` only if that is, or may be, not `rows`."""
         params = {"quota": self.quota, "rows": self.rows, "seed": self.seed, "order": self.order.params()}
         if self.epoch_rows == self.rows or (self.epoch_rows == "auto" and not self.order.repeats):
             return params
         return params | {"epoch_rows": self.epoch_rows}
 
     def adopt(self, params: Mapping[str, Any]) -> "Component":
-        """Takes over what `params` recorded; states before 0.8.0 record no epoch, and took the rows for it."""
+        """Takes over what `params` recorded. States before 0.8.0 recorded no `epoch_rows`; it was `rows` then."""
         adopted = dataclasses.replace(self, order=self.order.adopt(params["order"]))
         if self.epoch_rows != "auto":
             return adopted
         recorded = params.get("epoch_rows")
         if recorded is None and (own := adopted.resolve(Facts(rows=0, seed=0)).epoch_rows) != self.rows:
             logger.warning(
-                "the run began before raylance 0.8.0, in which a mixture took no notice that the order of %r asks for "
-                "epochs of %d rows: they keep the %d rows of its selection. For epochs as the order says, start under "
-                "a new run name.",
+                "the run began before raylance 0.8.0, where a mixture ignored that the order of %r asks for epochs of "
+                "%d rows: they keep the %d rows of its selection. Start under a new run name for epochs of the order.",
                 self.name,
                 own,
                 self.rows,
@@ -71,7 +71,7 @@ class Component:
         return dataclasses.replace(adopted, epoch_rows=recorded or self.rows)
 
     def resolve(self, facts: Facts) -> Resolved:
-        """Its order, resolved from the facts of the mixture but for what is its own."""
+        """Resolves its order from the facts of the mixture, with its own rows, seed and tables."""
         resolved = self.order.resolve(dataclasses.replace(facts, rows=self.rows, seed=self.seed, tables=self.tables))
         if isinstance(self.epoch_rows, str):
             return resolved
@@ -79,10 +79,10 @@ class Component:
 
 
 def quotas(weights: Sequence[float]) -> list[int]:
-    """Whole positions of each component in a stretch.
+    """Computes the positions of each component in a stretch.
 
-    Exact where the weights allow it within 1,000 positions, else to a thousandth; a longer stretch where a weight is
-    less than that: exact where 1,000,000 positions allow it, else within 1 % of each weight.
+    The quotas are exact if 1,000 positions allow it, and otherwise right to a thousandth. If a weight is less than a
+    thousandth, the stretch is longer: exact if 1,000,000 positions allow it, and otherwise within 1 % of each weight.
 
     Raises:
         ConfigError: If no stretch of 1,000,000 positions keeps the weights.
@@ -98,15 +98,16 @@ def quotas(weights: Sequence[float]) -> list[int]:
         size = size or _first_stretch(shares, _SHORT_PATTERN + 1, _LONGEST_PATTERN, tolerance)
     if not size:
         raise ConfigError(
-            f"mix(): the weights {list(weights)} give the rarest dataset {shares.min():.3g} of all rows, and no "
-            f"stretch of {_LONGEST_PATTERN:,} positions comes within {_NEAR:.0%} of all weights. Raise it to at least "
-            f"{1 / _LONGEST_PATTERN:g} of their sum, make the small ones multiples of one another, or leave it out."
+            f"mix(): the weights {list(weights)} give the rarest dataset {shares.min():.3g} of all rows. No "
+            f"stretch of {_LONGEST_PATTERN:,} positions comes within {_NEAR:.0%} of all weights. Raise its weight to "
+            f"at least {1 / _LONGEST_PATTERN:g} of their sum, make the small weights multiples of one another, or "
+            "leave the dataset out."
         )
     return [int(quota) for quota in np.rint(shares * size)]
 
 
 def _first_stretch(shares: npt.NDArray[np.float64], least: int, most: int, tolerance: float) -> int:
-    """The shortest stretch whose quotas are all at least 1 and near their shares, relatively; 0 where there is none."""
+    """The shortest stretch whose quotas are at least 1 and near their shares, relatively; 0 for none."""
     together = (1 << 20) // len(shares) + 1
     for low in range(least, most + 1, together):
         sizes = np.arange(low, min(low + together, most + 1))
@@ -120,7 +121,9 @@ def _first_stretch(shares: npt.NDArray[np.float64], least: int, most: int, toler
 
 @functools.lru_cache(maxsize=16)
 def _deal(quotas: tuple[int, ...]) -> tuple[Int64Array, Int64Array]:
-    """A stretch, as evenly spread as the quotas allow: the component of each position, and how manieth of it it is."""
+    """A stretch, as evenly spread as the quotas allow: the component of each position, and its index among the
+    positions of that component.
+    """
     due = np.concatenate([(np.arange(quota) + 0.5) / quota for quota in quotas])
     owner = np.repeat(np.arange(len(quotas), dtype=np.int64), quotas)
     pattern = owner[np.lexsort((owner, due))]
@@ -133,8 +136,8 @@ def _deal(quotas: tuple[int, ...]) -> tuple[Int64Array, Int64Array]:
 @functools.lru_cache(maxsize=64)
 def _epoch_rows(quotas: tuple[int, ...], rows: tuple[int, ...], stop: str) -> int:
     pattern, each, count = _deal(quotas)[0], np.array(quotas, dtype=np.int64), np.array(rows, dtype=np.int64)
-    places = np.argsort(pattern, kind="stable")  # in a stretch, of the first component, of the second one, …
-    # The position that would take row `count` again, or the one after the last row.
+    places = np.argsort(pattern, kind="stable")  # in a stretch: those of the first component, of the second one, …
+    # The position that would begin the component's next epoch, or the one after its last row.
     stretch, place = np.divmod(count if stop == "first_exhausted" else count - 1, each)
     ends = stretch * len(pattern) + places[np.cumsum(each) - each + place]
     return int(ends.min()) if stop == "first_exhausted" else int(ends.max()) + 1
@@ -142,12 +145,12 @@ def _epoch_rows(quotas: tuple[int, ...], rows: tuple[int, ...], stop: str) -> in
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MixOrder(Order):
-    """Deals positions to components; a component that ends begins its next epoch, in another order.
+    """Deals positions to components. After its last row a component begins its next epoch, in another order.
 
     Attributes:
-        stop: "first_exhausted" ends the epoch before a row of any component comes again, "all_exhausted" when the last
-            component has been seen whole, a number after so many rows.
-        chunk_positions: Positions to read together; "auto" is the longest window of a component, within the limit.
+        stop: "first_exhausted" ends the epoch before a row of any component comes again, "all_exhausted" when each
+            component was delivered whole, a number after so many rows.
+        chunk_positions: Positions to read together; "auto" takes the longest window of a component, within the limit.
     """
 
     name: ClassVar[str] = "mix"
@@ -161,7 +164,8 @@ class MixOrder(Order):
         is_count = isinstance(self.stop, int) and not isinstance(self.stop, bool) and 1 <= self.stop < 2**63
         if self.stop not in words and not is_count:
             raise ConfigError(
-                f'stop={self.stop!r}: must be "first_exhausted", "all_exhausted", or a number of rows, less than 2**63.'
+                f'stop={self.stop!r}: must be "first_exhausted", "all_exhausted", or a number of rows, less than '
+                "2**63. No mixture was made."
             )
 
     @property
@@ -170,7 +174,7 @@ class MixOrder(Order):
         return tuple(part.quota for part in self.components)
 
     def params(self) -> dict[str, Any]:
-        """See `Order.params`; components by name, with their quotas and their own orders."""
+        """See `Order.params`. Components are listed by name, with their quotas and orders."""
         components = {part.name: part.params() for part in self.components}
         return {"name": self.name, "stop": self.stop, "chunk_positions": self.chunk_positions, "components": components}
 
@@ -181,7 +185,7 @@ class MixOrder(Order):
         return dataclasses.replace(self, components=parts, chunk_positions=chunk)
 
     def resolve(self, facts: Facts) -> Resolved:
-        """See `Order.resolve`; each component gets its share of the memory."""
+        """See `Order.resolve`. Each component gets its share of the memory."""
         size = sum(self.quotas)
         parts = []
         for part in self.components:
@@ -207,14 +211,16 @@ class MixOrder(Order):
         )
 
     def standings(self, position: int) -> dict[str, dict[str, int]]:
-        """Where each component stands: rows consumed in this epoch of the mixture, and of these, of its own epoch."""
+        """The progress of each component: rows consumed in this epoch of the mixture, own epochs that ended in it, and
+        the position in the present one.
+        """
         pattern, _ = _deal(self.quotas)
         stretch, rest = divmod(position, len(pattern))
         counts = np.bincount(pattern[:rest], minlength=len(self.components)).tolist()
         standings = {}
         for part, count in zip(self.components, counts, strict=True):
             rows = stretch * part.quota + count
-            # Until the first iteration, which resolves "auto", nothing is consumed.
+            # "auto" is resolved on the first iteration. Nothing was consumed before it.
             passes, own = divmod(rows, part.rows if isinstance(part.epoch_rows, str) else part.epoch_rows)
             standings[part.name] = {"rows": rows, "passes": passes, "position": own}
         return standings
@@ -222,7 +228,7 @@ class MixOrder(Order):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _MixResolved(Resolved):
-    """A mixture, resolved, as its parts are."""
+    """A resolved mixture, with its resolved parts."""
 
     settings: MixOrder
     parts: tuple[Resolved, ...]
@@ -232,7 +238,9 @@ class _MixResolved(Resolved):
 
     @functools.cached_property
     def _epoch(self) -> "Callable[[int], _MixEpoch]":
-        """The last epochs that were asked for, with what they know: a step, or a chunk, asks for one again."""
+        """The last two epochs that were asked for, with their caches: each step and each chunk asks for its epoch
+        again.
+        """
         return functools.lru_cache(maxsize=2)(functools.partial(_MixEpoch, self))
 
     def __getstate__(self) -> dict[str, Any]:
@@ -243,14 +251,16 @@ class _MixResolved(Resolved):
 
     @functools.cached_property
     def numbers(self) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """By component: its quota, the positions of its own epoch, and the rows of those before it."""
+        """By component: its quota, the positions of its own epoch, and the rows of all components before it."""
         rows = np.array([part.rows for part in self.parts], dtype=np.int64)
         own = np.array([part.epoch_rows for part in self.parts], dtype=np.int64)
         return np.array(self.settings.quotas, dtype=np.int64), own, np.cumsum(rows) - rows
 
     @functools.cached_property
     def formulas(self) -> tuple[list[Formula | None], Int64Array]:
-        """What gives rows of components together, None for those that are asked alone; and which it is of each."""
+        """The distinct formulas, with None for components that are asked alone; and the index of each component's
+        formula.
+        """
         by_part = [formula_of(part) for part in self.parts]
         found = list(dict.fromkeys(by_part))
         return found, np.array([found.index(formula) for formula in by_part], dtype=np.int64)
@@ -259,8 +269,9 @@ class _MixResolved(Resolved):
 class _MixEpoch(Epoch):
     """One epoch of a mixture. Its rows count through the components, one after the other.
 
-    What is asked together is asked at once, because a step has few rows of each of many components. An epoch of a
-    component is known by its turn, from 0 in this epoch of the mixture, times the components, plus its component.
+    A step has few rows of each of many components, so one call of a formula computes the rows of many components. Own
+    epochs of components are numbered: the n-th one of component c in this epoch of the mixture, from 0, is n times the
+    number of components, plus c.
     """
 
     order: _MixResolved
@@ -270,26 +281,26 @@ class _MixEpoch(Epoch):
         pattern, rank = _deal(self.order.settings.quotas)
         stretch, place = np.divmod(positions, len(pattern))
         which = pattern[place]
-        turn, within = np.divmod(stretch * quotas[which] + rank[place], own_rows[which])
-        turns, out = turn * len(quotas) + which, starts[which]
+        passes, within = np.divmod(stretch * quotas[which] + rank[place], own_rows[which])
+        own_epochs, out = passes * len(quotas) + which, starts[which]
         for index, formula in enumerate(formulas):
             mine = np.flatnonzero(formula_of_part[which] == index)
             if not len(mine):
                 continue
-            asked, of = np.unique(turns[mine], return_inverse=True)
+            asked, of = np.unique(own_epochs[mine], return_inverse=True)
             if formula is not None:
                 out[mine] += formula.rows(self._numbers(formula, asked)[:, of], within[mine])
                 continue
-            by_turn = np.split(mine[np.argsort(of, kind="stable")], np.cumsum(np.bincount(of))[:-1])
-            for number, those in zip(asked.tolist(), by_turn, strict=True):
+            by_epoch = np.split(mine[np.argsort(of, kind="stable")], np.cumsum(np.bincount(of))[:-1])
+            for number, those in zip(asked.tolist(), by_epoch, strict=True):
                 out[those] += select_rows(self._alone(number), within[those])
         return out
 
-    def _own_epoch(self, turn: int) -> Epoch:
-        turn, index = divmod(turn, len(self.order.parts))
+    def _own_epoch(self, own_epoch: int) -> Epoch:
+        passes, index = divmod(own_epoch, len(self.order.parts))
         part = self.order.parts[index]
         wraps = -(-(self.order.epoch_rows + 1) // part.epoch_rows)
-        return part.epoch(self.number * wraps + turn)
+        return part.epoch(self.number * wraps + passes)
 
     @functools.cached_property
     def _alone(self) -> "Callable[[int], Epoch]":
@@ -297,23 +308,23 @@ class _MixEpoch(Epoch):
 
     @functools.cached_property
     def _known(self) -> dict[Formula, tuple[Int64Array, UInt64Array]]:
-        """By formula: turns, ascending, and a column of numbers of each. Several threads may ask: an entry is replaced
-        as a whole.
+        """By formula: own epochs, ascending, and a column of numbers for each. An entry is replaced as a whole, since
+        several threads may read it.
         """
         return {}
 
     def _numbers(self, formula: Formula, asked: Int64Array) -> UInt64Array:
-        """A column for each of some turns, ascending."""
-        turns, numbers = self._known.get(formula) or (asked, self._stack(formula, asked))
-        new = asked[~np.isin(asked, turns)]
+        """The columns of some own epochs, ascending."""
+        epochs, numbers = self._known.get(formula) or (asked, self._stack(formula, asked))
+        new = asked[~np.isin(asked, epochs)]
         if len(new):
-            kept = np.isin(turns, asked) | (len(turns) + len(new) <= _MOST_TOGETHER)
-            turns = np.concatenate([turns[kept], new])
+            kept = np.isin(epochs, asked) | (len(epochs) + len(new) <= _MOST_TOGETHER)
+            epochs = np.concatenate([epochs[kept], new])
             numbers = np.concatenate([numbers[:, kept], self._stack(formula, new)], axis=1)
-            ascending = np.argsort(turns)
-            turns, numbers = turns[ascending], numbers[:, ascending]
-        self._known[formula] = turns, numbers
-        return numbers[:, np.searchsorted(turns, asked)]
+            ascending = np.argsort(epochs)
+            epochs, numbers = epochs[ascending], numbers[:, ascending]
+        self._known[formula] = epochs, numbers
+        return numbers[:, np.searchsorted(epochs, asked)]
 
-    def _stack(self, formula: Formula, turns: Int64Array) -> UInt64Array:
-        return formula.stack([self._own_epoch(turn) for turn in turns.tolist()])
+    def _stack(self, formula: Formula, epochs: Int64Array) -> UInt64Array:
+        return formula.stack([self._own_epoch(own_epoch) for own_epoch in epochs.tolist()])

@@ -1,9 +1,9 @@
 """Owns what an order is, a pure function from an epoch position to a selected row; never reads data, knows no ranks.
 
 An order goes through three types. `Order` is what the user writes: frozen settings, "auto" allowed. `Resolved` is an
-order of one selection, all its sizes integers; the settings in it are what a checkpoint records, so that a resumed run
-keeps them. `Epoch` is asked for rows, in O(positions asked for) whatever the size of the dataset and whatever the
-position: that is what makes a resume as cheap at 99 % of an epoch as at 1 %.
+order of one selection, and all its sizes are integers. A checkpoint records its settings, so that a resumed run keeps
+them. `Epoch` returns rows, at a cost that depends on the number of positions asked for and on nothing else. So a resume
+costs the same at 99 % of an epoch as at 1 %.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ from raylance.renamed import accept_old_name, old_name
 
 Auto = Literal["auto"]
 Tables = Mapping[str, npt.NDArray[Any]]
-"""What an order looked up in a selection, by name: all that is large in it, in one value of its own."""
+"""What an order looked up in a selection, by name. All that is large in an order is here."""
 
 SHARD_BYTES = 4 << 20
 WINDOW_BYTES = 512 << 20
-"""What windows may take where neither the dataset nor the run sets `window_bytes`."""
+"""The default of `window_bytes`, if neither the dataset nor the run sets it."""
 
 
 class Column(Protocol):
@@ -42,18 +42,18 @@ class Column(Protocol):
         """The values of all selected rows in storage order, shape (n,)."""
 
     def codes(self) -> tuple[Int64Array, list[Any]]:
-        """The class of each selected row, int64, shape (n,), and what the classes are called: only those that occur."""
+        """The class of each selected row, int64, shape (n,), and the labels of the classes that occur."""
 
 
 class Rows(Protocol):
-    """What an order may look up in the selection, once, when the dataset is opened."""
+    """A selection, as an order may look at it once, when the dataset is opened."""
 
     @property
     def count(self) -> int:
         """Rows of the selection, n."""
 
     def column(self, name: str) -> Column:
-        """A column of the dataset; it need not be delivered."""
+        """A column of the dataset, which may be one that is not delivered."""
 
     def fragment_ends(self) -> Int64Array:
         """Selected rows up to the end of each fragment, int64, ascending, fragments without any left out."""
@@ -61,7 +61,7 @@ class Rows(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What an order is resolved from. Those with a default serve "auto" alone, and change nothing that is explicit.
+    """The facts that resolve an order. Those with a default decide sizes that are "auto", and no explicit ones.
 
     Attributes:
         rows: Rows of the selection, n.
@@ -69,8 +69,8 @@ class Facts:
         tables: What `Order.bind` looked up in the selection.
         row_bytes: Bytes of one row as it is read.
         global_batch_size: Rows of one step over all ranks.
-        window_bytes: Bytes that windows may take, the draining and the arriving one together, as if one rank held them
-            all. It belongs to the dataset or the run, never to a rank: an order must not differ between ranks.
+        window_bytes: Bytes that the draining and the arriving windows may take together, as if one rank held them all.
+            It is a setting of the dataset or the run, never of a rank, since an order must not differ between ranks.
     """
 
     rows: int
@@ -82,22 +82,22 @@ class Facts:
 
     @property
     def max_window_bytes(self) -> int:
-        """`window_bytes`, as orders written for 0.7.0 name it."""
+        """The name of `window_bytes` in 0.7.0, which custom orders may use."""
         return self.window_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-    """A total order of an epoch, as its user writes it: frozen settings. The base of all orders, one's own included.
+    """A total order of an epoch as frozen settings: the base class of all orders.
 
-    An order of one's own is a frozen, keyword-only dataclass with a `name` and `rows_of`; `look_up` is for what it must
-    know of the rows. Its fields are recorded in checkpoints, so they are numbers, strings, or lists of them.
-    `raylance.testing.check_order` checks it.
+    A custom order is a frozen, keyword-only dataclass with a `name` and `rows_of`. If it depends on values of the rows,
+    it reads them in `look_up`. Checkpoints record its fields, which are numbers, strings, or lists of these. Check it
+    by `raylance.testing.check_order`.
 
     Attributes:
-        name: What checkpoints call the order.
+        name: Name of the order in checkpoints.
         repeats: Whether a row may come more than once an epoch, or not at all.
-        shard_rows: Rows of one shard, the unit that checkpoints name as complete. "auto" takes several MiB.
+        shard_rows: Rows of one shard, the unit that checkpoints list as complete. "auto" takes several MiB.
     """
 
     name: ClassVar[str]
@@ -115,34 +115,35 @@ class Order:
         """Maps positions of an epoch to selected rows: a pure function of its arguments and the settings.
 
         Args:
-            epoch: The epoch: its `number`, `key()` for whatever is random in it, and `order`, with the number of `rows`
-                and the `tables` that were looked up.
-            positions: int64 in [0, epoch_rows), any order, shape (k,).
+            epoch: The epoch, with its `number`, with `key()` for random numbers, and with the resolved `order`, which
+                has the number of `rows` and the `tables`.
+            positions: int64 in [0, epoch_rows), in any order, shape (k,).
 
         Returns:
-            int64 selected rows in [0, n), shape (k,). Unless the order repeats rows, each comes exactly once over all
-            positions.
+            int64 selected rows in [0, n), shape (k,). Unless the order repeats rows, each row belongs to exactly one
+            position.
         """
-        raise NotImplementedError(f"{type(self).__name__} says by no rows_of() which row is at a position.")
+        raise NotImplementedError(f"{type(self).__name__} has no rows_of(), which gives the row at a position.")
 
     def look_up(self, rows: Rows) -> Tables:
-        """Looks up what the order needs of the selection, once, when the dataset is opened; nothing by default.
+        """Looks up what the order needs of the selection, once, when the dataset is opened. By default it needs
+        nothing.
 
         Returns:
             Arrays by name, which `rows_of` finds in `epoch.order.tables`.
 
         Raises:
-            ConfigError: If the selection has not what the order needs.
+            ConfigError: If the selection does not have what the order needs.
         """
         return {}
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
-        """Looks up what the order needs; returns also the order with what it now knows of itself."""
+        """Returns what `look_up` found, and the order with the settings that follow from it."""
         return self, self.look_up(rows)
 
     @property
     def is_resolved(self) -> bool:
-        """Whether no field is left at "auto"."""
+        """Whether no field is "auto"."""
         return "auto" not in self.params().values()
 
     @property
@@ -153,7 +154,7 @@ class Order:
         return self.is_resolved
 
     def resolve(self, facts: Facts) -> "Resolved":
-        """Makes the order of one selection, every "auto" filled from the facts; explicit values stay."""
+        """Makes the order of one selection. The facts fill every "auto"; explicit values stay."""
         shard_rows = self.shard_rows
         if isinstance(shard_rows, str):
             shard_rows = max(1, min(int(SHARD_BYTES / max(facts.row_bytes, 1)), -(-facts.rows // 4)))
@@ -169,33 +170,33 @@ class Order:
     settle = old_name("settle", resolve)
 
     def standings(self, position: int) -> dict[str, Any]:
-        """Where each component stands at a position, for an order that has components."""
+        """The progress of each component at a position, for an order that has components."""
         return {}
 
     def params(self) -> dict[str, Any]:
-        """The order as JSON-able values, its name under "name"; fields that are not compared are left out."""
+        """The order as JSON-able values, with its name under "name". Fields that are not compared are left out."""
         fields = [field.name for field in dataclasses.fields(self) if field.compare]
         return {"name": self.name, **{name: getattr(self, name) for name in fields}}
 
     def adopt(self, params: Mapping[str, Any]) -> Self:
-        """Takes over saved values for what is still "auto" here; the rest must be equal already."""
+        """Replaces fields that are "auto" by the saved values. The other fields are expected to be equal."""
         saved = {key: value for key, value in params.items() if getattr(self, key, None) == "auto"}
         return dataclasses.replace(self, **saved)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resolved:
-    """An order of one selection, every size resolved.
+    """An order of one selection with all its sizes.
 
     Attributes:
-        settings: The order with every "auto" filled: what a loader keeps and a checkpoint records.
+        settings: The order with every "auto" filled, as a loader keeps it and a checkpoint records it.
         rows: Rows of the selection, n.
         seed: Seed of the run.
-        tables: What was looked up in the selection; the only thing in it that grows with n.
+        tables: What was looked up in the selection. Nothing else grows with n.
         epoch_rows: Positions of an epoch; n, unless the order samples.
-        shard_rows: Rows of one shard; their mean where shards are not all of one size.
-        lane_count: Lanes that the order is dealt into; a step is arranged by lane, so that ranks own contiguous lanes.
-        read_positions: Positions after which all lanes start another window: the natural unit of reading. None without
+        shard_rows: Rows of one shard; the mean if shards differ in size.
+        lane_count: Lanes that the order is dealt into. A step is arranged by lane, so that ranks own contiguous lanes.
+        read_positions: Positions after which all lanes begin another window: the natural unit of reading. None without
             windows.
         needs_whole_windows: Whether rows are shuffled inside of that unit, so that it must be read at once.
     """
@@ -222,16 +223,16 @@ class Resolved:
 
     @property
     def is_custom(self) -> bool:
-        """Whether the order is not one of raylance's own, so that what it gives is checked."""
+        """Whether the order is not one of raylance's, so that its rows are checked."""
         return type(self.settings).__module__.partition(".")[0] != __name__.partition(".")[0]
 
     def custom_parts(self) -> "list[Resolved]":
-        """The orders of one's own that rows are chosen by: this one, or those of its components."""
+        """The custom orders in it: this one, or those of its components."""
         return [self] if self.is_custom else []
 
     @property
     def shard_count(self) -> int:
-        """Shards; none where rows repeat."""
+        """Number of shards; 0 for an order that repeats rows."""
         return 0 if self.repeats else -(-self.rows // self.shard_rows)
 
     def shards_of(self, rows: Int64Array) -> Int64Array:
@@ -267,8 +268,8 @@ class Epoch:
 
         Returns:
             Half-open ranges [first, end) of places, ascending, int64, shape (k, 2), at a cost that does not grow with
-            the rows. What it lists is complete; of windows of very many shards that are partly consumed, complete
-            shards may be missing. None where shards complete in no such sequence.
+            the rows. All listed shards are complete. Complete shards may be missing in partly consumed windows of very
+            many shards. None if shards do not complete in such a sequence.
         """
         return None
 
@@ -277,9 +278,9 @@ class Epoch:
         return places
 
     def completed_shards(self, position: int) -> BoolArray:
-        """Tells which shards, by ID, lie wholly in the consumed prefix [0, position); bool, shape (shard_count,).
+        """Finds the shards, by ID, that lie wholly in the consumed prefix [0, position); bool, shape (shard_count,).
 
-        Rows that are still to come are enumerated only until every shard has shown one, never the whole epoch.
+        The rows after the position are enumerated only until every shard has had one, not to the end of the epoch.
         """
         done = np.ones(self.order.shard_count, dtype=np.bool_)
         for block in blocks(position, self.order.epoch_rows):
@@ -290,7 +291,7 @@ class Epoch:
 
 
 def check_count(order: Order, field: str, *words: str, most: int = 1 << 40) -> None:
-    """Refuses a field that is neither one of the words nor an integer from 1 to `most`: products fit 128 bits."""
+    """Refuses a field that is neither one of the words nor an integer from 1 to `most`; products then fit 128 bits."""
     value = getattr(order, field)
     if value not in words and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
         allowed = " or ".join([*(f'"{word}"' for word in words), f"an integer of at least 1 and at most {most}"])
@@ -298,7 +299,7 @@ def check_count(order: Order, field: str, *words: str, most: int = 1 << 40) -> N
 
 
 def blocks(start: int, stop: int) -> Iterator[Int64Array]:
-    """Yields [start, stop) as index blocks that double in size: a search that ends early costs little."""
+    """Yields [start, stop) as index blocks that double in size, so that a search that ends early costs little."""
     size = 1024
     while start < stop:
         yield np.arange(start, min(start + size, stop), dtype=np.int64)

@@ -1,8 +1,8 @@
-"""Owns keyed hashing and the keyed bijection of [0, n); never knows what is shuffled, and never keeps state.
+"""Owns keyed hashing and the keyed bijection of [0, n); never knows what is shuffled, never keeps state.
 
 Everything random in raylance comes from here: shuffles, sampling and augmentation. NumPy's generators promise no
-stable streams between versions, so none is used. The outputs are part of the checkpoint format: a change of a constant
-or of an operation makes every saved run resume on other rows. Golden tests freeze them.
+stable streams between versions, so raylance uses none. The outputs are part of the checkpoint format: after a change of
+a constant or an operation, every saved run would resume on other rows. Golden tests freeze them.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ _U1, _U11, _U27, _U30, _U31 = (np.uint64(v) for v in (1, 11, 27, 30, 31))
 def derive_key(*parts: int | str) -> int:
     """Hashes named parts, integers of any size and strings, to a 64-bit key, e.g. (seed, epoch, "window").
 
-    Parts keep their type and their place: (0, 1) and (1, 0) give unrelated keys, as "1" and 1 do.
+    Types and order count: (0, 1) and (1, 0) give unrelated keys, as "1" and 1 do.
     """
     text = "\x1f".join(f"{type(part).__name__[0]}{part}" for part in parts)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def mix64(x: UInt64Array) -> UInt64Array:
-    """Mixes 64-bit words, each output bit depending on each input bit.
+    """Mixes 64-bit words, so that each output bit depends on each input bit.
 
     The finaliser of SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", 2014).
     """

@@ -1,4 +1,4 @@
-"""Owns the names of the orders, as arguments and checkpoints spell them; never computes one."""
+"""Owns the names of the orders, as arguments and checkpoints have them; never computes rows."""
 
 from raylance.errors import ConfigError
 from raylance.orders.order import Order
@@ -8,18 +8,28 @@ ORDERS: dict[str, type[Order]] = {kind.name: kind for kind in (WindowShuffle, Sh
 
 
 def make_order(order: str | Order) -> Order:
-    """Returns the order itself, or the named one with its defaults; refuses one that lacks what every order has."""
+    """Returns an order, or the one with a name and its defaults.
+
+    Raises:
+        ConfigError: If there is no such order, or it has no name or no rows.
+    """
     if isinstance(order, str) and order in ORDERS:
         return ORDERS[order]()
     if not isinstance(order, Order):
         known = ", ".join(repr(name) for name in ORDERS)
-        raise ConfigError(f"order={order!r} is unknown: use one of {known}, or an order such as WindowShuffle(…).")
+        raise ConfigError(
+            f"order={order!r} is unknown. No dataset was opened. Use one of {known}, or an order such as "
+            "WindowShuffle(…)."
+        )
     kind = type(order)
     if not isinstance(getattr(kind, "name", None), str):
-        raise ConfigError(f"order={order!r}: checkpoints need its name. Give {kind.__name__} a class attribute name.")
+        raise ConfigError(
+            f"order={order!r} has no name. Checkpoints could not record it. Give {kind.__name__} a class attribute "
+            "name."
+        )
     if kind.rows_of is Order.rows_of and kind.resolve is Order.resolve:
         raise ConfigError(
-            f"order={order!r} does not say which row is at a position. Give {kind.__name__} a method "
+            f"order={order!r} has no rows_of(). The row at a position is not known. Give {kind.__name__} a method "
             "rows_of(epoch, positions); see raylance.Order."
         )
     return order

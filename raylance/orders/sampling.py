@@ -1,8 +1,8 @@
 """Owns the orders that draw rows with replacement, by weight or by class; never reads data and keeps no generator.
 
-The row at a position is a pure function of (seed, epoch, position): a keyed number looked up in a table. So sampling is
-as seekable as a shuffle, and the same for every world size. The tables are looked up once, when the dataset is opened;
-checkpoints hold their fingerprint.
+The row at a position is a pure function of (seed, epoch, position): a keyed number, looked up in a table. So sampling
+is as seekable as a shuffle, and the same for every world size. The tables are made once, when the dataset is opened.
+Checkpoints hold their fingerprint.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _MAX_NUMBERS = 1 << 18  # that are drawn together: what fits a cache, whatever t
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Sampled(Order):
-    """What both share: the number of draws, and the fingerprint of the tables, both filled by `bind`."""
+    """What both orders share: the number of draws and the fingerprint of the tables. `bind` fills both."""
 
     repeats: ClassVar[bool] = True
     rows_per_epoch: int | Auto = "auto"
@@ -57,7 +57,7 @@ class Weighted(_Sampled):
     weights: str | Float64Array = dataclasses.field(compare=False)
 
     def bind(self, rows: Rows) -> tuple[Self, Tables]:
-        """See `Order.bind`; an array of weights is then in the tables alone."""
+        """See `Order.bind`. An array of weights is in the tables only."""
         settings, tables = super().bind(rows)
         if not isinstance(self.weights, str):
             settings = dataclasses.replace(settings, weights=np.zeros(0))
@@ -67,23 +67,28 @@ class Weighted(_Sampled):
         """Adds up the weights.
 
         Raises:
-            ConfigError: If they are not n finite numbers of which none is negative and one is positive.
+            ConfigError: If they are not n finite numbers, none of them negative and one positive.
         """
         if isinstance(self.weights, str):
             what, weights = f"column {self.weights!r}", _numbers(rows.column(self.weights), self.weights)
         else:
             what, weights = "the array", np.asarray(self.weights, dtype=np.float64)
         if weights.shape != (rows.count,):
-            raise ConfigError(f"Weighted: {what} has shape {weights.shape}; the selection has {rows.count} rows.")
+            raise ConfigError(
+                f"Weighted: {what} has shape {weights.shape}; the selection has {rows.count} rows. No row was drawn. "
+                "Give one weight for each selected row."
+            )
         bad = np.flatnonzero(~np.isfinite(weights) | (weights < 0))
         if len(bad):
             raise ConfigError(
-                f"Weighted: {what} has the weight {weights[bad[0]]} at selected row {bad[0]} ({len(bad)} such rows), "
-                "which is no probability. Weights must be finite and not negative; a row of weight 0 is never drawn."
+                f"Weighted: {what} has the weight {weights[bad[0]]} at selected row {bad[0]} ({len(bad)} such rows). "
+                "It gives no probability. Use finite weights that are not negative; a row of weight 0 is never drawn."
             )
         cumulative = np.cumsum(_finite_sum(weights))
         if not cumulative[-1] > 0:
-            raise ConfigError(f"Weighted: all weights of {what} are 0, so no row could be drawn. Give some a weight.")
+            raise ConfigError(
+                f"Weighted: all weights of {what} are 0. No row could be drawn. Give some rows a positive weight."
+            )
         return {"cumulative": cumulative}
 
     def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
@@ -94,14 +99,14 @@ class Weighted(_Sampled):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClassBalanced(_Sampled):
-    """Draws a class first, then a row of it: every class as often as its weight says, however rare it is.
+    """Draws a class first, then one of its rows: each class as often as its weight says, however rare it is.
 
     Attributes:
         column: Column of class labels, integers or strings.
-        classes_per_batch: Distinct classes of each block of `batch_rows` draws, which come equally often in it. None
-            draws the class of each row by itself.
-        batch_rows: Draws of a block; "auto" is the global batch of the first iteration.
-        class_weights: Weight by class label; None weighs all alike, and a class left out is never drawn.
+        classes_per_batch: Distinct classes in each block of `batch_rows` draws, each equally often. None draws the
+            class of each row independently.
+        batch_rows: Draws of a block; "auto" is the global batch size of the first iteration.
+        class_weights: Weight by class label; None gives all the same weight. A class that is left out is never drawn.
         rows_per_epoch: Draws of an epoch; "auto" is n.
     """
 
@@ -127,8 +132,8 @@ class ClassBalanced(_Sampled):
         labels = rows.column(self.column)
         if labels.nulls:
             raise ConfigError(
-                f"ClassBalanced: column {self.column!r} has {labels.nulls} nulls, which belong to no class. Leave "
-                f"them out: filter={f'`{self.column}` IS NOT NULL'!r}."
+                f"ClassBalanced: column {self.column!r} has {labels.nulls} nulls, which belong to no class. They could "
+                f"not be drawn. Leave them out: filter={f'`{self.column}` IS NOT NULL'!r}."
             )
         codes, classes = labels.codes()
         weights = self._weights(classes)
@@ -136,9 +141,9 @@ class ClassBalanced(_Sampled):
         if self.classes_per_batch is not None and self.classes_per_batch > drawable:
             raise ConfigError(
                 f"ClassBalanced(classes_per_batch={self.classes_per_batch}): only {drawable} classes of "
-                f"{self.column!r} can be drawn. Ask for at most as many."
+                f"{self.column!r} can be drawn. A block could not be filled. Use classes_per_batch={drawable} or less."
             )
-        # By label and not by first appearance: the same classes give the same draws whatever the storage order.
+        # Sorted by label, not by first appearance: the same classes give the same draws for any storage order.
         by_label = np.argsort(np.argsort(np.array([str(label) for label in classes])))
         codes, weights = by_label[codes], weights[np.argsort(by_label)]
         members = np.argsort(codes, kind="stable").astype(np.int64)
@@ -152,8 +157,8 @@ class ClassBalanced(_Sampled):
         empty = list(self.class_weights.keys() - set(classes))
         if empty:
             raise ConfigError(
-                f"ClassBalanced: class_weights names {_some(empty)}, of which the selection has no row; the "
-                f"classes of {self.column!r} are {_some(classes)}. Leave them out, or check the filter."
+                f"ClassBalanced: class_weights names {_some(empty)}, of which the selection has no row. They could not "
+                f"be drawn. The classes of {self.column!r} are {_some(classes)}: use these, or check the filter."
             )
         weights = np.array([float(self.class_weights.get(label, 0)) for label in classes])
         wrong = {
@@ -161,8 +166,8 @@ class ClassBalanced(_Sampled):
         }
         if wrong or not weights.any():
             raise ConfigError(
-                f"ClassBalanced: class_weights gives {_some(wrong) if wrong else 'all classes the weight 0'}: "
-                "weights must be finite, not negative, and one of them positive."
+                f"ClassBalanced: class_weights gives {_some(wrong) if wrong else 'all classes the weight 0'}: this "
+                "gives no probabilities. Use weights that are finite, not negative, and one of them positive."
             )
         return _finite_sum(weights)
 
@@ -194,15 +199,15 @@ class ClassBalanced(_Sampled):
 def _first(numbers: Float64Array, weights: Float64Array, count: int) -> Int64Array:
     """A weighted sample without replacement for each row of numbers in [0, 1), shape (samples, classes).
 
-    The smallest of exponential numbers with the weights as rates are one (Efraimidis, Spirakis: "Weighted random
-    sampling with a reservoir", 2006).
+    The classes with the smallest exponential numbers, at rates that are the weights, are such a sample (Efraimidis,
+    Spirakis: "Weighted random sampling with a reservoir", 2006).
 
     Returns:
-        Places among the classes that have a weight, in the order in which they are drawn; int64, (samples, count).
+        Indices among the classes of positive weight, in the order of drawing; int64, shape (samples, count).
     """
     drawable = weights > 0
     times = -np.log1p(-numbers[:, drawable]) / weights[drawable]
-    # Only the first ones are put in order: all of them would cost most of the time where classes are many.
+    # Only the first ones are sorted: with many classes, sorting all would take most of the time.
     first = np.argpartition(times, count - 1, axis=1)[:, :count]
     by_time = np.argsort(np.take_along_axis(times, first, axis=1), axis=1)
     return np.take_along_axis(first, by_time, axis=1)
@@ -217,24 +222,26 @@ def _draw(cumulative: Float64Array, numbers: Float64Array) -> Int64Array:
 def _numbers(column: Column, name: str) -> Float64Array:
     values = column.values()
     if values.dtype.kind not in "iuf":
-        raise ConfigError(f"Weighted: column {name!r} is {column.kind}, not a number. Name a column of weights.")
+        raise ConfigError(
+            f"Weighted: column {name!r} is {column.kind}, not a number. No row was drawn. Name a column of weights."
+        )
     if column.nulls:
         raise ConfigError(
-            f"Weighted: column {name!r} has {column.nulls} nulls, which are no weights. Leave these rows out "
-            f"(filter={f'`{name}` IS NOT NULL'!r}), or give them a weight."
+            f"Weighted: column {name!r} has {column.nulls} nulls, which are no weights. These rows could not be drawn. "
+            f"Leave them out (filter={f'`{name}` IS NOT NULL'!r}), or give them a weight."
         )
     return values.astype(np.float64)
 
 
 def _finite_sum(weights: Float64Array) -> Float64Array:
-    """Weights in the same proportions, whose sum is a finite number."""
+    """Weights in the same proportions with a finite sum."""
     with np.errstate(over="ignore"):
         fits = np.isfinite(np.cumsum(weights)[-1])
     return weights if fits else weights / weights.max()
 
 
 def _some(things: Collection[Any], most: int = 20) -> str:
-    """The first of many things, for an error."""
+    """The first of many things, sorted, for an error."""
     more = f" and {len(things) - most:,} more" if len(things) > most else ""
     return f"{sorted(things, key=str)[:most]}{more}"
 

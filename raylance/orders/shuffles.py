@@ -14,10 +14,10 @@ from raylance.orders.order import SHARD_BYTES, Auto, Epoch, Facts, Order, Resolv
 from raylance.orders.permutation import BoolArray, Int64Array, UInt64Array, permute, subkeys, unpermute
 
 _MAX_AUTO_LANES = 32
-_MAX_LANES = 1 << 20  # a step looks at each
+_MAX_LANES = 1 << 20  # each step enumerates them
 _MAX_AUTO_WINDOW_SHARDS = 16
-_MAX_TABLE = 1 << 18  # two mebibytes, of which four are kept
-_MOST_SEARCHED = 1 << 13  # positions, and places, for the list of a checkpoint: a few milliseconds
+_MAX_TABLE = 1 << 18  # entries: 2 MiB, and four tables are kept
+_MOST_SEARCHED = 1 << 13  # positions and places, for the list of a checkpoint: a few milliseconds
 _ENDS = "shard_ends"
 
 
@@ -26,7 +26,7 @@ class RowShuffle(Order):
     """One permutation of all rows: the ideal shuffle, at the price of random reads.
 
     Attributes:
-        shard_rows: Rows of one shard, for the bookkeeping in checkpoints alone.
+        shard_rows: Rows of one shard. Only the list of complete shards in checkpoints depends on it.
     """
 
     name: ClassVar[str] = "row"
@@ -38,7 +38,7 @@ class RowShuffle(Order):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Laned(Order):
-    """Shards laid end to end, cut into lanes, windows inside the lanes: the settings behind the named orders."""
+    """Shards laid end to end and cut into lanes, with windows inside the lanes: the settings of the named orders."""
 
     shuffles_shards: ClassVar[bool] = True
     shuffles_windows: ClassVar[bool] = True
@@ -51,14 +51,15 @@ class _Laned(Order):
         check_count(self, "lanes", "auto", most=_MAX_LANES)
 
     def look_up(self, rows: Rows) -> Tables:
-        """Looks up where the fragments end, when shards follow them."""
+        """Looks up where the fragments end, if shards are fragments."""
         return {_ENDS: rows.fragment_ends()} if self.shard_rows == "fragment" else {}
 
     def resolve(self, facts: Facts) -> Resolved:
-        """See `Order.resolve`; the sizes are those that fit the memory."""
+        """See `Order.resolve`. Sizes that are "auto" fit the memory."""
         lanes = auto_lanes(facts.global_batch_size) if isinstance(self.lanes, str) else self.lanes
-        # Bytes of one lane's window; half of the limit, because the next window arrives while this one drains. As if
-        # one rank held them all: an order that depended on the world size would give other batches for each.
+        # Bytes of one lane's window: half of the limit, because the next window arrives while this one drains. The
+        # lanes of all ranks count, since with an order that depended on the world size each world would get other
+        # batches.
         lane_bytes = facts.window_bytes / 2 / lanes
         lane_rows, lane_step = max(1, facts.rows // lanes), max(1, facts.global_batch_size // lanes)
         shard_rows = self.shard_rows
@@ -67,7 +68,7 @@ class _Laned(Order):
         rows_each = -(-facts.rows // len(facts.tables[_ENDS])) if isinstance(shard_rows, str) else shard_rows
         fitting = int(lane_bytes / max(rows_each * facts.row_bytes, 1))
         auto_shards = max(1, min(fitting, _MAX_AUTO_WINDOW_SHARDS, -(-lane_rows // rows_each)))
-        if self.shard_rows == "auto":  # a window has whole steps of a lane or, where it has no room for one, a part
+        if self.shard_rows == "auto":  # a window has whole steps of a lane or, if it is smaller, a divisor of a step
             together = lane_step // math.gcd(lane_step, rows_each)
             parts = (shards for shards in range(1, auto_shards + 1) if lane_step % (shards * rows_each) == 0)
             auto_shards = auto_shards // together * together or max(parts, default=auto_shards)
@@ -87,13 +88,13 @@ class _Laned(Order):
 
 
 def _some_mebibytes(facts: Facts, lane_step: int, lane_bytes: float, lane_rows: int) -> int:
-    """Rows of a shard that is worth a read of its own; `lane_step` is what a step takes of a lane."""
+    """Rows of a shard that is large enough for one read; `lane_step` is the rows that a step takes of a lane."""
     wanted = min(SHARD_BYTES, lane_bytes) / max(facts.row_bytes, 1)
-    # Small datasets still get several shards a lane, or a checkpoint could name none as complete.
+    # Small datasets still get several shards a lane. Otherwise checkpoints could list none as complete.
     rows = max(1, min(int(wanted), -(-lane_rows // 4)))
     if lane_step <= rows:
-        return rows // lane_step * lane_step  # whole steps in a window: no step then straddles two
-    # A part of a step likewise, unless that were so few rows that reading them one by one is what it comes to.
+        return rows // lane_step * lane_step  # whole steps in a window, so that no step takes rows of two
+    # A divisor of a step for the same reason, unless that is so few rows that they would be read one by one.
     part = max(divisor for divisor in range(1, rows + 1) if lane_step % divisor == 0)
     return part if 4 * part >= rows else rows
 
@@ -107,7 +108,7 @@ class _LanedResolved(Resolved):
 
     @property
     def ends(self) -> Int64Array | None:
-        """Where the shards end, where they follow the fragments."""
+        """Where the shards end, if they are fragments; None otherwise."""
         return self.tables.get(_ENDS)
 
     @property
@@ -122,7 +123,7 @@ class _LanedResolved(Resolved):
 
 
 class _LanedEpoch(Epoch):
-    """One epoch of a laned order. The sequence that lanes are cut from is the rows, laid end to end shard by shard."""
+    """One epoch of a laned order. The rows, laid end to end shard by shard, are the sequence that is cut into lanes."""
 
     order: _LanedResolved
 
@@ -136,7 +137,7 @@ class _LanedEpoch(Epoch):
         return to_sequence(positions, self.order.rows, self.order.lane_count, self.order.window_rows, key)
 
     def completed_places(self, position: int) -> Int64Array | None:
-        """See `Epoch.completed_places`; None where there are so many lanes that looking at each takes long."""
+        """See `Epoch.completed_places`. None if there are too many lanes to look at each."""
         if self.order.lane_count > _MOST_SEARCHED:
             return None
         pending = self._pending_places(position, _MOST_SEARCHED)
@@ -147,7 +148,7 @@ class _LanedEpoch(Epoch):
         return ranges[firsts > ends]
 
     def completed_shards(self, position: int) -> BoolArray:
-        """See `Epoch.completed_shards`: interval arithmetic over the lanes, a search in half consumed windows alone."""
+        """See `Epoch.completed_shards`: interval arithmetic over lanes, and a search in half consumed windows only."""
         shards, pending = self.order.shard_count, self._pending_places(position, sys.maxsize)
         edges = np.bincount(pending[:, 0], minlength=shards + 1) - np.bincount(pending[:, 1], minlength=shards + 1)
         done = np.ones(shards, dtype=np.bool_)
@@ -155,8 +156,8 @@ class _LanedEpoch(Epoch):
         return done
 
     def _pending_places(self, position: int, most: int) -> Int64Array:
-        """Places of shards that have rows at `position` or after it, as half-open ranges, int64, shape (k, 2); they may
-        overlap. Where a search in half consumed windows would take more than `most` steps, all their places.
+        """Places of shards that have rows at `position` or after it: half-open ranges that may overlap, int64, shape
+        (k, 2). If a search in half consumed windows would take more than `most` steps, all their places count.
         """
         lanes, window_rows = self.order.lane_count, self.order.window_rows
         base, extra = divmod(self.order.rows, lanes)
@@ -177,7 +178,7 @@ class _LanedEpoch(Epoch):
         return np.concatenate([pending, halves if found is None else np.stack([found, found + 1], axis=1)])
 
     def _places_from(self, position: int, stop: int, ranges: Int64Array, most: int) -> Int64Array | None:
-        """Those places in some ranges that have rows at positions [position, stop); None after `most` steps."""
+        """The places in some ranges that have rows at positions [position, stop); None after `most` steps."""
         if int((ranges[:, 1] - ranges[:, 0]).sum()) > most:
             return None
         wanted = np.unique(np.concatenate([np.arange(first, end) for first, end in ranges.tolist()]))
@@ -191,7 +192,7 @@ class _LanedEpoch(Epoch):
         return wanted[is_found]
 
     def _place_ranges(self, firsts: Int64Array, ends: Int64Array) -> Int64Array:
-        """The places that half-open ranges of the sequence touch, none of which is empty; shape (k, 2)."""
+        """The places that half-open ranges of the sequence touch; shape (k, 2). No range is empty."""
         return np.stack([self._slots(firsts), self._slots(ends - 1) + 1], axis=1)
 
     def shard_ids(self, places: Int64Array) -> Int64Array:
@@ -199,31 +200,31 @@ class _LanedEpoch(Epoch):
         if not self.order.settings.shuffles_shards:
             return places
         shards, key = self.order.shard_count, self.key("shards")
-        # Rows outnumber shards by far: a table of all of them, where it is small, saves a permutation for each row.
+        # There are many more rows than shards. A table of the shards, if it is small, saves a permutation for each row.
         return _permutation_table(shards, key)[places] if shards <= _MAX_TABLE else permute(places, shards, key)
 
     @functools.cached_property
     def _short_shard(self) -> tuple[int, int]:
-        """Place in the sequence and rows of the last shard in storage order, the only one that may be short."""
+        """Place and rows of the last shard in storage order. It alone may be short."""
         last = slot = self.order.shard_count - 1
         if self.order.settings.shuffles_shards:
             slot = _slot_of(last, self.key("shards"))
         return slot, self.order.rows - last * self.order.shard_rows
 
     def _slots(self, sequence: Int64Array) -> Int64Array:
-        """Index in the sequence to place of its shard there."""
+        """Indices in the sequence to the places of their shards."""
         if self.order.ends is not None:
             return np.searchsorted(self._laid_ends, sequence, side="right")
         return to_places(sequence, self.order.shard_rows, *self._short_shard)
 
     @functools.cached_property
     def _laid_ends(self) -> Int64Array:
-        """Where the shard at each place of the sequence ends, when shards follow fragments; O(fragments)."""
+        """Where the shard at each place of the sequence ends, if shards are fragments; O(fragments)."""
         lengths = np.diff(self.order.tables[_ENDS], prepend=0)
         return np.cumsum(lengths[self.shard_ids(np.arange(len(lengths)))], dtype=np.int64)
 
     def _unlay(self, sequence: Int64Array) -> Int64Array:
-        """Index in the sequence to selected row."""
+        """Indices in the sequence to selected rows."""
         if not self.order.settings.shuffles_shards:
             return sequence
         slots, ends = self._slots(sequence), self.order.ends
@@ -234,13 +235,13 @@ class _LanedEpoch(Epoch):
 
 
 Number = int | Int64Array
-"""Of one epoch, or of each position's."""
+"""Of one epoch, or one for each position."""
 
 
 def to_sequence(
     positions: Int64Array, rows: Number, lanes: Number, window_rows: Number, key: int | UInt64Array | None
 ) -> Int64Array:
-    """Positions to indices in the sequence that lanes are cut from; windows are shuffled where there is a key."""
+    """Positions to indices in the sequence that is cut into lanes. With a key, windows are shuffled."""
     within, lane = np.divmod(positions, lanes)  # (k,), (k,)
     base, extra = np.divmod(rows, lanes)
     lane_start = lane * base + np.minimum(lane, extra)
@@ -253,9 +254,9 @@ def to_sequence(
 
 
 def to_places(sequence: Int64Array, shard_rows: Number, short_place: Number, short_rows: Number) -> Int64Array:
-    """Indices in the sequence to the places of their shards there, of which only one may be short."""
-    behind = sequence >= short_place * shard_rows + short_rows
-    return np.where(behind, (sequence - short_rows) // shard_rows + 1, sequence // shard_rows)
+    """Indices in the sequence to the places of their shards, one of which may be short."""
+    is_after = sequence >= short_place * shard_rows + short_rows
+    return np.where(is_after, (sequence - short_rows) // shard_rows + 1, sequence // shard_rows)
 
 
 def to_rows(
@@ -273,9 +274,9 @@ def to_rows(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WindowShuffle(_Laned):
-    """Shards in random order, dealt into lanes, rows shuffled in windows inside each lane. The default.
+    """Shards in random order, dealt into lanes, and rows shuffled in windows inside each lane. The default.
 
-    Reads are contiguous (a shard at a time), and each batch mixes rows of `lanes` windows.
+    A shard is read at once, and each batch mixes rows of `lanes` windows.
 
     Attributes:
         shard_rows: Rows of one shard. "auto": several MiB; "fragment": shards are the dataset's fragments.
@@ -288,7 +289,7 @@ class WindowShuffle(_Laned):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardShuffle(_Laned):
-    """Shards in random order, rows in storage order inside each. Fields as in `WindowShuffle`."""
+    """Shards in random order, with rows in storage order inside each. The fields are those of `WindowShuffle`."""
 
     name: ClassVar[str] = "shard"
     shuffles_windows: ClassVar[bool] = False
@@ -296,7 +297,7 @@ class ShardShuffle(_Laned):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sequential(_Laned):
-    """Storage order: the rows of step t are rows [t·G, (t+1)·G) of the selection. Fields as in `WindowShuffle`."""
+    """Storage order: step t has rows [t·G, (t+1)·G) of the selection. The fields are those of `WindowShuffle`."""
 
     name: ClassVar[str] = "sequential"
     shuffles_shards: ClassVar[bool] = False

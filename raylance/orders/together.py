@@ -1,7 +1,8 @@
-"""Owns the rows of many epochs of shuffles in one calculation, for mixtures; never differs from what each gives alone.
+"""Owns the rows of many epochs of shuffles in one calculation, for mixtures; never gives other rows than each epoch
+alone.
 
-A mixture of 300 datasets has a few rows of each in a step. Asked one after the other, they would cost a hundred
-microseconds each, whatever their number; here an epoch is a column of numbers, and each position has one.
+A step of a mixture of 300 datasets has a few rows of each. One after the other, each epoch would cost a hundred
+microseconds for any number of rows. Here an epoch is a column of numbers, and each position has its column.
 """
 
 import abc
@@ -23,15 +24,15 @@ from raylance.orders.shuffles import (
 
 
 class Formula(abc.ABC):
-    """What gives the rows of epochs of one kind of order from a few numbers of each."""
+    """Computes rows of epochs of one kind of order from a few numbers of each epoch."""
 
     @abc.abstractmethod
     def stack(self, epochs: Sequence[Epoch]) -> UInt64Array:
-        """The numbers of epochs, uint64, shape (numbers, epochs)."""
+        """The numbers of some epochs, uint64, shape (numbers, epochs)."""
 
     @abc.abstractmethod
     def rows(self, numbers: UInt64Array, positions: Int64Array) -> Int64Array:
-        """The rows at positions, int64, shape (k,), each of an epoch of its own: the numbers have the shape (m, k)."""
+        """The rows at positions, int64, shape (k,). Each position has a column of `numbers`, shape (m, k)."""
 
 
 class _Permuted(Formula):
@@ -65,7 +66,7 @@ class _Laid(Formula):
 
 
 def _numbers(epoch: Epoch) -> tuple[int, ...]:
-    """Of an epoch of a laned order; the place of its short shard is left out."""
+    """The numbers of an epoch of a laned order, with 0 for the place of its short shard."""
     order = epoch.order
     window_rows = (order.read_positions or 1) // order.lane_count
     short_rows = order.rows - (order.shard_count - 1) * order.shard_rows
@@ -82,5 +83,5 @@ _FORMULAS: dict[type[Order], Formula] = {
 
 
 def formula_of(order: Resolved) -> Formula | None:
-    """What gives the rows of epochs of an order, or None where each is asked alone."""
+    """The formula of an order; None if each of its epochs is asked alone."""
     return None if order.tables else _FORMULAS.get(type(order.settings))  # shards of a table have sizes of their own

@@ -1,7 +1,7 @@
 """Owns the steps of an epoch: which positions and rows each rank gets in each step; never reads data or talks to Ray.
 
-A run's whole position is (epoch, position): training consumes a prefix of the order. Loaders, actors, audits and tests
-all use this one planner. Intervals are half-open throughout.
+Training consumes a prefix of the order, so (epoch, position) is all that says how far a run is. Loaders, actors, audits
+and tests use this one planner. All intervals are half-open.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from raylance.orders.permutation import Int64Array
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
 _GROWTH = 1.25  # of items, from the first ones on
-_WHOLE = 0.75  # of the limit: a window somewhat larger than was thought is not worth cutting
+_WHOLE = 0.75  # of the limit: a window that is a little larger than estimated is not cut
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Consecutive steps, from the one at a position on, whose rows one rank reads together."""
+    """Consecutive steps, beginning with the one at a position, whose rows one rank reads together."""
 
     epoch: int
     position: int
@@ -33,13 +33,13 @@ class Chunk:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class WorkItem:
-    """What travels as one object: rows [low, high) of one rank's slice, of each of `steps` consecutive steps.
+    """Rows that travel as one object: rows [low, high) of one rank's slice, of each of `steps` consecutive steps.
 
-    Idempotent: from the plan and the item alone, any actor produces the same rows in the same order.
+    It is idempotent: from the plan and the item, each actor produces the same rows in the same order.
 
     Attributes:
         position: Position of the first step.
-        steps: Steps; more than one only when [low, high) is the whole slice.
+        steps: Number of steps; more than one only if [low, high) is the whole slice.
         chunk: The chunk that the rows are read with.
     """
 
@@ -63,11 +63,11 @@ class Plan:
 
     Attributes:
         global_batch_size: Rows of one step over all ranks, G.
-        remainder: What becomes of the last n mod G rows: "drop" leaves them out, "pad" fills the step with the epoch's
+        remainder: How the last n mod G rows are treated: "drop" leaves them out, "pad" fills the step with the epoch's
             first rows, "ragged" makes a smaller last step, in which a rank may get no row.
-        chunk_positions: Positions read together. Steps that begin in the same unit of this size form a chunk.
-        every: Steps from one of this plan's own to the next. 1 makes all steps; k workers that share a rank have k
-            here, and worker w begins w steps behind the first.
+        chunk_positions: Positions that are read together. Steps that begin in the same unit of this size form a chunk.
+        every: Distance in steps between two steps of this plan: 1 for all steps. k workers that share a rank have k
+            here, and worker w begins w steps after the first one.
     """
 
     order: Resolved
@@ -85,14 +85,14 @@ class Plan:
             raise ConfigError(f"remainder={self.remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
         if self.remainder == "drop" and self.epoch_rows < self.global_batch_size:
             raise ConfigError(
-                f"an epoch has {self.epoch_rows} rows and the global batch {self.global_batch_size}: with "
+                f"an epoch has {self.epoch_rows} rows and the global batch {self.global_batch_size}. With "
                 'remainder="drop" an epoch would have no step at all. Use a smaller batch, or remainder="pad" or '
                 '"ragged".'
             )
 
     @property
     def epoch_rows(self) -> int:
-        """Positions of an epoch; the rows of the selection, unless the order samples."""
+        """Positions of an epoch; n, unless the order samples."""
         return self.order.epoch_rows
 
     @property
@@ -117,7 +117,7 @@ class Plan:
         return min(left, self.global_batch_size) if self.remainder == "ragged" else self.global_batch_size
 
     def after(self, position: int) -> int:
-        """Position of the step behind the one at a position."""
+        """Position of the step after the one at a position."""
         return min(position + self.stride, self.epoch_rows)
 
     def rank_slice(self, position: int, rank: int) -> tuple[int, int]:
@@ -128,7 +128,7 @@ class Plan:
     def positions(self, position: int, low: int, high: int) -> Int64Array:
         """Epoch positions of rows [low, high) of a step, arranged by (position mod lanes, position div lanes).
 
-        int64, shape (high - low,). Positions of padding lie at n and beyond.
+        int64, shape (high - low,). Padding has positions of at least n.
         """
         lanes, size = self.order.lane_count, self.step_size(position)
         first = position % lanes
@@ -141,35 +141,35 @@ class Plan:
         return np.asarray(position + offset[lane] + within * lanes, dtype=np.int64)
 
     def item_positions(self, item: WorkItem) -> Int64Array:
-        """Epoch positions of the rows of an item, int64, shape (item.rows,), in the order they are delivered."""
+        """Epoch positions of the rows of an item in the order of delivery, int64, shape (item.rows,)."""
         low = self.rank_slice(item.position, item.rank)[0]
         starts = range(item.position, item.position + item.steps * self.stride, self.stride)
         return np.concatenate([self.positions(start, low + item.low, low + item.high) for start in starts])
 
     def select(self, epoch: int, positions: Int64Array) -> Int64Array:
-        """Selected rows at epoch positions; padding wraps round to the epoch's first rows.
+        """Selected rows at epoch positions. Padding takes the epoch's first rows.
 
         Raises:
-            ConfigError: If an order of one's own gives what is no row of the selection.
+            ConfigError: If a custom order returns a row that is not in the selection.
         """
         return select_rows(self.order.epoch(epoch), positions % self.epoch_rows)
 
     def check_order(self, epoch: int) -> None:
-        """Tries an order of one's own on a sample of an epoch's positions, before anything is started.
+        """Checks a custom order on a sample of an epoch's positions, before anything is started.
 
         Raises:
-            ConfigError: If it gives a row twice and does not say that it repeats, or what is no row.
+            ConfigError: If it returns a row twice and does not set `repeats`, or one that is not in the selection.
         """
         check_sample(self.order, epoch)
 
     def chunk_rows(self, chunk: Chunk, rank: int) -> Int64Array:
-        """Selected rows of a rank's slices of all steps of a chunk, int64, in the order they are delivered."""
+        """Selected rows of a rank's slices of all steps of a chunk in the order of delivery, int64."""
         starts = range(chunk.position, chunk.position + chunk.steps * self.stride, self.stride)
         parts = [self.positions(start, *self.rank_slice(start, rank)) for start in starts]
         return self.select(chunk.epoch, np.concatenate(parts))
 
     def line(self, position: int, rank: int) -> int:
-        """Number of the first row of a rank's slice of a step, among the slices of all steps whole strides apart."""
+        """Number of the first row of a rank's slice of a step, counted over the steps at whole strides from it."""
         return position // self.stride * self._slice_rows(rank)
 
     def _slice_rows(self, rank: int) -> int:
@@ -182,7 +182,7 @@ class Plan:
         return (chunk.steps - 1) * self._slice_rows(rank) + high - low
 
     def cut(self, item: WorkItem, parts: int) -> list[WorkItem]:
-        """The same rows in the same order, as up to `parts` items of whole steps, or of parts of the one step."""
+        """Cuts an item into up to `parts` items of whole steps, or of parts of its only step, in the same order."""
         whole = item.steps if item.steps > 1 else item.rows
         parts = max(1, min(parts, whole))
         bounds = list(itertools.pairwise(part * whole // parts for part in range(parts + 1)))
@@ -203,11 +203,11 @@ class Plan:
         return Chunk(epoch=epoch, position=position, steps=min(steps, within))
 
     def next_chunk(self, chunk: Chunk) -> Chunk | None:
-        """The chunk behind this one, or None at the end of the epoch."""
+        """The chunk after this one, or None at the end of the epoch."""
         return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.stride)
 
     def chunk_behind(self, chunk: Chunk, rank: int) -> Chunk | None:
-        """What a rank most likely reads behind a chunk: the next one that has rows of it, or the next epoch's first."""
+        """The chunk that a rank most likely reads next: one with rows of it, or the next epoch's first."""
         after = self.next_chunk(chunk)
         if after is not None and self.chunk_size(after, rank):
             return after
@@ -219,12 +219,12 @@ class Plan:
     ) -> Iterator[WorkItem]:
         """Cuts a rank's stream from a position on into work items, in the order of delivery.
 
-        They aim at `item_rows` rows: smaller slices are joined, up to `max_steps` of them, and larger ones cut. With
-        `first_rows`, the items of the first step aim at so many, to come early; and as many further ones as those were,
-        one for each who works on them, at a quarter more each time: none then takes longer than what was made before it
-        lasts, though the consumer be hardly slower than who makes them. Towards the end of the epoch they aim at half
-        of what is left for each (Polychronopoulos, Kuck: "Guided self-scheduling", 1987), but not below `first_rows`:
-        or one would still be at work when the others have nothing left to do.
+        Items aim at `item_rows` rows. Smaller slices are joined, up to `max_steps` of them, and larger ones are cut.
+        With `first_rows`, the items of the first step aim at that number, so that the first batch comes early. It has
+        an item for each helper. Each further round of as many items aims at a quarter more rows, so that the rows of
+        one round last while the next is made, even if the consumer is almost as fast as the helpers. Towards the end of
+        the epoch, items aim at half of each helper's share of the rest, but at least at `first_rows` (Polychronopoulos,
+        Kuck: "Guided self-scheduling", 1987). Otherwise one helper would still work when the others are done.
         """
         chunk, rows = self.chunk_at(epoch, position), first_rows or item_rows
         low, high = self.rank_slice(position, rank)
@@ -238,7 +238,7 @@ class Plan:
                 if first_rows:
                     rows = min(rows, max(first_rows, self.steps(at) * size // (2 * alike)))
                 parts = max(1, -(-size // rows))
-                # A smaller last step stands alone: joined slices are all of one size.
+                # A smaller last step is an item of its own: joined slices have one size.
                 whole = min(chunk.steps - done, -(-((self.epoch_rows - at) // self.global_batch_size) // self.every))
                 joined = 1 if parts > 1 else max(1, min(whole, rows // max(size, 1), max_steps))
                 item = WorkItem(rank=rank, epoch=epoch, position=at, steps=joined, low=0, high=size, chunk=chunk)
@@ -250,18 +250,18 @@ class Plan:
 
 
 def no_step_left(plan: Plan, epoch: int, position: int) -> str:
-    """Says why a pass is empty: a position near the end of an epoch, where no whole step fits any more."""
+    """The warning for an empty pass: from its position, no whole step fits into the epoch."""
     return (
-        f"no step is left of epoch {epoch}: {position} of {plan.epoch_rows} rows were consumed, and the rest makes no "
+        f"no step is left of epoch {epoch}: {position} of {plan.epoch_rows} rows were consumed, and the rest is no "
         f"global batch of {plan.global_batch_size} (remainder={plan.remainder!r}). This pass is empty; the next one is "
         f"epoch {epoch + 1}."
     )
 
 
 def portion_rows(rows: int, row_bytes: float, limit_bytes: int) -> int:
-    """Rows to read and hold together, of `rows` that would be best read at once.
+    """Rows to read and hold together, of `rows` that are best read at once.
 
-    All of them where that leaves some room for what comes next, else equal parts of which two have room together.
+    These are all rows, if they leave room for the next ones. Otherwise they are one of equal parts, two of which fit.
     """
     nbytes = rows * row_bytes
     if nbytes <= _WHOLE * limit_bytes:

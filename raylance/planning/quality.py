@@ -1,8 +1,8 @@
 """Owns the measures of how well an order shuffles, from a plan alone; never reads data, never chooses an order.
 
-Each measure stands beside that of the ideal, `RowShuffle` over the same rows and the same global batch: exact where a
-formula gives it, else measured in the same way. None depends on what the order calls a shard, so any two orders over
-the same rows compare.
+Each measure is compared with that of the ideal, `RowShuffle` over the same rows and the same global batch: computed by
+a formula if there is one, and otherwise measured in the same way. None depends on the shards of an order, so any two
+orders over the same rows can be compared.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ Classes = tuple[str, Callable[[Int64Array], Int64Array], Floats]  # kind; select
 _BLOCKS = (10, 100)  # pseudo-classes: few large ones, many small ones
 _CLOSE = 1000  # rows within a thousandth of the selection are close
 _PAIRED_ROWS = 1 << 14  # positions compared between two epochs
-_NOTHING = 1e-12  # what rounding leaves of a zero
+_NOTHING = 1e-12  # a zero, after rounding
 _TITLES = {
     "distance": "neighbour distance, rows",
     "nearest": "nearest row of the batch, rows",
@@ -39,7 +39,7 @@ class Measure:
     """A mean over the sampled steps.
 
     Attributes:
-        value: Of the order; NaN where a step has too few rows to tell.
+        value: Of the order; NaN if steps have too few rows.
         ideal: Of a row shuffle.
     """
 
@@ -48,7 +48,7 @@ class Measure:
 
     @property
     def ratio(self) -> float:
-        """Value relative to the ideal; 1, a row shuffle's, also where both are nothing."""
+        """Value relative to the ideal: 1 for a row shuffle, and if both are zero."""
         if self.ideal <= _NOTHING:
             return float("inf") if self.value > _NOTHING else 1.0
         return self.value / self.ideal
@@ -56,28 +56,29 @@ class Measure:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ShuffleQuality:
-    """How far an order is from a row shuffle. In all but `epoch_correlation`, a ratio of 1 is the ideal.
+    """How far an order is from a row shuffle. Except for `epoch_correlation`, a ratio of 1 is the ideal.
 
     Attributes:
         plan: The plan that was measured.
         steps: Steps that were sampled in each epoch.
         epochs: Epochs that were sampled, from 0.
-        distance: Rows of storage between consecutive rows of the epoch, mean. Ratio 0 is storage order; 1 means that a
-            row does not tell where the next one comes from.
-        nearest: Rows of storage from a row to the nearest other one of its global batch, mean. The ratio is the index
-            of Clark and Evans ("Distance to nearest neighbor …", Ecology 35, 1954): below 1 the batch is clumped.
-        spread: Of as many equal blocks of storage as the batch has rows, how many it touches. A ratio of 0.25 means
-            that a batch comes from a quarter of the places that a random one comes from.
-        close_pairs: Share of a batch's pairs of rows that are within a thousandth of the selection of each other. Ratio
-            3: near-duplicates stored together meet in one batch three times as often as by chance.
-        divergences: By kind of classes, the Jensen-Shannon divergence (Lin, 1991), in bits from 0 to 1, between the
-            classes of a global batch and of the selection, mean. A random batch has some too, so the ratio counts.
-            While small, it is the design effect of cluster sampling (Kish, 1965): G rows serve the classes as well as
-            G / ratio random ones. It is what slows SGD on shuffled blocks down (Xu et al., "Stochastic gradient
-            descent without full data shuffle", 2022). Without labels the classes are equal blocks of
-            storage, the worst case: a dataset sorted by class.
-        epoch_correlation: Rank correlation between the rows at the same positions of an epoch and the next: 0 is ideal,
-            1 the same order again. A shuffle of few shards scatters by about 1 / sqrt(shards).
+        distance: Mean distance in storage, in rows, between consecutive rows of the epoch. Ratio 0 is storage order; at
+            1 the next row does not depend on the present one.
+        nearest: Mean distance in storage, in rows, from a row to the nearest other one of its global batch. The ratio
+            is the index of Clark and Evans ("Distance to nearest neighbor …", Ecology 35, 1954): below 1 the batch is
+            clumped.
+        spread: Storage is cut into as many equal blocks as the batch has rows: the number of blocks that it touches. At
+            a ratio of 0.25 a batch comes from a quarter of the places of a random one.
+        close_pairs: Share of a batch's pairs of rows with a distance of at most a thousandth of the selection. At a
+            ratio of 3, near-duplicates stored together meet in one batch three times as often as by chance.
+        divergences: By kind of classes, the mean Jensen-Shannon divergence (Lin, 1991), in bits from 0 to 1, between
+            the classes of a global batch and those of the selection. A random batch has a divergence too, so look at
+            the ratio. A small one is the design effect of cluster sampling (Kish, 1965): G rows represent the classes
+            as well as G / ratio random ones. This slows SGD on shuffled blocks down (Xu et al., "Stochastic gradient
+            descent without full data shuffle", 2022). Without labels the classes are equal blocks of storage, which is
+            the worst case: a dataset sorted by class.
+        epoch_correlation: Rank correlation between the rows at the same positions of an epoch and the next. 0 is ideal,
+            1 is the same order again. With few shards it scatters by about 1 / sqrt(shards).
     """
 
     plan: Plan
@@ -92,7 +93,7 @@ class ShuffleQuality:
 
     @property
     def class_divergence(self) -> float:
-        """The largest ratio of `divergences`: one number for the shuffle, about 1 at best."""
+        """The largest ratio of `divergences`: one number for the shuffle. The best is about 1."""
         return max(measure.ratio for measure in self.divergences.values())
 
     def __repr__(self) -> str:
@@ -112,7 +113,7 @@ class ShuffleQuality:
 
 
 def order_in_words(order: Resolved) -> str:
-    """Its name and its settings; the components of a mixture are left out."""
+    """The name and the settings of an order, without the components of a mixture."""
     settings = {key: value for key, value in order.params().items() if not isinstance(value, Mapping) and key != "name"}
     return f"{order.name} ({', '.join(f'{key}={value}' for key, value in settings.items())})"
 
@@ -120,12 +121,12 @@ def order_in_words(order: Resolved) -> str:
 def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_steps: int = 256) -> ShuffleQuality:
     """Measures how well the order of a plan shuffles, on steps spread over the epoch.
 
-    Costs O(global_batch_size) a sampled step, whatever the size of the dataset; with labels, also one pass over them.
+    A sampled step costs O(global_batch_size) for any size of the dataset. Labels cost one pass over them.
 
     Args:
-        plan: The plan; neither its ranks nor its remainder matter.
+        plan: The plan. Its ranks and its remainder do not count.
         labels: The class of each selected row in storage order, sortable, shape (n,). None takes 10 and 100 equal
-            blocks of storage for classes. Orders that sample by class diverge on purpose.
+            blocks of storage as classes. Orders that sample by class diverge on purpose.
         epochs: Epochs to average over, from 0.
         sample_steps: Most steps to sample in each epoch.
 
@@ -133,13 +134,15 @@ def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_s
         ConfigError: If there is not one label for each selected row, or nothing to sample.
     """
     if epochs < 1 or sample_steps < 1:
-        raise ConfigError(f"epochs={epochs}, sample_steps={sample_steps}: both must be at least 1.")
+        raise ConfigError(
+            f"epochs={epochs}, sample_steps={sample_steps}: there is nothing to measure. Both must be at least 1."
+        )
     n = plan.rows
     blocks = sorted({min(count, n) for count in _BLOCKS})
     classings = [_block_classes(count, n) for count in blocks] if labels is None else [_label_classes(labels, n)]
     starts = _sample_starts(plan, sample_steps)
     value = _observe(plan, epochs, starts, classings)
-    # Another seed, or a row shuffle would be compared with itself; in a short epoch more epochs, for less noise.
+    # With the same seed, a row shuffle would be compared with itself. More epochs if an epoch is short: less noise.
     ideal_order = RowShuffle().resolve(Facts(rows=n, seed=derive_key(plan.order.seed, "quality", "ideal")))
     ideal_plan = dataclasses.replace(plan, order=ideal_order, remainder="ragged")
     ideal = _observe(ideal_plan, max(epochs, -(-sample_steps // len(starts))), starts, classings)
@@ -158,10 +161,10 @@ def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_s
 
 
 def compare_windows(plan: Plan, labels: Labels = None) -> dict[int, dict[int, float]]:
-    """Class divergences, as ratios to a row shuffle, that other windows and lanes would give.
+    """Measures the class divergence, as a ratio to a row shuffle, for other windows and lanes.
 
     Args:
-        plan: The plan, of a `WindowShuffle`; others have no windows, and nothing to compare.
+        plan: The plan of a `WindowShuffle`. Other orders have no windows to compare.
         labels: As `shuffle_quality` takes them.
 
     Returns:
@@ -184,7 +187,10 @@ def compare_windows(plan: Plan, labels: Labels = None) -> dict[int, dict[int, fl
 def _label_classes(labels: npt.ArrayLike, n: int) -> Classes:
     array: npt.NDArray[Any] = np.asarray(labels)
     if array.shape != (n,):
-        raise ConfigError(f"labels of shape {array.shape}: give one for each of {n} selected rows, in storage order.")
+        raise ConfigError(
+            f"labels have the shape {array.shape}; the selection has {n} rows. Nothing was measured. Give one label "
+            "for each selected row, in storage order."
+        )
     _, codes, counts = np.unique(array, return_inverse=True, return_counts=True)
     return f"{len(counts)} labels", lambda rows: codes[rows], counts / n
 
@@ -199,7 +205,7 @@ def _steps(plan: Plan) -> int:
 
 
 def _sample_starts(plan: Plan, sample_steps: int) -> list[int]:
-    """Positions of the sampled steps, one at random in each of equal parts of the epoch: no period can hide."""
+    """Positions of the sampled steps: a random one in each of equal parts of the epoch, so that no period is missed."""
     count = min(sample_steps, _steps(plan))
     edges = np.arange(count + 1) * _steps(plan) // count
     draws = uniform(subkeys(derive_key(plan.order.seed, "quality", "steps"), np.arange(count)), 1)[:, 0]
@@ -230,7 +236,7 @@ def _observe_step(plan: Plan, epoch: int, start: int, classings: list[Classes]) 
 
 
 def _divergence(classes: Int64Array, shares: Floats) -> float:
-    """Jensen-Shannon divergence in bits; O(rows), since a class that the batch lacks adds its share and no more."""
+    """Jensen-Shannon divergence in bits; O(rows), since a class that is not in the batch adds its share only."""
     found, counts = np.unique(classes, return_counts=True)
     here, there = counts / len(classes), shares[found]
     middle = (here + there) / 2
@@ -239,7 +245,7 @@ def _divergence(classes: Int64Array, shares: Floats) -> float:
 
 
 def _correlation(plan: Plan, epoch: int) -> float:
-    """Rank correlation of the rows at the same positions of two epochs: rows are their own ranks."""
+    """Rank correlation of the rows at the same positions of two epochs. Rows are their own ranks."""
     count = min(plan.epoch_rows, _PAIRED_ROWS)
     if count < 2:
         return float("nan")

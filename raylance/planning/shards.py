@@ -1,7 +1,7 @@
-"""Owns how a checkpoint lists the shards that are complete, and how such a list is read; never changes a position.
+"""Owns the list of complete shards in a checkpoint: how it is written and read; never changes a position.
 
-A list names ranges of places in the epoch's sequence of shards, in which lanes lie one after the other: few ranges and
-the same cost at any number of rows. Seed and epoch give the IDs of the shards at these places.
+A list holds ranges of places in the epoch's sequence of shards, where lanes lie one after the other. So there are few
+ranges, at the same cost for any number of rows. Seed and epoch give the IDs of the shards at these places.
 """
 
 import base64
@@ -16,7 +16,7 @@ from raylance.orders.order import Epoch
 from raylance.orders.permutation import BoolArray
 
 NO_SHARDS: dict[str, Any] = {"shards": 0, "complete": 0, "places": []}
-"""The list of an order that repeats rows: no shard of it is complete before the others."""
+"""The list of an order that repeats rows. It has no shards."""
 
 _MOST_RANGES = 1024  # 46 kB of JSON
 _WHY = "shards complete in no sequence, most of them at the end of an epoch, or in more places than a checkpoint holds"
@@ -26,8 +26,8 @@ def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
     """Lists the shards whose rows lie wholly in [0, position).
 
     Returns:
-        {"shards": n, "complete": k, "places": [[first, end], …]}, half-open and ascending; or {"shards": n,
-        "on_request": why}, where `RankLoader.completed_shards` finds them.
+        {"shards": n, "complete": k, "places": [[first, end], …]}, half-open and ascending. Or {"shards": n,
+        "on_request": why}: then `RankLoader.completed_shards` finds them.
     """
     shards = epoch.order.shard_count
     if not shards:
@@ -39,14 +39,14 @@ def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
 
 
 def read_shards(listed: Mapping[str, Any], epoch: Epoch) -> BoolArray | None:
-    """Reads such a list, or one of an older raylance, which names IDs by ranges or by a bitmap.
+    """Reads a list of this raylance, or of an older one, which listed IDs by ranges or by a bitmap.
 
     Args:
         listed: `completed_shards` of a state.
         epoch: The epoch of the state, of the order that it names.
 
     Returns:
-        Bools by shard ID, shape (shards,); None where the list leaves them to a request.
+        Bools by shard ID, shape (shards,); None for a list "on_request".
 
     Raises:
         StateError: If the list is damaged.
@@ -68,7 +68,7 @@ def read_shards(listed: Mapping[str, Any], epoch: Epoch) -> BoolArray | None:
             raise ValueError(f"{listed['complete']} complete shards, the list names {done.sum()}")
     except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
         raise StateError(
-            f"the list of complete shards is damaged ({error}), so the rest of the state may be, too. Use an earlier "
-            "checkpoint."
+            f"the list of complete shards is damaged ({error}). The rest of the state may be damaged, too. Use an "
+            "earlier checkpoint."
         ) from error
     return done

@@ -1,4 +1,4 @@
-"""Owns an epoch in numbers, as a notebook prints it; never plans one."""
+"""Owns the summary of an epoch, as a notebook prints it; never plans an epoch."""
 
 import dataclasses
 import html
@@ -19,7 +19,7 @@ _RANKS = 16  # that a legend names
 def summarise(
     plan: Plan, row_bytes: float, reads: str, max_window_bytes: int = sys.maxsize, measure: str = "as given"
 ) -> "PlanSummary":
-    """What an epoch of a plan is, in numbers; its arguments are as `PlanSummary` has them."""
+    """Summarises an epoch of a plan; the arguments are fields of `PlanSummary`."""
     chunk, last = plan.chunk_at(0, 0), plan.world_size - 1  # no rank has more rows than the last one
     rows = plan.chunk_size(chunk, last) if chunk is not None else 0
     window_bytes = int(portion_rows(rows, row_bytes, max_window_bytes) * row_bytes)
@@ -40,7 +40,7 @@ def summarise(
 
 
 def _sources(plan: Plan, end: int) -> "dict[str, SourceRows]":
-    """What an epoch up to a position has of each dataset of a mixture."""
+    """The rows of each dataset of a mixture in an epoch, up to a position."""
     order = plan.order.settings
     if not isinstance(order, MixOrder):
         return {}
@@ -62,15 +62,15 @@ def _sources(plan: Plan, end: int) -> "dict[str, SourceRows]":
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SourceRows:
-    """What an epoch of a mixture has of one dataset.
+    """The rows of one dataset in an epoch of a mixture. The last three are None if its order draws rows.
 
     Attributes:
-        share: Its share of the positions: what its weight came to.
+        share: Its share of the positions, which follows from its weight.
         rows: Rows of its selection.
-        delivered: Rows of it in an epoch, those that come again included.
-        used: Different rows of it; None where its order draws, which may repeat any. The next ones, too.
-        left_out: Rows of it that do not come.
-        repeated: Rows that come again.
+        delivered: Its rows in an epoch, with those that come again.
+        used: Its different rows in an epoch.
+        left_out: Its rows that do not come.
+        repeated: Its rows that come again.
     """
 
     share: float
@@ -86,18 +86,18 @@ class PlanSummary:
     """An epoch in numbers.
 
     Attributes:
-        plan: The plan itself.
+        plan: The plan.
         steps: Steps of every rank.
-        sources: Of a mixture, what an epoch has of each dataset, by name.
+        sources: In a mixture, the rows of each dataset, by name.
         rows_dropped: Rows that no rank gets in an epoch.
         rows_repeated: Rows of padding, which come twice.
         shards: Shards of the selection.
         reads: How rows are read, "range" or "take", and why.
-        window_bytes: Bytes of raw rows that one rank reads together, about.
-        held_bytes: Bytes of raw rows that one rank holds, what it uses and what it reads ahead, about; never more than
-            `max_window_bytes`, and a sixteenth of it for what is just being read.
-        row_bytes: Bytes of a row as it is read, about, from which both follow.
-        measure: How that is known.
+        window_bytes: Bytes of raw rows that one rank reads together, approximately.
+        held_bytes: Bytes of raw rows that one rank holds, those in use and those that are read ahead, approximately. At
+            most `max_window_bytes`, plus a sixteenth of it while rows are read.
+        row_bytes: Bytes of a row as it is read, approximately. The other two follow from it.
+        measure: How `row_bytes` was measured.
     """
 
     plan: Plan
@@ -117,16 +117,16 @@ class PlanSummary:
         return shuffle_quality(self.plan, labels, epochs, sample_steps)
 
     def compare_windows(self, labels: Labels = None) -> dict[int, dict[int, float]]:
-        """Measures what other windows and lanes would give; see `raylance.planning.quality.compare_windows`."""
+        """Measures other windows and lanes; see `raylance.planning.quality.compare_windows`."""
         return compare_windows(self.plan, labels)
 
     def plot(self, epoch: int = 0, steps: int = 64, axes: Any = None) -> Any:
-        """Plots which rows the first steps take, by rank: straight lines are reading in order, a cloud is a shuffle.
+        """Plots the rows of the first steps by rank. Rows in storage order make lines, a shuffle makes a cloud.
 
         Args:
             epoch: The epoch.
-            steps: How many at the most.
-            axes: Of matplotlib, to plot into; None makes them.
+            steps: Most steps to plot.
+            axes: Axes of matplotlib to plot into; None makes them.
 
         Returns:
             The axes.
@@ -137,7 +137,9 @@ class PlanSummary:
         try:
             import matplotlib.pyplot as plt
         except ImportError as error:
-            raise ConfigError(f"plot() needs matplotlib ({error}): pip install matplotlib") from error
+            raise ConfigError(
+                f"plot() needs matplotlib ({error}). Nothing was drawn. Install it: pip install matplotlib"
+            ) from error
         plan = self.plan
         axes = plt.subplots(figsize=(7, 4.5), layout="constrained")[1] if axes is None else axes
         starts = range(0, min(steps, self.steps) * plan.global_batch_size, plan.global_batch_size)
@@ -182,7 +184,7 @@ class PlanSummary:
         return f"{plan.rows:,} rows in {_counted(self.shards, 'shard')} of {settings.shard_rows}"
 
     def _table(self) -> list[str]:
-        """A line for each dataset of a mixture, below one of headings."""
+        """Headings, and a line for each dataset of a mixture."""
         if not self.sources:
             return []
         lines = [("dataset", "share", "rows", "used", "left out", "repeated")]

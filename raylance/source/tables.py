@@ -1,4 +1,4 @@
-"""Owns what orders look up in a dataset, by columns of its selected rows; never computes an order."""
+"""Owns the tables that orders look up in the columns of selected rows; never computes an order."""
 
 import dataclasses
 import functools
@@ -39,14 +39,14 @@ class _Column:
 
     def codes(self) -> tuple[Int64Array, list[Any]]:
         data = self.data
-        if pa.types.is_dictionary(data.type):  # may name classes of which no row is selected
+        if pa.types.is_dictionary(data.type):  # its dictionary may hold classes without a selected row
             data = data.cast(data.type.value_type)
         try:
             encoded = data.combine_chunks().dictionary_encode()
         except pa.ArrowNotImplementedError as error:
             raise ConfigError(
-                f"the order takes the values of column {self.name!r} for classes, and {data.type} has none that can be "
-                "told apart; nothing was started. Name a column of integers or strings."
+                f"the order takes the values of column {self.name!r} for classes, and values of {data.type} cannot be "
+                "compared. Nothing was started. Name a column of integers or strings."
             ) from error
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.unify_dictionaries().combine_chunks()
@@ -69,8 +69,8 @@ class SelectionRows:
         """See `Rows.column`."""
         if name not in self.dataset.schema.names:
             raise DatasetError(
-                f"the order needs the column {name!r}, which {self.dataset.uri!r} does not have; nothing was started. "
-                f"Its columns are {', '.join(self.dataset.schema.names)}."
+                f"the order needs the column {name!r}, which {self.dataset.uri!r} does not have. Nothing was started. "
+                f"Name one of its columns: {', '.join(self.dataset.schema.names)}."
             )
         offsets = self._rows("a column").offsets(np.arange(self.count))
         return _Column(name, Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name])
@@ -84,18 +84,18 @@ class SelectionRows:
     def _rows(self, what: str) -> Selection:
         if not isinstance(self.selection, Selection):
             raise ConfigError(
-                f"the order needs {what} of each row, but with pack= the rows are sequences of many documents. Use an "
-                "order that needs none: window, shard, sequential or row."
+                f"the order needs {what} of each row, but with pack= the rows are sequences of many documents. Nothing "
+                "was started. Use window, shard, sequential or row, which need none."
             )
         return self.selection
 
 
 def share_tables(order: Order, tables: Tables, source: Source, selection: Shared[Selection]) -> Tables:
-    """What an order, as its user wrote it, looked up: as one value that all processes of a run share."""
+    """Makes one value of the tables of an order, for all processes of a run; `order` is what the user wrote."""
     if not tables:
         return tables
     make = functools.partial(_look_up_again, order, source, selection)
-    # Settings that hold arrays are no recipe: it would be as large as what it makes.
+    # Settings that hold arrays are not sent as a recipe: they are as large as the tables.
     is_large = any(isinstance(getattr(order, field.name), np.ndarray) for field in dataclasses.fields(order))
     nbytes = sum(array.nbytes for array in tables.values())
     return SharedTables(Shared(f"tables of {order.name}", dict(tables), nbytes, None if is_large else make))

@@ -1,4 +1,4 @@
-"""Owns the check that a decoder keeps what raylance relies on; never part of a run."""
+"""Owns the checks that a decoder keeps what raylance relies on; never part of a run."""
 
 import contextlib
 import copy
@@ -27,27 +27,28 @@ _THREADS, _ROUNDS = 2, 3  # each thread decodes all samples so often
 
 
 def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[bytes] | None = None) -> None:
-    """Checks that a decoder does what raylance relies on.
+    """Checks that a decoder keeps what raylance relies on.
 
-    It is a frozen setting, which survives pickling together with what a checkpoint says of it. Its row decoders write
-    the whole array that it says they write, and nothing but the row's bytes and draws decides what: not what was
-    decoded before, nor what another thread decodes. They neither keep nor change the bytes. Bad bytes raise an error
-    and leave nothing behind.
+    - It is a frozen setting. Pickling changes neither it nor its description in a checkpoint.
+    - Its row decoders write the whole array, of its shape and dtype.
+    - The array depends on the row's bytes and draws alone: not on rows decoded before, nor on other threads.
+    - Row decoders neither keep nor change the bytes.
+    - Bad bytes raise an error, and the rows after them decode as before.
 
     Args:
-        decoder: The decoder. What it leaves open is resolved from the first sample.
-        samples: Bytes of good rows: at least two that decode to unlike arrays.
-        bad: Bytes that must raise an error; None for nothing, halves of the samples and random bytes. Give others where
-            the format takes some of these, () where it takes all.
+        decoder: The decoder. The first sample resolves what it leaves open.
+        samples: Bytes of good rows, at least two of which decode to different arrays.
+        bad: Bytes that must raise an error. None takes no bytes, halves of the samples, and random bytes. Give other
+            bytes if some of these are valid in the format, and () if all are.
 
     Raises:
-        AssertionError: With the first of these that does not hold.
-        ConfigError: As at the opening of a dataset: for a shape or dtype that no column can have, say.
+        AssertionError: With the first promise that is broken.
+        ConfigError: If opening a dataset would raise it: for a shape or dtype that no column can have, for example.
     """
     if not isinstance(decoder, Decoder):
         raise AssertionError(f"{decoder!r} is no raylance.Decoder: give an object of a subclass of it.")
     if len(samples) < 2:
-        _fail(decoder, f"{len(samples)} samples show little: give at least two, which decode to unlike arrays")
+        _fail(decoder, f"{len(samples)} samples show little: give at least two, which decode to different arrays")
     try:
         resolved = resolve_decoder(
             decoder, pa.table({decoder.column: pa.array(samples[:1], pa.binary()), ROW_OFFSET: [0]})
@@ -71,13 +72,13 @@ def _fail(decoder: Decoder, what: str, error: Exception | None = None) -> NoRetu
 
 def _sent(decoder: Decoder) -> Any:
     """A decoder as it arrives in another process."""
-    from ray import cloudpickle  # here, so that whoever checks orders loads no Ray
+    from ray import cloudpickle  # here, so that a check of orders does not load Ray
 
     return pickle.loads(cloudpickle.dumps(decoder))  # type: ignore[no-untyped-call]
 
 
 def _check_setting(decoder: Decoder) -> str:
-    """Checks a decoder as a value; returns what a checkpoint says of it."""
+    """Checks a decoder as a value; returns its description in a checkpoint."""
     for field in dataclasses.fields(decoder):
         with contextlib.suppress(dataclasses.FrozenInstanceError):
             setattr(decoder, field.name, getattr(decoder, field.name))
@@ -170,7 +171,7 @@ class _Trial:
 
 
 def _is_lent(memory: bytearray) -> bool:
-    """Whether somebody still holds a view of it; garbage that is not collected yet does not count."""
+    """Whether a view of the memory still exists. Garbage that is not collected yet does not count."""
     for _ in range(2):
         try:
             memory.append(0)

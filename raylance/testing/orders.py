@@ -1,8 +1,8 @@
-"""Owns the checks that an order of one's own keeps what raylance relies on; needs no Ray of its own, reads no data.
+"""Owns the checks that a custom order keeps what raylance relies on; never reads data, never starts Ray.
 
     raylance.testing.check_order(ShortFirst(column="length"), columns={"length": lengths})
 
-Each raises an AssertionError that names the promise, the values, and what to change.
+A check raises an AssertionError that names the promise, the values, and what to change.
 """
 
 import dataclasses
@@ -48,22 +48,22 @@ class _Column:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRows:
-    """A selection in memory, for what orders look up; see `raylance.orders.order.Rows`.
+    """A selection in memory, for orders to look at; see `raylance.orders.order.Rows`.
 
     Attributes:
         count: Rows, n.
-        columns: Arrays by name, of at least n values, of which the first n count.
+        columns: Arrays by name. The first n values of each count.
     """
 
     count: int
     columns: Mapping[str, npt.ArrayLike] = dataclasses.field(default_factory=dict)
 
     def column(self, name: str) -> Column:
-        """A column, by its name."""
+        """The column of a name."""
         return _Column(np.asarray(self.columns[name])[: self.count])
 
     def fragment_ends(self) -> Int64Array:
-        """Ends of uneven fragments."""
+        """The ends of fragments of different sizes."""
         ends = np.cumsum(np.arange(self.count) * 7 % 11 + 1, dtype=np.int64)
         return np.append(ends[ends < self.count], self.count)
 
@@ -85,9 +85,9 @@ def check_order(
 
     Args:
         order: The order.
-        rows: Sizes of the selections to try it on.
-        columns: What it may look up: arrays by name, of as many values as the largest of `rows`.
-        other_process: Also send it to another process, which takes a second or two.
+        rows: Sizes of the selections to check it on.
+        columns: Columns that it may look up: arrays by name, of as many values as the largest of `rows`.
+        other_process: Whether to send it to another process, too, which takes a second or two.
 
     Raises:
         AssertionError: With the promise that is broken, the values, and the fix.
@@ -116,15 +116,15 @@ def _promise(order: Resolved | Order, kept: bool, promise: str, found: str, fix:
 
 
 def _check_settings(order: Order, facts: Facts) -> Resolved:
-    """Settings that can be saved, resolved once, and taken up."""
+    """Checks that settings can be saved, resolved once, and loaded."""
     promise, resolved = functools.partial(_promise, order), order.resolve(facts)
     params, before = resolved.params(), order.params()
     read = json.loads(json.dumps(params, default=repr))
     promise(
         read == params,
-        "params() is what a checkpoint holds, and comes back from JSON as it was",
+        "a checkpoint holds params(), which comes back from JSON as it was",
         f"{params} comes back as {read}",
-        "Make its fields numbers, strings or lists, or leave them out of it by field(compare=False).",
+        "Make its fields numbers, strings or lists, or leave them out by field(compare=False).",
     )
     promise(
         resolved.settings.is_resolved,
@@ -139,9 +139,9 @@ def _check_settings(order: Order, facts: Facts) -> Resolved:
     again = resolved.settings.resolve(other)
     promise(
         again == resolved,
-        "what is resolved stays, whatever row bytes and global batch a resumed run has",
+        "a resolved order stays as it is for other row bytes and another global batch, as a resumed run may have",
         f"resolved again it is {again}, and was {resolved}",
-        'Let no size that is not "auto" follow from the facts, but for rows and seed.',
+        'Let only sizes that are "auto" depend on the facts, except for rows and seed.',
     )
     adopted = order.adopt(read)
     promise(
@@ -164,7 +164,7 @@ def _check_settings(order: Order, facts: Facts) -> Resolved:
 
 
 def _check_epoch(epoch: Epoch) -> None:
-    """Every row once, whatever is asked in which order; complete shards as counted one by one."""
+    """Checks that every row comes once, that it does not depend on what is asked, and that complete shards are so."""
     order, every = epoch.order, np.arange(epoch.order.epoch_rows, dtype=np.int64)
     promise, wanted = functools.partial(_promise, order), every.copy()
     found = epoch.rows(wanted)
@@ -173,7 +173,7 @@ def _check_epoch(epoch: Epoch) -> None:
         isinstance(found, np.ndarray) and found.dtype == np.int64 and found.shape == every.shape,
         f"rows at {every.shape} positions are int64 of that shape",
         f"they are {getattr(found, 'dtype', type(found))} of shape {np.shape(found)}",
-        "Compute them with NumPy from the positions; astype(np.int64) makes other integers so.",
+        "Compute them with NumPy from the positions, and convert them by astype(np.int64).",
     )
     promise(bool((wanted == every).all()), "positions are only read", "they were changed", "Copy them first.")
     outside = found[(found < 0) | (found >= order.rows)]
@@ -221,15 +221,15 @@ def _check_shards(epoch: Epoch, rows: Int64Array) -> None:
         _promise(
             order,
             np.array_equal(done, wanted) and done.dtype == np.bool_,
-            "completed_shards() tells the shards all of whose rows are consumed",
-            f"at position {position} it tells {np.flatnonzero(done)[:9]} of {len(done)}, and those are "
+            "completed_shards() finds the shards all of whose rows are consumed",
+            f"at position {position} it finds {np.flatnonzero(done)[:9]} of {len(done)}, and those are "
             f"{np.flatnonzero(wanted)[:9]} of {len(wanted)}",
-            "Leave it as it is inherited, or count the rows that are still to come.",
+            "Inherit it, or count the rows that are still to come.",
         )
 
 
 def _check_global_batches(order: Resolved, batch: int) -> None:
-    """Steps are arranged by lane; that must not move a row from one global batch to another."""
+    """Checks that a step, which is arranged by lane, has the same rows on every world size."""
     first: list[int] = []
     for world in (1, 2, 3, 8):
         plan = Plan(order=order, global_batch_size=batch, world_size=world, remainder="ragged", chunk_positions=64)
@@ -247,7 +247,7 @@ def _check_global_batches(order: Resolved, batch: int) -> None:
 
 
 def _check_seeking(order: Order, other_process: bool) -> None:
-    """The end of a large epoch costs as little as its start."""
+    """Checks that the end of a large epoch costs as little as its start."""
     bound, tables = order.bind(SampleRows(count=_MANY_ROWS))
     resolved = bound.resolve(Facts(rows=_MANY_ROWS, seed=0, tables=tables, row_bytes=1e4, global_batch_size=256))
     if other_process:
@@ -261,14 +261,14 @@ def _check_seeking(order: Order, other_process: bool) -> None:
     _promise(
         order,
         peak <= _LITTLE_MEMORY,
-        "a few rows cost the same memory however long the epoch is, so that a resume at its end does, too",
+        "a few rows cost the same memory however long the epoch is, so that a resume at its end is cheap",
         f"100 of {_MANY_ROWS:,} rows took {peak / 2**20:,.0f} MiB",
         "Compute the rows that are asked for, as raylance.orders.permutation.permute() does, not all of them.",
     )
 
 
 def _check_sending(order: Resolved) -> None:
-    """Ranks and their helpers are other processes, to which a plan is sent."""
+    """Checks that an order is the same in another process, since a plan is sent to ranks and their helpers."""
     from ray import cloudpickle
 
     end = order.epoch_rows

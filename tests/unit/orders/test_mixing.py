@@ -171,7 +171,7 @@ def test_small_weights_are_kept_by_longer_stretches() -> None:
     assert quotas([0.000995, 1 / np.pi, 1 - 0.000995 - 1 / np.pi]) == [1, 319, 681]
     with pytest.raises(raylance.ConfigError, match=r"1e-09 of all rows.*1,000,000 positions.*at least 1e-06"):
         quotas([1e-9, 1])
-    with pytest.raises(raylance.ConfigError, match="no stretch"):
+    with pytest.raises(raylance.ConfigError, match="No stretch"):
         quotas([1e-300, 1e308, 1e308])
     assert quotas([1e308] * 3) == [1, 1, 1]
     assert quotas([1e308, 1.5e308]) == [2, 3]

@@ -221,7 +221,7 @@ def test_an_order_of_ones_own_finds_what_it_looked_up() -> None:
     order = resolve(ByWeight(), 21)
     assert every_row(order) == sorted(range(21), key=lambda row: row % 7)
     assert order.settings == ByWeight(shard_rows=6)
-    with pytest.raises(NotImplementedError, match="^Order says by no"):
+    with pytest.raises(NotImplementedError, match="^Order has no rows_of"):
         resolve(Order(), 3).epoch(0).rows(np.arange(3))
 
 

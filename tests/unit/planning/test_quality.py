@@ -215,7 +215,7 @@ def test_ratio_of_nothing() -> None:
 
 def test_wrong_arguments() -> None:
     plan = make_plan(SEQUENTIAL)
-    with pytest.raises(ConfigError, match=r"labels of shape \(5,\): give one for each of 60000"):
+    with pytest.raises(ConfigError, match=r"labels have the shape \(5,\); the selection has 60000 rows"):
         shuffle_quality(plan, np.zeros(5))
     for arguments in ({"epochs": 0}, {"sample_steps": 0}):
         with pytest.raises(ConfigError, match="at least 1"):
