@@ -45,8 +45,8 @@ class _Column:
             encoded = data.combine_chunks().dictionary_encode()
         except pa.ArrowNotImplementedError as error:
             raise ConfigError(
-                f"the order takes the values of column {self.name!r} for classes, and values of {data.type} cannot be "
-                "compared. Nothing was started. Name a column of integers or strings."
+                f"the order takes values of column {self.name!r} for classes, and {data.type} has no classes. "
+                "Nothing was started. Name a column of integers or strings."
             ) from error
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.unify_dictionaries().combine_chunks()
