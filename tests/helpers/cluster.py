@@ -7,15 +7,16 @@ from typing import Any
 CPUS = 4
 
 
+def helpers_of(loader: Any, kind: str) -> list[Any]:
+    """Handles of a loader's actors of a kind, "ShardActor" or "DecodeActor", in the order in which they came."""
+    runtime = loader._session.runtime
+    handles = [] if runtime is None else [helper.handle for helper in runtime._helpers.values()]
+    return [handle for handle in handles if kind in repr(handle)]
+
+
 def actors_of(loader: Any) -> tuple[Any, list[Any]]:
     """Handles of a loader's shard actor, and of its decode actors."""
-    runtime = loader._session.runtime
-    if runtime is None:
-        return None, []
-    by_kind: dict[str, list[Any]] = {"reader": [], "decoder": []}
-    for number, helper in runtime._helpers.items():
-        by_kind[loader._session.pool._helpers[number].kind].append(helper.handle)
-    return next(iter(by_kind["reader"]), None), by_kind["decoder"]
+    return next(iter(helpers_of(loader, "ShardActor")), None), helpers_of(loader, "DecodeActor")
 
 
 def wait_for_free_cpus(cpus: int) -> None:

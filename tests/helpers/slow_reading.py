@@ -1,6 +1,7 @@
-"""Owns loaders of a storage that takes a while for each read, as an object store does."""
+"""Owns datasets of a storage that takes a while for each read, as an object store does; never a storage itself."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -15,27 +16,36 @@ from raylance.source.rows import TableRows
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRows(TableRows):
-    """Takes a while for each read, as an object store does."""
+    """Rows that are waited for: `pause` is called before each read, with the number of rows."""
 
-    wait_s: float
+    pause: Callable[[int], None]
 
     def open_reader(self, retry_s: float | None = None) -> Any:
-        return SlowReader(TableRows.open_reader(self, retry_s), self.wait_s)
+        return SlowReader(TableRows.open_reader(self, retry_s), self.pause)
 
 
 class SlowReader:
-    def __init__(self, reader: Any, wait_s: float) -> None:
-        self._reader, self._wait_s = reader, wait_s
+    def __init__(self, reader: Any, pause: Callable[[int], None]) -> None:
+        self._reader, self._pause = reader, pause
 
     def read_into(self, offsets: np.ndarray, add: Callable[[pa.Table], None]) -> None:
-        time.sleep(self._wait_s * len(offsets))
+        self._pause(len(offsets))
         self._reader.read_into(offsets, add)
 
 
-def slow_loader(uri: str, wait_s: float, **options: Any) -> raylance.RankLoader:
-    dataset: Any = raylance.dataset(uri, columns=["id", "text"], remainder="ragged")
-    read_spec, delivery_spec = specs_of(dataset)
-    source: Any = read_spec.source
+def opened_slowly(dataset: Any, pause: Callable[[int], None]) -> tuple[Any, Any]:
+    """What loaders of a dataset are made of, with slow reads."""
+    opened, delivered = specs_of(dataset)
+    source: Any = opened.source
     fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
-    read_spec = dataclasses.replace(read_spec, source=SlowRows(**fields, wait_s=wait_s))
-    return raylance.RankLoader(read_spec, delivery_spec, raylance.Options(**options))
+    return dataclasses.replace(opened, source=SlowRows(**fields, pause=pause)), delivered
+
+
+def sleep(wait_s: float, rows: int) -> None:
+    time.sleep(wait_s * rows)
+
+
+def slow_loader(uri: str, wait_s: float, **options: Any) -> raylance.RankLoader:
+    """A loader that waits so long for each row that it reads."""
+    dataset = raylance.dataset(uri, columns=["id", "text"], remainder="ragged")
+    return raylance.RankLoader(*opened_slowly(dataset, functools.partial(sleep, wait_s)), raylance.Options(**options))

@@ -29,7 +29,7 @@ from raylance.reports.progress import progress
 from raylance.reports.reading import Run, read_run
 from raylance.reports.timeline import timeline
 from raylance.runtime.session import Session
-from raylance.source.rows import TableRows
+from tests.helpers.slow_reading import opened_slowly
 from tests.helpers.virtual_time import VirtualTime
 
 ROWS, BATCH = 128, 8
@@ -66,27 +66,6 @@ class SlowDecoder(raylance.Decoder):
     def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
         self.watch.sleep("decoding", self.row_s)
         out[...] = len(encoded)
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class SlowRows(TableRows):
-    """Rows of a storage that takes a while for each."""
-
-    watch: Any
-    row_s: float
-
-    def open_reader(self, retry_s: float = 0.0) -> Any:
-        return SlowReader(TableRows.open_reader(self, retry_s), self.watch, self.row_s)
-
-
-class SlowReader:
-    def __init__(self, reader: Any, watch: Watch, row_s: float) -> None:
-        self._reader, self._watch, self._row_s = reader, watch, row_s
-
-    def read_into(self, offsets: np.ndarray, add: Callable[[pa.Table], None]) -> None:
-        self._watch.sleep("reading", self._row_s * len(offsets))
-        self._watch.rows_read += len(offsets)
-        self._reader.read_into(offsets, add)
 
 
 class SlowHelpers(Session):
@@ -138,10 +117,12 @@ def make_loader(
     """A loader that does not go on to the next epoch by itself: what is read ahead of it would be nobody's yet."""
     decoder = SlowDecoder("cell", watch, costs.decode_row_s, costs.open_s)
     dataset: Any = raylance.dataset(uri, decode=decoder, order="sequential")
-    read_spec, delivery_spec = specs_of(dataset)
-    source: Any = read_spec.source
-    fields = {field.name: getattr(source, field.name) for field in dataclasses.fields(source)}
-    read_spec = dataclasses.replace(read_spec, source=SlowRows(**fields, watch=watch, row_s=costs.read_row_s))
+
+    def read(rows: int) -> None:
+        watch.sleep("reading", costs.read_row_s * rows)
+        watch.rows_read += rows
+
+    read_spec, delivery_spec = opened_slowly(dataset, read)
     options = {"runtime": "threads", "num_decoders": 1, "name": name} | options
     made = raylance.Options(**options)
     watch.slept.clear()  # of what opening the dataset tried

@@ -25,6 +25,7 @@ from raylance.orders.order import Resolved
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.plan import Chunk, Plan, WorkItem
 from raylance.source.readahead import ReadAhead
+from tests.helpers.cluster import helpers_of
 from tests.helpers.dispatch import FAULT, Driver, make_pool
 from tests.helpers.in_memory import InMemory
 from tests.helpers.orders import cases, resolve
@@ -352,20 +353,12 @@ def test_the_same_batches_of_a_mixture_and_of_less_than_a_chunk(uri: str) -> Non
 # ---- by actors
 
 
-def readers_of(loader: raylance.RankLoader) -> list[Any]:
-    """Handles of a loader's shard actors."""
-    runtime: Any = loader._session.runtime
-    pool: Any = loader._session.pool
-    kinds = {number: helper.kind for number, helper in pool._helpers.items()}
-    return [helper.handle for number, helper in runtime._helpers.items() if kinds[number] == "reader"]
-
-
 @pytest.mark.slow
 def test_one_of_two_readers_that_dies_costs_no_row(ray_session: None, uri: str) -> None:
     def epoch_of(loader: raylance.RankLoader, kills: tuple[int, ...] = ()) -> list[list[int]]:
         """An epoch, in which the readers of its start are killed, one at each of some steps."""
         found: list[list[int]] = []
-        readers = readers_of(loader) if kills else []
+        readers = helpers_of(loader, "ShardActor") if kills else []
         for batch in loader.iter_batches(global_batch_size=24):
             found.append(ids_of(batch))
             if len(found) in kills:

@@ -3,6 +3,7 @@
 import importlib.util
 import itertools
 import json
+import multiprocessing
 import pickle
 import subprocess
 import sys
@@ -23,6 +24,9 @@ import raylance
 from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler, find_place
 
 STYLES = ["iterable", "map"]
+# A worker that is forked from a server which has loaded torch starts in a tenth of the time. Tests that name no context
+# have Loader's own, "spawn".
+multiprocessing.set_forkserver_preload(["torch"])
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +163,8 @@ def _train(rank: int, world_size: int, uri: str, folder: str, phases: list[tuple
     for style, chain in phases:
         state, parts = None, []
         for link, workers in enumerate(chain):
-            loader = make_loader(open_dataset(uri), style, 60, workers=workers)
+            context = {"multiprocessing_context": "forkserver"} if workers else {}
+            loader = make_loader(open_dataset(uri), style, 60, workers=workers, **context)
             if state is not None:
                 loader.load_state_dict(state)
             part = []
@@ -176,7 +181,7 @@ def _train(rank: int, world_size: int, uri: str, folder: str, phases: list[tuple
 
 def check_ranks(uri: str, folder: Path, world_size: int, phases: list[tuple[str, list[int]]]) -> None:
     args = (world_size, uri, str(folder), phases)
-    torch.multiprocessing.spawn(_train, args=args, nprocs=world_size)
+    torch.multiprocessing.start_processes(_train, args=args, nprocs=world_size, start_method="forkserver")
     results = [json.loads((folder / f"{world_size}-{rank}.json").read_text()) for rank in range(world_size)]
     handle = open_dataset(uri)
     for phase in range(len(phases)):
@@ -254,7 +259,7 @@ def test_a_plain_dataloader_that_repeats_an_epoch_is_warned_once(
     """In a process of its own, because workers tell it on its stderr."""
     script = tmp_path / "train.py"
     script.write_text(f"""
-import raylance
+import multiprocessing, raylance
 from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler
 from torch.utils.data import DataLoader
 
@@ -272,7 +277,8 @@ def passes(loader, before=lambda epoch: None):
         assert len(list(loader)) == 10
 
 if __name__ == "__main__":
-    options = {{"num_workers": {workers}, "multiprocessing_context": "spawn"}} if {workers} else {{}}
+    multiprocessing.set_forkserver_preload(["torch"])
+    options = {{"num_workers": {workers}, "multiprocessing_context": "forkserver"}} if {workers} else {{}}
     keep = {{"persistent_workers": True}} if {workers} else {{}}
     steps, arguments = parts("window")
     passes(DataLoader(**arguments, **options, **keep), steps.set_epoch)
@@ -312,7 +318,7 @@ def test_set_epoch_reaches_workers_that_persist(uri: str, kind: str) -> None:
     handle = open_dataset(uri)
     steps = IterableDataset(handle, global_batch_size=64)
     loader = loader_class(
-        steps, batch_size=None, num_workers=2, multiprocessing_context="spawn", persistent_workers=True
+        steps, batch_size=None, num_workers=2, multiprocessing_context="forkserver", persistent_workers=True
     )
     for epoch in (0, 1, 3):
         steps.set_epoch(epoch)
@@ -330,7 +336,7 @@ def test_torchdatas_stateful_dataloader_goes_on_where_it_was(uri: str, style: st
     handle = open_dataset(uri)
 
     def make() -> tuple[Any, Any]:
-        options = {"num_workers": workers, "multiprocessing_context": "spawn" if workers else None}
+        options = {"num_workers": workers, "multiprocessing_context": "forkserver" if workers else None}
         if style == "map":
             steps: Any = RowSampler(handle, global_batch_size=64)
             return steps, stateful(MapDataset(handle), batch_sampler=steps, **options)

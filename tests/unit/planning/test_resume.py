@@ -16,6 +16,7 @@ import pytest
 import ray.train
 
 import raylance
+from raylance.api.dataset import specs_of
 from raylance.audit import EpochAudit, reopen
 from raylance.planning.state import read_state
 from tests.helpers.images import encode
@@ -339,14 +340,7 @@ def test_a_checkpoint_of_0_1_0_is_restored(old_data: Path, tmp_path: Path) -> No
 def test_secrets_are_not_shown(images_uri: str) -> None:
     handle = raylance.dataset(images_uri, storage_options={"aws_secret_access_key": "hunter2"})
     loader = handle.loader()
-    for value in (
-        handle,
-        loader,
-        loader._read_spec,
-        loader._cursor.delivery_spec,
-        handle.plan(),
-        loader.batches(batch_size=4),
-    ):
+    for value in (handle, loader, *specs_of(handle), handle.plan(), loader.batches(batch_size=4)):
         assert "hunter2" not in repr(value)
     assert "hunter2" not in json.dumps(loader.state_dict())
 
