@@ -14,7 +14,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.source.column_memory import Chunks, Column, Room, make_column
 
 _KEPT_BYTES = 64 << 20  # of freed memory, in each arena
-# The largest piece that is kept: twice what is read at once. A larger one, such as a row of its own, goes to the system.
+# The largest piece that is kept: twice what is read at once. A larger one, such as one row, goes back to the system.
 # Kept, it would pin the freed memory around it: a reader of 32 MiB of rows had 170 MiB of it.
 _KEPT_PIECE_BYTES = 8 << 20
 _ARENAS = 4  # more would only help threads that allocate many small pieces
