@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.1"  # read by Ray Train when it is imported
+# On a loaded machine workers take long to import their framework, and a start that times out is a failure of the run.
+os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "240")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 # Ray Train asks the Ray that it finds on this machine whether its controller lives; where that is another Ray, which
 # has never heard of it, it ends the run. Nobody answers here, so that two can be tested side by side.
@@ -17,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tests.helpers.cluster import CPUS
+from tests.helpers.cluster import start_ray
 from tests.helpers.images import make_images
 
 hypothesis.settings.register_profile("raylance", deadline=None, max_examples=30, derandomize=True)
@@ -58,7 +60,7 @@ def ray_session() -> Iterator[None]:
     """One local Ray, which promises more CPUs than a small machine has."""
     import ray
 
-    ray.init(address="local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
+    start_ray()
     yield
     ray.shutdown()
 

@@ -7,6 +7,20 @@ from typing import Any
 CPUS = 4
 
 
+def start_ray() -> None:
+    """Starts a Ray of this process. Ray gives its own node 30 s to register, which a loaded machine may exceed."""
+    import ray
+
+    for attempts_left in (2, 1, 0):
+        try:
+            ray.init(address="local", num_cpus=CPUS, include_dashboard=False, log_to_driver=False)
+            return
+        except Exception as error:
+            if "timed out during startup" not in str(error) or not attempts_left:
+                raise
+            ray.shutdown()
+
+
 def helpers_of(loader: Any, kind: str) -> list[Any]:
     """Handles of a loader's actors of a kind, "ShardActor" or "DecodeActor", in the order in which they came."""
     runtime = loader._session.runtime
