@@ -66,6 +66,17 @@ def ray_session() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def s3_port() -> Iterator[int]:
+    """Where an S3 API listens on this machine; each module has a bucket of its own."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    yield server.get_host_and_port()[1]
+    server.stop()
+
+
+@pytest.fixture(scope="session")
 def images_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     """1,003 JPEGs of 32x24, in fragments of 150 rows, some rows deleted: 953 live ones."""
     uri = str(tmp_path_factory.mktemp("images") / "images.lance")

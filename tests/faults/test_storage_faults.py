@@ -14,7 +14,6 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from moto.server import ThreadedMotoServer
 
 import raylance
 from raylance.source import retrying
@@ -58,21 +57,16 @@ def healer() -> Iterator[Callable[[Callable[[], Any]], Healer]]:
         logger.removeHandler(handler)
 
 
-@pytest.fixture(scope="module")
-def port() -> Iterator[int]:
-    """Where the S3 API itself listens."""
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
+def bucket_of(port: int) -> Any:
+    """The bucket of the dataset, by the S3 API itself."""
     keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "us-east-1"}
-    boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys).create_bucket(Bucket="faulty")
-    yield port
-    server.stop()
+    return boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys).Bucket("faulty")
 
 
 @pytest.fixture(scope="module")
-def store(port: int) -> Iterator[FaultyStore]:
-    proxy = FaultyStore(port)
+def store(s3_port: int) -> Iterator[FaultyStore]:
+    bucket_of(s3_port).create()
+    proxy = FaultyStore(s3_port)
     lance.write_dataset(table(), URI, max_rows_per_file=1500, storage_options=options_of(proxy))
     yield proxy
     proxy.close()
@@ -219,17 +213,15 @@ def test_a_manifest_that_is_listed_is_asked_for_again(store: FaultyStore, healer
     assert healed.warnings == 1
 
 
-def test_a_dataset_that_was_rewritten_in_a_bucket_is_refused(store: FaultyStore, port: int) -> None:
+def test_a_dataset_that_was_rewritten_in_a_bucket_is_refused(store: FaultyStore, s3_port: int) -> None:
     """Lance keeps no manifest of before; the loader ends though its storage is healthy."""
     uri, options = "s3://faulty/other.lance", options_of(store)
     lance.write_dataset(table(), uri, max_rows_per_file=500, storage_options=options)
     order = raylance.Sequential(shard_rows=500, window_shards=1)
     data = raylance.dataset(uri, storage_options=options, order=order)
-    keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "us-east-1"}
-    bucket = boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys).Bucket("faulty")
 
     def rewrite() -> None:
-        bucket.objects.filter(Prefix="other.lance/").delete()
+        bucket_of(s3_port).objects.filter(Prefix="other.lance/").delete()
         lance.write_dataset(table(), uri, max_rows_per_file=500, storage_options=options)
 
     with pytest.raises(raylance.DatasetError, match=r"rewritten in place: its files were \w{32}.* and are \w{32}"):

@@ -12,7 +12,6 @@ import pytest
 import ray.train
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from moto.server import ThreadedMotoServer
 
 import raylance
 from raylance.integrations.checkpoint_files import write_files
@@ -24,24 +23,21 @@ OPTIONS = "scheme=http&endpoint_override={}"  # Arrow's words for where the API 
 
 
 @pytest.fixture(scope="module")
-def uri() -> Iterator[str]:
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
+def uri(s3_port: int) -> Iterator[str]:
+    endpoint = f"http://127.0.0.1:{s3_port}"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AWS_ENDPOINT", f"http://127.0.0.1:{port}")
+        patch.setenv("AWS_ENDPOINT", endpoint)
         patch.setenv("AWS_ALLOW_HTTP", "true")
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
             patch.setenv(name, "none")
         for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
             patch.setenv(name, "us-east-1")
-        boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}").create_bucket(Bucket="bucket")
+        boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket="read")
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(ROWS * 100, dtype=np.float32)), 100)
         words = pa.array([b"x" * (row % 50) for row in range(ROWS)])
         table = pa.table({"id": np.arange(ROWS), "vector": vectors, "word": words})
-        lance.write_dataset(table, "s3://bucket/data.lance", max_rows_per_file=700)
-        yield "s3://bucket/data.lance"
-    server.stop()
+        lance.write_dataset(table, "s3://read/data.lance", max_rows_per_file=700)
+        yield "s3://read/data.lance"
 
 
 @settings(max_examples=15)
@@ -79,14 +75,14 @@ def test_an_epoch_from_an_object_store(uri: str) -> None:
 
 def test_what_is_gone_is_told_with_pieces_under_way(uri: str) -> None:
     opened = Reader(dataset=lance.dataset(uri), columns=["id"], row_bytes=1e6, mode="take")
-    with pytest.raises(raylance.DatasetError, match="rows 5 to 3999 of 's3://bucket/data.lance'"):
+    with pytest.raises(raylance.DatasetError, match="rows 5 to 3999 of 's3://read/data.lance'"):
         opened.read(np.arange(5, 4000))
 
 
 def test_a_checkpoint_in_an_object_store(uri: str) -> None:
     """One that lies there already gets raylance's files, and gives them back."""
     filesystem, path = pyarrow.fs.FileSystem.from_uri(
-        f"s3://bucket/runs?{OPTIONS}".format(os.environ["AWS_ENDPOINT"].removeprefix("http://"))
+        f"s3://read/runs?{OPTIONS}".format(os.environ["AWS_ENDPOINT"].removeprefix("http://"))
     )
     checkpoint = ray.train.Checkpoint(f"{path}/checkpoint", filesystem=filesystem)
     dataset = raylance.dataset(uri, columns=["id"])

@@ -3,7 +3,6 @@
 import io
 import re
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 
 import boto3
@@ -11,7 +10,6 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-from moto.server import ThreadedMotoServer
 from pyarrow.fs import copy_files
 from sklearn.datasets import load_digits
 
@@ -26,20 +24,16 @@ SECRET = "none-of-yours"
 
 
 @pytest.fixture(scope="module")
-def options() -> Iterator[list[str]]:
+def options(s3_port: int) -> list[str]:
     """What reaches the API, given to jobs alone: no environment tells of it."""
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    _, port = server.get_host_and_port()
-    endpoint, keys = f"http://127.0.0.1:{port}", {"aws_access_key_id": "none", "aws_secret_access_key": SECRET}
+    endpoint, keys = f"http://127.0.0.1:{s3_port}", {"aws_access_key_id": "none", "aws_secret_access_key": SECRET}
     bucket = boto3.resource("s3", endpoint_url=endpoint, region_name="us-east-1", **keys).Bucket("bucket")
     bucket.create()
     digits = load_digits()
     for number, pixels in enumerate((digits.images[:120] * 15).astype("uint8")):
         bucket.upload_fileobj(io.BytesIO(encode(pixels)), f"photos/{digits.target[number]}/{number:04}.png")
     pairs = keys | {"aws_endpoint": endpoint, "aws_region": "us-east-1", "allow_http": "true"}
-    yield [word for key, value in pairs.items() for word in ("--storage-options", f"{key}={value}")]
-    server.stop()
+    return [word for key, value in pairs.items() for word in ("--storage-options", f"{key}={value}")]
 
 
 @pytest.mark.slow
