@@ -16,7 +16,6 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.api.dataset import specs_of
 from raylance.api.loader import recorder_of
 from raylance.observe import metrics
 from raylance.observe.stats import WAITS
