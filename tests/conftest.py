@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.1"  # read by Ray Train when it is imported
 # On a loaded machine workers take long to import their framework, and a start that times out is a failure of the run.
@@ -22,17 +23,19 @@ import pytest
 from tests.helpers.cluster import start_ray
 from tests.helpers.images import make_images
 
-hypothesis.settings.register_profile("raylance", deadline=None, max_examples=30, derandomize=True)
+# No test is timed: drawing an example takes long on a loaded machine, too.
+UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+hypothesis.settings.register_profile("raylance", max_examples=30, derandomize=True, **UNTIMED)
 # Others each time: bash tests/run --hypothesis-profile=thorough
-hypothesis.settings.register_profile("thorough", deadline=None, max_examples=500)
+hypothesis.settings.register_profile("thorough", max_examples=500, **UNTIMED)
 # For many runs that mostly fail: few examples, none made smaller.
 hypothesis.settings.register_profile(
     "mutants",
-    deadline=None,
     max_examples=6,
     derandomize=True,
     database=None,
     phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+    **UNTIMED,
 )
 hypothesis.settings.load_profile("raylance")
 
