@@ -1,6 +1,7 @@
 """Owns the handle of an opened dataset: describes it, reads single rows, makes loaders; never holds a position."""
 
 import contextlib
+import functools
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,8 @@ class Dataset:
         if name in RAY_DATA_NAMES:
             return getattr(self._train, name)
         if name in LOADER_NAMES:
-            return getattr(self._train.require_local_loader(self), name)
+            ask = functools.partial(self._train.ask_loader, self, name)
+            return ask if callable(getattr(RankLoader, name)) else ask()
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:

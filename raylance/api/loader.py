@@ -6,7 +6,7 @@ steps.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, NoReturn, Self
 
 import torch
@@ -349,7 +349,7 @@ class RankLoader:
         size = spec.global_batch_size
         whose = f"rank {self.rank} of {self.world_size}"
         return Batches(
-            lambda: self._pass(spec),
+            lambda: self._recorder.time(self._take_all(spec)),
             lambda: self._plan(size, spec.remainder).steps(),
             f"{kind} batches of {self._read_spec.source.uri!r}, global batch {size}, {whose}",
             self,
@@ -364,27 +364,6 @@ class RankLoader:
             plan.check_order(epoch)
             where = {"epoch": epoch, "position": position, "prefetch_batches": spec.prefetch_batches}
             self._session.prepare(plan, self.rank, **where, stats=self._recorder.stats)
-
-    def _pass(self, spec: BatchSpec) -> Iterator[Any]:
-        """Hands out the rest of the epoch, and counts how long each batch is awaited and kept: all that happens here
-        while the consumer asks is waiting.
-        """
-        stats, batches, is_first = self._recorder.stats, self._take_all(spec), True
-        try:
-            while True:
-                begun = stats.begin("wait_s")
-                try:
-                    handed = next(batches, None)
-                finally:
-                    waited_s = stats.end("wait_s", begun)
-                stats.first_batch_s += waited_s if is_first else 0.0
-                is_first = False
-                if handed is None:
-                    return
-                with stats.timed("user_s"):
-                    yield handed.pop()
-        finally:
-            batches.close()
 
     def _take_all(self, spec: BatchSpec) -> Generator[list[Any], None, None]:
         """Takes the rest of the epoch and moves the cursor with each batch, to the next epoch with the last."""
@@ -403,7 +382,8 @@ class RankLoader:
         plan.check_order(epoch)
         recorder.begin_pass(plan, self.state_dict)
         prepares = self._prepares
-        feeder = self._session.start(plan, self.rank, epoch=epoch, position=position, bound=spec, stats=recorder.stats)
+        where = {"epoch": epoch, "position": position}
+        feeder = self._session.start(plan, self.rank, **where, batch_spec=spec, stats=recorder.stats)
         try:
             for handed, step in feeder:
                 if moves != cursor.moves:

@@ -12,7 +12,7 @@ import socket
 import threading
 import uuid
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -101,6 +101,28 @@ class Recorder:
         """Records that the loader continues at a saved state."""
         self.stats.tell("resume", {"epoch": saved.epoch, "position": saved.position})
         self.ledger.load(saved.epoch, saved.position)
+
+    def time(self, batches: Generator[list[Any], None, None]) -> Iterator[Any]:
+        """Hands out batches, each in a list, and counts how long each is awaited and kept.
+
+        All that happens while the consumer asks for a batch is waiting.
+        """
+        stats, is_first = self.stats, True
+        try:
+            while True:
+                begun = stats.begin("wait_s")
+                try:
+                    handed = next(batches, None)
+                finally:
+                    waited_s = stats.end("wait_s", begun)
+                stats.first_batch_s += waited_s if is_first else 0.0
+                is_first = False
+                if handed is None:
+                    return
+                with stats.timed("user_s"):
+                    yield handed.pop()
+        finally:
+            batches.close()
 
     def on_step(self, epoch: int, step: Step) -> None:
         """Counts the rows of a step that was handed out."""

@@ -102,6 +102,15 @@ class TrainAdapter:
             )
         return loader
 
+    def ask_loader(self, handle: object, name: str, *positional: Any, **arguments: Any) -> Any:
+        """Calls a method of the loader of a run in local mode, or reads a property.
+
+        Raises:
+            ConfigError: Outside of local mode.
+        """
+        found = getattr(self.require_local_loader(handle), name)
+        return found(*positional, **arguments) if callable(found) else found
+
     def close(self) -> None:
         """Ends the helpers of the loader of a run in local mode."""
         if self._local is not None:

@@ -98,27 +98,31 @@ class EpochAudit:
             ConfigError: If a number is missing or out of its range.
             StateError: If the state belongs to other rows or another order.
         """
-        self._data, (feed, delivery) = data, specs_of(data)
+        self._data, (read_spec, delivery_spec) = data, specs_of(data)
         given = {"global_batch_size": global_batch_size, "world_size": world_size, "epoch": epoch}
         if state is not None:
             parse_state(state)
-            now = make_state(feed.origin, delivery, epoch=0, position=0, global_batch_size=None, world_size=1)
+            now = make_state(read_spec.origin, delivery_spec, epoch=0, position=0, global_batch_size=None, world_size=1)
             anyhow = {name: getattr(now, name) for name in ("uri", "columns", "decode", "transform", "codecs")}
-            delivery, saved = load_state({**state, **anyhow}, now, delivery)
+            delivery_spec, saved = load_state({**state, **anyhow}, now, delivery_spec)
             given = {name: getattr(saved, name) if value is None else value for name, value in given.items()}
         size = check_integer("global_batch_size", given["global_batch_size"], 1)
         world = check_integer("world_size", 1 if given["world_size"] is None else given["world_size"], 1)
         self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
         self.position = check_integer("position", position, 0)
         self.plan: Plan = make_plan(
-            delivery, global_batch_size=size, world_size=world, max_window_bytes=Options().max_window_bytes
+            delivery_spec, global_batch_size=size, world_size=world, max_window_bytes=Options().max_window_bytes
         )
         if self.position >= self.plan.epoch_rows:
             raise ConfigError(
                 f"position={position}: the epoch has {self.plan.epoch_rows:,} rows. There is nothing to audit. Begin "
                 "at a position of it, counted from 0."
             )
-        self._delivery, self._parts, self._selection = delivery, parts_of(data), feed.source.load_selection()
+        self._delivery_spec, self._parts, self._selection = (
+            delivery_spec,
+            parts_of(data),
+            read_spec.source.load_selection(),
+        )
         self._starts = range(self.position, self.position + self.plan.steps(self.position) * size, size)
 
     def completed_shards(self, state: Mapping[str, Any]) -> Int64Array:
@@ -257,7 +261,7 @@ class EpochAudit:
     def _planned(self, positions: Int64Array) -> Step:
         """The rows at positions of the plan. Those after the end of the epoch are padding."""
         rows = self._selection.offsets(self.plan.select(self.epoch, positions))
-        components = rows >> COMPONENT_SHIFT if isinstance(self._delivery.order, MixOrder) else None
+        components = rows >> COMPONENT_SHIFT if isinstance(self._delivery_spec.order, MixOrder) else None
         return Step(offsets=rows & OFFSET_MASK, real=positions < self.plan.epoch_rows, components=components)
 
     def _rows(self, low: int, high: int) -> Iterator[Int64Array]:
@@ -278,7 +282,7 @@ class EpochAudit:
 
     def _stream(self, loader: RankLoader) -> Iterator[Step]:
         plan, size = self.plan, self.plan.global_batch_size
-        planned = dataclasses.replace(self._delivery, order=plan.order.settings)
+        planned = dataclasses.replace(self._delivery_spec, order=plan.order.settings)
         where = {
             "epoch": self.epoch,
             "position": self.position,
@@ -291,7 +295,7 @@ class EpochAudit:
             names = {ROW_OFFSET, COMPONENT, VALID} & set(table.column_names)
             columns = {name: table[name].to_numpy().copy() for name in names}
             real, masked = columns.get(VALID, np.ones(len(table), dtype=np.bool_)), 0
-            if self._delivery.masks_bad_rows:  # masked rows are marked as padding is; the plan shows which are which
+            if self._delivery_spec.masks_bad_rows:  # marked as padding is; the plan shows which are which
                 at = self.position + number * size
                 known = plan.positions(at, *plan.rank_slice(at, loader.rank)) < plan.epoch_rows
                 real, masked = real | known, int((known & ~real).sum())
@@ -302,7 +306,7 @@ class EpochAudit:
         drawn, counts, faults = Tally(tally.selected), {"missing": 0, "twice": 0}, []
         for rows in self._rows(0, self.plan.epoch_rows if any(part.order.repeats for part in self._parts) else 0):
             drawn.add(rows)
-        standings = self._delivery.order.standings(self.plan.epoch_rows)
+        standings = self._delivery_spec.order.standings(self.plan.epoch_rows)
         for part, selected, times, draws in zip(self._parts, tally.selected, tally.times, drawn.times, strict=True):
             count, of = int(selected.sum()), f" of {part.name}" * bool(part.name)
             if count != part.rows:

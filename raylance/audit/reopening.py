@@ -113,12 +113,14 @@ def reopen(
     if not is_mixture:
         return opened[""]
     weighed = {name: (opened[name], part["quota"]) for name, part in parts.items()}
-    feed, delivery = specs_of(mix(weighed, stop=saved.order["stop"], window_bytes=window_bytes, remainder=remainder))
-    order = cast("MixOrder", delivery.order)
+    read_spec, delivery_spec = specs_of(
+        mix(weighed, stop=saved.order["stop"], window_bytes=window_bytes, remainder=remainder)
+    )
+    order = cast("MixOrder", delivery_spec.order)
     # The recorded quotas: mix() would divide them by a common divisor.
     components = [dataclasses.replace(part, quota=parts[part.name]["quota"]) for part in order.components]
     order = dataclasses.replace(order, components=tuple(components)).adopt(saved.order)
-    return Dataset(feed, dataclasses.replace(delivery, order=order))
+    return Dataset(read_spec, dataclasses.replace(delivery_spec, order=order))
 
 
 def _order(name: Any = None, **params: Any) -> Order:

@@ -130,13 +130,13 @@ class Part:
 
 def parts_of(data: Dataset) -> list[Part]:
     """The datasets of a mixture, or the only one."""
-    feed, delivery = specs_of(data)
-    order = delivery.order
-    if not (isinstance(feed.source, MixedRows) and isinstance(order, MixOrder)):
-        return [_part("", feed.source, delivery.filter, delivery.split, order, delivery.rows)]
+    read_spec, delivery_spec = specs_of(data)
+    order = delivery_spec.order
+    if not (isinstance(read_spec.source, MixedRows) and isinstance(order, MixOrder)):
+        return [_part("", read_spec.source, delivery_spec.filter, delivery_spec.split, order, delivery_spec.rows)]
     return [
-        _part(of.name, source, delivery.filter[of.name], delivery.split[of.name], of.order, of.rows)
-        for of, source in zip(order.components, feed.source.parts, strict=True)
+        _part(of.name, source, delivery_spec.filter[of.name], delivery_spec.split[of.name], of.order, of.rows)
+        for of, source in zip(order.components, read_spec.source.parts, strict=True)
     ]
 
 

@@ -170,7 +170,11 @@ class Batches:
 
 
 def make_batch_spec(
-    delivery: DeliverySpec, global_batch_size: int, prefetch_batches: int, drop_last: bool | None, with_row_offset: bool
+    delivery_spec: DeliverySpec,
+    global_batch_size: int,
+    prefetch_batches: int,
+    drop_last: bool | None,
+    with_row_offset: bool,
 ) -> BatchSpec:
     """Checks the arguments of all iterators, which `RankLoader.iter_torch_batches` documents.
 
@@ -180,11 +184,11 @@ def make_batch_spec(
     if drop_last is not None:
         drop_last = check_flag("drop_last", drop_last)
     with_row_offset = check_flag("with_row_offset", with_row_offset)
-    remainder: Remainder = delivery.remainder if drop_last is None else "drop" if drop_last else "ragged"
+    remainder: Remainder = delivery_spec.remainder if drop_last is None else "drop" if drop_last else "ragged"
     hidden = [] if with_row_offset else [ROW_OFFSET]
-    if not (isinstance(delivery.order, MixOrder) and with_row_offset):
+    if not (isinstance(delivery_spec.order, MixOrder) and with_row_offset):
         hidden.append(COMPONENT)
-    if remainder != "pad" and not delivery.masks_bad_rows:
+    if remainder != "pad" and not delivery_spec.masks_bad_rows:
         hidden.append(VALID)
     return BatchSpec(
         global_batch_size=global_batch_size,

@@ -43,15 +43,15 @@ class Session:
         self.runtime: Runtime | None = None
         self.pool: HelperPool | None = None
 
-    def start(self, plan: Plan, rank: int, *, epoch: int, position: int, bound: BatchSpec, stats: Stats) -> Feeder:
+    def start(self, plan: Plan, rank: int, *, epoch: int, position: int, batch_spec: BatchSpec, stats: Stats) -> Feeder:
         """Begins one rank's pass from a position to the end of its epoch, and ends the one before."""
-        wanted = _Pass(plan, rank, epoch, position, bound.prefetch_batches)
+        wanted = _Pass(plan, rank, epoch, position, batch_spec.prefetch_batches)
         feeder = self._take_prepared(wanted)
         if feeder is None:
             self.end_pass()  # of an iterator that was not closed: two cannot share the helpers
             feeder = self._begin(wanted, stats)
         self._feeder = feeder
-        feeder.bind(bound)
+        feeder.bind(batch_spec)
         return feeder
 
     def prepare(self, plan: Plan, rank: int, *, epoch: int, position: int, prefetch_batches: int, stats: Stats) -> None:

@@ -77,7 +77,8 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
         if mine.steps(position) <= 0:
             return
         session, self._idle = self._idle or Session(self._opened.read_spec, self._options), None
-        feeder = session.start(mine, rank, epoch=epoch, position=position, bound=self._batch_spec(), stats=Stats())
+        where = {"epoch": epoch, "position": position}
+        feeder = session.start(mine, rank, **where, batch_spec=self._batch_spec(), stats=Stats())
         try:
             for handed, step in feeder:
                 if position == 0 and step.is_last:  # of several workers, the first one counts

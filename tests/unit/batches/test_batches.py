@@ -156,7 +156,7 @@ def test_a_handle_gives_its_cpus_back_whatever_passes_go_on(uri: str) -> None:
     for found in batches:
         with pytest.raises(raylance.RaylanceError, match="superseded"):
             next(found)
-    assert dataset._idle is None
+    assert dataset._passes._idle is None
 
 
 def twice(batch: dict[str, Any]) -> dict[str, Any]:
