@@ -25,7 +25,7 @@ from raylance.decode.pixels import (
     shown_size,
 )
 from raylance.errors import ConfigError
-from raylance.planning.state import UNSAID_BY_DEFAULT
+from raylance.planning.state import OMIT_DEFAULT
 
 _BOX_DRAWS = 40  # uniform numbers for the box; the flip uses the next one
 _CROP_ATTEMPTS = 10
@@ -142,10 +142,10 @@ class Image(Decoder):
     hflip: float = 0.0
     decode_fn: Callable[[bytes], Pixels] | None = None
     keeps_size: bool = dataclasses.field(default=False, repr=False)
-    draft: bool = dataclasses.field(default=False, metadata=UNSAID_BY_DEFAULT)
-    like: str | None = dataclasses.field(default=None, metadata=UNSAID_BY_DEFAULT)
-    mode: Literal["RGB", "L"] = dataclasses.field(default="RGB", metadata=UNSAID_BY_DEFAULT)
-    interpolation: Literal["bilinear", "nearest"] = dataclasses.field(default="bilinear", metadata=UNSAID_BY_DEFAULT)
+    draft: bool = dataclasses.field(default=False, metadata=OMIT_DEFAULT)
+    like: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    mode: Literal["RGB", "L"] = dataclasses.field(default="RGB", metadata=OMIT_DEFAULT)
+    interpolation: Literal["bilinear", "nearest"] = dataclasses.field(default="bilinear", metadata=OMIT_DEFAULT)
     follows: "Image | None" = dataclasses.field(default=None, repr=False)
 
     dtype = np.dtype(np.uint8)

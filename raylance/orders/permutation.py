@@ -63,7 +63,7 @@ def uniform(keys: UInt64Array, draws: int) -> npt.NDArray[np.float64]:
         draws: Numbers for each key.
 
     Returns:
-        float64 in [0, 1), shape (n, draws). Draw k of a key is the same whatever `draws` is.
+        float64 in [0, 1), shape (n, draws). Draw k of a key does not depend on `draws`.
     """
     counters = (np.arange(1, draws + 1, dtype=np.uint64)) * _GOLDEN_GAMMA  # (draws,)
     words = mix64(keys[:, None] + counters[None, :])  # (n, draws)

@@ -19,7 +19,7 @@ from raylance.orders.permutation import Int64Array, subkeys, uniform
 
 Float64Array = npt.NDArray[np.float64]
 
-_MAX_NUMBERS = 1 << 18  # that are drawn together: what fits a cache, whatever the number of classes and of blocks
+_MAX_NUMBERS = 1 << 18  # that are drawn together: they fit a cache for any number of classes and blocks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

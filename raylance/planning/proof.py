@@ -234,14 +234,14 @@ def _sum(offsets_at: Callable[[Int64Array], Int64Array], low: int, high: int) ->
 
 
 def check_permutation(plan: Plan, selection: Selected, epoch: int, end: int, handed: Digest) -> None:
-    """Compares an epoch that an order of one's own has ordered with the selection.
+    """Compares an epoch of a custom order with the selection.
 
     Args:
         plan: The plan of rank 0 of 1.
         selection: The rows that the epoch must have, each once.
         epoch: The epoch.
         end: Its rows were handed out up to this position.
-        handed: What was handed out.
+        handed: The rows that were handed out.
 
     Raises:
         CoverageError: If rows came twice, and others never.
@@ -251,8 +251,8 @@ def check_permutation(plan: Plan, selection: Selected, epoch: int, end: int, han
         return
     name = type(plan.order.settings).__name__
     raise CoverageError(
-        f"the order {name} is no permutation: in epoch {epoch} it gave {handed.rows:,} rows of which some came "
-        f"twice, and others of the {plan.rows:,} selected ones never. What was trained on them was trained on "
-        f"other data than asked for. Make rows_of() a permutation for every epoch, or set repeats = True in "
-        f"{name} if that is meant; raylance.testing.check_order({name}(…)) tries it."
+        f"the order {name} is no permutation: of its {handed.rows:,} rows in epoch {epoch} some came twice, and others "
+        f"of the {plan.rows:,} selected ones never. The model was trained on other data than asked for. Make rows_of() "
+        f"a permutation for every epoch, or set repeats = True in {name} to allow this; "
+        f"raylance.testing.check_order({name}(…)) tries it."
     )

@@ -33,11 +33,11 @@ _SINCE_FORMAT = {
 }
 _MOST = 2**63 - 1  # of a count: keys, positions and tensors are 64-bit
 
-_UNSAID = "raylance.unsaid_by_default"
-UNSAID_BY_DEFAULT = {_UNSAID: True}
+_OMITTED = "raylance.omit_default"
+OMIT_DEFAULT = {_OMITTED: True}
 """Metadata of a field that a setting got in a later version. `describe` leaves its default out, as before."""
 
-_UNSAID_IF_ALL = ".epoch_rows"  # of a mixture's component: left out if its epoch has all rows of its selection
+_OMITTED_IF_ALL = ".epoch_rows"  # of a mixture's component: left out if its epoch has all rows of its selection
 
 _IDENTITY = (
     "uri", "version", "branch", "filter", "split", "rows", "fingerprint", "identity", "order", "seed", "columns",
@@ -231,7 +231,7 @@ def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, An
         return [found for key in keys for found in _differences(f"{name}.{key}", saved.get(key), current.get(key))]
     if UNKNOWN in (saved, current) or saved == current:
         return []
-    may_lack = name.startswith("order.components.") and name.endswith(_UNSAID_IF_ALL)
+    may_lack = name.startswith("order.components.") and name.endswith(_OMITTED_IF_ALL)
     if "auto" in (saved, current):
         other = current if saved == "auto" else saved
         if _is_count(other, 1) or (other is None and may_lack):
@@ -249,7 +249,7 @@ def describe(value: Any) -> Any:
         fields = {
             field.name: describe(found)
             for field in dataclasses.fields(value)
-            if field.repr and ((found := getattr(value, field.name)) != field.default or _UNSAID not in field.metadata)
+            if field.repr and ((found := getattr(value, field.name)) != field.default or _OMITTED not in field.metadata)
         }
         return {"class": type(value).__qualname__, **fields}
     if isinstance(value, functools.partial):

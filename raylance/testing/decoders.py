@@ -55,15 +55,15 @@ def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[b
         )
     except DatasetError as error:
         _fail(decoder, f"cannot decode the first sample ({type(error.__cause__).__name__}: {error.__cause__})", error)
-    told = _check_setting(resolved)
+    described = _check_setting(resolved)
     trial = _Trial(resolved, samples)
     trial.check_output()
     trial.check_threads()
     trial.check_bad(trial.damaged() if bad is None else bad)
-    if json.dumps(describe(resolved)) != told:
+    if json.dumps(describe(resolved)) != described:
         _fail(resolved, "was changed by decoding: keep in what open() returns what changes from row to row")
     if _Trial(_sent(resolved), samples).expected != trial.expected:
-        _fail(resolved, "decodes otherwise once it was pickled: what decides must be in its fields")
+        _fail(resolved, "decodes differently once it was pickled: what decides must be in its fields")
 
 
 def _fail(decoder: Decoder, what: str, error: Exception | None = None) -> NoReturn:
@@ -85,14 +85,14 @@ def _check_setting(decoder: Decoder) -> str:
             _fail(decoder, f"its field {field.name} can be set: make it a dataclass(frozen=True)")
     try:
         equal, loaded = bool(copy.deepcopy(decoder) == decoder), _sent(decoder)
-        told, told_after = (json.dumps(describe(one)) for one in (decoder, loaded))
+        before, after = (json.dumps(describe(one)) for one in (decoder, loaded))
     except Exception as error:
         _fail(decoder, f"cannot be copied, compared, pickled and described ({type(error).__name__}: {error})", error)
-    if told != told_after:
-        _fail(decoder, f"a checkpoint would say {told} of it, and {told_after} once it was pickled")
+    if before != after:
+        _fail(decoder, f"a checkpoint would say {before} of it, and {after} once it was pickled")
     if not equal:
         _fail(decoder, "a copy is not equal to it, so mixtures of datasets would refuse it")
-    return told
+    return before
 
 
 class _Trial:
@@ -108,7 +108,7 @@ class _Trial:
     def check_output(self) -> None:
         for row, expected in enumerate(self.expected):
             if self._decode(self._decoder.open(), row) != expected:
-                _fail(self._decoder, f"sample {row} decodes otherwise each time: only bytes and draws may decide")
+                _fail(self._decoder, f"sample {row} decodes differently each time: only bytes and draws may decide")
             if self._decode(self._decoder.open(), row, garbage=0xFF) != expected:
                 _fail(self._decoder, f"sample {row} leaves parts of `out` as they were: write all of it")
         self._check_rows(self._decoder.open(), "after others", [*range(len(self.expected))] * 2)
@@ -127,15 +127,17 @@ class _Trial:
     def check_bad(self, bad: Sequence[bytes]) -> None:
         opened = self._decoder.open()
         for encoded in bad:
-            told = f"{len(encoded)} bad bytes, {encoded[:8]!r}…,"
+            these = f"{len(encoded)} bad bytes, {encoded[:8]!r}…,"
             try:
                 opened.decode_into(memoryview(encoded), self._draws[0].copy(), self._garbage(0))
             except ConfigError as error:
-                _fail(self._decoder, f"{told} raise ConfigError, which on_bad_row= does not mask: raise another", error)
-            except Exception:  # whatever a codec raises
-                self._check_rows(opened, f"after {told}", range(len(self.expected)))
+                _fail(
+                    self._decoder, f"{these} raise ConfigError, which on_bad_row= does not mask: raise another", error
+                )
+            except Exception:  # anything that a codec raises
+                self._check_rows(opened, f"after {these}", range(len(self.expected)))
             else:
-                _fail(self._decoder, f"{told} decode: raise an error, or say by bad= what must be refused")
+                _fail(self._decoder, f"{these} decode: raise an error, or say by bad= what must be refused")
 
     def damaged(self) -> list[bytes]:
         """What no codec takes for a row: nothing, halves of the samples, random bytes."""
@@ -145,7 +147,7 @@ class _Trial:
     def _check_rows(self, opened: RowDecoder, when: str, rows: Sequence[int]) -> None:
         for row in rows:
             if self._decode(opened, row) != self.expected[row]:
-                _fail(self._decoder, f"sample {row} decodes otherwise {when}: only bytes and draws may decide")
+                _fail(self._decoder, f"sample {row} decodes differently {when}: only bytes and draws may decide")
 
     def _garbage(self, byte: int) -> npt.NDArray[Any]:
         """An output array of one row, every byte of it the same."""
