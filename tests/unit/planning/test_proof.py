@@ -558,8 +558,9 @@ def test_epochs_before_the_first_known_one_are_not_proven() -> None:
 
 def test_what_a_ledger_has_forgotten_is_not_proven() -> None:
     ledger = Ledger()
+    handed_out = [handed(0, 1, 10, epoch=epoch).intervals for epoch in range(3)]
     for epoch in range(1500):
-        for interval in handed(0, 1, 10, epoch=epoch % 3).intervals:
+        for interval in handed_out[epoch % 3]:
             ledger.add(epoch, interval.low, interval.high, interval.digest, is_last=True)
     first = ledger.intervals[0].epoch
     assert ledger.forgotten == (first, 0)
