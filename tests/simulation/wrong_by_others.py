@@ -117,10 +117,8 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
     ),
 }
 
-# Mutants that break nothing that a rank can see:
+# Mutants that no schedule catches. Eight of the pool (its deadlines, pauses, pings, dismissals) need two rare events at
+# once, or cost time alone: `tests/unit/dispatch/test_helper_pool.py` catches each. These change nothing that can be seen:
 #     Dispatcher._close keeps `_by_call`: one event at most follows, because the feeder ends.
-#     Dispatcher._take_of_consumer keeps `_is_awaited`: the cause of a wait is for statistics.
-#     HelperPool.resize dismisses none, HelperPool.heard wants no more readers, Sizes.parts cuts nothing: they cost
-#     helpers or speed.
-#     HelperPool.reader_decodes waits for decoders until they are given up: slower by placement_timeout_s at most.
+#     Sizes.parts cuts nothing: items that turn out larger are cut when they are read, and reserve what they need.
 #     InFlight.take_on takes items on after one that failed: they are dropped when the pass is given up.
