@@ -67,16 +67,16 @@ def cases(draw: st.DrawFn, kinds: tuple[type[Order], ...] = KINDS) -> Resolved:
     if kind is MixOrder:
         return draw(mixtures())
     shard_rows = draw(st.integers(1, 40))
-    if kind is RowShuffle:
-        order: Order = RowShuffle(shard_rows=shard_rows)
-    elif kind is Weighted:
-        order = Weighted(weights="weight", rows_per_epoch=draw(st.integers(1, 500)), shard_rows=1)
+    if kind is Weighted:
+        order: Order = Weighted(weights="weight", rows_per_epoch=draw(st.integers(1, 500)), shard_rows=1)
     elif kind is ClassBalanced:
         batch = draw(st.integers(1, 50))
         order = ClassBalanced(column="class", batch_rows=batch, rows_per_epoch=draw(st.integers(1, 500)), shard_rows=1)
         if draw(st.booleans()):
             order = dataclasses.replace(order, classes_per_batch=1)
-    else:
+    elif "lanes" in kind.__dataclass_fields__:
         sizes = {"window_shards": draw(st.integers(1, 5)), "lanes": draw(st.integers(1, 9))}
         order = kind(shard_rows=draw(st.sampled_from([shard_rows, "fragment"])), **sizes)
+    else:
+        order = kind(shard_rows=shard_rows)
     return resolve(order, n)
