@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # The main job from a fresh clone with one command: install, demo dataset, two CPU ranks, a trained classifier.
-# A second call reuses what is there and goes on where the last one stopped. Arguments go to jobs/train_images.py.
+# A second call reuses what is there and continues where the last one stopped. Arguments go to jobs/train_images.py.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source jobs/environment.sh jobs
 
-# A Ray of its own, unless told otherwise: one that crashed on this machine leaves an address behind that hangs.
+# A Ray of its own, unless RAY_ADDRESS is set: a Ray that crashed on this machine leaves an address that hangs.
 export RAY_ADDRESS=${RAY_ADDRESS:-local}
 
 data=.data/digits.lance
