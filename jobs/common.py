@@ -1,6 +1,7 @@
 """Owns what several jobs need: Ray, paths, storage options, arguments, refusals; never what a job does."""
 
 import argparse
+import contextlib
 import hashlib
 import math
 import os
@@ -9,7 +10,7 @@ import shlex
 import string
 import urllib.parse
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,25 @@ def exists(uri: str, options: dict[str, str]) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def taken(out: str) -> RefusedError:
+    """The error of a target that is a dataset already."""
+    return RefusedError(
+        f"--out {out} already is a Lance dataset. New rows would take the place of its rows. Choose another --out, or "
+        "give --overwrite, which adds a version."
+    )
+
+
+@contextlib.contextmanager
+def own_progress() -> Iterator[None]:
+    """Ray Data shows no bars, which count blocks: the job's own count rows."""
+    from ray.data import DataContext  # slow to load
+
+    context = DataContext.get_current().copy()
+    context.enable_progress_bars = False
+    with DataContext.current(context):
+        yield
 
 
 def reason(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
     python jobs/verify.py data.lance --global-batch-size 256 --world-size 8                # every row once, by the plan
     python jobs/verify.py data.lance … --stream --decoders 2 --image-column image          # … by the real stream
-    python jobs/verify.py data.lance … --epoch 3 --step 1200 --columns label               # rows behind a loss spike
+    python jobs/verify.py data.lance … --epoch 3 --step 1200 --columns label               # rows of a loss spike
     python jobs/verify.py data.lance … --quality --label-column label --plot quality.png   # how good the shuffle is
     python jobs/verify.py a.lance b.lance --mix web=0.7,books=0.3 …                        # of a mixture
     python jobs/verify.py --state raylance_state.json --step 1200                          # of a run, by its checkpoint

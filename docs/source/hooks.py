@@ -45,7 +45,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links out of docs/ lead to pages of the site; code that the tests do not run says so."""
+    """Links out of docs/ lead to pages of the site; code that the tests do not run has a title that explains it."""
     uri = page.file.src_uri
     if uri.startswith(f"{SHOWN}/"):
         return markdown
@@ -84,7 +84,7 @@ def _moved(source: str, page: str, text: str) -> str:
         label, link, anchor = (match[4], match[5], "") if match[4] else (f"[{match[1]}]", match[2], match[3] or "")
         target = _resolve(source, link)
         if not (ROOT / target).exists():
-            return match[0]  # MkDocs says so
+            return match[0]  # MkDocs reports it
         return f"{label}({posixpath.relpath(_page_of(target), posixpath.dirname(page) or '.')}{anchor})"
 
     return LINK.sub(move, text)

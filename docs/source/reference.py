@@ -144,8 +144,8 @@ def _object(found: Any, name: str, links: dict[str, str]) -> str:
         if bases:
             parts.append(f"A subclass of [`{bases[0].name}`](#{links[bases[0].name]}).\n")
         parts.append(_docstring(found, links, None if name in MADE else _described(found)))
-        said = {name for base in bases for name in base.all_members}
-        members = [member for member in _members(found) if member.name not in said]
+        inherited = {name for base in bases for name in base.all_members}
+        members = [member for member in _members(found) if member.name not in inherited]
         parts += [_member(member, name, links) for member in members if not _is_short(member)]
         short = [
             (f"`{_shown(member, sys.maxsize)}`", member.docstring.value) for member in members if _is_short(member)
@@ -253,9 +253,9 @@ def _section(section: Any, found: Any) -> str:
         return _items("Raises", ((_errors(each.annotation), each.description) for each in section.value))
     if kind in (griffe.DocstringSectionKind.returns, griffe.DocstringSectionKind.yields):
         [each] = section.value
-        said = str(each.annotation or "")
+        type_ = str(each.annotation or "")
         known = {"", str(getattr(found, "returns", "") or ""), str(getattr(found, "annotation", "") or "")}
-        text = each.description if said in known else f"{said}: {each.description}"
+        text = each.description if type_ in known else f"{type_}: {each.description}"
         return f"**{kind.value.capitalize()}:** {text}\n"
     raise ValueError(f"{found.path}: the docstring has a section {kind.value!r}, which nothing writes down")
 

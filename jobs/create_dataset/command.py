@@ -51,6 +51,7 @@ from jobs.common import (
     show_command,
     store_options,
     store_words,
+    taken,
 )
 from jobs.create_dataset.fitting import check_schema, is_binary
 from jobs.create_dataset.hub import Hub, Saved
@@ -209,10 +210,7 @@ def run(args: argparse.Namespace) -> str:
     present = exists(uri, options)
     if present and not args.overwrite:
         tidy(uri, options, None, args)
-        raise RefusedError(
-            f"--out {args.out} already is a Lance dataset. New rows would take the place of its rows. Choose "
-            "another --out, or give --overwrite, which adds a version."
-        )
+        raise taken(args.out)
     try:
         source = open_source(args, options)
         pieces = source.pieces(args.rows_per_fragment)

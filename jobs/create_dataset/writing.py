@@ -19,6 +19,7 @@ import ray
 import ray.data
 from lance.fragment import FragmentMetadata, write_fragments
 
+from jobs.common import own_progress
 from jobs.create_dataset.notes import Notes
 from jobs.create_dataset.shaping import Shape
 from jobs.create_dataset.sources import Left, Piece, Source
@@ -78,9 +79,7 @@ def write(
     if todo:
         given = ray.put((source, shape, target))
         task = functools.partial(write_piece, given=given)
-        context = ray.data.DataContext.get_current().copy()
-        context.enable_progress_bars = False  # of blocks; the job's own counts rows
-        with ray.data.DataContext.current(context):
+        with own_progress():
             rows = ray.data.from_items(todo, override_num_blocks=len(todo))
             for row in rows.map_batches(task, batch_format="pyarrow", batch_size=1).iter_rows():
                 done[row["number"]] = json.loads(row["note"])

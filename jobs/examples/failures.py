@@ -2,7 +2,7 @@
 goes.
 
 `FailureConfig` starts all ranks again; `restore` puts the loader at the row after the checkpoint. Where the cloud
-announces that it takes a node away, `get_preemption_info` says so, and a checkpoint at that moment loses no step.
+announces that it takes a node away, `get_preemption_info` reports it, and a checkpoint at that moment loses no step.
 
     python -m jobs.examples.failures --data digits.lance --rows seen --die-at-step 15
 """

@@ -19,7 +19,7 @@ from lance.file import LanceFileSession
 from lance.fragment import FragmentMetadata
 
 import raylance
-from jobs.common import exists
+from jobs.common import exists, own_progress, taken
 
 from .layout import Run, plan_buckets
 from .planning import Bar, Plan, Wish, task_bytes
@@ -86,9 +86,7 @@ def each(task: Callable[..., pa.Table], items: list[Any], work: Work) -> Iterato
             f"a task needs {need:,} bytes of memory for buckets of {work.bucket_bytes:,}, and no node has more than "
             f"{has:,.0f}. None would ever start. Give a smaller --bucket-bytes."
         )
-    context = ray.data.DataContext.get_current().copy()
-    context.enable_progress_bars = False  # of blocks; the job's own counts rows
-    with ray.data.DataContext.current(context):
+    with own_progress():
         tasks = [{"task": pickle.dumps(item)} for item in items]
         results = ray.data.from_items(tasks, override_num_blocks=min(len(tasks), MOST_BLOCKS)).map_batches(
             task, fn_kwargs={"work": work}, batch_format="pyarrow", batch_size=1, num_cpus=1, memory=need
@@ -107,10 +105,7 @@ def commit(uri: str, schema: pa.Schema, fragments: list[str], options: dict[str,
 def check_target(wish: Wish, present: bool) -> None:
     """Refuses a target that is taken."""
     if present and not wish.overwrite:
-        raise raylance.ConfigError(
-            f"--out {wish.out} already is a Lance dataset. New rows would take the place of its rows. Choose another "
-            "--out, or give --overwrite, which adds a version."
-        )
+        raise taken(wish.out)
     if not present and (files := list_files(wish.out, wish.storage_options)):
         raise raylance.ConfigError(
             f"--out {wish.out} is no Lance dataset, and {len(files):,} files lie there, such as {files[0]}. A run that "

@@ -97,7 +97,7 @@ class Places:
     """Where the rows of a chunk go, asked for in the order in which they are read.
 
     A place is a row's position in the new dataset: an image under a keyed bijection of all rows, or of the rows of its
-    group. It depends on the seed and the selection, and not on chunks, buckets or who does the work.
+    group. It depends on the seed and the selection, and not on chunks, buckets or machines.
     """
 
     def __init__(self, chunk: Chunk, rows: int, seed: int) -> None:

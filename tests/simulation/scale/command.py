@@ -174,7 +174,7 @@ def study(args: argparse.Namespace) -> dict[str, Any]:
     found = run_studies(args.studies, args.ranks, base, args.processes)
     heads = "rows/s  of ideal   stall  own wait  first batch  longest step  in flight      held  requests  decide"
     for name, by_ranks in found.items():
-        print(f"\n{name}: {STUDIES[name].told}\nranks {heads}")
+        print(f"\n{name}: {STUDIES[name].description}\nranks {heads}")
         for ranks, one in by_ranks.items():
             print(
                 f"{ranks:>5} {one.rows_per_s:>6.3g} {one.rows_per_s / one.ideal_rows_per_s:>9.3f} {one.stall:>7.1%}"

@@ -188,7 +188,7 @@ def feeding(folder: Path, rows: int = 2000) -> dict[str, float]:
 
 
 def _reading(uri: str) -> float:
-    """Bytes a second that one rank reads of rows that nobody decodes, from the page cache."""
+    """Bytes a second that one rank reads of rows without decoding, from the page cache."""
     loader, rates = raylance.dataset(uri, columns=["image"]).loader(), []
     for _ in range(4):
         begin, before = time.perf_counter(), loader.stats()["nbytes"]

@@ -87,7 +87,7 @@ def cost(order: Order, ranks: int) -> Cost:
 
 
 def peak(plan: Plan) -> int:
-    """Most bytes that any of the steps allocates; an epoch that nobody has asked for yet."""
+    """Most bytes that any of the steps allocates; an epoch that was not planned before."""
     tracemalloc.start()
     try:
         for position, rank in places(plan):

@@ -40,7 +40,7 @@ def draw(found: Runs, base: Study, path: Path) -> None:
         more = {r: one.seconds - usual[r].seconds for r, one in found.get(name, {}).items() if r in usual}
         if more:
             axes[1, 0].plot(list(more), [max(0.0, value) for value in more.values()], marker=".", label=label)
-    axes[1, 0].set(ylabel="seconds", title="To begin, and to go on after a death", ylim=(0, None))
+    axes[1, 0].set(ylabel="seconds", title="To begin, and to continue after a death", ylim=(0, None))
     axes[1, 0].legend()
     _lines(axes[1, 1], found, {"barrier": "in flight"}, lambda one: one.inflight_bytes / 2**20)
     _lines(axes[1, 1], found, {"barrier": "raw rows held by the shard actor"}, lambda one: one.held_bytes / 2**20)

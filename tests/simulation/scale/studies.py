@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import multiprocessing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import raylance
 from tests.simulation.fleet import Found, simulate
@@ -49,21 +49,20 @@ UNEVEN = raylance.WindowShuffle(shard_rows=96, window_shards=2, lanes=16)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Study:
-    """Arguments of `simulate`, and what they stand for."""
+    """Arguments of `simulate`."""
 
-    told: str = ""
     run: Run
     times: Times
     shared: Shared
 
-    def change(self, told: str = "", **changes: Any) -> Study:
+    def change(self, **changes: Any) -> Study:
         """The same with other values, each a field of a run, of times or of what is shared."""
         parts = {}
         for name in ("run", "times", "shared"):
             value = getattr(self, name)
             mine = {key: change for key, change in changes.items() if key in vars_of(value)}
             parts[name] = dataclasses.replace(value, **mine)
-        return Study(told=told, **parts)
+        return Study(**parts)
 
 
 def defaults(changes: Mapping[str, float]) -> Study:
@@ -89,11 +88,10 @@ def _elsewhere(base: Study, ranks: int) -> Study:
     return _alone(base, ranks).change(decoders_elsewhere=base.run.decoders, network_bytes_s=3.125e9)
 
 
-@dataclasses.dataclass(frozen=True)
-class Named:
-    """A study: what it is told as, and how it is made for a world size."""
+class Named(NamedTuple):
+    """A study's description, and how it is made for a world size."""
 
-    told: str
+    description: str
     make: Callable[[Study, int], Study]
 
 
@@ -103,7 +101,7 @@ STUDIES = {
         "a storage with limits, windows that hold whole slices", lambda b, r: b.change(ranks=r, order=EVEN)
     ),
     "uneven": Named("the same storage, windows that do not", lambda b, r: b.change(ranks=r, order=UNEVEN)),
-    "auto": Named("the same storage, order='window' as it settles itself", lambda b, r: b.change(ranks=r)),
+    "auto": Named("the same storage, order='window' as it resolves", lambda b, r: b.change(ranks=r)),
     "elsewhere": Named("all decoders on other nodes, 25 Gbit/s a node", _elsewhere),
     "fewer": Named("one decoder fewer", lambda b, r: _alone(b, r).change(decoders=max(1, b.run.decoders - 1))),
     "more": Named("one decoder more", lambda b, r: _alone(b, r).change(decoders=b.run.decoders + 1)),

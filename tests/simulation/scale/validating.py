@@ -135,11 +135,11 @@ def measure(case: Case, uri: str) -> tuple[float, float]:
         )
         ranks = [remote.remote(rank, case.ranks, str(Path(folder, "meeting"))) for rank in range(case.ranks)]
         try:
-            told = ray.get([rank.go.remote(dataset, case, armed) for rank in ranks])
+            found = ray.get([rank.go.remote(dataset, case, armed) for rank in ranks])
         finally:
             for rank in ranks:
                 ray.kill(rank)
-    rows = sorted(row for _, _, part in told for row in part)
+    rows = sorted(row for _, _, part in found for row in part)
     if rows != list(range(case.rows)):
         raise SystemExit(f"{case}: {len(rows)} rows came, {len(set(rows))} of them distinct, and not {case.rows}")
-    return max(first for first, _, _ in told), max(seconds for _, seconds, _ in told)
+    return max(first for first, _, _ in found), max(seconds for _, seconds, _ in found)
