@@ -29,7 +29,7 @@ from raylance.observe import Stats, clock
 from raylance.observe.figures import RankFigures
 from raylance.observe.metrics import Publisher
 from raylance.observe.record import FOLDER, Record, RecordFolder, open_folder, public_uri
-from raylance.observe.recorder import Recording, position_of
+from raylance.observe.recording import Recording, position_of
 from raylance.observe.stats import now_s, saving
 from raylance.observe.verdict import Verdict, judge
 from raylance.planning.cursor import Cursor

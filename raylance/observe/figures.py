@@ -12,7 +12,7 @@ STAGES: tuple[Limit, ...] = ("reading", "decoding", "finishing")
 """The stages of a batch before it is handed out: what a trainer waits for, the start apart."""
 
 MOSTLY = 0.5  # of the time: a rank that was there for less does not stand for the others
-_IN_STEP = 0.9  # of the slowest one's steps: so long are those of a rank that keeps step with it
+IN_STEP = 0.9  # of the slowest rank's steps: a rank whose steps take at least that long keeps step with it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def training_rate(ranks: Sequence[RankFigures]) -> float:
     """
     counted = _counted(ranks)
     slowest_s = max((rank.step_s for rank in counted), default=0.0)
-    kept_step = [rank.trained_step_s for rank in counted if rank.step_s >= _IN_STEP * slowest_s]
+    kept_step = [rank.trained_step_s for rank in counted if rank.step_s >= IN_STEP * slowest_s]
     return _over_all(ranks, min(kept_step, default=0.0), math.inf if counted else 0.0)
 
 

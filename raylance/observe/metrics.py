@@ -3,7 +3,7 @@ decides what a figure is.
 
 Names follow Prometheus' conventions: base units, counters end in `_total`. Ray adds the prefix `ray_`, so that
 `raylance_rows_total` is scraped as `ray_raylance_rows_total`, and labels of its own (node, worker, session). A counter
-is there from its first step on: before, it is no 0, but nothing.
+exists from its first increase on: before, it is absent, not 0.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from raylance.observe.stats import GAUGES
 
 LABELS = ("run", "dataset", "rank")
-"""Labels of each metric: the run's name in Ray Train, or "interactive"; the dataset's name in the run; and the rank."""
+"""Labels of each metric: the run's name in Ray Train, or "interactive"; the dataset's name in the run; the rank."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Metric:
 
     Attributes:
         name: Its name, without the prefix `ray_`.
-        kind: Counters only grow; gauges say how things stand.
+        kind: Counters only grow; gauges show how things stand.
         field: The figure that it shows, of `Stats` or of the record's facts and position.
         help: What it is, and how to read it.
         cause: Value of the label `cause`, where figures share a metric; else "".
@@ -66,7 +66,7 @@ METRICS: tuple[Metric, ...] = (
         "train_seconds",
         "train_s",
         "Seconds between handing out a batch and being asked for the next one, but those "
-        "in which another loader was iterated, to validate, say.",
+        "in which another loader was iterated, as to validate.",
     ),
     _counter("save_seconds", "save_s", "Seconds of these in raylance.report."),
     _counter("storage_seconds", "storage_s", "Seconds in which storage was being read, all shard actors together."),
@@ -127,14 +127,14 @@ class Publisher:
                 self._before[metric.field] = value
 
     def end(self) -> None:
-        """Says of what stands, and does so no more, that it is gone: Ray keeps what was said last."""
+        """Sets all gauges to 0: Ray keeps publishing their last values otherwise."""
         self.publish(dict.fromkeys(GAUGES, 0.0))
 
 
 def _of_ray(metric: Metric) -> Any:
     with _lock:
         if metric.name not in _made:
-            kinds: Any = importlib.import_module("ray.util.metrics")  # loads nothing: who publishes runs under Ray
+            kinds: Any = importlib.import_module("ray.util.metrics")  # loaded already: only loaders under Ray publish
             make = kinds.Counter if metric.kind == "counter" else kinds.Gauge
             labels = (*LABELS, "cause") if metric.cause else LABELS
             _made[metric.name] = make(metric.name, description=metric.help, tag_keys=labels)

@@ -1,5 +1,5 @@
 """Owns the record of one loader: its figures over time, facts and events, of bounded size, as a file beside the run's
-checkpoints; never decides when one is made, never says what the figures mean.
+checkpoints; never decides when one is written, and never interprets the figures.
 
 A record is an Arrow file, <run>/raylance/<dataset>-rank<rank>-<start>.arrow: a row for each sample, with counters since
 the loader was made; facts, events and masked rows are JSON in its schema's metadata, under `raylance`.
@@ -27,9 +27,9 @@ FOLDER = "raylance"
 FORMAT = 1
 COLUMNS = ("time_s", *NUMBERS, "epoch", "position")
 STANDING = GAUGES | {"epoch", "position"}
-"""Columns that say how things stand; all others count."""
+"""Columns that show how things stand; all others count."""
 
-_RECENT = 64  # samples that are all kept: rates of a run that goes on are taken over them
+_RECENT = 64  # samples that are all kept: rates of a running run are taken over them
 _MOST = 1984  # older ones; then every second one is dropped, and they are kept half as often
 
 
@@ -49,7 +49,7 @@ class RecordFolder:
         return isinstance(inner, pyarrow.fs.LocalFileSystem)
 
     def write(self, name: str, content: bytes) -> None:
-        """Writes a file as a whole, so that nobody reads a half of it."""
+        """Writes a file as a whole, so that no reader gets half of it."""
         path = f"{self.path}/{name}"
         part = f"{self.path}/.{name}.part" if self.is_local else path  # object stores have no half objects
         try:
@@ -63,8 +63,8 @@ class RecordFolder:
             self.filesystem.move(part, path)
 
     def written_s(self, name: str) -> float | None:
-        """When a file was written last, in seconds since 1970 by the clock of the storage; None where that is not told:
-        who may write need not be allowed to look.
+        """When a file was written last, in seconds since 1970 by the clock of the storage; None where it cannot be
+        looked up: a right to write is no right to list.
         """
         try:
             written_ns = self.filesystem.get_file_info(f"{self.path}/{name}").mtime_ns
@@ -108,7 +108,7 @@ class Record:
     """One loader's figures over time.
 
     Attributes:
-        facts: What does not change: who it is, of which run, what it reads, within which limits; JSON-able.
+        facts: What does not change: loader, run, data, options and limits; JSON-able.
         name: The file's name, without its end.
     """
 
@@ -152,12 +152,12 @@ class Record:
         if len(self._old) > _MOST:
             self._old, self._every = self._old[::2], 2 * self._every
 
-    def content(self, **told: Any) -> bytes:
-        """The file: samples, facts, and what has been told meanwhile, JSON-able."""
+    def content(self, **latest: Any) -> bytes:
+        """The file: samples, facts, and what changes besides, JSON-able."""
         rows = [*self._old, *self._recent]
         arrays = [pa.array(values, pa.float64()) for values in zip(*rows, strict=True)]
         arrays = arrays or [pa.array([], pa.float64()) for _ in COLUMNS]
-        metadata = {"raylance": json.dumps(self.facts | told, default=str)}
+        metadata = {"raylance": json.dumps(self.facts | latest, default=str)}
         table = pa.table(arrays, names=list(COLUMNS)).replace_schema_metadata(metadata)
         sink = pa.BufferOutputStream()
         pyarrow.feather.write_feather(table, sink, compression="zstd")

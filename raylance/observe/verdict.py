@@ -16,7 +16,7 @@ from raylance.observe.diagnoses.finishing import SHORT_STEP_S
 from raylance.observe.figures import MOSTLY, STAGES, Limit, RankFigures, RunFigures, saving_share
 
 _LEAST_BATCHES = 3  # of each rank that was there: fewer show nothing
-_WAITS = 0.05  # of the time: less is not worth a change
+WAITS = 0.05  # of the time: less is not worth a change
 _SAVES = 0.25  # of the time: more is what limits, where waiting is less
 _SAVES_TOO = 0.1  # of the time: more is worth a line of advice
 _OTHERS = 0.1  # of the time: more of it in passes over other datasets is worth a line, too
@@ -98,7 +98,7 @@ def judge_beside(dataset: str, by_dataset: Mapping[str, Sequence[RankFigures]]) 
     if not others:
         return verdict
     judged = {name: judge(by_dataset[name]) for name in others}
-    lines = [f"{name} is waited for, too: {one.summary}" for name, one in judged.items() if one.waiting >= _WAITS]
+    lines = [f"{name} is waited for, too: {one.summary}" for name, one in judged.items() if one.waiting >= WAITS]
     summary = f"{dataset}, iterated side by side with {' and '.join(others)}: {verdict.summary}"
     return dataclasses.replace(verdict, summary=summary, advice=(*verdict.advice, *lines))
 
@@ -110,7 +110,7 @@ def _find_limit(run: RunFigures) -> Limit:
         return "unknown"
     if run.seconds["saving"] > waited_s and saving_share(run.ranks) > _SAVES:
         return "saving"
-    if run.waiting >= _WAITS:
+    if run.waiting >= WAITS:
         return max(STAGES, key=lambda stage: run.seconds[stage])
     return "starting" if run.seconds["starting"] > 0.5 * steady_s else "training"
 

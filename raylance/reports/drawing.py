@@ -1,4 +1,4 @@
-"""Owns the pictures of a report, as SVG; never reads a record, and never says what they mean."""
+"""Owns the pictures of a report, as SVG; never reads a record, and never interprets one."""
 
 import base64
 import importlib

@@ -8,7 +8,7 @@ from raylance.observe.figures import RankFigures, delivered_rate, saving_share
 from raylance.observe.stats import WAITS
 from raylance.reports.reading import LoaderRecord, Run
 
-_RECENT_S = 15.0  # that rates and shares of a run that goes on are taken over,
+_RECENT_S = 15.0  # that rates and shares of a running run are taken over,
 _STEPS = 3  # and steps, where they take longer
 _SAVES = 0.1  # of the time: less is not shown
 _PACE_S = 600.0  # that the pace is taken over
@@ -30,7 +30,7 @@ class Progress:
         waiting: Share of the trainers' time that they waited, lately, in [0, 1].
         cause: What they waited for most.
         saving: Share of the time that went to `raylance.report`, lately, in [0, 1]: rates leave it out.
-        beside: How far another dataset is that is iterated now, to validate, say; else "".
+        beside: How far another dataset is that is iterated now, as to validate; else "".
     """
 
     epoch: int
@@ -79,7 +79,7 @@ def progress(run: Run) -> Progress | None:
 
 
 def recent_s(record: LoaderRecord) -> float:
-    """Seconds that its rates and shares are taken over while it goes on: some of its steps are in them."""
+    """Seconds that its rates and shares are taken over while it runs: they hold some of its steps."""
     begin = max(record.started, record.last - _PACE_S)
     steps = float(record.at("batches", record.last)) - float(record.at("batches", begin))
     return max(_RECENT_S, _STEPS * (record.last - begin) / max(1.0, steps))
@@ -127,7 +127,7 @@ _HEADS = (
 
 
 def table(run: Run, now: float, most: int = 32) -> str:
-    """All loaders of a run as they stand, one line each.
+    """How all loaders of a run stand, one line each.
 
     Args:
         run: The run.
@@ -174,7 +174,7 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
 
 
 def _decoders(record: LoaderRecord, now: Mapping[str, float]) -> tuple[str, str]:
-    """How many decoders there are, of those that are wanted, and how many are at work; who decodes where none are."""
+    """How many decoders there are of those that are wanted, and how many are at work; without any, what decodes."""
     if not record.has_decoders:
         return "in readers" if record.at("decoded_rows", record.last) else "-", "-"
     return f"{now['decoders']:.0f}/{now['decoders_wanted']:.0f}", f"{now['decoders_busy']:.0f}"

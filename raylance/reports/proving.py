@@ -1,5 +1,5 @@
 """Owns the proof of a run from its records: which rows its ranks were handed, compared with what its dataset selects;
-never records, and never says how to sum up: see `raylance.planning.history`.
+never records, and never adds up digests: see `raylance.planning.history`.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _LINES = 3  # of a verdict
 FEW_ROWS = 10**7  # of plans, that are computed where a proof is one thing among others: ten seconds
-_UNSAID = "its records do not say which rows were handed out: a raylance before 0.8 wrote them"
+_UNKNOWN_ROWS = "its records do not hold which rows were handed out: a raylance before 0.8 wrote them"
 _LACKING = "What no record holds (storage_options=, pack=, order=), and where data lies now (uri=), prove_run takes."
 
 
@@ -45,26 +45,27 @@ class Proof:
     epochs: tuple[EpochProof, ...]
 
     def lines(self) -> list[str]:
-        """It in words."""
+        """The proof in words, a line for each of `epochs`."""
         return [f"{self.dataset}{self.who and f', {self.who}'}, {of_epochs(one)}: {one.text}" for one in self.epochs]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class RunProof:
-    """Which rows a run was trained on, compared with what it had to be trained on: every selected row once an epoch,
-    over all ranks and starts; where rows are drawn, every draw of the plan.
+    """Which rows a run was trained on, compared with those that it had to be trained on: every selected row once an
+    epoch, over all ranks and starts; where rows are drawn, every draw of the plan.
 
-    The ranks counted and hashed what their training functions took, with each report and at each epoch's end. Of each
-    start that counts which came before the place that the next one resumed at: the rest was rolled back, and came
-    again. New processes that loaded no state count as a start, too, of a model that is new or was restored by other
-    means; but what one process was handed counts, unless it loads a state: after set_epoch, or by a second loader, rows
-    come more than once, which is not proven to be right. It proves which rows, not in which step or with which bytes;
-    and two multisets of rows that differ have one hash of 64 bits in one of 2**64 cases. Rows that the plan leaves out
-    (remainder="drop") are said as planned.
+    The ranks counted and hashed the rows that their training functions took, with each report and at each epoch's end.
+    Of each start, the rows before the place at which the next start resumed count: the others were rolled back, and
+    came again. New processes that loaded no state are a start, too, of a model that is new or was restored by other
+    means. All rows that one process was handed count, unless it loaded a state: after `set_epoch`, or through a second
+    loader, rows come more than once, which is not proven to be right.
+
+    It proves which rows, not in which step or with which bytes. Two sets of rows that differ have the same hash of 64
+    bits in one of 2**64 cases. Rows that the plan leaves out (remainder="drop") appear as planned.
 
     Attributes:
         datasets: One or more for each dataset of the run.
-        notes: What could not be looked at, and why.
+        notes: What could not be examined, and why.
     """
 
     datasets: tuple[Proof, ...]
@@ -77,7 +78,7 @@ class RunProof:
 
     @property
     def unproven(self) -> list[str]:
-        """A line for each epoch of which that is not known, and for what could not be looked at."""
+        """A line for each epoch of which that is not known, and for what could not be examined."""
         return [*self._lines("unproven", "counted"), *self.notes]
 
     @property
@@ -96,21 +97,17 @@ class RunProof:
         return "; ".join(lines[-_LINES:]) + more or "no row was handed out yet"
 
     def __str__(self) -> str:
-        lines = [
-            f"{'FAULT: ' * (one.status == 'fault')}{line}"
-            for proof in self.datasets
-            for one, line in zip(proof.epochs, proof.lines(), strict=True)
-        ]
+        lines = [f"{'FAULT: ' * (status == 'fault')}{line}" for status, line in self._lines_by_status()]
         return "\n".join([*lines, *self.notes]) or self.verdict
 
     __repr__ = __str__
 
     def _lines(self, *statuses: str) -> list[str]:
+        return [line for status, line in self._lines_by_status() if status in statuses]
+
+    def _lines_by_status(self) -> list[tuple[str, str]]:
         return [
-            line
-            for proof in self.datasets
-            for one, line in zip(proof.epochs, proof.lines(), strict=True)
-            if one.status in statuses
+            (one.status, line) for proof in self.datasets for one, line in zip(proof.epochs, proof.lines(), strict=True)
         ]
 
 
@@ -124,8 +121,8 @@ def prove_run(
 ) -> RunProof:
     """Proves which rows a run was trained on, while it continues or after it; see `RunProof`.
 
-    The datasets are opened as the records say, and the digest of their selection is computed now. Where one cannot be
-    opened, its rows are counted, and not compared.
+    The datasets are opened as the records describe them, and the digest of their selection is computed now. Rows of a
+    dataset that cannot be opened are counted, and not compared.
 
     Args:
         path: The run's folder, <storage path>/<run name>, as a path or URI.
@@ -197,7 +194,7 @@ def prove_records(run: Run, names: Sequence[str], *, most_rows: int | None = Non
             continue
         known = [record for record in records if record.digest is not None]
         if len(known) < len(records):
-            notes.append(f"{label}: not all is proven, {_UNSAID}")
+            notes.append(f"{label}: not all is proven, {_UNKNOWN_ROWS}")
         plans = _Plans(known, changes, most_rows)
         by_who = {who: prove(line_of_history(accounts), plans.expected) for who, accounts in _accounts(known).items()}
         proofs += [Proof(dataset=label, who=who, epochs=tuple(epochs)) for who, epochs in _joined(by_who).items()]
@@ -217,7 +214,7 @@ def _accounts(records: Sequence[LoaderRecord]) -> dict[str, list[Account]]:
         try:
             account = _account(record)
         except (KeyError, TypeError, ValueError) as error:
-            logger.warning("what %s says of its rows is damaged, and left out (%s)", record.name, error)
+            logger.warning("the digest of %s is damaged, and left out (%s)", record.name, error)
             continue
         found.setdefault("" if record.facts["split"] else f"rank {record.rank}", []).append(account)
     return found

@@ -1,4 +1,4 @@
-"""Owns reading the records of a run, while it goes on or after it; never writes one, never says what they mean."""
+"""Owns reading the records of a run, during the run or after it; never writes one, and never judges."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ class LoaderRecord:
         ended: When it was closed, in seconds since 1970; None where it is not, or its process was killed.
         series: By name, float64 (samples,): counters since the loader was made, and `time_s`, seconds since 1970.
         written_s: When its file was written last, by the clock of the storage.
-        digest: Which rows it handed out, as its `Ledger` says it; None of an older raylance.
+        digest: Which rows it handed out, as of its `Ledger`; None in records of an older raylance.
         shared_s: By dataset, seconds in which it was iterated side by side with that; none of an older raylance.
     """
 
@@ -69,7 +69,7 @@ class LoaderRecord:
 
     @property
     def start(self) -> str:
-        """What all loaders of one start of the run have in common; "" where nothing says it."""
+        """The same for all loaders of one start of the run, another for each start; "" where it is not known."""
         return str(self.facts.get("start") or "")
 
     @property
@@ -86,8 +86,8 @@ class LoaderRecord:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Epoch and rows of it that were handed out over all ranks, as it was last: behind the last batch of an epoch,
-        that epoch, until the first one of the next.
+        """Epoch and rows of it that were handed out over all ranks, in the last sample: after the last batch of an
+        epoch, that epoch, until the first batch of the next.
         """
         epoch, position = int(self.at("epoch", self.last)), int(self.at("position", self.last))
         return (epoch - 1, int(self.facts["limits"]["epoch_rows"])) if epoch and not position else (epoch, position)
@@ -129,7 +129,7 @@ class Run:
 
     Attributes:
         uri: Where it is kept.
-        records: Those of all its loaders, later starts behind earlier ones.
+        records: Those of all its loaders, later starts after earlier ones.
     """
 
     uri: str
@@ -165,7 +165,7 @@ class Run:
         return sorted(waited, key=lambda name: -waited[name])
 
     def of(self, dataset: str) -> list[LoaderRecord]:
-        """The records of a dataset's loaders, later starts behind earlier ones."""
+        """The records of a dataset's loaders, later starts after earlier ones."""
         return [record for record in self.records if record.facts["dataset"] == dataset]
 
     def before(self, record: LoaderRecord) -> list[LoaderRecord]:
@@ -243,7 +243,7 @@ class RunFolder:
         self._known: dict[str, tuple[Version, LoaderRecord | None]] = {}
 
     def list(self) -> dict[str, Version]:
-        """The files of records that are there, and what says whether they have changed."""
+        """The files of records that are there, and what shows whether they have changed."""
         found = self.filesystem.get_file_info(pa.fs.FileSelector(f"{self._folder}/{FOLDER}", allow_not_found=True))
         return {
             info.path: Version(written_s=(info.mtime_ns or 0) / 1e9, size=info.size)

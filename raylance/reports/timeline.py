@@ -1,4 +1,4 @@
-"""Owns where the time of a run's ranks went, as shares over time; never draws, never says what it means."""
+"""Owns where the time of a run's ranks went, as shares over time; never draws, never interprets."""
 
 import dataclasses
 import math
@@ -11,7 +11,7 @@ from raylance.reports.reading import FloatArray, LoaderRecord, Run
 
 PARTS = ("training", "saving", *WAITS, "other datasets")
 """What a rank's time goes to: training; `raylance.report` between batches; waiting, by cause; other datasets, such as
-validation. The rest of it is neither: a model that is built, a collective operation behind the last batch.
+validation. The rest has no name: a model that is built, a collective operation after the last batch.
 """
 
 _FIELDS = {"saving": "save_s", **WAITS}

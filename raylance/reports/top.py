@@ -1,4 +1,4 @@
-"""Owns `python -m raylance.top`, a table of a run's loaders as they stand; never takes part in the run.
+"""Owns `python -m raylance.top`, a table of how a run's loaders stand; never takes part in the run.
 
     python -m raylance.top s3://bucket/runs/food101
     ray job submit -- python -m raylance.top /shared/runs/food101 --once

@@ -1,4 +1,4 @@
-"""Owns the command `python -m k8s.grafana.source`; the files beside it say what it writes."""
+"""Owns the command `python -m k8s.grafana.source`; `command` has what it writes."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Owns the command line of the dashboard's and the alerts' files: it writes them, or says that they are not current.
+"""Owns the command line of the dashboard's and the alerts' files: it writes them, or checks that they are current.
 
 python -m k8s.grafana.source            # writes k8s/grafana/: the dashboard, and the alerts in both of their forms
 python -m k8s.grafana.source --check    # exit status 1 when they are not what this would write

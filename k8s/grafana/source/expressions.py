@@ -1,15 +1,15 @@
-"""Owns the PromQL that panels and alerts share; never says where it is shown.
+"""Owns the PromQL that panels and alerts share; never where it is shown.
 
 What is peculiar to these metrics: Ray publishes a counter from its first step on, so that one that is still 0 is not
 there; counters of a process that has ended stay until its node goes; gauges of one are gone after 20 seconds.
 """
 
+from raylance.observe.figures import IN_STEP
 from raylance.observe.metrics import METRICS
+from raylance.observe.verdict import WAITS
 
 NAMES = {metric.name: f"ray_{metric.name}" for metric in METRICS}  # Ray's prefix
-CAUSES = ("starting", "reading", "decoding", "finishing")
-WAITS = 0.05  # of the trainer's time: from here on, the loader is what limits, as `RankLoader.explain` says too
-IN_STEP = 0.9  # of the slowest rank's steps: so long are those of a rank that keeps step with it, as there
+CAUSES = tuple(metric.cause for metric in METRICS if metric.cause)
 STARTING, LATER = 'cause="starting"', 'cause!="starting"'
 SHOWN = 5  # times what is delivered: as much as is shown of what a stage could do
 
@@ -115,9 +115,9 @@ def held_up(scope: Scope) -> str:
 
 
 def limit(scope: Scope) -> str:
-    """One series, whose label `cause` says what limits; its value is what `held_up` gives.
+    """One series, whose label `cause` names what limits; its value is what `held_up` gives.
 
-    The rules are those of `RankLoader.explain`: who waits for less than a twentieth of the time is not held up.
+    The rules are those of `RankLoader.explain`: waiting for less than a twentieth of the time does not limit.
     """
     share, longest = held_up(scope), f"topk(1, {scope.keeping('cause').rate('wait_seconds_total', LATER)})"
     steady = f"({scope.rate_or_0('wait_seconds_total', LATER)} + {_steady_training(scope)})"

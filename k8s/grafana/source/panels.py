@@ -1,4 +1,4 @@
-"""Owns what the dashboard shows and what it says about that; never how Grafana writes it."""
+"""Owns what the dashboard shows and how to read it; never how Grafana writes it."""
 
 from k8s.grafana.source import expressions, grafana
 from k8s.grafana.source.expressions import Scope
@@ -36,7 +36,7 @@ def _glance() -> list[tuple[Panel, int, int]]:
             "The limit",
             "What the run would have to do faster to be faster. Green, 'training': the trainer waits for less than 5 "
             "% of its time, and the data costs nothing. Any other word is what the rows that the trainer waits for "
-            "were doing most of the time; the table below says what to do about it.",
+            "were doing most of the time; the table below has what to do about it.",
             [query(expressions.limit(ALL), "{{cause}}", now=True)], names=True, empty="no batches now",
         ), 5, 4),
         (grafana.stat(
@@ -53,7 +53,7 @@ def _glance() -> list[tuple[Panel, int, int]]:
         ), 4, 4),
         (grafana.stat(
             "Epoch done",
-            "How much of the epoch was handed out, over all ranks. It begins anew with each epoch.",
+            "How much of the epoch was handed out, over all ranks. It begins at 0 with each epoch.",
             [query(progress, "{{dataset}}", now=True)], unit="percentunit", decimals=0,
         ), 4, 4),
         (grafana.stat(
@@ -86,7 +86,7 @@ def _glance() -> list[tuple[Panel, int, int]]:
         (grafana.bars(
             f"Each stage alone, rows/s ({expressions.SHOWN} × delivered at most)",
             "Rows a second that each stage would do if it never waited for another one. 'delivered' is what comes "
-            "out: about the shortest of the bars, which is the limit. The next longer one tells what would be gained "
+            "out: about the shortest of the bars, which is the limit. The next longer one shows what would be gained "
             "by making that one faster, and no more than 'training' can ever be gained. Bars end at some times what "
             "is delivered, as the title says. Reading needs some minutes to show.",
             [query(expr, name, now=True) for name, expr in expressions.rates_of_stages(ALL).items()],
@@ -220,7 +220,7 @@ def _stages() -> list[tuple[Panel, int, int]]:
         ), 6, 7),
         (grafana.lines(
             "Readers wait for storage",
-            "Seconds a second that shard actors could not go on because storage had not answered, over five minutes. "
+            "Seconds a second that shard actors waited because storage had not answered, over five minutes. "
             "Near 0: reading ahead hides it all. Near the number of readers: storage is all they do, and it is the "
             "limit.",
             [query(f"{slowly.rate('read_wait_seconds_total')} or 0 * {ALL.total('readers')}", "reading"),
@@ -294,5 +294,5 @@ def dashboard() -> Panel:
             help="One rank of the run, or all of them together.",
         ),
     ]  # fmt: skip
-    told = "What limits a run that raylance feeds, and what to change. Made by `python -m k8s.grafana.source`."
-    return grafana.page("raylance", "raylance", grafana.place(panels), variables, told)
+    description = "What limits a run that raylance feeds, and what to change. Made by `python -m k8s.grafana.source`."
+    return grafana.page("raylance", "raylance", grafana.place(panels), variables, description)

@@ -52,7 +52,7 @@ def figure(value: float, unit: str) -> str:
 
 
 class Drawing:
-    """A dashboard, panel by panel, of one run behind the other."""
+    """A dashboard, panel by panel, of one run after the other."""
 
     def __init__(self, panels: list[Panel], source: Prometheus) -> None:
         """Draws nothing yet.
@@ -205,8 +205,8 @@ def _words(panel: Panel, frame: Axes) -> None:
         cells = [cell.strip().replace("**", "").replace("`", "") for cell in line.strip("|").split("|")]
         if line.startswith("|--") or not line:
             continue
-        told = f"{cells[0]:<9} {' · '.join(cells[1:])}" if len(cells) > 1 else cells[0].replace("*", "")
-        lines += textwrap.wrap(told, 76, subsequent_indent=" " * 10 if len(cells) > 1 else "")
+        text = f"{cells[0]:<9} {' · '.join(cells[1:])}" if len(cells) > 1 else cells[0].replace("*", "")
+        lines += textwrap.wrap(text, 76, subsequent_indent=" " * 10 if len(cells) > 1 else "")
     frame.text(0.02, 0.87, "\n".join(lines), color=INK, va="top", size=7.2, family="monospace", linespacing=1.5)
 
 

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raylance.observe import metrics, record, recorder
+from raylance.observe import metrics, record
+from raylance.observe import recording as recordings
 from raylance.observe.figures import RankFigures
 from raylance.observe.observations import (
     BatchesReady,
@@ -211,8 +212,8 @@ def test_observations_are_counted() -> None:
 def test_a_recording_is_written_at_its_end_and_when_its_loader_is_gone(tmp_path: Path) -> None:
     stats, loader, looked = Stats(rows=7), Cursor(), []
     stats.first_rows = pyarrow.table({"x": [1, 2]})
-    position = recorder.position_of(loader)
-    recording = recorder.Recording(
+    position = recordings.position_of(loader)
+    recording = recordings.Recording(
         make_record(), stats, position, place(tmp_path), None, lambda rows: looked.append(rows) or f"<p>{len(rows)}</p>"
     )
     recording.flush()
@@ -231,7 +232,7 @@ def test_a_recording_is_written_at_its_end_and_when_its_loader_is_gone(tmp_path:
     recording.tick()
     assert recording.write() is False, "nobody comes back to it"
     assert read(path.read_bytes())[0]["rows"][-1].as_py() == 11
-    other = recorder.Recording(make_record(), stats, lambda: (2, 40), place(tmp_path / "b"), None, str)
+    other = recordings.Recording(make_record(), stats, lambda: (2, 40), place(tmp_path / "b"), None, str)
     other.end()
     (path,) = (tmp_path / "b" / "run" / "raylance").glob("*.arrow")
     assert read(path.read_bytes())[1]["ended"] > 0
@@ -239,13 +240,13 @@ def test_a_recording_is_written_at_its_end_and_when_its_loader_is_gone(tmp_path:
 
 def test_a_storage_that_fails_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "run").write_text("a file where the folder should be")
-    recording = recorder.Recording(make_record(), Stats(), lambda: (0, 0), place(tmp_path), None, str)
+    recording = recordings.Recording(make_record(), Stats(), lambda: (0, 0), place(tmp_path), None, str)
     recording.flush()
     recording.flush()
     recording.end()
     told = [entry.message for entry in caplog.records if "cannot be written" in entry.message]
     assert len(told) == 1
-    assert "the run goes on" in told[0]
+    assert "The run continues" in told[0]
 
 
 class Storage(RecordFolder):
@@ -270,11 +271,11 @@ class Hanging(Storage):
 
 
 def test_a_storage_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the recorder's thread waits for it; whoever may wait does so once, and not for long."""
-    monkeypatch.setattr(recorder, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(recorder, "_current", None)
+    """Only the writing thread waits for it; others wait once, and not for long."""
+    monkeypatch.setattr(recordings, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(recordings, "_current", None)
     storage, done = Hanging(tmp_path), threading.Event()
-    recording = recorder.Recording(make_record(), Stats(), lambda: (0, 0), storage, None, str)
+    recording = recordings.Recording(make_record(), Stats(), lambda: (0, 0), storage, None, str)
 
     def train() -> None:
         recording.flush()
@@ -298,11 +299,11 @@ def test_metrics_go_on_while_a_storage_hangs(tmp_path: Path, monkeypatch: pytest
         def publish(self, figures: Any) -> None:
             seen.append(time.monotonic())
 
-    monkeypatch.setattr(recorder, "_TICK_S", 0.02)
-    monkeypatch.setattr(recorder, "_PATIENCE_S", 0.2)
-    monkeypatch.setattr(recorder, "_current", None)
+    monkeypatch.setattr(recordings, "_TICK_S", 0.02)
+    monkeypatch.setattr(recordings, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(recordings, "_current", None)
     storage = Hanging(tmp_path)
-    recording = recorder.Recording(make_record(), Stats(), lambda: (0, 0), storage, Ends("r", "train", 0), str)
+    recording = recordings.Recording(make_record(), Stats(), lambda: (0, 0), storage, Ends("r", "train", 0), str)
     try:
         recording.flush()  # gives up, as the storage hangs
         before, deadline = len(seen), time.monotonic() + 30
@@ -316,9 +317,9 @@ def test_metrics_go_on_while_a_storage_hangs(tmp_path: Path, monkeypatch: pytest
 
 def test_the_end_is_written_behind_what_is_just_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader that was dropped, and an interpreter that ends meanwhile."""
-    monkeypatch.setattr(recorder, "_current", None)
+    monkeypatch.setattr(recordings, "_current", None)
     storage, loader = Hanging(tmp_path), Cursor()
-    recording = recorder.Recording(make_record(), Stats(), recorder.position_of(loader), storage, None, str)
+    recording = recordings.Recording(make_record(), Stats(), recordings.position_of(loader), storage, None, str)
     del loader
     recording.tick()
     assert storage.entered.wait(30)
@@ -329,7 +330,7 @@ def test_the_end_is_written_behind_what_is_just_being_written(tmp_path: Path, mo
     ending.join(30)
     (path,) = tmp_path.glob("*.arrow")
     assert read(path.read_bytes())[1]["ended"] > 0
-    assert not recorder._recorder().is_stuck
+    assert not recordings._sampler().is_stuck
 
 
 def test_a_name_hides_no_record(tmp_path: Path) -> None:
@@ -455,7 +456,7 @@ def test_a_storage_that_failed_for_a_while_has_the_record_in_the_end(tmp_path: P
     storage, stats = Hanging(tmp_path), Stats(rows=7)
     storage.gate.set()
     object.__setattr__(storage, "fails", True)
-    recording = recorder.Recording(make_record(), stats, lambda: (0, 0), storage, None, str)
+    recording = recordings.Recording(make_record(), stats, lambda: (0, 0), storage, None, str)
     recording.flush()
     assert not list(tmp_path.iterdir())
     object.__setattr__(storage, "fails", False)
@@ -467,12 +468,12 @@ def test_a_storage_that_failed_for_a_while_has_the_record_in_the_end(tmp_path: P
 def test_what_came_last_is_tried_again_where_the_storage_failed_just_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "_LOCAL_S", 0.01)
-    monkeypatch.setattr(recorder, "_TICK_S", 0.01)
-    monkeypatch.setattr(recorder, "_SHARE", 1e3)  # or a slow machine waits long for the next try
+    monkeypatch.setattr(recordings, "_LOCAL_S", 0.01)
+    monkeypatch.setattr(recordings, "_TICK_S", 0.01)
+    monkeypatch.setattr(recordings, "_SHARE", 1e3)  # or a slow machine waits long for the next try
     storage, stats = Hanging(tmp_path), Stats(rows=7)
     storage.gate.set()
-    recording = recorder.Recording(make_record(), stats, lambda: (0, 0), storage, None, str)
+    recording = recordings.Recording(make_record(), stats, lambda: (0, 0), storage, None, str)
     recording.flush()
     stats.rows = 9
     object.__setattr__(storage, "fails", True)
@@ -490,19 +491,19 @@ def test_what_came_last_is_tried_again_where_the_storage_failed_just_then(
 def test_a_storage_that_fails_for_good_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recorder, "_LOCAL_S", 0.0)
-    monkeypatch.setattr(recorder, "_SHARE", 1e3)  # or a slow machine waits long for the next try
-    monkeypatch.setattr(recorder, "_LAST_TRIES", 2)
+    monkeypatch.setattr(recordings, "_LOCAL_S", 0.0)
+    monkeypatch.setattr(recordings, "_SHARE", 1e3)  # or a slow machine waits long for the next try
+    monkeypatch.setattr(recordings, "_LAST_TRIES", 2)
     storage = Hanging(tmp_path)
     storage.gate.set()
     object.__setattr__(storage, "fails", True)
-    recording = recorder.Recording(make_record(), Stats(), lambda: (0, 0), storage, None, str)
+    recording = recordings.Recording(make_record(), Stats(), lambda: (0, 0), storage, None, str)
     recording.end()
     deadline = time.monotonic() + 30
-    while recording in recorder._recorder().all() and time.monotonic() < deadline:
+    while recording in recordings._sampler().all() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert recording not in recorder._recorder().all()
-    assert "what came last is missing in the record of train" in caplog.messages[-1]
+    assert recording not in recordings._sampler().all()
+    assert "lacks its last samples" in caplog.messages[-1]
 
 
 def test_rows_that_cannot_be_shown_and_metrics_that_fail_leave_the_record(tmp_path: Path) -> None:
@@ -514,7 +515,7 @@ def test_rows_that_cannot_be_shown_and_metrics_that_fail_leave_the_record(tmp_pa
         raise ValueError("odd rows")
 
     stats = Stats(first_rows=pyarrow.table({"x": [1]}))
-    recording = recorder.Recording(
+    recording = recordings.Recording(
         make_record(), stats, lambda: (0, 0), place(tmp_path), Broken("run", "train", 0), look
     )
     recording.flush()
@@ -534,8 +535,8 @@ def test_helpers_of_a_loader_that_is_gone_leave_the_metrics() -> None:
     for ends in (lambda recording: recording.end(), lambda recording: recording.tick()):
         loader = Cursor()
         publisher = Ends("r", "train", 0)
-        recording = recorder.Recording(
-            make_record(), Stats(decoders=2), recorder.position_of(loader), None, publisher, str
+        recording = recordings.Recording(
+            make_record(), Stats(decoders=2), recordings.position_of(loader), None, publisher, str
         )
         recording.flush()
         assert seen[-1]["decoders"] == 2

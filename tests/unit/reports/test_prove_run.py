@@ -171,7 +171,7 @@ def test_records_of_an_older_raylance_prove_nothing(uri: str, tmp_path: Path) ->
         pa.feather.write_feather(table.replace_schema_metadata({"raylance": json.dumps(facts)}), path)
     proof = raylance.prove_run(tmp_path)
     assert not proof.ok
-    assert "do not say which rows were handed out" in proof.verdict
+    assert "do not hold which rows were handed out" in proof.verdict
 
 
 def test_two_loaders_of_one_dataset_are_two_datasets_to_a_run(uri: str, tmp_path: Path) -> None:

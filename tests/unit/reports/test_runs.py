@@ -883,7 +883,7 @@ def test_a_run_that_failed_says_so_and_its_starts_are_told_apart(make_run: Make)
     assert "The last start ended with an error." in page
     assert page.count("column &#39;image&#39; of row offset 7") == 3
     assert "<h2>Faults survived</h2>\n<p>None.</p>" in page
-    assert "train: not all is proven, its records do not say which rows were handed out" in page
+    assert "train: not all is proven, its records do not hold which rows were handed out" in page
     assert "1 and 2 ranks · 2 starts" in page
     advice = " ".join(run.verdict("train").advice)
     assert "each rank waited 20.0 s for the first batches of 2 starts: call loader.prepare(" in advice

@@ -1,5 +1,5 @@
-"""Owns the threads of this process that sample its loaders once a second, publish their metrics, and write their
-records; never slows a trainer down, and never ends a run.
+"""Owns the threads of this process that sample its loaders' statistics once a second, publish them as metrics and
+write them into records; never slows a trainer down, and never ends a run.
 """
 
 import atexit
@@ -21,52 +21,51 @@ logger = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _LOCAL_S, _REMOTE_S = 2.0, 15.0  # between two writings of a record, by where it lies,
-_SHARE = 0.02  # which takes this share of the time at the most
-_CREDIT_S = 1.0  # beside this share, that a training thread spends on a local storage though it need not wait
+_SHARE = 0.02  # of the time at the most that writing takes
+_CREDIT_S = 1.0  # besides, that a training thread spends on a local storage though it need not wait
 _MOST_S = 600.0  # between two tries where the storage fails
-_LAST_TRIES = 8  # to write what came last, when the loader is gone
+_LAST_TRIES = 8  # to write the last samples, when the loader is gone
 _PATIENCE_S = 10.0  # that a training thread waits for a storage, once: it may hang
 
 Position = Callable[[], tuple[int, int] | None]
-Look = Callable[[Any], str]
-Handed = Callable[[], Any]
+ToHtml = Callable[[Any], str]
+Digest = Callable[[], Any]
 
 
 class Recording:
-    """What is recorded of one loader, until that is closed or gone."""
+    """The sampling of one loader, until the loader is closed or gone."""
 
     def __init__(
         self,
         record: Record,
         stats: Stats,
         position: Position,
-        place: RecordFolder | None,
+        folder: RecordFolder | None,
         publisher: Publisher | None,
-        look: Look,
-        handed: Handed | None = None,
+        to_html: ToHtml,
+        digest: Digest | None = None,
     ) -> None:
-        """Begins, in the recorder of this process.
+        """Begins, in the threads of this process.
 
         Args:
             record: What is written.
             stats: Whose figures are sampled.
             position: Gives (epoch, position), and None when the loader is gone.
-            place: Where it is written; None for nowhere.
-            publisher: Publishes metrics; None where nobody asks for any.
-            look: Makes HTML of a table of the first rows.
-            handed: Says which rows were handed out, JSON-able; None where nobody counts them.
+            folder: Where it is written; None for nowhere.
+            publisher: Publishes metrics; None where no Ray takes them.
+            to_html: Makes HTML of a table of the first rows.
+            digest: Gives which rows were handed out, JSON-able; None where they are not counted.
         """
-        self._handed = handed
-        self._record, self._stats, self._position, self._place = record, stats, position, place
-        self._publisher, self._look = publisher, look
+        self._record, self._stats, self._position, self._folder = record, stats, position, folder
+        self._publisher, self._to_html, self._digest = publisher, to_html, digest
         self._changed = threading.Condition()
         self._asked = self._answered = 0  # to write what has been sampled
         self._pid, self._due, self._failures = os.getpid(), 0.0, 0
         self._begun, self._spent_s = time.monotonic(), 0.0
         self._ended: float | None = None
-        self._last_place = (0, 0)
+        self._last_position = (0, 0)
         self._is_gone = False
-        _recorder().add(self)
+        _sampler().add(self)
 
     def tick(self) -> None:
         """Samples and publishes, unless it has ended."""
@@ -82,18 +81,18 @@ class Recording:
         if is_due:
             self._write()
         with self._changed:  # it may have ended meanwhile
-            if not is_gone or self._place is None:
+            if not is_gone or self._folder is None:
                 return not is_gone
             if self._failures > _LAST_TRIES:
-                logger.warning("what came last is missing in the record of %s: its storage fails", self._record.name)
+                logger.warning("the record of %s lacks its last samples, because its storage fails", self._record.name)
             return self._answered < self._asked or 0 < self._failures <= _LAST_TRIES
 
     def flush(self, *, may_wait: bool = True) -> None:
-        """Samples now, and has the recorder's thread write: the process may not live for long.
+        """Samples now, and has the writing thread write: the process may end soon.
 
         Args:
-            may_wait: Whether to wait until it is written, unless the storage fails or hangs; otherwise, where it is
-                local, that is waited for as long as it takes next to nothing of the time.
+            may_wait: Whether to wait until it is written, unless the storage fails or hangs. Otherwise, only a local
+                storage is waited for, as long as that takes next to nothing of the time.
         """
         if self._pid != os.getpid():  # the record is of the process that was forked
             return
@@ -102,12 +101,12 @@ class Recording:
             begin = time.monotonic()
             has_credit = self._spent_s < _CREDIT_S + _SHARE * (begin - self._begun)
             if may_wait or has_credit:
-                self._ask(may_wait=may_wait or (self._place is not None and self._place.is_local))
+                self._ask(may_wait=may_wait or (self._folder is not None and self._folder.is_local))
             if not may_wait:
                 self._spent_s += time.monotonic() - begin
 
     def end(self) -> None:
-        """Ends the record; nothing comes behind it."""
+        """Ends the record; no sample follows."""
         if self._pid != os.getpid():
             return
         with self._changed:
@@ -118,25 +117,25 @@ class Recording:
                 self._ask(may_wait=True)
 
     def give_up(self) -> None:
-        """Has nobody wait for what will not be written."""
+        """Ends it without writing, and ends all waiting for that."""
         with self._changed:
-            self._place, self._is_gone, self._answered = None, True, self._asked
+            self._folder, self._is_gone, self._answered = None, True, self._asked
             self._changed.notify_all()
 
     def _ask(self, *, may_wait: bool) -> None:
-        """Has the recorder's thread write, which may hang in a storage for ever: nobody else does. Needs the lock."""
-        recorder = _recorder()
-        if self._place is None or (self._failures and self._ended is None):
+        """Has the writing thread write: only that one may hang in a storage for ever. Needs the lock."""
+        sampler = _sampler()
+        if self._folder is None or (self._failures and self._ended is None):
             return
         self._due = 0.0
         self._asked += 1
         asked = self._asked
-        recorder.wake()
-        if may_wait and not recorder.is_stuck:
-            recorder.is_stuck = not self._changed.wait_for(lambda: self._answered >= asked, _PATIENCE_S)
+        sampler.wake()
+        if may_wait and not sampler.is_stuck:
+            sampler.is_stuck = not self._changed.wait_for(lambda: self._answered >= asked, _PATIENCE_S)
 
     def _leave(self) -> None:
-        """Ends: takes its helpers out of the metrics; what has been sampled is written at once. Needs the lock."""
+        """Ends the metrics, and has the samples written at once. Needs the lock."""
         self._is_gone, self._due = True, 0.0
         self._asked += 1
         publisher, self._publisher = self._publisher, None
@@ -145,72 +144,72 @@ class Recording:
                 publisher.end()
 
     def _sample(self) -> bool:
-        place = self._position()
-        self._last_place = place or self._last_place
-        epoch, position = self._last_place
-        figures = self._stats.sample() | {"epoch": float(epoch), "position": float(position)}
+        position = self._position()
+        self._last_position = position or self._last_position
+        epoch, rows = self._last_position
+        figures = self._stats.sample() | {"epoch": float(epoch), "position": float(rows)}
         self._record.add(figures)
         if self._publisher is not None:
             try:
                 self._publisher.publish(figures | self._record.facts["limits"])
             except Exception:  # whatever Ray raises: the caller may be a training thread
                 self._publisher = None
-                logger.warning("%s publishes no metrics any more", self._record.name, exc_info=True)
-        return place is not None
+                logger.warning("%s no longer publishes metrics", self._record.name, exc_info=True)
+        return position is not None
 
     def _write(self) -> None:
         with self._changed:
             asked, begin = self._asked, time.monotonic()
-            if self._place is None:
+            if self._folder is None:
                 return
-            told: dict[str, Any] = {"events": self._stats.events, "bad_rows": self._stats.bad_rows}
-            told |= {"ended": self._ended, "shared_s": dict(self._stats.shared_s)}
-            if self._handed is not None:
-                told["digest"] = self._handed()
-        least_s = _LOCAL_S if self._place.is_local else _REMOTE_S
+            latest: dict[str, Any] = {"events": self._stats.events, "bad_rows": self._stats.bad_rows}
+            latest |= {"ended": self._ended, "shared_s": dict(self._stats.shared_s)}
+            if self._digest is not None:
+                latest["digest"] = self._digest()
+        least_s = _LOCAL_S if self._folder.is_local else _REMOTE_S
         try:
             name = f"{self._record.name}.arrow"
-            self._place.write(name, self._content(told))
-            if "begun_s" not in self._record.facts:  # comes into the file the next time
-                self._record.facts["begun_s"] = self._place.written_s(name)
+            self._folder.write(name, self._content(latest))
+            if "begun_s" not in self._record.facts:  # the next write brings it into the file
+                self._record.facts["begun_s"] = self._folder.written_s(name)
             self._failures = 0
-        except Exception as error:  # whatever a storage raises: a run does not end for a want of figures
+        except Exception as error:  # whatever a storage raises: no run ends because its record fails
             self._failures += 1
             if self._failures == 1:
                 logger.warning(
-                    "the record of %s cannot be written (%s: %s); the run goes on, it is tried again now and then, and "
-                    "until then reports lack what comes now",
+                    "the record of %s cannot be written (%s: %s). The run continues; reports lack its figures until "
+                    "a later write succeeds.",
                     self._record.name,
                     type(error).__name__,
                     error,
                 )
         else:
-            self._show_first(self._place)
-        _recorder().is_stuck = False
+            self._show_first(self._folder)
+        _sampler().is_stuck = False
         with self._changed:
             self._answered, now = asked, time.monotonic()
             if self._asked == asked:
                 self._due = now + min(_MOST_S, max(least_s, (now - begin) / _SHARE) * 2.0 ** min(self._failures, 10))
             self._changed.notify_all()
 
-    def _content(self, told: dict[str, Any]) -> bytes:
+    def _content(self, latest: dict[str, Any]) -> bytes:
         with self._changed:
-            return self._record.content(**told)
+            return self._record.content(**latest)
 
-    def _show_first(self, place: RecordFolder) -> None:
-        """Writes the look of the first rows, once, and lets go of them."""
+    def _show_first(self, folder: RecordFolder) -> None:
+        """Writes the first rows as HTML, once, and drops them."""
         rows = self._stats.first_rows
         if rows is None or not rows.num_rows:
             return
         self._stats.first_rows = rows.schema.empty_table()
         try:
-            place.write(f"{self._record.name}.html", self._look(rows).encode())
-        except Exception as error:  # of odd rows, or the storage: the figures are still to be written
+            folder.write(f"{self._record.name}.html", self._to_html(rows).encode())
+        except Exception as error:  # of odd rows, or the storage: the figures are still written
             logger.warning("the first rows of %s cannot be shown (%s)", self._record.name, error)
 
 
-class _Recorder:
-    """The threads of a process: a storage that hangs has one of them to itself."""
+class _Sampler:
+    """The two threads of a process, one of which writes alone: a storage may hang."""
 
     def __init__(self) -> None:
         self.pid, self.is_stuck = os.getpid(), False  # in a storage that hangs, as far as is known
@@ -233,7 +232,7 @@ class _Recorder:
         while True:
             self._has_some.wait()
             for recording in self.all():
-                with _told(recording):
+                with _gives_up(recording):
                     recording.tick()
             time.sleep(_TICK_S)
 
@@ -242,7 +241,7 @@ class _Recorder:
             self._has_some.wait()
             for recording in self.all():
                 is_more = False
-                with _told(recording):
+                with _gives_up(recording):
                     is_more = recording.write()
                 with self._lock:
                     if not is_more:
@@ -257,24 +256,24 @@ class _Recorder:
 
 
 @contextlib.contextmanager
-def _told(recording: Recording) -> Iterator[None]:
-    """Gives a recording up that fails: nobody else would hear of it, and others are still to be recorded."""
+def _gives_up(recording: Recording) -> Iterator[None]:
+    """Gives a recording up that fails, so that the thread continues with the others."""
     try:
         yield
-    except Exception:  # of metrics, say
-        logger.warning("a loader is not recorded any more", exc_info=True)
+    except Exception:  # as of metrics
+        logger.warning("a loader is no longer recorded, because sampling it failed", exc_info=True)
         recording.give_up()
 
 
-_current: _Recorder | None = None
+_current: _Sampler | None = None
 _making = threading.Lock()
 
 
-def _recorder() -> _Recorder:
+def _sampler() -> _Sampler:
     global _current
     with _making:
-        if _current is None or _current.pid != os.getpid():  # threads do not come along into a fork
-            _current = _Recorder()
+        if _current is None or _current.pid != os.getpid():  # a fork has no threads
+            _current = _Sampler()
         return _current
 
 
