@@ -97,8 +97,8 @@ class Costs:
 def time(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
     made = VirtualTime()
     made.put_in_place(monkeypatch)
-    monkeypatch.setattr("raylance.observe.recorder._TICK_S", 3600.0)  # samples are taken where the test asks for them
-    monkeypatch.setattr("raylance.observe.recorder._current", None)
+    monkeypatch.setattr("raylance.observe.recording._TICK_S", 3600.0)  # samples are taken where the test asks for them
+    monkeypatch.setattr("raylance.observe.recording._current", None)
     made.enter()
     yield made
     made.end()
