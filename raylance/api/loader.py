@@ -363,7 +363,7 @@ class RankLoader:
         if plan.steps(position) > 0:
             plan.check_order(epoch)
             where = {"epoch": epoch, "position": position, "prefetch_batches": spec.prefetch_batches}
-            self._session.prepare(plan, self.rank, **where, stats=self._recorder.stats)
+            self._session.prepare(plan, self.rank, **where, observer=self._recorder.stats)
 
     def _take_all(self, spec: BatchSpec) -> Generator[list[Any], None, None]:
         """Takes the rest of the epoch and moves the cursor with each batch, to the next epoch with the last."""
@@ -383,7 +383,7 @@ class RankLoader:
         recorder.begin_pass(plan, self.state_dict)
         prepares = self._prepares
         where = {"epoch": epoch, "position": position}
-        feeder = self._session.start(plan, self.rank, **where, batch_spec=spec, stats=recorder.stats)
+        feeder = self._session.start(plan, self.rank, **where, batch_spec=spec, observer=recorder.stats)
         try:
             for handed, step in feeder:
                 if moves != cursor.moves:

@@ -5,7 +5,6 @@ import pyarrow as pa
 
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, VALID
 from raylance.errors import DatasetError
-from raylance.observe import Stats
 from raylance.orders.permutation import Int64Array
 from raylance.read_spec import ReadSpec
 from raylance.source.lance_errors import readable_text
@@ -20,7 +19,7 @@ class Lookup:
         self._read_spec = read_spec
         self._decoding = read_spec.decoding.open() if read_spec.decoding else None
         self._opened: RowReader | None = None
-        self.stats = Stats()  # of decoding
+        self.bad_rows: tuple[tuple[int, str, str], ...] = ()  # of the last read: offset, column, reason
 
     def read(self, offsets: Int64Array, epoch: int = 0, draws: Int64Array | None = None) -> pa.Table:
         """Reads rows, each from storage once.
@@ -50,7 +49,7 @@ class Lookup:
         if self._decoding is not None:
             drawn = table if draws is None else table.append_column(DRAW, pa.array(draws))
             table, receipt = self._decoding.apply(drawn, epoch, own_memory=True)
-            self.stats.add(receipt)
+            self.bad_rows = receipt.bad_rows
             valid = table[VALID]
         added = {COMPONENT: offsets >> COMPONENT_SHIFT, ROW_OFFSET: offsets & OFFSET_MASK, VALID: valid}
         return pa.table({name: table[name] for name in self._read_spec.delivers} | added)

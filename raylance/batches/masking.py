@@ -2,16 +2,18 @@
 which row is bad.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, TRANSFORM, describe_rows
 from raylance.errors import BadRowError
-from raylance.observe import Stats
 from raylance.orders.permutation import Int64Array
 from raylance.read_spec import ReadSpec
 
 _LEAST_ROWS = 1000  # a fraction of fewer rows means nothing
 _NAMED = 5  # masked rows in the error
+_MOST_REASONS = 100  # that are kept
 
 
 class MaskedRows:
@@ -24,15 +26,21 @@ class MaskedRows:
         self._datasets = decoding.datasets if decoding else ()
         self._rows = self._masked = 0
         self._different: set[int] = set()  # masked rows, if the limit is a count of them
+        self._reasons: dict[int, tuple[str, str]] = {}  # column and reason of bad rows, by offset
         self._first: dict[int, tuple[str, str]] = {}  # column and reason of the first masked rows, by offset
 
-    def add(self, rows: int, masked: Int64Array, stats: Stats) -> None:
+    def explain(self, bad_rows: Iterable[tuple[int, str, str]]) -> None:
+        """Takes the reasons of bad rows: row offset, with component bits; column; reason."""
+        for offset, column, reason in bad_rows:
+            if len(self._reasons) < _MOST_REASONS or offset in self._reasons:
+                self._reasons[offset] = column, reason
+
+    def add(self, rows: int, masked: Int64Array) -> None:
         """Counts rows that are about to be handed out.
 
         Args:
             rows: Their number.
             masked: Offsets of the masked ones, with component bits, int64, shape (k,).
-            stats: Has the reasons of the first masked rows.
 
         Raises:
             BadRowError: If `max_bad_rows` is exceeded; it names the first masked rows.
@@ -40,9 +48,9 @@ class MaskedRows:
         self._rows += rows
         self._masked += len(masked)
         if len(masked) and len(self._first) < _NAMED:
-            reasons = {offset: (column, reason) for offset, column, reason in stats.bad_rows}
+            unknown = "a column", "for a reason that was not kept"
             for offset in masked.tolist()[:_NAMED]:
-                self._first.setdefault(offset, reasons.get(offset, ("a column", "for a reason that was not kept")))
+                self._first.setdefault(offset, self._reasons.get(offset, unknown))
         if isinstance(self._most, float):
             if self._rows >= _LEAST_ROWS and self._masked > self._most * self._rows:
                 raise self._too_many(f"{self._masked:,} of {self._rows:,} rows")

@@ -22,7 +22,6 @@ from raylance.dispatch.messages import (
     Failed,
     Fault,
     Faulted,
-    FaultSeen,
     Fetch,
     Fetched,
     Forget,
@@ -34,16 +33,15 @@ from raylance.dispatch.messages import (
     Output,
     Placed,
     Read,
-    Status,
     Taken,
     Wanted,
-    WorkDone,
 )
 from raylance.dispatch.scaling import Scaler
 from raylance.dispatch.sizes import Sizes
 from raylance.dispatch.wait_causes import status
 from raylance.errors import HelperError
 from raylance.observe import Receipt
+from raylance.observe.observations import FaultSeen, Status, WorkDone
 from raylance.planning.plan import Plan, WorkItem
 
 MAX_FAULTS = 3  # of the machines, that one item may see: a fourth is no accident

@@ -5,8 +5,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from raylance.observe import Receipt
-from raylance.observe.stats import Cause
+from raylance.observe.observations import FaultSeen, Receipt, Status, WorkDone
 from raylance.planning.plan import Chunk, WorkItem
 
 Kind = Literal["reader", "decoder"]
@@ -135,7 +134,8 @@ class GiveUpPlacing:
     asked: int
 
 
-# Observations: outputs for statistics and the log. They come before the commands of the same decision.
+# Outputs for statistics and the log, which come before the commands of the same decision: `Log`, and the observations
+# of `raylance.observe`.
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -146,38 +146,7 @@ class Log:
     line: str
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FaultSeen:
-    """A machine fault that costs time and no row."""
-
-    line: str
-    replaces_helper: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class WorkDone:
-    """A helper has finished a call."""
-
-    receipt: Receipt
-    decoded_rows: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Status:
-    """How the pass stands, and the cause of the trainer's wait: None while it does not wait."""
-
-    readers: int
-    readers_wanted: int
-    decoders: int
-    decoders_wanted: int
-    decoders_busy: int
-    inflight_items: int
-    inflight_bytes: int
-    cause: Cause | None
-
-
-Observation = Log | FaultSeen | WorkDone | Status
-Output = Command | Deliver | Complete | GiveUp | GiveUpPlacing | Observation
+Output = Command | Deliver | Complete | GiveUp | GiveUpPlacing | Log | FaultSeen | WorkDone | Status
 
 
 # Events of the consumer.

@@ -2,8 +2,7 @@
 
 from raylance.dispatch.helper_pool import HelperPool
 from raylance.dispatch.in_flight import InFlight, Stage
-from raylance.dispatch.messages import Status
-from raylance.observe.stats import Cause
+from raylance.observe.observations import Cause, Status
 
 
 def status(pool: HelperPool, inflight: InFlight, *, is_awaited: bool) -> Status:

@@ -10,8 +10,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from raylance.batches.assembly import Assembly, Step
 from raylance.batches.batches import BatchSpec
 from raylance.batches.device import Sender
@@ -24,26 +22,31 @@ from raylance.dispatch.messages import (
     Complete,
     Deliver,
     Event,
-    FaultSeen,
     GiveUp,
     GiveUpPlacing,
     Log,
     Output,
-    Status,
     Taken,
     Wake,
     Wanted,
-    WorkDone,
 )
 from raylance.errors import HelperError, PlacementError, RaylanceError
-from raylance.observe import Stats
+from raylance.observe.observations import (
+    BatchesReady,
+    BatchGathered,
+    BatchHandedOut,
+    FaultSeen,
+    Observation,
+    Observer,
+    Status,
+    WaitsFor,
+    WorkDone,
+)
 from raylance.runtime.runtime import Runtime
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 5.0  # between looks whether the thread still lives
-FIRST_ROWS = 16  # of the first batch that are kept for display,
-_FIRST_BYTES = 16 << 20  # as far as they have no more together
 _JOIN_S = 10.0  # that a closing consumer waits for user code in the thread to end
 
 _alive: "weakref.WeakSet[Feeder]" = weakref.WeakSet()
@@ -53,10 +56,10 @@ class Feeder:
     """The batches of one pass, made by a thread of its own, a few ahead of the consumer."""
 
     def __init__(
-        self, dispatcher: Dispatcher, runtime: Runtime, assembly: Assembly, stats: Stats, masked: MaskedRows
+        self, dispatcher: Dispatcher, runtime: Runtime, assembly: Assembly, observer: Observer, masked: MaskedRows
     ) -> None:
         """Starts nothing; from `start` until `has_ended`, no other thread may take the events of the runtime."""
-        self._dispatcher, self._runtime, self._assembly, self._stats = dispatcher, runtime, assembly, stats
+        self._dispatcher, self._runtime, self._assembly, self._observer = dispatcher, runtime, assembly, observer
         self._masked = masked
         self._spec: BatchSpec | None = None
         self._sender: Sender | None = None
@@ -95,14 +98,10 @@ class Feeder:
         Raises:
             Exception: The error that ended the pass, after the last good batch.
         """
-        stats = self._stats
         while (found := self._take()) is not None:
             batch, step = found
-            self._masked.add(step.rows, step.masked, stats)
-            stats.batches += 1
-            stats.rows += step.rows
-            stats.nbytes += step.nbytes
-            stats.masked_rows += len(step.masked)
+            self._masked.add(step.rows, step.masked)
+            self._observe(BatchHandedOut(step.rows, step.nbytes, len(step.masked)))
             handed = [batch if self._sender is None else self._sender.receive(batch)]
             del found, batch
             yield handed, step
@@ -122,10 +121,10 @@ class Feeder:
                     )
             if self._is_awaited:
                 self._is_awaited = False
-                self._stats.awaits(None, self._runtime.now())
+                self._observe(WaitsFor(None))
             if self._finished:
                 found = self._finished.popleft()
-                self._stats.ready_batches = len(self._finished)
+                self._observe(BatchesReady(len(self._finished)))
                 self._say(Taken(found[1].after))
                 self._changed.notify_all()
                 return found
@@ -150,7 +149,7 @@ class Feeder:
         with self._changed:
             self._is_closed = True
             self._finished.clear()
-            self._stats.ready_batches = 0
+            self._observe(BatchesReady(0))
             self._changed.notify_all()
         self._runtime.post(Wake())
 
@@ -167,7 +166,7 @@ class Feeder:
     def _awaits_here(self) -> None:
         """Records that the consumer's wait, if it waits, is for work in this process; `_changed` is held."""
         if self._is_awaited:
-            self._stats.awaits("finish" if self._stats.batches else "start", self._runtime.now())
+            self._observe(WaitsFor("finish"))
 
     # The thread's side.
 
@@ -213,8 +212,16 @@ class Feeder:
         """Carries outputs out, and keeps none: some hold tables."""
         while outputs:
             match outputs.pop(0):
-                case Log() | FaultSeen() | WorkDone() | Status() as observation:
-                    self._observe(observation, now)
+                case Log(level, line):
+                    logger.log(level, "%s", line)
+                case FaultSeen(line) as fault:
+                    logger.warning("%s", line)
+                    self._observer.observe(fault, now)
+                case WorkDone(receipt) as done:
+                    self._masked.explain(receipt.bad_rows)
+                    self._observer.observe(done, now)
+                case Status() as status:
+                    self._observer.observe(status, now)
                 case Deliver(item, plain, decoded):
                     self._assembly.add(item, plain, decoded)
                     del plain, decoded
@@ -228,25 +235,8 @@ class Feeder:
                 case command:
                     self._runtime.do(command)
 
-    def _observe(self, observation: Log | FaultSeen | WorkDone | Status, now: float) -> None:
-        stats = self._stats
-        match observation:
-            case Log(level, line):
-                logger.log(level, "%s", line)
-            case FaultSeen(line, replaces_helper):
-                logger.warning("%s", line)
-                stats.helpers_replaced += replaces_helper
-                stats.tell("fault", line)
-            case WorkDone(receipt, decoded_rows):
-                stats.lap(now)
-                stats.add(receipt)
-                stats.decoded_rows += decoded_rows
-            case Status(cause=cause):
-                stats.readers, stats.readers_wanted = observation.readers, observation.readers_wanted
-                stats.decoders, stats.decoders_wanted = observation.decoders, observation.decoders_wanted
-                stats.decoders_busy = observation.decoders_busy
-                stats.inflight_items, stats.inflight_bytes = observation.inflight_items, observation.inflight_bytes
-                stats.awaits("start" if cause is not None and not stats.batches else cause, now)
+    def _observe(self, observation: Observation) -> None:
+        self._observer.observe(observation, self._runtime.now())
 
     def _has_room(self) -> bool:
         """Whether one more batch may be made; where nothing more will be delivered, waits for the consumer."""
@@ -263,23 +253,20 @@ class Feeder:
         table, step = self._assembly.next_step()
         with self._changed:
             self._awaits_here()
-        if self._stats.first_rows is None:
-            row_bytes = max(1, table.nbytes // max(1, table.num_rows))
-            rows = min(FIRST_ROWS, table.num_rows, _FIRST_BYTES // row_bytes)
-            self._stats.first_rows = table.take(np.arange(rows))  # a copy
+        self._observe(BatchGathered(table))
         try:
-            with self._stats.timed("collate_s"):
+            with self._observer.timed("collate_s"):
                 batch = spec.convert(table.drop_columns(spec.hidden))
         except Exception as error:
             error.add_note(f"as a batch was made of {self._assembly.describe(table)}")
             raise
         if self._sender is not None:
-            with self._stats.timed("transfer_s"):
+            with self._observer.timed("transfer_s"):
                 batch = self._sender.send(batch)
         with self._changed:
             if not self._is_closed:
                 self._finished.append((batch, step))
-                self._stats.ready_batches = len(self._finished)
+                self._observe(BatchesReady(len(self._finished)))
                 self._changed.notify_all()
 
 

@@ -15,7 +15,7 @@ from raylance.dispatch.messages import Kind
 from raylance.dispatch.scaling import Scaler
 from raylance.dispatch.sizes import Sizes
 from raylance.environment.connection import ray_session
-from raylance.observe import Stats
+from raylance.observe.observations import Observer
 from raylance.planning.plan import Plan, WorkItem
 from raylance.read_spec import ReadSpec
 from raylance.runtime.feeder import Feeder
@@ -43,22 +43,26 @@ class Session:
         self.runtime: Runtime | None = None
         self.pool: HelperPool | None = None
 
-    def start(self, plan: Plan, rank: int, *, epoch: int, position: int, batch_spec: BatchSpec, stats: Stats) -> Feeder:
+    def start(
+        self, plan: Plan, rank: int, *, epoch: int, position: int, batch_spec: BatchSpec, observer: Observer
+    ) -> Feeder:
         """Begins one rank's pass from a position to the end of its epoch, and ends the one before."""
         wanted = _Pass(plan, rank, epoch, position, batch_spec.prefetch_batches)
         feeder = self._take_prepared(wanted)
         if feeder is None:
             self.end_pass()  # of an iterator that was not closed: two cannot share the helpers
-            feeder = self._begin(wanted, stats)
+            feeder = self._begin(wanted, observer)
         self._feeder = feeder
         feeder.bind(batch_spec)
         return feeder
 
-    def prepare(self, plan: Plan, rank: int, *, epoch: int, position: int, prefetch_batches: int, stats: Stats) -> None:
+    def prepare(
+        self, plan: Plan, rank: int, *, epoch: int, position: int, prefetch_batches: int, observer: Observer
+    ) -> None:
         """Begins a pass that no consumer has asked for yet, up to its first steps; does nothing during another one."""
         if self._feeder is None or self._feeder.has_ended:
             wanted = _Pass(plan, rank, epoch, position, prefetch_batches)
-            feeder = self._take_prepared(wanted) or self._begin(wanted, stats)
+            feeder = self._take_prepared(wanted) or self._begin(wanted, observer)
             stop = weakref.finalize(self, feeder.stop)  # or its thread would keep it, and the helpers, for ever
             stop.atexit = False
             self._prepared = _Prepared(wanted, feeder, stop)
@@ -80,7 +84,7 @@ class Session:
         runtime, pool = self.runtime, self.pool
         return runtime is not None and pool is not None and runtime.is_usable and pool.failure is None
 
-    def _begin(self, wanted: "_Pass", stats: Stats) -> Feeder:
+    def _begin(self, wanted: "_Pass", observer: Observer) -> Feeder:
         if self.runtime is not None and not self._is_usable:
             self.runtime.close()
             self.runtime = None
@@ -91,7 +95,7 @@ class Session:
         if self._named is None or self._named[0] != plan:  # what was read ahead for an equal plan is found by its name
             self._named = (plan, uuid.uuid4().hex)
         self.runtime.begin(*self._named)
-        feeder = self._make_feeder(self.runtime, self._make_dispatcher(self.pool, wanted), wanted, stats)
+        feeder = self._make_feeder(self.runtime, self._make_dispatcher(self.pool, wanted), wanted, observer)
         feeder.start()
         return feeder
 
@@ -153,9 +157,9 @@ class Session:
             scalers=self._scalers,
         )
 
-    def _make_feeder(self, runtime: Runtime, dispatcher: Dispatcher, wanted: "_Pass", stats: Stats) -> Feeder:
+    def _make_feeder(self, runtime: Runtime, dispatcher: Dispatcher, wanted: "_Pass", observer: Observer) -> Feeder:
         assembly = Assembly(self._read_spec, wanted.plan, wanted.rank, wanted.epoch, wanted.position)
-        return Feeder(dispatcher, runtime, assembly, stats, self._masked)
+        return Feeder(dispatcher, runtime, assembly, observer, self._masked)
 
     def end_pass(self) -> None:
         """Ends the current pass; the helpers stay."""

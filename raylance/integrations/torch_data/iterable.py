@@ -78,7 +78,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
             return
         session, self._idle = self._idle or Session(self._opened.read_spec, self._options), None
         where = {"epoch": epoch, "position": position}
-        feeder = session.start(mine, rank, **where, batch_spec=self._batch_spec(), stats=Stats())
+        feeder = session.start(mine, rank, **where, batch_spec=self._batch_spec(), observer=Stats())
         try:
             for handed, step in feeder:
                 if position == 0 and step.is_last:  # of several workers, the first one counts

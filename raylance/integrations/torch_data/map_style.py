@@ -71,7 +71,8 @@ class MapDataset(torch.utils.data.Dataset[dict[str, Any]]):
         offsets = read_spec.source.load_selection().offsets(rows)
         table = self._lookup.read(offsets, epoch, draws)
         decoded = table[VALID].to_numpy()
-        self._masked.add(len(rows), offsets[~decoded], self._lookup.stats)
+        self._masked.explain(self._lookup.bad_rows)
+        self._masked.add(len(rows), offsets[~decoded])
         valid = real & decoded
         table = table.drop_columns([VALID]).append_column(VALID, [valid]).drop_columns(self._hidden)
         channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()
