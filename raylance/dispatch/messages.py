@@ -146,7 +146,8 @@ class Log:
     line: str
 
 
-Output = Command | Deliver | Complete | GiveUp | GiveUpPlacing | Log | FaultSeen | WorkDone | Status
+Observation = Log | FaultSeen | WorkDone | Status
+Output = Command | Deliver | Complete | GiveUp | GiveUpPlacing | Observation
 
 
 # Events of the consumer.
