@@ -52,7 +52,7 @@ MORE = {
 # Made by other names, never by a call of their own.
 MADE = ("Batches", "Dataset", "RankLoader")
 # Of `Stats` and `torch_data`: called by raylance's other parts, never by those who read this.
-INNER = {"add", "awaits", "begin", "count_move", "end", "is_timed", "moves", "tell", "timed"}
+INNER = {"add", "awaits", "begin", "count_move", "end", "is_timed", "moves", "observe", "record_event", "timed"}
 WIDTH = 100  # of signatures, before each parameter gets a line
 
 

@@ -26,11 +26,12 @@ from raylance.decode.images import Image
 from raylance.environment.connection import current_session, long_call, ray_session
 from raylance.errors import DatasetError
 from raylance.observe import Stats, clock
+from raylance.observe.events import now_s
 from raylance.observe.figures import RankFigures
 from raylance.observe.metrics import Publisher
 from raylance.observe.record import FOLDER, Record, RecordFolder, open_folder, public_uri
 from raylance.observe.recording import Recording, position_of
-from raylance.observe.stats import now_s, saving
+from raylance.observe.stats import saving
 from raylance.observe.verdict import Verdict, judge
 from raylance.planning.cursor import Cursor
 from raylance.planning.digest import Digest, Ledger
@@ -99,7 +100,7 @@ class Recorder:
 
     def on_resume(self, saved: State) -> None:
         """Records that the loader continues at a saved state."""
-        self.stats.tell("resume", {"epoch": saved.epoch, "position": saved.position})
+        self.stats.record_event("resume", {"epoch": saved.epoch, "position": saved.position})
         self.ledger.load(saved.epoch, saved.position)
 
     def time(self, batches: Generator[list[Any], None, None]) -> Iterator[Any]:
@@ -140,11 +141,11 @@ class Recorder:
             **dataclasses.asdict(self._passed),
         }
         self.stats.epoch_certificate = certificate
-        self.stats.tell("epoch", certificate)
+        self.stats.record_event("epoch", certificate)
 
     def on_error(self, error: Exception) -> None:
         """Records the error that ends a pass."""
-        self.stats.tell("error", f"{type(error).__name__}: {error}")
+        self.stats.record_event("error", f"{type(error).__name__}: {error}")
         self.flush()
 
     @contextlib.contextmanager
@@ -166,7 +167,7 @@ class Recorder:
             yield
             numbers = {str(name): value for name, value in metrics.items() if isinstance(value, int | float)}
             report = {"metrics": numbers, "seconds": clock.now() - begin, "has_checkpoint": has_checkpoint}
-            self.stats.tell("report", report)
+            self.stats.record_event("report", report)
             self.flush()
 
     def begin_pass(self, plan: Plan, state: Callable[[], dict[str, Any]]) -> None:

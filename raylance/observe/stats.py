@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from raylance.observe import clock
 from raylance.observe.events import Event, EventLog
-from raylance.observe.events import now_s as now_s
 from raylance.observe.observations import (
     BatchesReady,
     BatchGathered,
     BatchHandedOut,
+    Cause,
     FaultSeen,
     Observation,
     Receipt,
@@ -25,7 +25,6 @@ from raylance.observe.observations import (
     WaitsFor,
     WorkDone,
 )
-from raylance.observe.observations import Cause as Cause
 
 WAITS = {
     "starting": "wait_start_s",
@@ -333,8 +332,6 @@ class Stats:
     def record_event(self, kind: str, what: Any) -> None:
         """Keeps an event: now, of which kind, and what it was, JSON-able."""
         self._events.add(kind, what)
-
-    tell = record_event
 
     @property
     def events(self) -> list[Event]:
