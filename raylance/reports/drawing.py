@@ -75,7 +75,7 @@ def draw_timeline(found: Timeline, events: Sequence[tuple[float, int, str]], ran
             below = above
     for kind, (marker, color) in _MARKS.items():  # all of a kind at once: a long run reports thousands of times
         shown = [
-            (found.place(when), ranks.index(rank) - 0.5) for when, rank, of in events if of == kind and rank in ranks
+            (found.run_s(when), ranks.index(rank) - 0.5) for when, rank, of in events if of == kind and rank in ranks
         ]
         axes.plot(*np.array(shown).reshape(-1, 2).T, marker, color=color, markersize=5, clip_on=False, zorder=5)
     for cut in found.cuts:

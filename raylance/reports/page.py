@@ -24,7 +24,7 @@ from raylance.planning.state import identity_of
 from raylance.reports import drawing
 from raylance.reports.progress import events
 from raylance.reports.proving import FEW_ROWS, RunProof, of_epochs, prove_records
-from raylance.reports.reading import LoaderRecord, Run, read_look, read_run
+from raylance.reports.reading import LoaderRecord, Run, read_first_rows, read_run
 from raylance.reports.timeline import Timeline, timeline
 from raylance.source.rows import TableRows
 
@@ -60,10 +60,10 @@ def report_run(
         ConfigError: If there is no record of the run, or if matplotlib or jinja2 is not installed.
     """
     run = read_run(path, storage_filesystem)
-    look = next(
-        (found for r in run.of(run.main) if r.rank == 0 and (found := read_look(run, r, storage_filesystem))), ""
+    first_rows = next(
+        (found for r in run.of(run.main) if r.rank == 0 and (found := read_first_rows(run, r, storage_filesystem))), ""
     )
-    content = render(run, look, storage_options).encode()
+    content = render(run, first_rows, storage_options).encode()
     if out is not None:
         filesystem, where = open_folder(out)
     else:
@@ -74,12 +74,12 @@ def report_run(
     return os.fspath(out)
 
 
-def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None = None) -> str:
+def render(run: Run, first_rows: str = "", storage_options: Mapping[str, str] | None = None) -> str:
     """The report as HTML.
 
     Args:
         run: The run.
-        look: HTML of the first rows.
+        first_rows: HTML of the first rows.
         storage_options: Of the dataset.
     """
     template = _template()
@@ -91,7 +91,7 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
     happened = events(run)
     marks = [(when, record.rank, kind) for when, record, kind, _ in happened if record.facts["dataset"] == run.main]
     lists = {kind: [(when, r, what) for when, r, of, what in happened if of == kind] for kind in ("fault", "error")}
-    reports = [(found.place(at), what["metrics"]) for at, r, kind, what in happened if kind == "report" and not r.rank]
+    reports = [(found.run_s(at), what["metrics"]) for at, r, kind, what in happened if kind == "report" and not r.rank]
     options = {"storage_options": dict(storage_options)} if storage_options else {}
     names = sorted({str(record.facts["dataset"]) for record in run.records})
     proof = prove_records(run, names, most_rows=FEW_ROWS, **options)
@@ -103,7 +103,7 @@ def render(run: Run, look: str = "", storage_options: Mapping[str, str] | None =
         "rate": drawing.draw_rate(found),
         "helpers": drawing.draw_helpers(found, main),
         "metrics": drawing.draw_metrics(reports),
-        "look": look,
+        "first_rows": first_rows,
     }
     page: str = template.render(
         name=run.name,

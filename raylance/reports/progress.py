@@ -61,7 +61,7 @@ def progress(run: Run) -> Progress | None:
     records = [record for record in run.newest(run.main) if len(record.series["time_s"])]
     if not records:
         return None
-    epoch, rows = max(record.place for record in records)
+    epoch, rows = max(record.position for record in records)
     recent = [_recent(record) for record in records]
     spent = {cause: sum(part.figures[name] for part in recent) for cause, name in _CAUSES.items()}
     waited = sum(part.figures["wait_s"] for part in recent)
@@ -106,7 +106,7 @@ def _beside(run: Run) -> str:
             part = record.rank_figures(record.last - _NOW_S)
             is_there = not record.ended and [record.facts.get(name) for name in ("host", "pid")] == process
             if is_there and part.trained_s + part.figures["wait_s"] > 0.1:
-                _, rows = record.place
+                _, rows = record.position
                 return f"{dataset} {rows:,}/{record.facts['limits']['epoch_rows']:,.0f}"
     return ""
 
@@ -150,7 +150,7 @@ def table(run: Run, now: float, most: int = 32) -> str:
 def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
     """How long it waited, and its cells."""
     part, last = _recent(record), record.last
-    recent, (epoch, rows) = part.figures, record.place
+    recent, (epoch, rows) = part.figures, record.position
     waiting = recent["wait_s"] / max(1e-9, recent["wait_s"] + part.trained_s)
     cause = max(_CAUSES, key=lambda name: recent[_CAUSES[name]])
     limits, silent_s = record.facts["limits"], _silent_s(record, now)
@@ -188,7 +188,7 @@ def has_ended(record: LoaderRecord, now: float) -> bool:
         record: What is known of it.
         now: Seconds since 1970.
     """
-    is_through = record.place[1] >= record.facts["limits"]["epoch_rows"]
+    is_through = record.position[1] >= record.facts["limits"]["epoch_rows"]
     return bool(record.ended) or (is_through and _silent_s(record, now) >= _SILENT_S)
 
 

@@ -85,7 +85,7 @@ class LoaderRecord:
         return float(self.facts.get("begun_s") or self.written_s)
 
     @property
-    def place(self) -> tuple[int, int]:
+    def position(self) -> tuple[int, int]:
         """Epoch and rows of it that were handed out over all ranks, in the last sample: after the last batch of an
         epoch, that epoch, until the first batch of the next.
         """
@@ -337,7 +337,7 @@ def _read(filesystem: Any, path: str) -> LoaderRecord | None:
     )
 
 
-def read_look(run: Run, record: LoaderRecord, storage_filesystem: Any = None) -> str:
+def read_first_rows(run: Run, record: LoaderRecord, storage_filesystem: Any = None) -> str:
     """HTML of the first rows that a loader handed out; "" where there is none."""
     filesystem, folder = open_folder(run.uri, storage_filesystem)
     try:

@@ -39,7 +39,7 @@ class Timeline:
     rate: FloatArray
     smoothed_s: float
 
-    def place(self, when: float) -> float:
+    def run_s(self, when: float) -> float:
         """Seconds since the run began, of a time in seconds since 1970."""
         return float(np.interp(when, self.times, self.edges))
 

@@ -31,7 +31,7 @@ from raylance.planning.shard_context import Assignment
 from raylance.reports import drawing, reading, watching
 from raylance.reports.page import _spent, render
 from raylance.reports.progress import describe_report, events, progress, table
-from raylance.reports.reading import Run, RunFolder, read_look, read_run
+from raylance.reports.reading import Run, RunFolder, read_first_rows, read_run
 from raylance.reports.timeline import PARTS, timeline
 from raylance.reports.watching import _Watcher
 from tests.helpers.images import encode, make_images
@@ -122,7 +122,7 @@ def test_restarts_are_joined_and_ranks_that_went_do_not_count(make_run: Make) ->
     found = timeline(run, bins=40)
     assert found.edges[-1] == pytest.approx(20), "the hour is left out"
     assert found.cuts == pytest.approx([10])
-    assert found.place(T0 + 3605) == pytest.approx(15)
+    assert found.run_s(T0 + 3605) == pytest.approx(15)
     assert found.rate[2] == pytest.approx(160)
     assert found.rate[-2] == pytest.approx(80)
     for shares in found.shares.values():
@@ -742,7 +742,7 @@ def test_first_rows_with_nulls_are_shown_and_large_ones_are_not_kept(
     assert recorder_of(loader).stats.first_rows.num_rows == 0
     (record,) = read_run(folder).records
     assert record.ended
-    assert "<td>None</td>" in read_look(read_run(folder), record)
+    assert "<td>None</td>" in read_first_rows(read_run(folder), record)
 
 
 # ---- the page
