@@ -117,8 +117,8 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
     ),
 }
 
-# Mutants that no schedule catches. Eight of the pool (its deadlines, pauses, pings, dismissals) need two rare events at
-# once, or cost time alone: `tests/unit/dispatch/test_helper_pool.py` catches each. These change nothing that can be seen:
+# Mutants that hardly a schedule catches. Eight of the pool (its deadlines, pauses, pings, dismissals) need two rare events
+# at once, or cost time alone: `tests/unit/dispatch/test_helper_pool.py` catches each. These change nothing that is seen:
 #     Dispatcher._close keeps `_by_call`: one event at most follows, because the feeder ends.
 #     Sizes.parts cuts nothing: items that turn out larger are cut when they are read, and reserve what they need.
 #     InFlight.take_on takes items on after one that failed: they are dropped when the pass is given up.
