@@ -2,7 +2,7 @@
 
 import difflib
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,16 @@ def check_flag(what: str, value: Any) -> bool:
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise ConfigError(f"{what}={value!r}: must be True or False.")
+
+
+def check_word(what: str, value: Any, allowed: Sequence[str]) -> None:
+    """Checks a word of a few.
+
+    Raises:
+        ConfigError: If it is another value.
+    """
+    if value not in allowed:
+        raise ConfigError(f"{what}={value!r}: must be one of {', '.join(map(repr, allowed))}.")
 
 
 def check_integer(what: str, value: Any, least: int | None) -> int:

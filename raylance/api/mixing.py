@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from raylance.api.dataset import Dataset, specs_of
-from raylance.arguments import check_integer
+from raylance.arguments import check_integer, check_word
 from raylance.columns import dataset_names
 from raylance.errors import ConfigError
 from raylance.orders.mixture import Component, MixOrder, quotas
@@ -50,8 +50,7 @@ def mix(
             or decoding, or a `stop` that is none.
     """
     _check_parts(parts)
-    if remainder not in REMAINDERS:
-        raise ConfigError(f"remainder={remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
+    check_word("remainder", remainder, REMAINDERS)
     window_bytes = None if window_bytes is None else check_integer("mix(): window_bytes", window_bytes, 1)
     first, schemas = next(iter(parts)), {name: dataset.schema for name, (dataset, _) in parts.items()}
     for name, (dataset, _) in parts.items():

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.api.dataset import Dataset
-from raylance.arguments import check_integer, refuse_unknown
+from raylance.arguments import check_integer, check_word, refuse_unknown
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
 from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
 from raylance.decode.decoder import Decoder
@@ -101,7 +101,12 @@ def dataset(
         ConfigError: An argument that cannot be honoured.
     """
     refuse_unknown("raylance.dataset()", unknown, dataset.__kwdefaults__ or ())
-    _check_words(remainder, on_bad_row, read, split, stale)
+    check_word("remainder", remainder, REMAINDERS)
+    check_word("on_bad_row", on_bad_row, ("raise", "mask"))
+    check_word("read", read, READ_MODES)
+    check_word("stale", stale, STALE)
+    if split is not None and not isinstance(split, Split):
+        raise ConfigError(f"split={split!r}: give a FractionSplit, a RangeSplit or a ValueSplit.")
     seed, made_order = check_integer("seed", seed, None), make_order(order)
     window_bytes = None if window_bytes is None else check_integer("window_bytes", window_bytes, 1)
     decoders, most = _check_decoders(decode), _check_bad_rows(max_bad_rows, on_bad_row)
@@ -168,19 +173,6 @@ def dataset(
         window_bytes=window_bytes,
     )
     return Dataset(read_spec, delivery_spec)
-
-
-def _check_words(remainder: object, on_bad_row: object, read: object, split: object, stale: object) -> None:
-    if remainder not in REMAINDERS:
-        raise ConfigError(f"remainder={remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
-    if on_bad_row not in ("raise", "mask"):
-        raise ConfigError(f"on_bad_row={on_bad_row!r}: must be 'raise' or 'mask'.")
-    if read not in READ_MODES:
-        raise ConfigError(f"read={read!r}: must be one of {', '.join(map(repr, READ_MODES))}.")
-    if stale not in STALE:
-        raise ConfigError(f"stale={stale!r}: must be one of {', '.join(map(repr, STALE))}.")
-    if split is not None and not isinstance(split, Split):
-        raise ConfigError(f"split={split!r}: give a FractionSplit, a RangeSplit or a ValueSplit.")
 
 
 def _check_bad_rows(max_bad_rows: Any, on_bad_row: str) -> int | float | None:

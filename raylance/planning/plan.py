@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from raylance.arguments import check_word
 from raylance.errors import ConfigError
 from raylance.orders.checking import check_sample, select_rows
 from raylance.orders.order import Resolved
@@ -81,8 +82,7 @@ class Plan:
         for name in ("rows", "global_batch_size", "world_size", "chunk_positions", "every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1.")
-        if self.remainder not in REMAINDERS:
-            raise ConfigError(f"remainder={self.remainder!r}: must be one of {', '.join(map(repr, REMAINDERS))}.")
+        check_word("remainder", self.remainder, REMAINDERS)
         if self.remainder == "drop" and self.epoch_rows < self.global_batch_size:
             raise ConfigError(
                 f"an epoch has {self.epoch_rows} rows and the global batch {self.global_batch_size}. With "

@@ -1,5 +1,6 @@
 """Owns the checks of `raylance.dataset`: what the handle tells, and what it refuses before any actor starts."""
 
+import copy
 import pickle
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import raylance
 from raylance.api.dataset import adapter_of
+from raylance.api.train_adapter import LOADER_NAMES, RAY_DATA_NAMES
 from raylance.planning.shard_context import Assignment
 from tests.helpers.images import encode, make_images
 
@@ -68,7 +70,7 @@ def settings(**changes: Any) -> dict[str, Any]:
         ({"decode": [raylance.Image("image")] * 2}, raylance.ConfigError, "decode each column once"),
         ({"order": "shuffle"}, raylance.ConfigError, "order='shuffle' is unknown"),
         ({"remainder": "wrap"}, raylance.ConfigError, "remainder='wrap'.*'drop', 'pad', 'ragged'"),
-        ({"on_bad_row": "skip"}, raylance.ConfigError, "on_bad_row='skip'.*'raise' or 'mask'"),
+        ({"on_bad_row": "skip"}, raylance.ConfigError, "on_bad_row='skip': must be one of 'raise', 'mask'"),
         ({"read": "scan"}, raylance.ConfigError, "read='scan'.*'auto', 'range', 'take'"),
         ({"columns": "image"}, raylance.ConfigError, "give a list of names"),
         ({"decode": "image"}, raylance.ConfigError, "give raylance.Image"),
@@ -303,3 +305,33 @@ def test_a_person_at_a_prompt_may_look_twice(images_uri: str) -> None:
 
     assert "second time" not in told(look, look, look)
     assert told(look, train, look).count("second time") == 1
+
+
+def test_what_only_ray_train_asks_for_does_not_show(images_uri: str) -> None:
+    """Ray's own DataConfig and local mode find it all the same."""
+    handle = raylance.dataset(images_uri, columns=["id"])
+    loader = handle.loader()
+    inner = RAY_DATA_NAMES | LOADER_NAMES
+    assert not inner & set(dir(handle))
+    own = {name for name in dir(handle) if not name.startswith("_")}
+    assert own == {
+        "close", "head", "iter_batches", "iter_torch_batches", "loader", "plan", "schema", "share", "show",
+        "steps_per_epoch", "take", "to_pandas", "version",
+    }  # fmt: skip
+    assert {name for name in dir(loader) if not name.startswith("_")} == LOADER_NAMES | {
+        "close", "iter_batches", "iter_torch_batches", "steps_per_epoch"
+    }  # fmt: skip
+    for data in (handle, pickle.loads(pickle.dumps(handle)), copy.copy(handle)):
+        assert not callable(data)
+        assert data.name is None
+        data.set_name("train")
+        assert (data.name, data.copy(data)) == ("train", data)
+        data.context.execution_options = "set"
+        assert data.iterator().rank == 0
+        with pytest.raises(raylance.ConfigError, match="a handle is a value, which has no position"):
+            data.epoch  # noqa: B018
+        with pytest.raises(raylance.ConfigError, match="a handle is a value, which has no position"):
+            data.set_epoch(1)
+        with pytest.raises(AttributeError, match="no attribute 'materialize'"):
+            data.materialize()
+        data.set_name(None)

@@ -1,0 +1,82 @@
+"""Owns the checks of the cursor: what moves it, and when a plan is made again; never makes a batch."""
+
+import dataclasses
+import pickle
+
+import pytest
+
+from raylance.errors import ConfigError
+from raylance.orders.shuffles import WindowShuffle
+from raylance.planning import cursor as module
+from raylance.planning.cursor import Cursor
+from raylance.planning.delivery_spec import DeliverySpec
+from raylance.planning.shard_context import Assignment, ShardContext
+
+ORIGIN = {
+    "uri": "a.lance",
+    "branch": None,
+    "version": 3,
+    "identity": "i",
+    "columns": ["id"],
+    "decode": [],
+    "transform": None,
+    "codecs": {},
+}
+SPEC = DeliverySpec(
+    uri="a.lance",
+    filter=None,
+    split=None,
+    rows=100,
+    row_bytes=8.0,
+    fingerprint="f",
+    order=WindowShuffle(),
+    seed=0,
+    remainder="ragged",
+    masks_bad_rows=False,
+)
+SIZES = {"global_batch_size": 30, "world_size": 2, "max_window_bytes": 1 << 20}
+
+
+def test_a_plan_is_made_once_until_something_of_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    real = module.make_plan
+    monkeypatch.setattr(module, "make_plan", lambda *spec, **sizes: made.append(sizes) or real(*spec, **sizes))
+    cursor = Cursor(ORIGIN, SPEC)
+    plan = cursor.plan(**SIZES)
+    cursor.follow(plan)
+    for position in (30, 60, 90):
+        assert cursor.plan(**SIZES) is plan
+        cursor.advance(position, is_last=False)
+    cursor.advance(100, is_last=True)
+    assert cursor.plan(**SIZES) is plan
+    assert len(made) == 1
+    smaller = cursor.plan(**SIZES | {"global_batch_size": 20})
+    assert smaller.order == plan.order, "the first pass resolves the order for good"
+    assert len(made) == 2
+    assert len(pickle.dumps(cursor)) < len(pickle.dumps((cursor, plan))), "a plan stays in its process"
+
+
+def test_what_moves_a_cursor_but_no_batch_is_counted() -> None:
+    cursor = Cursor(ORIGIN, SPEC)
+    assert not cursor.has_moved
+    cursor.advance(30, is_last=False)
+    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step, cursor.moves) == (0, 30, 1, 1, 0)
+    state = cursor.state(30, 2)
+    cursor.advance(100, is_last=True)
+    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step, cursor.moves) == (1, 0, 0, 2, 0)
+    assert cursor.has_moved
+    cursor.load(state.to_dict(), cursor.state(30, 2))
+    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step, cursor.moves) == (0, 30, 1, 1, 1)
+    cursor.set_epoch(4)
+    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step, cursor.moves) == (4, 0, 0, 1, 2)
+
+
+def test_a_context_belongs_to_the_process_that_it_is_sent_to() -> None:
+    context = ShardContext(rank=1, world_size=2, assignment=Assignment(name="train", is_split=True))
+    elsewhere = dataclasses.replace(context)
+    object.__setattr__(elsewhere, "pid", -1)
+    assert pickle.loads(pickle.dumps(elsewhere)).pid == context.pid
+    assert elsewhere == context
+    assert (context.name, ShardContext().name) == ("train", None)
+    with pytest.raises(ConfigError, match="rank=2 lies outside a world of 2"):
+        ShardContext(rank=2, world_size=2)
