@@ -2,6 +2,7 @@
 
 import ast
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -137,19 +138,18 @@ def test_top_level_holds_nothing_else() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("path", sorted(TESTS.rglob("*.py")), ids=lambda path: str(path.relative_to(TESTS)))
-def test_no_test_module_imports_another(path: Path) -> None:
+def test_no_test_module_imports_another() -> None:
     """What several tests need lies in tests/helpers or tests/simulation."""
-    imported = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert not node.level, "relative"
-            imported |= {f"{node.module}.{alias.name}" for alias in node.names}
-    parts = [name.split(".")[1:] for name in imported if name.startswith("tests.")]
-    assert not [name for name in parts if name[0] == "conftest" or any(part.startswith("test_") for part in name[:3])]
-    assert path.name == "__init__.py" or (path.parent / "__init__.py").exists(), "a folder of tests is a package"
+    wrong = []
+    for path in TESTS.rglob("*.py"):
+        assert (path.parent / "__init__.py").exists(), f"{path.parent}: a folder of tests is a package"
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                assert not node.level, f"{path}: a relative import"
+                modules = [f"{node.module}.{alias.name}" for alias in node.names]
+            wrong += [f"{path}: {name}" for name in modules if re.match(r"tests\.(.*\.)?(test_|conftest\b)", name)]
+    assert not wrong
 
 
 SHIMS = {"telemetry"}  # old names of what lies elsewhere now
