@@ -52,9 +52,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jobs.benchmark import figures, gpu, memory, planning, recording, resuming, shown, sizes, spending, starting, turns
 from jobs.common import within
 
-from . import figures, gpu, memory, planning, recording, resuming, shown, sizes, spending, starting, turns
 from .figures import Figure, print_figures, print_table
 from .measuring import one_thread_each, open_before, run_rounds, serve
 from .readers import READERS, Entry
