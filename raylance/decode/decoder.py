@@ -103,6 +103,7 @@ class Decoder(abc.ABC):
         return self
 
     settle = old_name("settle", resolve)
+    """Deprecated: the old name of `resolve`."""
 
     def follow(self, other: "Decoder") -> Self:
         """Takes over settings of the decoder that `like` names; called when a dataset is opened.

@@ -168,6 +168,7 @@ class Order:
         )
 
     settle = old_name("settle", resolve)
+    """Deprecated: the old name of `resolve`."""
 
     def standings(self, position: int) -> dict[str, Any]:
         """The progress of each component at a position, for an order that has components."""

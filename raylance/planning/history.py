@@ -1,5 +1,5 @@
-"""Owns a run's line of history: which of the rows that its ranks were handed the run that stands now was trained on;
-never reads a record, never compares the rows with a plan.
+"""Owns the line of history of a run: those of the delivered rows that its present model was trained on; never reads a
+record, never compares rows with a plan.
 """
 
 import bisect
@@ -190,15 +190,15 @@ class _Run:
 
 
 def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
-    """Finds what the run that stands now was trained on, by epoch.
+    """Finds the rows that the present model was trained on, by epoch.
 
-    Of each start that is what was delivered before the place at which the next start resumed. The rest was rolled back.
-    A start resumed where an earlier one had been cut: at a report, or at the end of an epoch; of several such starts,
-    at the latest. New processes that loaded no state count as resumed where they began: their model is new, or was
-    restored by other means. Within a process only a loaded state rolls back: what came before another jump counts.
+    - Of each start, the rows before the place at which the next start resumed count. The others were rolled back.
+    - A start resumed where an earlier one was cut: at a report, or at the end of an epoch. The latest such start
+    counts. - New processes that loaded no state resumed where they began: their model is new, or was restored by other
+    means. - Within a process only a loaded state rolls back. The rows before any other jump count.
 
     Args:
-        accounts: Of all ranks and starts of one dataset, earlier ones first.
+        accounts: Accounts of all ranks and starts of one dataset, earlier ones first.
     """
     starts = _starts(accounts)
     epochs: dict[int, list[_Run]] = {}  # later starts first
@@ -230,7 +230,7 @@ def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
 
 
 def _with_unknown_epochs(lines: Sequence[EpochLine], least: int) -> Iterator[EpochLine]:
-    """The lines and, between them, the epochs of which nothing is known; `least` epochs at least."""
+    """Yields the lines and, between them, the epochs of which nothing is known; at least `least` epochs in all."""
     at = 0
     for line in lines:
         if line.epoch > at:
@@ -255,17 +255,16 @@ def _starts(accounts: Sequence[Account]) -> list[_Start]:
 
 
 def _start_of(account: Account, starts: list[_Start]) -> _Start:
-    """The start of a loader; where it is none of those that are known, one more of them."""
+    """Finds the start of a loader, and adds one if it is none of those."""
     previous = None
     for index, start in reversed(list(enumerate(starts))):
         others = start.accounts
         is_here = bool(account.process) and any(account.process == other.process for other in others)
         if start.is_like(account) and (account.start or is_here or any(account.ran_beside(other) for other in others)):
             if not account.start and start is not starts[-1]:
-                for other_start in starts[index:]:
-                    other_start.doubt = (
-                        other_start.doubt or "processes took turns, of which none resumed what the other had done"
-                    )
+                turns = "processes took turns, of which none resumed what the other had done"
+                for later in starts[index:]:
+                    later.doubt = later.doubt or turns
             return start
         if is_here:
             previous = index
@@ -293,8 +292,12 @@ def _walk_back(pieces: Sequence[_Piece], place: Place | None, earlier: Sequence[
             return walk
         if place is not None:
             index = _resumed_piece(pieces[:index], place)
-            if index is not None and place not in pieces[index].cuts and _is_cut(earlier, place):
-                index = None
+            if (
+                index is not None
+                and place not in pieces[index].cuts
+                and any(place in other.cuts for start in earlier for other in start.pieces)
+            ):
+                index = None  # an earlier start saved that state
         elif index > 0:
             index -= 1
         else:
@@ -321,10 +324,6 @@ def _resumed_start(starts: Sequence[_Start], place: Place) -> int | None:
     pieces = [(index, piece) for index, start in enumerate(starts) for piece in start.pieces]
     found = _resumed_piece([piece for _, piece in pieces], place)
     return None if found is None else pieces[found][0]
-
-
-def _is_cut(starts: Sequence[_Start], place: Place) -> bool:
-    return any(place in piece.cuts for start in starts for piece in start.pieces)
 
 
 def _epoch_line(epoch: int, runs: Sequence[_Run], furthest: Place, forgotten: Place) -> EpochLine:
