@@ -48,9 +48,15 @@ os.environ.setdefault("RAY_ADDRESS", "local")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Marks what uses the session's Ray: `tests/run` has it in a process of its own."""
+    """Marks what uses the session's Ray: `tests/run` has it in a process of its own.
+
+    Slow tests have more time before they count as hung: one that starts Ray, and Ray Train's workers twice, takes more
+    than five minutes on a machine that is busy.
+    """
     if "ray_session" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.ray)
+    if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+        item.add_marker(pytest.mark.timeout(900))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
