@@ -88,7 +88,7 @@ class Feeder:
     @property
     def has_ended(self) -> bool:
         """Whether the runtime is free for another pass: only finished batches are left to hand out."""
-        return self._has_ended
+        return self._has_ended and not self._thread.is_alive()
 
     def __iter__(self) -> Iterator[tuple[list[Any], Step]]:
         """Hands out batches with their steps; the caller times how long each is awaited and kept.
@@ -108,11 +108,7 @@ class Feeder:
 
     def _take(self) -> tuple[Any, Step] | None:
         with self._changed:
-            while not (self._finished or self._has_ended or self._is_closed):
-                if not self._is_awaited:
-                    self._is_awaited = True
-                    self._awaits_here()  # until the dispatcher knows the cause; the thread may be making batches
-                    self._say(Awaited())
+            while not self._is_ready():
                 self._changed.wait(_LOOK_S)
                 if not self._thread.is_alive() and not self._has_ended:
                     raise RaylanceError(
@@ -138,6 +134,16 @@ class Feeder:
         if error is not None:
             raise error
         return None
+
+    def _is_ready(self) -> bool:
+        """Whether a batch or the end is here; else reports that the consumer waits. `_changed` is held."""
+        if self._finished or self._has_ended or self._is_closed:
+            return True
+        if not self._is_awaited:
+            self._is_awaited = True
+            self._awaits_here()  # until the dispatcher knows the cause; the thread may be making batches
+            self._say(Awaited())
+        return False
 
     def _say(self, event: Event) -> None:
         """Hands an event to the dispatcher; `_changed` is held."""

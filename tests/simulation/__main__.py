@@ -20,7 +20,10 @@ from tests.simulation.shrink import fails, shrink
 from tests.simulation.small import explore
 
 BLOCK = 250
-CONSUMER = ("passes", "passes with helpers of before", "broken off", "resumed with other sizes")
+CONSUMER = (
+    "passes", "passes with helpers of before", "broken off", "resumed with other sizes", "passes prepared",
+    "passes given up", "epochs after the first",
+)  # fmt: skip
 DATA = ("larger than thought", "rows that fail")
 LATE = ("said after it was dismissed",)
 

@@ -1,36 +1,29 @@
-"""Owns how a schedule is played: pump, assembly and consumer of a rank's passes, as feeder and loader have them, in
-virtual time; never decides what goes wrong.
+"""Owns how a schedule is played: a consumer in virtual time, who drives the loader's own session and the feeder's own
+loop over a simulated runtime; never decides what goes wrong.
+
+Only threads are replaced: the feeder's loop runs in the one thread there is, and while it waits, time passes and the
+consumer acts.
 """
 
 import contextlib
 import dataclasses
-import itertools
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+from raylance.batches.assembly import Step
 from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.helper_pool import HelperPool
-from raylance.dispatch.messages import (
-    Begin,
-    Close,
-    Complete,
-    Deliver,
-    Event,
-    GiveUp,
-    GiveUpPlacing,
-    Kind,
-    Observation,
-    Output,
-    Taken,
-    Wake,
-    Wanted,
-)
+from raylance.dispatch.messages import Close, Event, Kind, Observation, Output
 from raylance.dispatch.scaling import Scaler
 from raylance.dispatch.sizes import Sizes
-from raylance.errors import PlacementError
+from raylance.observe import Stats
 from raylance.planning.plan import Plan, WorkItem
+from raylance.runtime import session
+from raylance.runtime.feeder import Feeder
+from raylance.runtime.session import Session
 from tests.simulation.schedule import (
     BITS,
     DECODED_BYTES,
@@ -44,7 +37,7 @@ from tests.simulation.schedule import (
 )
 from tests.simulation.strict import StrictWatch
 from tests.simulation.watch import Broken
-from tests.simulation.world import RowError, World
+from tests.simulation.world import Clock, RowError, World
 
 MOST_EVENTS = 6_000
 MOST_PASSES = 60
@@ -77,265 +70,407 @@ class Wrong:
     pool: type[HelperPool] = HelperPool
     sizes: type[Sizes] = Sizes
 
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Has sessions made of these."""
+        names: Any = session
+        before = names.Dispatcher, names.HelperPool, names.Sizes
+        names.Dispatcher, names.HelperPool, names.Sizes = self.dispatcher, self.pool, self.sizes
+        try:
+            yield
+        finally:
+            names.Dispatcher, names.HelperPool, names.Sizes = before
+
+
+# ---- what the feeder is given
+
+
+class Watched:
+    """A dispatcher that is watched."""
+
+    def __init__(self, dispatcher: Dispatcher, rank: "Rank") -> None:
+        self.dispatcher, self._rank = dispatcher, rank
+
+    def handle(self, event: Event | None, now: float) -> list[Output]:
+        watch, log = self._rank.watch, self._rank.log
+        self._rank.count_event()
+        watch.told(event)
+        outputs = self.dispatcher.handle(event, now)
+        if log is not None:
+            log(f"{now:8.2f} {event}")
+        for output in outputs:
+            if log is not None and not isinstance(output, Observation):
+                log(f"             {output}")
+            watch.commanded(output, now)
+        if not isinstance(event, Close):
+            watch.settled(event, self.dispatcher.deadline(), now)
+        return outputs
+
+    def deadline(self) -> float | None:
+        found = self._rank.world.deadline = self.dispatcher.deadline()
+        return found
+
+
+class Rows(list[int]):
+    """Rows in the place of a table."""
+
+    nbytes = 0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self)
+
+    def take(self, places: Any) -> "Rows":
+        return self
+
+    def drop_columns(self, names: Any) -> "Rows":
+        return self
+
+
+class RowAssembly:
+    """The whole steps of the items that were delivered."""
+
+    def __init__(self, plan: Plan, rank: int, position: int) -> None:
+        self._plan, self._rank, self._after = plan, rank, position
+        self._part: list[int] = []
+        self._steps: deque[Rows] = deque()
+
+    def add(self, item: WorkItem, plain: Any, decoded: Any) -> None:
+        width = item.high - item.low
+        low, high = self._plan.rank_slice(item.position, self._rank)
+        for step in range(item.steps):
+            self._part += decoded.rows[step * width : (step + 1) * width]
+            if item.high >= high - low:
+                self._steps.append(Rows(self._part))
+                self._part = []
+
+    def __bool__(self) -> bool:
+        return bool(self._steps)
+
+    def next_step(self) -> tuple[Rows, Step]:
+        rows, before = self._steps.popleft(), self._after
+        self._after = self._plan.after(before)
+        is_last = self._plan.steps(self._after) <= 0
+        step = Step(before=before, after=self._after, is_last=is_last, rows=len(rows), nbytes=0, masked=(), digest=None)  # type: ignore[arg-type] - nothing is masked
+        return rows, step
+
+
+class Condition:
+    """In the place of a lock: there is one thread. Waiting lets time pass, and the consumer act."""
+
+    def __init__(self, rank: "Rank") -> None:
+        self._rank = rank
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if not self._rank.world.pass_time(None):
+            raise Broken("deadlock", "the consumer takes no more")
+
+    def notify_all(self) -> None:
+        self._rank.look_again()
+
+
+class RunByHand:
+    """In the place of a thread: what it would run, the rank runs."""
+
+    def __init__(self, feeder: "HandFeeder") -> None:
+        self._feeder = feeder
+
+    def is_alive(self) -> bool:
+        return not self._feeder._has_ended
+
+    def join(self, timeout_s: float) -> None:
+        """Has it run where it was not run yet; one that runs now cannot be waited for in here."""
+        to_run = self._feeder.rank.to_run
+        if self._feeder in to_run:
+            to_run.remove(self._feeder)
+            self._feeder.run()
+
+
+class HandFeeder(Feeder):
+    """The feeder, without its thread."""
+
+    def __init__(self, rank: "Rank", dispatcher: Any, runtime: World, assembly: Any, observer: Any) -> None:
+        super().__init__(dispatcher, runtime, assembly, observer, rank.session._masked)
+        self.rank = rank
+        self._changed: Any = Condition(rank)
+        self._thread: Any = RunByHand(self)
+        self._broken: BaseException | None = None
+
+    def start(self) -> None:
+        self.rank.to_run.append(self)
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            if self._broken is not None:
+                raise self._broken
+        self.rank.watch.closed()
+
+    def step(self) -> None:
+        try:
+            super().step()
+        except BaseException as raised:  # no error of the consumer's: those are outputs
+            self._broken = self._broken or raised
+            raise
+
+
+class SimulatedSession(Session):
+    """A session whose runtime is simulated, and whose feeders are run by hand."""
+
+    def __init__(self, rank: "Rank") -> None:
+        scenario = rank.scenario
+        source = SimpleNamespace(likely_row_bytes=RAW_BYTES, uri="rows")
+        decoding = SimpleNamespace(row_bytes=DECODED_BYTES, max_bad_rows=None, datasets=())
+        read_spec: Any = SimpleNamespace(source=source, decoding=decoding if scenario.decodes else None)
+        most_readers = scenario.readers + 2 * bool(scenario.readers > 1 and scenario.scales)
+        options: Any = SimpleNamespace(
+            reader_range=(scenario.readers, most_readers),
+            decoder_range=(scenario.decoders, scenario.decoders),
+            max_inflight_bytes=scenario.limit_bytes,
+            placement_timeout_s=scenario.placement_timeout_s,
+            work_timeout_s=scenario.work_timeout_s,
+        )
+        super().__init__(read_spec, options)
+        self._rank = rank
+
+    def _make_runtime(self) -> World:
+        return self._rank.make_world()
+
+    def _make_scaler(self, kind: Kind, least: int, most: int, first: int) -> Scaler:
+        return Whim(self._rank.draws, self._rank.scenario, kind)
+
+    def _make_dispatcher(self, pool: HelperPool, wanted: Any) -> Any:
+        rank = self._rank
+        rank.counts["passes"] += 1
+        rank.counts["passes with helpers of before"] += bool(rank.world.helpers)
+        rank.watch.begin(rank.planned, wanted.rank, wanted.epoch, wanted.position, wanted.prefetch_batches)
+        made = super()._make_dispatcher(pool, wanted)
+        made._describe = describe
+        return Watched(made, rank)
+
+    def _make_feeder(self, runtime: Any, dispatcher: Any, wanted: Any, observer: Any) -> Feeder:
+        assembly = RowAssembly(wanted.plan, wanted.rank, wanted.position)
+        return HandFeeder(self._rank, dispatcher, runtime, assembly, observer)
+
 
 def describe(item: WorkItem) -> str:
     return f"{item.position}:{item.low}-{item.high}"
 
 
-def make_pool(scenario: Scenario, made_of: Wrong) -> HelperPool:
-    """As the runtime makes it."""
-    return made_of.pool(
-        readers=scenario.readers,
-        decoders=scenario.decoders,
-        require_all=scenario.require_all,
-        placement_timeout_s=scenario.placement_timeout_s,
-        work_timeout_s=scenario.work_timeout_s,
-    )
+def convert(rows: Rows) -> Rows:
+    return rows
 
 
-def make_dispatcher(
-    scenario: Scenario,
-    pool: HelperPool,
-    plan: Plan,
-    rank: int,
-    position: int,
-    made_of: Wrong,
-    *,
-    row_bytes: tuple[int, int] = (RAW_BYTES, DECODED_BYTES),
-    is_early: bool = False,
-    end: int | None = None,
-    scalers: Sequence[Scaler] = (),
-) -> Dispatcher:
-    """As the helpers of a loader make it; `row_bytes` are raw and decoded ones, `is_early` has the first step go to all
-    decoders, and items that begin at `end` are left out.
-    """
-    sizes = made_of.sizes(
-        raw_bytes=row_bytes[0],
-        decoded_bytes=row_bytes[1] if scenario.decodes else 0,
-        limit_bytes=scenario.limit_bytes,
-        items=2 * max(1, scenario.decoders) + 1,
-    )
-    low, high = plan.rank_slice(position, rank)
-    first_rows = -(-(high - low) // max(1, scenario.decoders)) if is_early else 0
-    items = plan.items(rank, EPOCH, position, sizes.item_rows(), first_rows)
-    wanted = list(itertools.takewhile(lambda item: end is None or item.position < end, items))
-    return made_of.dispatcher(
-        plan=plan,
-        rank=rank,
-        items=wanted,
-        position=position,
-        pool=pool,
-        sizes=sizes,
-        decodes=scenario.decodes,
-        prefetch_batches=scenario.prefetch_batches,
-        work_timeout_s=scenario.work_timeout_s,
-        describe=describe,
-        scalers=scalers,
-    )
+# ---- the consumer
 
 
 class Rank:
-    """One rank: its machines, which outlive passes, and what it was handed."""
+    """One rank: its session, which outlives passes, and its consumer, who takes batches as a loader does.
+
+    Attributes:
+        place: Epoch and position of the next batch.
+        got: The rows of each epoch that were taken.
+    """
 
     def __init__(
         self,
         draws: Draws,
         scenario: Scenario,
-        made_of: Wrong,
+        run: PlannedRun,
+        number: int,
         counts: Counter[str],
         log: Log,
         world: type[World] = World,
     ) -> None:
         self.world_type = world
-        self.draws, self.scenario, self.made_of, self.counts, self.log = draws, scenario, made_of, counts, log
+        self.draws, self.scenario, self.counts, self.log = draws, scenario, counts, log
+        self.planned, self._number = run, number
         self.budget = scenario.budget
-        self.steps: list[list[int]] = []
+        self.clock = Clock()
         self.events = 0
-        self._start()
-
-    def _start(self) -> None:
-        """Begins with new helpers."""
-        self.watch = StrictWatch(self.scenario)
-        self.world = self.world_type(self.draws, dataclasses.replace(self.scenario, budget=self.budget), self.watch)
-        self.watch.world = self.world
-        self.pool = make_pool(self.scenario, self.made_of)
-        kinds: dict[Kind, bool] = {"decoder": bool(self.scenario.decoders), "reader": self.scenario.readers > 1}
-        scales = [kind for kind, is_scaled in kinds.items() if is_scaled and self.scenario.scales]
-        self.scalers = [Whim(self.draws, self.scenario, kind) for kind in scales]
-
-    def go(self, run: PlannedRun, rank: int, position: int, end: int) -> bool:
-        """Consumes from a position up to another one; whether it got there, or a row's error ended it."""
-        for _ in range(MOST_PASSES):
-            if position >= end:
-                return True
-            one = Pass(self, run, rank, position, end)
-            one.run()
-            position = one.after
-            for name, count in (self.world.counts + Counter(self.watch.recovered)).items():
-                self.counts[name] += count
-            self.world.counts.clear()
-            self.watch.recovered.clear()
-            if isinstance(one.error, RowError):
-                return False
-            if self.pool.failure is not None:
-                self.budget = max(0, self.budget - self.world.faults)
-                self._start()
-            elif one.error is None and position < end and not one.was_broken_off:
-                raise Broken("liveness", f"the pass is over at {position}, before {end}")
-            else:
-                self.world.busy((0.0, 0.0, 1.0, 200.0)[self.draws.bits() >> 14])
-        raise Broken("liveness", f"{MOST_PASSES} passes, and still at {position} of {end}")
-
-
-class Pass:
-    """One pass: what the feeder's thread and the consumer do."""
-
-    def __init__(self, rank: Rank, run: PlannedRun, number: int, position: int, end: int) -> None:
-        scenario, draws = rank.scenario, rank.draws
-        self.rank, self.world, self.watch, self.log = rank, rank.world, rank.watch, rank.log
-        self.after, self.end_at = position, end
+        self.to_run: deque[HandFeeder] = deque()
+        self.got: dict[int, list[int]] = {}
+        self.place = (EPOCH, 0)
         self.error: BaseException | None = None
-        self.was_broken_off = False
-        self._finished: deque[tuple[int, list[int]]] = deque()
-        self._wants = False
-        self._taken: int | None = None
-        self.deadline: float | None = None
-        self._room = max(1, scenario.prefetch_batches)
-        self._draws = draws
-        self._stop_after = draws.bits() % 4 if draws.chance(scenario.breaks) else None
-        self.is_stopped = self.is_last = False
-        rank.counts["passes"] += 1
-        rank.counts["passes with helpers of before"] += bool(rank.world.helpers)
-        if self._stop_after == 0:  # an interrupt while it waits
-            self.world.later(draws.seconds(4.0), self._interrupt)
-        self._laziness = (0.0, 0.0, 0.3, 5.0)[draws.bits() >> 14]
-        self.world.planned = run
-        self.watch.begin(run, number, position)
-        self.dispatcher = make_dispatcher(
-            scenario, rank.pool, run.plan, number, position, rank.made_of, scalers=rank.scalers
-        )
-        self._want()
+        self._goal = (EPOCH, 0)
+        self._feeder: Feeder | None = None
+        self._has_left = self._is_waiting = self._has_prepared = False
+        self._then: int | None = None  # batches to prefetch of the pass to start, once no feeder runs
+        self._stop_after: int | None = None
+        self._laziness = 0.0
+        self.world: World | None = None
+        self.stats = Stats()
+        self.session = SimulatedSession(self)
 
-    # The consumer.
+    def make_world(self) -> World:
+        """New machines, with what is left of the faults."""
+        if self.world is not None:
+            self.budget = max(0, self.budget - self.world.faults)
+            self._count_faults()
+        scenario = dataclasses.replace(self.scenario, budget=self.budget)
+        self.watch = StrictWatch(scenario)
+        self.world = self.watch.world = self.world_type(self.draws, scenario, self.watch, self.clock)
+        self.world.planned = self.planned
+        return self.world
 
-    def _want(self) -> None:
-        self._wants = True
-        self._take()
+    def _count_faults(self) -> None:
+        for name, count in (self.world.counts + Counter(self.watch.recovered)).items():
+            self.counts[name] += count
+        self.world.counts.clear()
+        self.watch.recovered.clear()
 
-    def _take(self) -> None:
-        if self.is_stopped or not (self._wants and self._finished):
+    def count_event(self) -> None:
+        self.events += 1
+        if self.events > MOST_EVENTS:
+            raise Broken("liveness", f"{MOST_EVENTS} events, and no end")
+
+    def go(self, position: int, goal: tuple[int, int]) -> bool:
+        """Consumes from a position of the first epoch up to a place; returns False where a row's error ended it."""
+        self.aim(position, goal)
+        for _ in range(MOST_PASSES):
+            if self.place >= goal:
+                self._end()
+                return True
+            self.begin()
+            while self.to_run or self._then is not None or not self._has_left:
+                if self._then is not None:
+                    prefetch_batches, self._then = self._then, None
+                    self._start(prefetch_batches)
+                elif self.to_run:
+                    self.to_run.popleft().run()
+                elif not self.clock.pass_time(None):
+                    raise Broken("deadlock", "the consumer waits for ever")
+            if isinstance(self.error, RowError):
+                self._end()
+                return False
+            self.world.busy((0.0, 0.0, 1.0, 200.0)[self.draws.bits() >> 14])
+        raise Broken("liveness", f"{MOST_PASSES} passes, and still at {self.place} of {goal}")
+
+    def aim(self, position: int, goal: tuple[int, int]) -> None:
+        """Goes to a position, to consume from there up to a place."""
+        self._goal = goal
+        self.place = (EPOCH, position) if self.planned.plan.steps(position) > 0 else (EPOCH + 1, 0)
+
+    def _end(self) -> None:
+        """Closes the session, and all that it holds."""
+        self.session.close()
+        if self.world is None:  # no step was left
             return
-        self._wants = False
-        self.after, rows = self._finished.popleft()
-        self.rank.steps.append(rows)
-        self._taken = self.after
-        self.world.post(Wake())
-        if self._stop_after is not None:
-            self._stop_after -= 1
-        if self.after >= self.end_at or (self._stop_after is not None and self._stop_after <= 0):
-            self._interrupt()
-        elif self._laziness:
-            self.world.later(self._draws.seconds(self._laziness), self._want)
-        else:
-            self._want()
-
-    def _interrupt(self) -> None:
-        self.is_stopped = self.was_broken_off = True
-        self.rank.counts["broken off"] += self.after < self.end_at
-        self.world.post(Wake())
-
-    # The feeder.
-
-    def run(self) -> None:
-        """Goes on until the pass is over, or broken off."""
-        self.begin()
-        while not (self.is_last or self.is_stopped):
-            self.tell(self._next_event())
-        self.end()
+        self._count_faults()
+        up = [n for n, helper in self.world.helpers.items() if helper.state in ("up", "placing")]
+        if up or self.world.table:
+            raise Broken("left", f"helpers {up} and calls {sorted(self.world.table)} after the session was closed")
 
     def begin(self) -> None:
-        for event in (Begin(), Wanted()):
-            self._settle(event, self.dispatcher.handle(event, self.world.now))
+        """Begins a pass: at times one that was prepared, at times in the place of one that was."""
+        draws, scenario = self.draws, self.scenario
+        self.error, self._has_left, self._is_waiting = None, False, False
+        self.session._take_prepared(None)
+        self._has_prepared = False
+        if scenario.prepares and draws.chance(scenario.changes):
+            epoch, position = self.place
+            self._prepare(*((epoch + 1, 0) if draws.chance(0.3) else (epoch, position)))
+        self._stop_after = draws.bits() % 4 if draws.chance(scenario.breaks) else None
+        self._laziness = (0.0, 0.0, 0.3, 5.0)[draws.bits() >> 14]
+        if self._has_prepared and draws.chance(0.5):  # the loader is prepared before it is iterated
+            self.clock.later(draws.seconds(4.0), self._ask)
+        else:
+            self._ask()
 
-    def tell(self, event: Event | None) -> None:
-        """Tells the dispatcher what happened, and does what it wants."""
-        if self.is_stopped:  # it may be about helpers, which outlive the pass
-            self._close()
-        self.watch.told(event)
-        self._settle(event, self.dispatcher.handle(event, self.world.now))
+    def _prepare(self, epoch: int, position: int) -> None:
+        where = {"epoch": epoch, "position": position, "prefetch_batches": self.scenario.prefetch_batches}
+        self.session.prepare(self.planned.plan, self._number, **where, observer=self.stats)
+        self._has_prepared = True
+        self.counts["passes prepared"] += 1
 
-    def _settle(self, event: Any, outputs: list[Output]) -> None:
-        self._tell_log(event)
-        for output in outputs:
-            self._do(output)
-        self.deadline = self.dispatcher.deadline()
-        self.watch.settled(event, self.deadline, self.world.now)
-        self._finish()
+    def _ask(self) -> None:
+        """Asks for the pass, as a loader that is iterated; where another one is prepared, that is given up."""
+        changes = self._has_prepared and self.draws.chance(self.scenario.changes)
+        prefetch_batches = self.scenario.prefetch_batches + changes
+        prepared, (epoch, position) = self.session._prepared, self.place
+        if prepared is None or prepared.wanted == session._Pass(
+            self.planned.plan, self._number, epoch, position, prefetch_batches
+        ):
+            self._start(prefetch_batches)
+        else:
+            self.counts["passes given up"] += 1
+            prepared.feeder.stop()  # the session waits for its end, which is not in here
+            self._then = prefetch_batches
 
-    def end(self) -> None:
-        """Ends the pass, when the consumer has taken what there is."""
-        if self.is_last:
-            self._drain()
-        self._close()
-        self.watch.closed()
+    def _start(self, prefetch_batches: int) -> None:
+        epoch, position = self.place
+        spec: Any = SimpleNamespace(prefetch_batches=prefetch_batches, device=None, hidden=(), convert=convert)
+        spec.pin_memory = False
+        where = {"epoch": epoch, "position": position}
+        feeder = self.session.start(self.planned.plan, self._number, **where, batch_spec=spec, observer=self.stats)
+        self._feeder, self._has_prepared = feeder, False
+        if self._stop_after == 0:  # an interrupt while it waits
+            self.clock.later(self.draws.seconds(4.0), self._interrupt, feeder)
+        self.look()
 
-    def _close(self) -> None:
-        for output in self.dispatcher.handle(Close(), self.world.now):
-            self._do(output)
+    def look_again(self) -> None:
+        """Something has changed that the consumer may wait for."""
+        if self._is_waiting:
+            self._is_waiting = False
+            self.world.later(0.0, self.look)
 
-    def _tell_log(self, event: Any) -> None:
-        self.rank.events += 1
-        if self.rank.events > MOST_EVENTS:
-            raise Broken("liveness", f"{MOST_EVENTS} events, and no end")
-        if self.log is not None:
-            self.log(f"{self.world.now:8.2f} {event}")
-
-    def taken(self) -> Event | None:
-        """What the consumer has to say."""
-        taken, self._taken = self._taken, None
-        return None if taken is None else Taken(taken)
-
-    def _next_event(self) -> Event | None:
-        world, taken = self.world, self.taken()
-        if taken is not None:
-            return taken
-        while not world.inbox:
-            deadline = self.deadline
-            if deadline is not None and deadline <= world.now:
-                return None
-            before = world.now
-            if not world.pass_time(deadline):
-                raise Broken("deadlock", f"nothing will happen any more after {before:.2f} s")
-            if deadline is not None and world.now >= deadline and not world.inbox:
-                return None
-        return world.inbox.popleft()
-
-    def _do(self, command: Any) -> None:
-        if isinstance(command, Observation):
+    def look(self) -> None:
+        """Takes a batch if there is one, and what follows; else waits."""
+        feeder = self._feeder
+        if feeder is None:
             return
-        if self.log is not None:
-            self.log(f"             {command}")
-        self.watch.commanded(command, self.world.now)
-        self.is_last = self.is_last or isinstance(command, Complete | GiveUp | GiveUpPlacing)
-        if isinstance(command, GiveUp):
-            self.error = command.error
-        elif isinstance(command, GiveUpPlacing):
-            self.error = PlacementError(str(command))
-        elif not isinstance(command, Complete | Deliver):
-            self.world.do(command)
+        if not feeder._is_ready():
+            self._is_waiting = True
+            return
+        try:
+            found = next(iter(feeder), None)
+        except Exception as error:
+            self.error = error
+            self._leave()
+            return
+        if found is None:
+            raise Broken("liveness", f"the pass is over at {self.place}, before {self._goal}")
+        (rows,), step = found
+        self._check(rows, step)
+        if self.scenario.prepares and feeder.has_ended and not self._has_prepared:
+            self._prepare(self.place[0] + (not step.is_last), 0)
+        if self._stop_after is not None:
+            self._stop_after -= 1
+        if self.place >= self._goal or (self._stop_after is not None and self._stop_after <= 0):
+            self._interrupt(feeder)
+        elif step.is_last and self._has_prepared:
+            self._feeder = None
+            self.clock.later(self.draws.seconds(self._laziness), self._ask)
+        elif step.is_last:
+            self._leave()
+        elif self._laziness:
+            self.clock.later(self.draws.seconds(self._laziness), self.look)
+        else:
+            self.look()
 
-    def _finish(self) -> None:
-        """Makes batches of whole steps, as many as have room."""
-        while self.watch.steps and len(self._finished) < self._room:
-            self._finished.append(self.watch.steps.pop(0))
-            self._take()
+    def _check(self, rows: list[int], step: Step) -> None:
+        epoch, position = self.place
+        if step.before != position or rows != self.planned.step(epoch, position, self._number):
+            raise Broken("order", f"{rows} are handed out at {step.before}, and {self.place} is next")
+        self.got.setdefault(epoch, []).extend(row for row in rows if row >= 0)
+        self.place = (epoch + 1, 0) if step.is_last else (epoch, step.after)
 
-    def _drain(self) -> None:
-        """Waits for the consumer, when nothing else is awaited."""
-        while not self.is_stopped and (self.watch.steps or self._finished):
-            self._finish()
-            if self._finished and not self.is_stopped and not self.world.pass_time(None):
-                raise Broken("deadlock", "the consumer takes no more")
+    def _interrupt(self, feeder: Feeder) -> None:
+        if feeder is self._feeder:
+            self.counts["broken off"] += self.place < self._goal
+            self._leave()
+
+    def _leave(self) -> None:
+        """The pass is over for the consumer."""
+        feeder, self._feeder, self._has_left = self._feeder, None, True
+        for other in (feeder, self.session._prepared and self.session._prepared.feeder):
+            if other is not None and not other.has_ended:
+                other.stop()
 
 
 @contextlib.contextmanager
@@ -360,30 +495,41 @@ def play(draws: Draws, made_of: Wrong | None = None, log: Log = None) -> Counter
     Raises:
         Broken: With what does not hold.
     """
-    with limited():
-        return _play(draws, made_of, log)
+    with limited(), (made_of or Wrong()).in_place():
+        return _play(draws, log)
 
 
-def _play(draws: Draws, made_of: Wrong | None, log: Log) -> Counter[str]:
-    scenario, counts, wrong = draw_scenario(draws), Counter[str](), made_of or Wrong()
+def _play(draws: Draws, log: Log) -> Counter[str]:
+    scenario, counts = draw_scenario(draws), Counter[str]()
     if log is not None:
         log(str(scenario))
-    position, got = 0, list[int]()
+    position, got = 0, dict[int, list[int]]()
     for world_size, size, steps in scenario.legs:
         run = planned(scenario.order, scenario.rows, size, world_size, scenario.remainder, scenario.chunk_positions)
-        plan = run.plan
-        left = max(0, plan.steps(position)) if steps is None else min(steps, max(0, plan.steps(position)))
-        end = position
-        for _ in range(left):
-            end = plan.after(end)
+        end = end_of(run.plan, position, steps)
+        goal = (EPOCH, end) if steps is not None else (EPOCH + 1 + scenario.epochs, 0)
         for number in range(world_size):
-            rank = Rank(draws, scenario, wrong, counts, log)
-            if not rank.go(run, number, position, end):
+            rank = Rank(draws, scenario, run, number, counts, log)
+            if not rank.go(position, goal):
                 return counts  # every rank ends here, for good
-            got += [row for rows in rank.steps for row in rows if row >= 0]
+            for epoch, rows in rank.got.items():
+                got.setdefault(epoch, []).extend(rows)
         counts["resumed with other sizes"] += position > 0
         position = end
-    if len(got) != position or (scenario.order != 4 and len(set(got)) != position):
-        raise Broken("order", f"{len(got)} rows, {len(set(got))} of them different, and {position} were to come")
-    counts["rows"] += len(got)
+    whole = end_of(run.plan, 0, None)
+    for epoch in range(EPOCH, EPOCH + 1 + scenario.epochs):
+        wanted = position if epoch == EPOCH else whole
+        rows = got.get(epoch, [])
+        if len(rows) != wanted or (scenario.order != 4 and len(set(rows)) != wanted):
+            raise Broken("order", f"epoch {epoch}: {len(rows)} rows, {len(set(rows))} different; {wanted} were to come")
+        counts["rows"] += len(rows)
+    counts["epochs after the first"] += scenario.epochs
     return counts
+
+
+def end_of(plan: Plan, position: int, steps: int | None) -> int:
+    """The position after some steps, or after all that are left."""
+    left = max(0, plan.steps(position))
+    for _ in range(left if steps is None else min(steps, left)):
+        position = plan.after(position)
+    return position

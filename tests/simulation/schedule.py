@@ -78,6 +78,9 @@ class Scenario:
         breaks: Chance that a pass is broken off, and another one begun.
         scales: Chance that another number of decoders, and of several readers, is wanted when batches were taken.
         readers: As the loader's options have them.
+        epochs: That follow the one of the legs.
+        prepares: Whether the next epoch is prepared while the last batches of one are consumed.
+        changes: Chance that what was prepared is given up: another pass is asked for.
     """
 
     order: int
@@ -99,6 +102,9 @@ class Scenario:
     breaks: float
     scales: float = 0.0
     readers: int = 1
+    epochs: int = 0
+    prepares: bool = False
+    changes: float = 0.0
     placement_timeout_s: float = 20.0
     work_timeout_s: float = 60.0
 
@@ -144,6 +150,9 @@ def draw_scenario(draws: Draws) -> Scenario:
         breaks=pick((0.0, 0.0, 0.3, 0.7)),
         scales=pick((0.0, 0.0, 0.2, 0.6)),
         readers=pick((1, 1, 2, 3)),
+        epochs=pick((0, 0, 0, 1, 2)),
+        prepares=pick((False, True, True)),
+        changes=pick((0.0, 0.0, 0.3)),
     )
 
 
@@ -152,35 +161,35 @@ class PlannedRun:
 
     def __init__(self, order: int, rows: int, size: int, world_size: int, remainder: Remainder, chunk: int) -> None:
         self.plan = make_plan(order, rows, size, world_size, remainder, chunk)
-        self._epoch = _epoch(order, rows)
+        self._order = order, rows
         self._steps = _known_steps(order, rows, size, world_size, remainder)
 
-    def step(self, position: int, rank: int) -> list[int]:
-        """Rows of a rank's slice of a step, in the order of delivery; padding is told as -1 - row."""
-        if (position, rank) not in self._steps:
-            plan, whole = self.plan, self._epoch
+    def step(self, epoch: int, position: int, rank: int) -> list[int]:
+        """Rows of a rank's slice of a step, in the order of delivery; padding stands as -1 - row."""
+        if (epoch, position, rank) not in self._steps:
+            plan, whole = self.plan, _epoch(*self._order, epoch)
             positions = plan.positions(position, *plan.rank_slice(position, rank)).tolist()
             rows = [whole[p] if p < len(whole) else -1 - whole[p % len(whole)] for p in positions]
-            self._steps[position, rank] = rows
-        return self._steps[position, rank]
+            self._steps[epoch, position, rank] = rows
+        return self._steps[epoch, position, rank]
 
     def rows(self, item: WorkItem) -> list[int]:
         """Rows of an item."""
         size = self.plan.global_batch_size
         found: list[int] = []
         for step in range(item.steps):
-            found += self.step(item.position + step * size, item.rank)[item.low : item.high]
+            found += self.step(item.epoch, item.position + step * size, item.rank)[item.low : item.high]
         return found
 
 
 @functools.cache
-def _epoch(order: int, rows: int) -> list[int]:
-    found: list[int] = make_plan(order, rows, 1, 1, "ragged", 1).select(EPOCH, np.arange(rows)).tolist()
+def _epoch(order: int, rows: int, epoch: int) -> list[int]:
+    found: list[int] = make_plan(order, rows, 1, 1, "ragged", 1).select(epoch, np.arange(rows)).tolist()
     return found
 
 
 @functools.cache
-def _known_steps(*_: object) -> dict[tuple[int, int], list[int]]:
+def _known_steps(*_: object) -> dict[tuple[int, int, int], list[int]]:
     return {}
 
 

@@ -17,11 +17,14 @@ import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
+from raylance.batches.masking import MaskedRows
+from raylance.observe import Stats
 from raylance.planning.plan import Plan, WorkItem
-from tests.simulation.play import Pass, Rank, Wrong
-from tests.simulation.schedule import DECODED_BYTES, RAW_BYTES, Draws, PlannedRun, Scenario, planned
+from tests.simulation.play import Rank, Wrong
+from tests.simulation.schedule import DECODED_BYTES, EPOCH, RAW_BYTES, Draws, PlannedRun, Scenario, planned
 from tests.simulation.watch import Broken
 from tests.simulation.world import Helper, World
 
@@ -32,18 +35,26 @@ SOON_S = 10.0  # a pause; more is the time that a helper may take to be placed
 class SmallWorld(World):
     """Machines without a will of their own: what is under way may happen in any order."""
 
-    def begin_small(self, deaths: int, late: int, loses_results: bool) -> None:
+    def __init__(self, *about: Any, deaths: int, late: int, loses_results: bool) -> None:
+        super().__init__(*about)
         self.pending: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
         self.deaths, self.late, self.loses_results = deaths, late, loses_results
+        self.is_time = False  # for what has a deadline
 
     def later(self, wait_s: float, what: Callable[..., None], *about: Any) -> None:
-        if what == self.post:
-            self.post(*about)  # an answer is told as it is there: that it takes its time is work that takes its time
+        if what.__name__ in ("post", "look"):
+            what(*about)  # an answer that takes its time looks as work that takes its time; and the consumer is quick
         else:
             self.pending.append((what, about))
 
     def pass_time(self, until: float | None) -> bool:
         return False
+
+    def next_event(self, timeout_s: float | None) -> Any:
+        if self.inbox:
+            return self.inbox.popleft()
+        self.is_time = False
+        return None
 
     def kill(self, number: int) -> None:
         self.deaths -= 1
@@ -64,10 +75,35 @@ class _Nothing(Draws):
 
 # What never changes is not copied.
 _FIXED: dict[int, Any] = {}
-_FIXED_KINDS = (WorkItem, Plan, Scenario, PlannedRun, Wrong)
+_FIXED_KINDS = (WorkItem, Plan, Scenario, PlannedRun, Wrong, Stats, MaskedRows, SimpleNamespace, functools.partial)
 
 
-def _keep(one: Pass) -> Callable[[], Pass]:
+@dataclasses.dataclass(slots=True)
+class One:
+    """A rank in its pass."""
+
+    rank: Rank
+    feeder: Any
+
+    @property
+    def world(self) -> Any:
+        return self.rank.world
+
+    @property
+    def dispatcher(self) -> Any:
+        return self.feeder._dispatcher.dispatcher
+
+    @property
+    def is_over(self) -> bool:
+        return self.feeder._is_closed or (self.feeder._is_over and not self.feeder._assembly)
+
+    def catch_up(self) -> None:
+        """Has the feeder do all that it can do now."""
+        while not self.is_over and (self.feeder._said or self.world.inbox or self.world.is_time):
+            self.feeder.step()
+
+
+def _keep(one: One) -> Callable[[], One]:
     """Keeps a state, to go on from it as often as is wanted."""
     file = io.BytesIO()
     pickler = pickle.Pickler(file, pickle.HIGHEST_PROTOCOL)
@@ -137,23 +173,30 @@ def explore(
         require_all=require_all, decodes=True, prefetch_batches=items, limit_bytes=int(limit), blocks=False, varies=1.0,
         bad_rows=frozenset(), faults=frozenset(), rate=0.0, budget=0, breaks=0.0, work_timeout_s=1e6,
     )  # fmt: skip
-    rank = Rank(_Nothing(), scenario, made_of or Wrong(), Counter(), None, SmallWorld)
-    rank.world.begin_small(deaths, late, loses_results)
-    one = Pass(rank, planned(0, items, 1, 1, "drop", chunk), 0, 0, items)
+    world: Any = functools.partial(SmallWorld, deaths=deaths, late=late, loses_results=loses_results)
+    rank = Rank(_Nothing(), scenario, planned(0, items, 1, 1, "drop", chunk), 0, Counter(), None, world)
     found, begin = Explored(), time.monotonic()
-    one.begin()
-    found.orders = _explore(one, found, [])
+    with (made_of or Wrong()).in_place():
+        rank.aim(0, (EPOCH + 1, 0))
+        rank.begin()
+        one = One(rank, rank.to_run.popleft())
+        flight = one.dispatcher._inflight
+        flight._planned = iter(list(flight._planned))  # which can be copied
+        one.catch_up()
+        found.orders = _explore(one, found, [])
     found.took_s = time.monotonic() - begin
     return found
 
 
-def _explore(one: Pass, found: Explored, way: list[Choice]) -> int:
+def _explore(one: One, found: Explored, way: list[Choice]) -> int:
     """How many orders of events there are from here."""
-    if one.is_last or one.is_stopped:
-        one.end()
-        found.ends[type(one.error).__name__ if one.error else "everything delivered"] += 1
-        if one.error is None and one.after < one.end_at:
-            raise Broken("liveness", f"over at {one.after}: {way}")
+    if one.is_over:
+        one.feeder._end()
+        one.rank.watch.closed()
+        error = one.rank.error
+        found.ends[type(error).__name__ if error else "everything delivered"] += 1
+        if error is None and one.rank.place <= (EPOCH, 0):
+            raise Broken("liveness", f"over at {one.rank.place}: {way}")
         return 1
     key = hashlib.blake2b(repr(state(one)).encode(), digest_size=16).digest()
     if key in found.known:
@@ -175,7 +218,7 @@ def _explore(one: Pass, found: Explored, way: list[Choice]) -> int:
     return orders
 
 
-def _choices(one: Pass) -> Iterator[Choice]:
+def _choices(one: One) -> Iterator[Choice]:
     world: Any = one.world
     yield from (("happens", at) for at in range(len(world.pending)))
     if world.deaths:
@@ -184,14 +227,15 @@ def _choices(one: Pass) -> Iterator[Choice]:
             for n, helper in world.helpers.items()
             if helper.state == "placing" or (helper.state == "up" and helper.queue)
         )
-    if one.deadline is not None:
-        is_soon = one.deadline - world.now < SOON_S
+    deadline = one.dispatcher.deadline()
+    if deadline is not None:
+        is_soon = deadline - world.now() < SOON_S
         is_late = world.late > 0 and any(helper.state == "placing" for helper in world.helpers.values())
         if is_soon or is_late or not world.pending:
             yield "time", 0 if is_soon or not world.pending else 1
 
 
-def _happen(one: Pass, choice: Choice) -> None:
+def _happen(one: One, choice: Choice) -> None:
     world: Any = one.world
     kind, number = choice
     if kind == "happens":
@@ -201,18 +245,15 @@ def _happen(one: Pass, choice: Choice) -> None:
         world.kill(number)
     else:
         world.late -= number
-        world.clock.now = max(world.now, one.deadline or 0.0)
-        one.tell(None)
-    while not (one.is_last or one.is_stopped):
-        event = one.taken() or (world.inbox.popleft() if world.inbox else None)
-        if event is None:
-            break
-        one.tell(event)
+        world.clock.now = max(world.now(), one.dispatcher.deadline() or 0.0)
+        world.is_time = True
+    one.catch_up()
 
 
-def state(one: Pass) -> Any:
+def state(one: One) -> Any:
     """What can matter from here on."""
-    dispatcher, pool, world = one.dispatcher, one.rank.pool, one.world
+    dispatcher, world = one.dispatcher, one.world
+    pool: Any = one.rank.session.pool
     numbers: dict[tuple[str, int], int] = {}
 
     def name(kind: str, number: int | None) -> int | None:
@@ -222,7 +263,7 @@ def state(one: Pass) -> Any:
         return name("call", number)
 
     def left(at: float | None) -> float | None:
-        return None if at is None or at <= world.now else round(at - world.now, 3)
+        return None if at is None or at <= world.now() else round(at - world.now(), 3)
 
     pieces = tuple(
         (
@@ -242,7 +283,7 @@ def state(one: Pass) -> Any:
     rest = (
         operator.length_hint(flight._planned), len(flight._upcoming), flight._taken, tuple(flight._ready), flight._open,
         tuple((turn.chunk.position, name("helper", turn.reader)) for turn in pool._schedule.assignments),
-        pool.is_complete, one.after, world.deaths, world.late,
+        pool.is_complete, one.rank.place, world.deaths, world.late,
     )  # fmt: skip
     machines = tuple(
         (

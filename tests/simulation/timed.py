@@ -3,13 +3,17 @@ and the thread of the feeder, which does one thing at a time. Never owns what ra
 """
 
 import dataclasses
+import itertools
 import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
+from raylance.dispatch.dispatcher import Dispatcher
+from raylance.dispatch.helper_pool import HelperPool
 from raylance.dispatch.messages import (
     Awaited,
     Begin,
@@ -22,6 +26,7 @@ from raylance.dispatch.messages import (
     Fetch,
     Fetched,
     GiveUp,
+    Kind,
     Lost,
     Observation,
     Place,
@@ -30,13 +35,12 @@ from raylance.dispatch.messages import (
     Taken,
     Wanted,
 )
-from raylance.dispatch.scaling import Scaler
 from raylance.observe import Receipt
 from raylance.orders.order import Order
 from raylance.orders.shuffles import WindowShuffle
-from raylance.planning.plan import Chunk, WorkItem
-from tests.simulation.play import Wrong, make_dispatcher, make_pool
-from tests.simulation.schedule import Draws
+from raylance.planning.plan import Chunk, Plan, WorkItem
+from raylance.runtime.session import Session
+from tests.simulation.schedule import EPOCH, Draws
 from tests.simulation.world import Helper, Result, World
 
 BLOCK_BYTES = 32 << 20  # that a reader reads at a time
@@ -216,6 +220,34 @@ class Reading:
             then()
 
 
+class TimedSession(Session):
+    """A session that makes the dispatcher of one rank."""
+
+    def __init__(self, rank: "TimedRank") -> None:
+        run, scenario = rank.fleet.planned, rank.scenario
+        source = SimpleNamespace(likely_row_bytes=run.raw_bytes, uri="rows")
+        decoding = SimpleNamespace(row_bytes=run.decoded_bytes, max_bad_rows=None, datasets=())
+        options: Any = SimpleNamespace(
+            reader_range=(run.readers, max(run.readers, run.most_readers)),
+            decoder_range=(run.decoders, run.decoders),
+            max_inflight_bytes=scenario.limit_bytes,
+            placement_timeout_s=scenario.placement_timeout_s,
+            work_timeout_s=scenario.work_timeout_s,
+        )
+        read_spec: Any = SimpleNamespace(source=source, decoding=decoding)
+        super().__init__(read_spec, options)
+        self.pool: HelperPool = self._make_pool(rank)
+        self._prefetch_batches = scenario.prefetch_batches
+
+    def make_dispatcher(self, plan: Plan, rank: int, end: int) -> Dispatcher:
+        """Of a pass whose items that begin at `end` are left out."""
+        wanted: Any = SimpleNamespace(plan=plan, rank=rank, epoch=EPOCH, position=0)
+        wanted.prefetch_batches = self._prefetch_batches
+        made = self._make_dispatcher(self.pool, wanted)
+        made._inflight._planned = itertools.takewhile(lambda item: item.position < end, made._inflight._planned)
+        return made
+
+
 class TimedRank(World):
     """One rank: the helpers of `World`, which take time, and the feeder's thread, which does one thing at a time."""
 
@@ -224,13 +256,9 @@ class TimedRank(World):
         run = fleet.planned
         self.fleet, self.number, self.node = fleet, number, number // fleet.shared.ranks_per_node
         self.reading: dict[int, Reading] = {}  # by reader
-        self.pool = make_pool(self.scenario, Wrong())
-        grows = run.most_readers > run.readers
-        self.scalers = [Scaler(run.readers, run.most_readers, run.readers, "reader")] if grows else []
-        self.dispatcher = make_dispatcher(
-            self.scenario, self.pool, fleet.plan, number, 0, Wrong(), row_bytes=(run.raw_bytes, run.decoded_bytes),
-            is_early=True, end=fleet.end, scalers=self.scalers,
-        )  # fmt: skip
+        self.session = TimedSession(self)
+        self.dispatcher = self.session.make_dispatcher(fleet.plan, number, fleet.end)
+        self.scalers = self.session._scalers
         self.step = self.bytes = self.most_bytes = self.events = 0
         self.waited_s = self.decided_s = 0.0
         self.delivered: list[WorkItem] = []
@@ -245,7 +273,6 @@ class TimedRank(World):
         self._wanted_at: float | None = 0.0
         self._taken: int | None = None
         self._is_busy, self._timer = True, math.inf
-        self._do[Fetch], self._do[Deliver], self._do[GiveUp] = self._bring, self._deliver, self._fail
 
     # The feeder's thread.
 
@@ -278,8 +305,13 @@ class TimedRank(World):
         times, plan = self.fleet.times, self.fleet.plan
         if self._todo:
             command = self._todo.popleft()
-            begin = self.now
-            self.do(command)
+            begin = self.now()
+            if isinstance(command, Deliver):
+                self._deliver(command)
+            elif isinstance(command, GiveUp):
+                raise command.error
+            else:
+                self.do(command)
             if type(command) is Fetch:
                 return self._arrives.pop(command.call) - begin
             return times.submit_s if type(command) in (Read, Decode, Place) else 0.0
@@ -293,7 +325,7 @@ class TimedRank(World):
             self._taken = None
         elif self.inbox:
             event = self.inbox.popleft()
-        elif self._timer <= self.now:
+        elif self._timer <= self.now():
             event = None
         else:
             return None
@@ -302,29 +334,29 @@ class TimedRank(World):
         deadline = self.dispatcher.deadline()
         self.decided_s += time.perf_counter() - begin
         self.events += 1
-        if self._timer <= self.now:
+        if self._timer <= self.now():
             self._timer = math.inf
         if deadline is not None and deadline < self._timer:
             self._timer = deadline
-            self.later(deadline - self.now, self._wake)
+            self.later(deadline - self.now(), self._wake)
         return times.event_s
 
     def _tell(self, event: Event | None) -> None:
-        outputs = self.dispatcher.handle(event, self.now)
+        outputs = self.dispatcher.handle(event, self.now())
         self._todo.extend(output for output in outputs if not isinstance(output, Observation | Complete))
 
-    def _bring(self, command: Fetch) -> None:
+    def _fetch(self, command: Fetch) -> None:
         """Blocks the thread until the results are here."""
         results = [self.table[call] for call in (command.read, command.decode) if call is not None]
-        times, here = self.fleet.times, self.now
+        times, here = self.fleet.times, self.now()
         here += len(results) * times.fetch_call_s
         for result in results:
             nbytes = self._bytes_of(result)
             away = result is not None and result.node != 0
-            arrived = self.fleet.arriving[self.node].take(self.now, nbytes) if away else self.now
+            arrived = self.fleet.arriving[self.node].take(self.now(), nbytes) if away else self.now()
             here = max(here, arrived) + nbytes * times.fetch_byte_s
         self._arrives[command.call] = here
-        self.later(here - self.now, self.post, Fetched(command.call, results[0], results[-1]))  # type: ignore[arg-type]
+        self.later(here - self.now(), self.post, Fetched(command.call, results[0], results[-1]))  # type: ignore[arg-type]
 
     def _deliver(self, command: Deliver) -> None:
         """Every row once and in its place, or the simulation is wrong."""
@@ -338,14 +370,11 @@ class TimedRank(World):
             self._whole.extend(item.position + step * plan.stride for step in range(1, item.steps + 1))
             self._next = item.position + item.steps * plan.stride, 0
 
-    def _fail(self, command: GiveUp) -> None:
-        raise command.error
-
     # The trainer.
 
     def want(self) -> None:
         """The trainer waits for a batch."""
-        self._wanted_at = self.now
+        self._wanted_at = self.now()
         if self.scalers and not self._finished:
             self.post(Awaited())  # as the feeder says it; it matters to scalers alone
         self._take()
@@ -359,7 +388,7 @@ class TimedRank(World):
         if self._wanted_at is None or not self._finished:
             return
         if self.step:
-            self.waited_s += self.now - self._wanted_at
+            self.waited_s += self.now() - self._wanted_at
         self._wanted_at, self._taken = None, self._finished.popleft()
         self._count(-self._batch_bytes)
         self._wake()
@@ -381,27 +410,30 @@ class TimedRank(World):
             self.reading[helper.number].forget()
         self.later(self.fleet.times.notice_s, self.post, Lost(helper.number, Fault(what="it died")))
 
-    def _place(self, command: Place) -> None:
-        is_decoder, fleet, now = command.kind == "decoder", self.fleet, self.now
+    def count_decoders(self) -> tuple[int, int, int]:
+        return (self.scenario.decoders,) * 3
+
+    def _place(self, number: int, kind: Kind) -> None:
+        is_decoder, fleet, now = kind == "decoder", self.fleet, self.now()
         self._placed_decoders += is_decoder
         away = is_decoder and self._placed_decoders <= fleet.shared.decoders_elsewhere
-        helper = self.helpers[command.helper] = Helper(command.helper, command.kind, int(away), now)
+        helper = self.helpers[number] = self._helpers[number] = Helper(number, kind, int(away), now)
         if not is_decoder:
-            self.reading[command.helper] = Reading(fleet, self.number, self.node)
+            self.reading[number] = Reading(fleet, self.number, self.node)
         if fleet.planned.is_warm and not fleet.ended:
             self._placed(helper)
             return
         started = max(fleet.starting.take(now, 1), fleet.starting_on[self.node].take(now, 1))
         self.later(started - now + fleet.times.start_s, self._placed, helper)
 
-    def _begin(self, command: Prefetch) -> None:
+    def _prefetch(self, command: Prefetch) -> None:
         self.reading[command.helper].begin(command.chunk)
 
-    def _give(self, command: Any) -> None:
-        if type(command) is Decode and self.helpers[command.helper].node:  # Ray brings it while others are worked on
+    def _decode(self, command: Decode) -> None:
+        if self.helpers[command.helper].node:  # Ray brings it while others are worked on
             nbytes = self._bytes_of(self.table[command.source])
-            self._arrives[command.call] = self.fleet.leaving[self.node].take(self.now, nbytes)
-        super()._give(command)
+            self._arrives[command.call] = self.fleet.leaving[self.node].take(self.now(), nbytes)
+        super()._decode(command)
 
     def _work(self, helper: Helper) -> None:
         call, command, source = helper.queue[0]
@@ -416,7 +448,7 @@ class TimedRank(World):
             rows = source.item.rows
             varies = math.hypot(times.decode_row_varies / math.sqrt(max(1, rows)), times.decode_item_varies)
             took_s = times.decode_call_s + rows * times.decode_row_s * self._slowness * self._factor(varies)
-            wait_s = max(0.0, self._arrives.pop(call, 0.0) - self.now)
+            wait_s = max(0.0, self._arrives.pop(call, 0.0) - self.now())
             self.later(wait_s + took_s + rows * run.decoded_bytes * times.put_byte_s, self._finish, helper, "")
         else:
             self.later(0.0, self._finish, helper, "")
@@ -431,9 +463,9 @@ class TimedRank(World):
             self._count(nbytes)
         return Done(call, Receipt(raw_bytes=item.rows * run.raw_bytes if is_read else 0, nbytes=nbytes))
 
-    def _forget(self, command: Any) -> None:
-        self._count(-sum(self._bytes_of(self.table.get(call)) for call in command.calls))
-        super()._forget(command)
+    def _forget(self, calls: Iterable[int]) -> None:
+        self._count(-sum(self._bytes_of(self.table.get(call)) for call in calls))
+        super()._forget(calls)
 
     def _bytes_of(self, result: Result | None) -> int:
         run = self.fleet.planned

@@ -1,11 +1,13 @@
-"""Owns what must always hold, and says which of it does not; knows the dispatcher by its commands and `deadline` alone.
-What can be broken:
+"""Owns what must always hold, and names the invariant that does not; knows a dispatcher by its events, outputs and
+`deadline` alone. What can be broken:
 
     order     every row of the plan once, in its place; every step whole; decoded where it should be
     bytes     a read is sent only where it has room, or where it is awaited first and no whole step waits to be taken
     pool      never more helpers of a kind than were asked for; none ended that works
     dead      no command to a helper that does not run, nothing awaited of one that is gone
-    turns     a chunk is read by one reader, unless that one goes
+    turns     a chunk is read by one reader, unless that one goes; also by the one that was to read it ahead, across
+              the end of an epoch, too
+    early     before a consumer asks for a pass, only its first steps are read
     source    decoded and fetched is only what has been read, and was not forgotten
     deadline  what may never come is awaited with a deadline, no wait is longer than work may take, and what is done at
               a deadline moves it
@@ -24,6 +26,7 @@ from raylance.dispatch.dispatcher import MAX_FAULTS
 from raylance.dispatch.messages import (
     Alive,
     Command,
+    Complete,
     Decode,
     Deliver,
     Dismiss,
@@ -44,6 +47,7 @@ from raylance.dispatch.messages import (
     Prefetch,
     Read,
     Taken,
+    Wanted,
 )
 from raylance.errors import HelperError, PlacementError
 from raylance.planning.plan import WorkItem
@@ -99,24 +103,31 @@ class Watch:
         self._hits: dict[tuple[int, int], set[int]] = {}
         self._blamed: Counter[tuple[int, int]] = Counter()
         self._gone_count = 0
+        self._dismissed: set[int] = set()
+        self._ahead: dict[tuple[int, int], int] = {}  # by chunk that follows: the reader that is to read it ahead
+        self._ends: tuple[int, Any] | None = None  # epoch and plan of the pass that was complete
         self._is_exact = scenario.require_all or not scenario.decoders
         self._limit = scenario.limit_bytes * (1 + 1e-9)
 
-    def begin(self, planned: PlannedRun, rank: int, position: int) -> None:
+    def begin(self, planned: PlannedRun, rank: int, epoch: int, position: int, prefetch_batches: int) -> None:
         """A pass begins."""
-        self._planned, self._rank = planned, rank
+        if (epoch - 1, planned.plan) != self._ends or position:
+            self._ahead.clear()  # what follows is no more what was to follow
+        self._ends = None
+        self._planned, self._rank, self._epoch, self._position = planned, rank, epoch, position
+        self._early_end = position + max(1, prefetch_batches) * planned.plan.stride
+        self._is_wanted = False
         self._next = (position, 0)  # step and row of its slice that are to be delivered next
         self._part: list[int] = []
         self._hits.clear()
         self._blamed.clear()
         self._flying: dict[int, float] = {}  # charges of reads
         self._opened, self._ready = 0.0, list[tuple[int, float]]()
-        self.steps: list[tuple[int, list[int]]] = []
         self._answers: Any = None
         self._readers: dict[tuple[int, int], int] = {}  # of each chunk, by what it ends with
         self._spent = {"reader": 0.0, "decoder": 0.0}  # seconds of those that were refused: others have the rest
         for helper in self._helpers.values():
-            helper.since = self.world.now  # nobody looked for it in between
+            helper.since = self.world.now()  # nobody looked for it in between
 
     def _recover(self, what: str) -> None:
         self.recovered[what] = self.recovered.get(what, 0) + 1
@@ -126,6 +137,7 @@ class Watch:
     def told(self, event: Event | None) -> None:
         """The dispatcher is about to be told."""
         self._answers = None
+        self._is_wanted = self._is_wanted or isinstance(event, Wanted)
         match event:
             case Done(call) | Fetched(call) | Failed(call) | Faulted(call):
                 seen = self._calls.get(call)
@@ -150,7 +162,7 @@ class Watch:
             case NotPlaced(number) | Lost(number):
                 helper = self._helpers[number]
                 if type(event) is NotPlaced and not helper.ended_by:
-                    self._spent[helper.kind] += self.world.now - helper.since + PAUSE_S
+                    self._spent[helper.kind] += self.world.now() - helper.since + PAUSE_S
                     self._permanent = self._permanent or event.permanent
                 self._gone(number, "told")
             case Taken(position):
@@ -199,16 +211,19 @@ class Watch:
                 raise Broken("pool", f"helper {number} is given up before it was to be placed")
             case Dismiss(number, is_lost):
                 self._check_end(number, now) if is_lost else self._check_leave(number)
+                self._dismissed.add(number)
             case Ping(number):
                 self._check_runs(number, command)
                 self._helpers[number].is_pinged = True
             case Read(call, number, item):
                 self._check_runs(number, command)
                 self._check_turn(number, command)
+                self._check_early(item)
                 self._see(call, command, item, number)
                 self._check_room(command)
-            case Prefetch(number):
+            case Prefetch(number, _, chunk):
                 self._check_runs(number, command)
+                self._ahead[self._key(chunk)] = number
                 self._recover("a reader told to begin")
             case Decode(call, number, source):
                 self._check_runs(number, command)
@@ -228,6 +243,8 @@ class Watch:
                         self._calls[call].has_result = False
             case Deliver():
                 self._check_delivery(command)
+            case Complete():
+                self._check_complete()
             case GiveUp(error):
                 self._check_cause(error, now)
             case GiveUpPlacing():
@@ -249,13 +266,10 @@ class Watch:
         if self._spent[kind]:
             self._recover("placed again after a refusal")
         self._helpers[number] = _Known(kind, now)
-        held = sum(helper.kind == kind for n, helper in self._helpers.items() if self._is_held(n))
+        held = sum(helper.kind == kind for n, helper in self._helpers.items() if n not in self._dismissed)
         begin = self.scenario.readers if kind == "reader" else self.scenario.decoders
         if held > begin + (2 if self.scenario.scales and (kind == "decoder" or begin > 1) else 0):
             raise Broken("pool", f"{held} {kind}s at {now:.2f} s")
-
-    def _is_held(self, number: int) -> bool:
-        return number not in self.world.helpers or self.world.helpers[number].state != "dismissed"
 
     def _check_leave(self, number: int) -> None:
         """One that is not needed goes only when it runs and has no work."""
@@ -297,13 +311,28 @@ class Watch:
             raise Broken("dead", f"{command} to a helper that does not run")
 
     def _check_turn(self, number: int, command: Read) -> None:
-        chunk, plan = command.item.chunk, self._planned.plan
+        chunk = command.item.chunk
         if not command.item.rows:
             return
-        other = self._readers.setdefault((chunk.epoch, chunk.position + chunk.steps * plan.stride), number)
-        if other != number and not self._helpers[other].ended_by:
-            raise Broken("turns", f"{command}, and reader {other} has its chunk")
-        self._readers[chunk.epoch, chunk.position + chunk.steps * plan.stride] = number
+        key = self._key(chunk)
+        for others in (self._readers, self._ahead):
+            other = others.get(key, number)
+            if other != number and not self._helpers[other].ended_by:
+                raise Broken("turns", f"{command}, and reader {other} has its chunk")
+        if key in self._ahead and chunk.epoch > EPOCH and chunk.position == 0:
+            self._recover("an epoch's first chunk read ahead")
+        self._readers[key] = number
+        if command.following is not None:
+            self._ahead[self._key(command.following)] = number
+
+    def _key(self, chunk: Any) -> tuple[int, int]:
+        return chunk.epoch, chunk.position + chunk.steps * self._planned.plan.stride
+
+    def _check_early(self, item: WorkItem) -> None:
+        if not self._is_wanted and item.position not in range(self._position, self._early_end):
+            raise Broken("early", f"{item} is read, and nobody has asked for the pass yet")
+        if not self._is_wanted:
+            self._recover("read for a pass not asked for yet")
 
     def _check_source(self, call: int, command: Command) -> _Seen:
         seen = self._calls.get(call)
@@ -330,7 +359,7 @@ class Watch:
         fetch = self._answers
         if fetch is None or type(fetch.command) is not Fetch:
             raise Broken("order", f"{item} is delivered and was not fetched")
-        if (item.position, item.low) != self._next or item.rank != self._rank or item.epoch != EPOCH:
+        if (item.position, item.low) != self._next or item.rank != self._rank or item.epoch != self._epoch:
             raise Broken("order", f"{item} is delivered, but {self._next} is next")
         if self.scenario.require_all and not self._has_all:
             ran = [h for h in self._helpers.values() if h.kind == "decoder" and h.is_running]
@@ -348,19 +377,22 @@ class Watch:
             low, high = plan.rank_slice(position, self._rank)
             self._next = (position, item.high)
             if item.high >= high - low:
-                if self._part != self._planned.step(position, self._rank):
+                if self._part != self._planned.step(item.epoch, position, self._rank):
                     raise Broken("order", f"step {position} has the rows {self._part}")
-                after = plan.after(position)
-                self.steps.append((after, self._part))
                 self._next, self._part = (position + plan.global_batch_size, 0), []
         if not self._part and self._next[1] == 0:
-            self._ready.append((self.steps[-1][0], self._opened))
+            self._ready.append((plan.after(position), self._opened))
             self._opened = 0.0
+
+    def _check_complete(self) -> None:
+        if self._planned.plan.steps(self._next[0]) > 0 or self._part:
+            raise Broken("liveness", f"the pass is complete, and {self._next} is next")
+        self._ends = self._epoch, self._planned.plan
 
     def _check_cause(self, error: BaseException, now: float) -> None:
         row = getattr(error, "row", None)
         if row is not None:
-            if row not in self._planned.step(self._next[0], self._rank):
+            if row not in self._planned.step(self._epoch, self._next[0], self._rank):
                 raise Broken("cause", f"row {row} fails, in another step than {self._next}")
             self._recover("ended by a row")
         elif isinstance(error, PlacementError):

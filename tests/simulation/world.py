@@ -22,19 +22,20 @@ from raylance.dispatch.messages import (
     Faulted,
     Fetch,
     Fetched,
-    Forget,
+    Kind,
     Lost,
     NotPlaced,
     Ping,
-    Place,
     Placed,
     Prefetch,
     Read,
+    Wake,
 )
 from raylance.observe import Receipt
 from raylance.planning.plan import WorkItem
+from raylance.runtime.runtime import Runtime
 from tests.simulation.schedule import BITS, DECODED_BYTES, RAW_BYTES, Draws, PlannedRun, Scenario
-from tests.simulation.watch import Watch
+from tests.simulation.watch import Broken, Watch
 
 _WAITS_S = (0.0, 0.05, 0.2, 0.2, 0.5, 0.5, 1.0, 3.0)
 _TRANSIT_S = (0.0, 0.0, 0.01, 0.3)
@@ -79,6 +80,9 @@ class Helper:
     cause: int = 0
     is_working: bool = False
 
+    def end(self, *, is_dead: bool) -> None:
+        self.state = "dismissed"
+
 
 class Clock:
     """Virtual time, and what is under way in it: of one world, or of several that share it."""
@@ -112,36 +116,39 @@ class Clock:
         self.now = until
 
 
-class World:
-    """A `Runtime` without threads or Ray, by a clock of its own unless it is given one."""
+class World(Runtime):
+    """A runtime without threads or Ray, in virtual time, by a clock of its own unless it is given one."""
 
     def __init__(self, draws: Draws, scenario: Scenario, watch: Watch, clock: Clock | None = None) -> None:
+        super().__init__(None, None)  # type: ignore[arg-type] - what is read, and by which options, the scenario says
         self.draws, self.scenario, self.watch = draws, scenario, watch
         self.clock = clock or Clock()
-        self.helpers: dict[int, Helper] = {}
-        self.table: dict[int, Result | None] = {}  # as the runtime's: by call, None until it is there
-        self.inbox: deque[Event] = deque()
+        self.helpers: dict[int, Helper] = {}  # all that ever were; the runtime's own are those that it has not ended
+        self.table: dict[int, Result | None] = self._results
+        self.inbox: deque[Event | Wake] = deque()
+        del self._inbox
         self.counts: Counter[str] = Counter()
         self.planned: PlannedRun | None = None
+        self.deadline: float | None = None  # to the last bit, which the seconds until then do not give back
         self.faults = 0
         self._threshold = int((1 - scenario.rate) * (1 << BITS)) if scenario.faults else 1 << BITS
-        self._do: dict[type, Callable[[Any], None]] = {
-            Place: self._place,
-            Read: self._give,
-            Prefetch: self._begin,
-            Decode: self._give,
-            Ping: self._give,
-            Fetch: self._fetch,
-            Forget: self._forget,
-            Dismiss: self._dismiss,
-        }
         for kind in sorted(scenario.faults & {"idle dies", "idle hangs", "node dies"}):
             for _ in range(1 + draws.bits() * 3 // (1 << BITS)):
                 self.later(draws.seconds(30.0), self._strike, kind, draws.bits())
 
+    @property
+    def requires_all(self) -> bool:
+        return self.scenario.require_all
+
+    def count_decoders(self) -> tuple[int, int, int]:
+        begin = self.scenario.decoders
+        return (1, begin, begin + 2) if begin and self.scenario.scales else (begin, begin, begin)
+
+    def explain_placing(self, kind: Kind, pending: int, asked: int) -> str:
+        return f"{pending} of {asked} {kind}s found no place"
+
     # Time.
 
-    @property
     def now(self) -> float:
         return self.clock.now
 
@@ -154,22 +161,36 @@ class World:
     def busy(self, seconds: float) -> None:
         self.clock.busy(seconds)
 
-    def post(self, event: Event) -> None:
+    def post(self, event: Event | Wake) -> None:
         self.inbox.append(event)
+
+    def next_event(self, timeout_s: float | None) -> Event | Wake | None:
+        until = None if timeout_s is None else self.deadline
+        while not self.inbox:
+            if until is not None and until <= self.now():
+                return None
+            if not self.pass_time(until):
+                raise Broken("deadlock", f"nothing will happen any more after {self.now():.2f} s")
+        return self.inbox.popleft()
 
     # Commands.
 
     def do(self, command: Command) -> None:
-        self._do[type(command)](command)
+        if isinstance(command, Dismiss):
+            for call, _, _ in self.helpers[command.helper].queue:
+                if call is not None and self.draws.chance(0.1):  # it was dead or hung: what it says now comes late
+                    self.counts["said after it was dismissed"] += 1
+                    self.later(0.1, self.post, Done(call, Receipt()))
+        super().do(command)
 
-    def _place(self, command: Place) -> None:
+    def _place(self, number: int, kind: Kind) -> None:
         bits = self.draws.bits()
-        helper = Helper(command.helper, command.kind, bits % 3 if command.kind == "decoder" else bits % 2, self.now)
-        self.helpers[command.helper] = helper
+        helper = Helper(number, kind, bits % 3 if kind == "decoder" else bits % 2, self.now())
+        self.helpers[number] = self._helpers[number] = helper
         wait_s = _WAITS_S[(bits >> 4) % 8]
         fault = self._fault(bits, ("refused", "hopeless", "delayed", "never placed"))
         if fault in ("refused", "hopeless"):
-            told = NotPlaced(command.helper, Fault(what=fault), fault == "hopeless")
+            told = NotPlaced(number, Fault(what=fault), fault == "hopeless")
             self.later(wait_s, self._not_placed, helper, told)
         elif fault != "never placed":
             self.later(wait_s + (self.draws.seconds(60.0) if fault == "delayed" else 0), self._placed, helper)
@@ -184,32 +205,27 @@ class World:
             helper.state = "up"
             self.post(Placed(helper.number))
 
-    def _dismiss(self, command: Dismiss) -> None:
-        self.helpers[command.helper].state = "dismissed"
-        for call, _, _ in self.helpers[command.helper].queue:
-            if call is not None and self.draws.chance(0.1):  # it was dead or hung: what it says now comes late
-                self.counts["said after it was dismissed"] += 1
-                self.later(0.1, self.post, Done(call, Receipt()))
+    def _read(self, command: Read) -> None:
+        self._give(command.helper, command.call, command, None)
 
-    def _give(self, command: Any) -> None:
-        helper = self.helpers[command.helper]
-        is_ask = type(command) is Ping
-        call = None if is_ask else command.call
-        source = self.table[command.source] if type(command) is Decode else None
-        if not is_ask:
+    def _decode(self, command: Decode) -> None:
+        self._give(command.helper, command.call, command, self.table[command.source])
+
+    def _ping(self, number: int) -> None:
+        self._give(number, None, Ping(number), None)
+
+    def _prefetch(self, command: Prefetch) -> None:
+        """What is read ahead is no result: it changes nothing that can be seen from here."""
+
+    def _give(self, number: int, call: int | None, command: Any, source: Result | None) -> None:
+        helper = self.helpers[number]
+        if call is not None:
             self.table[call] = None
         helper.queue.append((call, command, source))
         if helper.state == "dead":
             self.later(_TRANSIT_S[2], self.post, Lost(helper.number, Fault(what="it died")))
         elif helper.state == "up" and not helper.is_working:
             self._work(helper)
-
-    def _begin(self, command: Prefetch) -> None:
-        """What is read ahead is no result: it changes nothing that can be told from here."""
-
-    def _forget(self, command: Forget) -> None:
-        for call in command.calls:
-            self.table.pop(call, None)
 
     # Helpers at work.
 
