@@ -13,7 +13,7 @@ from tests.simulation.watch import Broken
 from tests.simulation.wrong import BROKEN
 from tests.simulation.wrong_by_others import BROKEN as BROKEN_BY_OTHERS
 
-FEW = 400
+FEW = 800
 
 
 @pytest.fixture(autouse=True)
