@@ -174,7 +174,7 @@ def test_the_command_simulates_and_writes(tmp_path: Path, capsys: pytest.Capture
     assert command.main([*arguments, "--json", str(out)]) == 0
     told = json.loads(out.read_text())["found"]
     assert told["barrier"]["2"]["rows"] == 2 * 4 * 256
-    assert "order='window' as it settles itself" in capsys.readouterr().out
+    assert "order='window' as it resolves" in capsys.readouterr().out
 
 
 def test_the_picture_is_small(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class DecodeActor(Actor):
         self._decodings[key] = decoding.open()
 
     def forget(self, key: str) -> None:
-        """Drops what `install` told, and the memory that was decoded into."""
+        """Drops the decoding of a loader, and the memory that it decoded into."""
         self._decodings.pop(key, None)
 
     @ray.method(num_returns=2)

@@ -59,7 +59,7 @@ def hold(holder: str, cpus: float) -> PooledActor:
 
 
 def let_go(holder: str, actor: PooledActor, *, is_dead: bool) -> None:
-    """Gives an actor back; a dead one nobody gets any more."""
+    """Gives an actor back; a dead one is not given out again."""
     with current_session() as session, _lock:
         actor.holders.discard(holder)
         ends = is_dead or not actor.holders
@@ -120,7 +120,7 @@ def options_of_ranks(options: Options, world_size: int, node_ids: Sequence[str] 
         world_size: Ranks of the run.
         node_ids: Nodes of the ranks, by rank, where they are known.
     """
-    if options.num_decoders == "auto":  # anew each time: a restarted run may find other CPUs free
+    if options.num_decoders == "auto":  # counted at each start: a restarted run may find other CPUs free
         options = dataclasses.replace(options, auto_decoders=auto_decoders(world_size, options.decoder_cpus))
     if not node_ids or options.decode_threads != "auto":
         return [options] * world_size

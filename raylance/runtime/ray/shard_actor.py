@@ -16,11 +16,11 @@ from raylance.source.memory import keep_freed_memory
 class ShardActor(Actor):
     """Reads for one rank, by itself or in turn with others; see `RankReader`."""
 
-    def __init__(self, feed: ReadSpec, options: Options) -> None:
+    def __init__(self, read_spec: ReadSpec, options: Options) -> None:
         """Opens nothing yet."""
         super().__init__()
         keep_freed_memory()
-        self._reader = RankReader(feed, options)
+        self._reader = RankReader(read_spec, options)
 
     def install(self, key: str, plan: Plan) -> None:
         """See `RankReader.install`."""
