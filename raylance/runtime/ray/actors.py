@@ -13,7 +13,7 @@ class Actor:
     """A helper actor: a thin shell around the work that any helper does."""
 
     def __init__(self) -> None:
-        # Parallel by actors: more threads would fight for the same cores. A torch that is loaded later reads the variable.
+        # Parallel by actors: more threads would fight for the same cores. A torch loaded later reads the variable.
         os.environ["OMP_NUM_THREADS"] = "1"
         if torch := sys.modules.get("torch"):
             torch.set_num_threads(1)
