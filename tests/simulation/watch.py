@@ -331,7 +331,8 @@ class Watch:
     def _check_early(self, item: WorkItem) -> None:
         if not self._is_wanted and item.position not in range(self._position, self._early_end):
             raise Broken("early", f"{item} is read, and nobody has asked for the pass yet")
-        if not self._is_wanted:
+        if not self._is_wanted:  # an item of several steps may be split, and its steps be read again one by one
+            self._early_end = max(self._early_end, item.position + item.steps * self._planned.plan.stride)
             self._recover("read for a pass not asked for yet")
 
     def _check_source(self, call: int, command: Command) -> _Seen:
