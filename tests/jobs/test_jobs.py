@@ -530,7 +530,7 @@ def test_string_labels_become_classes_by_the_command_that_the_refusal_names(smal
     command = shlex.split(re.search(r"`python (jobs/create_dataset.py classes .+)`", told)[1])
     made = run([sys.executable, JOBS.parent / command[0], *command[1:]])
     assert made.returncode == 0, made.stderr
-    named = re.search(r"and train with (--label-column \S+)", told)[1].split()
+    named = re.search(r"and train with (--label-column \w+)", told)[1].split()
     assert f"jobs/train_images.py --data {uri} {' '.join(named)}" in made.stdout
     args = job.parse_args(["--data", uri, "--image-size", "8", *named])
     train, _ = open_data(args)

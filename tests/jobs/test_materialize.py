@@ -340,7 +340,7 @@ def test_a_stale_copy_is_told_once_or_refused(copied: tuple[str, str], caplog: p
         raylance.dataset(copy)
         raylance.dataset(copy, filter="id < 9")
         raylance.dataset(copy, stale="ignore")
-    assert caplog.text.count("which is at version 3: rows that were added") == 1
+    assert caplog.text.count("which is at version 3: it lacks the changes since then") == 1
     with pytest.raises(raylance.DatasetError, match="was made from version 1 of"):
         raylance.dataset(copy, stale="refuse")
     with pytest.raises(raylance.ConfigError, match="stale='maybe': must be one of 'warn', 'refuse', 'ignore'"):

@@ -81,7 +81,7 @@ def test_transforms_run_in_helpers_and_depend_on_the_row_alone(images_uri: str) 
     ("transform", "message"),
     [
         (lambda batch: None, "transform returned NoneType"),
-        (lambda batch: {1: batch["label"]}, "transform returned a column named 1 for row offsets .*are strings"),
+        (lambda batch: {1: batch["label"]}, "transform returned a column named 1 for row offsets .*must be strings"),
         (lambda batch: {"label": batch["label"][1:]}, "rows in 'label' for .* rows"),
     ],
 )
@@ -333,7 +333,7 @@ def test_a_transform_that_fails_at_the_opening(plain_uri: str) -> None:
 @pytest.mark.parametrize("on_bad_row", ["raise", "mask"])
 def test_what_says_nothing_of_a_row_masks_none(plain_uri: str, on_bad_row: str) -> None:
     for error, kind, message in (
-        (ImportError("no codec"), raylance.ConfigError, "transform cannot run on .*no codec.*Install it"),
+        (ImportError("no codec"), raylance.ConfigError, "transform cannot run on .*no codec.*Install the module"),
         (MemoryError(), raylance.HelperError, "transform cannot run on .*MemoryError.*no row is bad"),
         (raylance.ConfigError("is too long"), raylance.ConfigError, "transform refuses row offset.*30.*is too long"),
     ):

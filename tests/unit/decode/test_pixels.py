@@ -252,4 +252,4 @@ def test_a_draft_is_recorded(write_dataset: Callable[..., str], caplog: pytest.L
     drafts = raylance.dataset(uri, decode=Image("image", size=8, draft=True)).loader()
     assert drafts.state_dict()["decode"][0]["draft"] is True
     drafts.load_state_dict(state)
-    assert "made into batches otherwise" in caplog.text
+    assert "makes other batches of them" in caplog.text
