@@ -39,7 +39,7 @@ def rank_batches(plan: Plan, rank: int, epoch: int, position: int, item_rows: in
 
 
 def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -> Batches:
-    """The ranks' batches of each step, one behind the other."""
+    """The ranks' batches of each step, one after the other."""
     ranks = [rank_batches(plan, rank, epoch, position, item_rows) for rank in range(plan.world_size)]
     assert all(list(batches) == list(ranks[0]) for batches in ranks), "ranks make different steps"
     assert len(ranks[0]) == plan.steps(position)

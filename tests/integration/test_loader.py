@@ -50,7 +50,7 @@ def batches_of(loader: RankLoader, batch: int, limit: int | None = None) -> list
 
 
 def join(ranks: list[list[dict[str, Any]]]) -> list[dict[str, torch.Tensor]]:
-    """Global batches: the ranks' batches of each step, one behind the other."""
+    """Global batches: the ranks' batches of each step, one after the other."""
     assert len({len(batches) for batches in ranks}) == 1, "ranks make different numbers of steps"
     return [
         {name: torch.cat([found[name] for found in parts]) for name in parts[0]} for parts in zip(*ranks, strict=True)
