@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from raylance import process
 from raylance.api.display import describe, describe_rows, display_batch, display_sample, how_read
 from raylance.api.handle_passes import HandlePasses
 from raylance.api.loader import RankLoader
@@ -23,6 +22,7 @@ from raylance.batches.display import Display
 from raylance.batches.lookup import Lookup
 from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET, VALID
 from raylance.decode.arrays import Lists, NumpyBatch, list_lengths, to_numpy
+from raylance.environment import process
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array

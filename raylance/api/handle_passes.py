@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from raylance import process
 from raylance.api.loader import RankLoader
 from raylance.api.passes import WholePasses
 from raylance.batches.batches import Batches
+from raylance.environment import process
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.shard_context import ShardContext
 from raylance.read_spec import ReadSpec

@@ -11,7 +11,6 @@ from typing import Any, NoReturn, Self
 
 import torch
 
-from raylance import process
 from raylance.api.recording import Recorder
 from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
 from raylance.batches.assembly import Step
@@ -26,6 +25,7 @@ from raylance.batches.batches import (
 )
 from raylance.batches.device import can_pin, torch_device
 from raylance.decode.arrays import NumpyBatch, Paddings
+from raylance.environment import process
 from raylance.errors import ConfigError, RaylanceError
 from raylance.observe.verdict import Verdict
 from raylance.orders.permutation import Int64Array

@@ -17,12 +17,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from raylance import process
 from raylance.batches.assembly import Step
 from raylance.batches.display import display_rows
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, dataset_stem
 from raylance.decode.arrays import to_numpy
 from raylance.decode.images import Image
+from raylance.environment import process
 from raylance.environment.connection import current_session, long_call, ray_session
 from raylance.errors import DatasetError
 from raylance.observe import Stats, clock

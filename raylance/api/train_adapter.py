@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from raylance import process
 from raylance.api.loader import RankLoader
+from raylance.environment import process
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError
 from raylance.planning.delivery_spec import DeliverySpec

@@ -1,1 +1,1 @@
-"""Owns what raylance asks of its surroundings: Ray's session and object store, directories; never starts any."""
+"""Owns what raylance asks of its surroundings: Ray's session and object store, Ray Train, directories; starts none."""

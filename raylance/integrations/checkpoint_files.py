@@ -16,8 +16,7 @@ import ray.train
 import torch
 from ray.train import CheckpointUploadMode
 
-from raylance import process
-from raylance.environment import temporary
+from raylance.environment import process, temporary
 from raylance.errors import ConfigError, RaylanceError, StateError
 from raylance.planning.state import FILE_NAME, write_state
 

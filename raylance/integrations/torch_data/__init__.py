@@ -6,9 +6,9 @@ that is the caller's: `set_epoch()` before each epoch, and `consumed()` for each
 keeps the position of each worker in a state of its own, and needs `set_epoch()` alone.
 """
 
+from raylance.environment.process import find_place
 from raylance.integrations.torch_data.iterable import IterableDataset
 from raylance.integrations.torch_data.loader import Loader
 from raylance.integrations.torch_data.map_style import MapDataset, RowSampler
-from raylance.process import find_place
 
 __all__ = ["IterableDataset", "Loader", "MapDataset", "RowSampler", "find_place"]

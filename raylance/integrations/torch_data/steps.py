@@ -12,12 +12,12 @@ import torch.utils.data
 from raylance.api.dataset import Dataset, specs_of
 from raylance.api.passes import WholePasses, warn_of_one_order
 from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
+from raylance.environment.process import DistInfo, RankAndSize, find_place
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, RaylanceError
 from raylance.planning.cursor import Cursor
 from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.state import State, parse_state
-from raylance.process import DistInfo, RankAndSize, find_place
 from raylance.read_spec import map_shared
 from raylance.settings import Options
 

@@ -22,9 +22,10 @@ import pyarrow.fs
 import pytest
 
 import raylance
-from raylance import process, top
+from raylance import top
 from raylance.api.dataset import adapter_of
 from raylance.api.loader import recorder_of
+from raylance.environment import process
 from raylance.observe.record import Record, RecordFolder
 from raylance.observe.stats import NUMBERS
 from raylance.planning.shard_context import Assignment

@@ -16,9 +16,7 @@ from raylance.planning.shard_context import ShardContext
 
 RankAndSize = tuple[int, int]
 DistInfo = Literal["torch", "jax", "ray"] | RankAndSize | Callable[[], RankAndSize] | None
-_CONTEXT = "ray.train.v2._internal.execution.context"
-_TRAIN_FN_UTILS = "ray.train.v2._internal.execution.train_fn_utils"
-_LOCAL_MODE = "ray.train.v2._internal.execution.local_mode"
+_INTERNAL = "ray.train.v2._internal.execution"
 _LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
@@ -47,53 +45,30 @@ def train_storage() -> tuple[Any, str, str] | None:
 
 def in_local_mode() -> bool:
     """Whether Ray Train's local mode (`num_workers=0`) called what calls this, in this thread."""
-    return any(frame.f_globals.get("__name__", "").startswith(_LOCAL_MODE) for frame, _ in traceback.walk_stack(None))
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(None))
+    return any(module.startswith(f"{_INTERNAL}.local_mode") for module in modules)
 
 
 def local_run(dataset: object) -> object | None:
-    """The run of Ray Train's local mode (`num_workers=0`) in this thread, if a dataset is one of those it handed out.
+    """The run of Ray Train's local mode (`num_workers=0`) in this thread, another object for each; None where there is
+    none, or if it did not hand out the dataset.
 
     Local mode calls the training function where `fit()` was called, and `get_dataset_shard` gives what was passed to
-    the trainer. Ray has no public way to ask whether it is running; without this one, a handle stays a value there.
-
-    Args:
-        dataset: What may have been handed out.
-
-    Returns:
-        The run, another object for each; None where there is none, or where the dataset is not one of the run's.
+    the trainer. Where Ray does not say whether it is running, a handle stays a value.
     """
     if train_rank() is None or not in_local_mode():
         return None
-    try:
-        run: object = importlib.import_module(_TRAIN_FN_UTILS).get_train_fn_utils()
-        datasets = vars(run).get("_dataset_shards") or {}
-    except (ImportError, AttributeError, RuntimeError):
-        return None
+    run = _ask_train("train_fn_utils", lambda train: train.get_train_fn_utils())
+    datasets = getattr(run, "_dataset_shards", None) or {}
     return run if any(dataset is found for found in datasets.values()) else None
 
 
-def train_datasets() -> frozenset[str] | None:
-    """Names of the datasets of this Ray Train run, or None where Ray does not report them.
-
-    Ray has no public way to ask. Without this one, `datasets_to_split` is not checked.
-    """
-    if train_rank() is None:
-        return None
+def _ask_train(module: str, ask: Callable[[Any], Any]) -> Any:
+    """Asks an internal module of Ray Train what Ray has no public way to ask; None where this Ray does not say it."""
     try:
-        internal = importlib.import_module(_CONTEXT)
-        return frozenset(vars(internal.get_train_context().dataset_shard_provider)["_dataset_names"])
+        return ask(importlib.import_module(f"{_INTERNAL}.{module}"))
     except (ImportError, AttributeError, KeyError, RuntimeError):
         return None
-
-
-def _named_by_ray() -> tuple[str, ...]:
-    """Names that Ray's own DataConfig splits; () for all, and where Ray does not report them."""
-    try:
-        config = importlib.import_module(_CONTEXT).get_train_context().train_run_context.dataset_config
-        named = vars(config)["_datasets_to_split"]
-    except (ImportError, AttributeError, KeyError, RuntimeError):
-        return ()
-    return () if named == "all" else tuple(named)
 
 
 def default_device() -> torch.device:
@@ -105,7 +80,7 @@ def default_device() -> torch.device:
 
 
 def check_process(pid: int) -> None:
-    """Checks that Ray and Lance work in this process, for what was made in process `pid`, or sent to it.
+    """Checks that Ray and Lance work in this process, for what belongs to process `pid`.
 
     Raises:
         ConfigError: In a worker of torch's DataLoader, or in a forked process.
@@ -126,15 +101,20 @@ def check_context(context: ShardContext) -> None:
     """
     check_process(context.pid)
     assignment = context.assignment
-    if assignment is None or assignment.is_split:
+    if assignment is None or assignment.is_split or train_rank() is None:
         return
-    named, names = assignment.datasets_to_split or _named_by_ray(), train_datasets()
-    missing = sorted(set(named) - names) if names is not None else []
+    names = _ask_train("context", lambda of: vars(of.get_train_context().dataset_shard_provider)["_dataset_names"])
+    named = assignment.datasets_to_split or _ask_train(  # or those that Ray's own DataConfig splits
+        "context", lambda of: vars(of.get_train_context().train_run_context.dataset_config)["_datasets_to_split"]
+    )
+    if names is None or named in (None, "all"):
+        return
+    missing = sorted(set(named) - set(names))
     if missing:
         raise ConfigError(
             f"datasets_to_split={list(named)} names {', '.join(map(repr, missing))}, which is no "
             f"dataset of this run, and so every rank sees all rows of {assignment.name!r}. The run has "
-            f"{', '.join(map(repr, sorted(names or ())))}: name those that the ranks shall share."
+            f"{', '.join(map(repr, sorted(names)))}: name those that the ranks shall share."
         )
 
 
