@@ -26,12 +26,7 @@ _HINTS = {
 
 
 def refuse_unknown(call: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Refuses arguments that a call does not have.
-
-    Args:
-        call: The call, for the message.
-        unknown: Arguments that the call got and does not have.
-        known: Names of its arguments.
+    """Refuses arguments that a call got and does not have; `known` names those that it has.
 
     Raises:
         ConfigError: If there is an unknown argument; it says what to write instead.
@@ -59,7 +54,7 @@ def check_flag(what: str, value: Any) -> bool:
 
 
 def check_word(what: str, value: Any, allowed: Sequence[str]) -> None:
-    """Checks a word of a few.
+    """Checks that a value is one of a few words.
 
     Raises:
         ConfigError: If it is another value.
@@ -69,12 +64,7 @@ def check_word(what: str, value: Any, allowed: Sequence[str]) -> None:
 
 
 def check_integer(what: str, value: Any, least: int | None) -> int:
-    """Reads an integer, also NumPy's.
-
-    Args:
-        what: Name of the argument, for the message.
-        value: Its value.
-        least: Least value, of those up to 2⁶³ - 1; or None for any.
+    """Reads an integer, also NumPy's, from `least` to 2⁶³ - 1; any, if `least` is None.
 
     Raises:
         ConfigError: If the value is no integer, or out of range.

@@ -42,12 +42,7 @@ def dataset_stem(uri: Any) -> str:
 
 
 def describe_rows(offsets: npt.NDArray[np.int64], datasets: tuple[str, ...]) -> str:
-    """Names rows for an error: the range of their offsets in each dataset.
-
-    Args:
-        offsets: Row offsets with component bits, int64, shape (k,); at least one.
-        datasets: Names of the datasets, by component.
-    """
+    """Names rows for an error: the range in each dataset of at least one row offset with component bits."""
     which = offsets >> COMPONENT_SHIFT
     ranges = []
     for component in np.unique(which):

@@ -51,13 +51,7 @@ class ReadSpec:
 def map_shared(
     read_spec: ReadSpec, delivery_spec: DeliverySpec, change: Callable[[Shared[Any]], Shared[Any]]
 ) -> tuple[ReadSpec, DeliverySpec]:
-    """Replaces each large value: selections, and the tables of orders.
-
-    Args:
-        read_spec: What is read.
-        delivery_spec: What is delivered.
-        change: Gives the new value, such as `Shared.of_run`.
-    """
+    """Has `change`, such as `Shared.of_run`, replace each large value: selections, and the tables of orders."""
 
     def tables_of(tables: Tables) -> Tables:
         return SharedTables(change(tables.shared)) if isinstance(tables, SharedTables) else tables

@@ -67,42 +67,36 @@ class Options:
     auto_decoders: int | None = None
 
     def __post_init__(self) -> None:
-        least, most = self.decoder_range
-        if not (type(least) is type(most) is int and (0 <= least == most or 1 <= least < most)):
-            raise ConfigError(
-                f'num_decoders={self.num_decoders!r}: must be "auto", 0, a positive integer, or (min, max) with '
-                "1 <= min < max."
-            )
-        least, most = self.reader_range
-        if not (type(least) is type(most) is int and 1 <= least <= most):
-            raise ConfigError(
-                f'num_readers={self.num_readers!r}: must be "auto", a positive integer, or (min, max) with '
-                "1 <= min < max."
-            )
-        if not isinstance(self.record, bool | str) or self.record == "":
-            raise ConfigError(f"record={self.record!r}: must be True, False, or the folder of a run.")
-        if not (self.name is None or (isinstance(self.name, str) and self.name)):
-            raise ConfigError(f"name={self.name!r}: must be what to call the dataset, or None.")
-        if self.runtime not in ("auto", "ray", "threads"):
-            raise ConfigError(f'runtime={self.runtime!r}: must be "auto", "ray" or "threads".')
-        self._check_numbers()
-
-    def _check_numbers(self) -> None:
-        if self.decode_threads != "auto":
-            check_integer("decode_threads", self.decode_threads, 1)
         for name in ("max_window_bytes", "max_inflight_bytes"):
             value = getattr(self, name)
             if isinstance(value, float | np.floating) and float(value).is_integer():  # 1e9
                 value = int(value)
             object.__setattr__(self, name, check_integer(name, value, 1))
+        if self.decode_threads != "auto":
+            check_integer("decode_threads", self.decode_threads, 1)
+        least, most = self.decoder_range
+        is_range = type(least) is type(most) is int and (0 <= least == most or 1 <= least < most)
+        self._check("num_decoders", is_range, '"auto", 0, a positive integer, or (min, max) with 1 <= min < max')
+        least, most = self.reader_range
+        is_range = type(least) is type(most) is int and 1 <= least <= most
+        self._check("num_readers", is_range, '"auto", a positive integer, or (min, max) with 1 <= min < max')
+        is_record = isinstance(self.record, bool | str) and self.record != ""
+        self._check("record", is_record, "True, False, or the folder of a run")
+        is_name = self.name is None or (isinstance(self.name, str) and self.name != "")
+        self._check("name", is_name, "what to call the dataset, or None")
+        self._check("runtime", self.runtime in ("auto", "ray", "threads"), '"auto", "ray" or "threads"')
         for name in ("placement_timeout_s", "work_timeout_s"):
             value = getattr(self, name)
-            if not (_is_number(value) and 0 < value <= _LONGEST_S):
-                raise ConfigError(f"{name}={value!r}: must be a positive number of seconds, of up to {_LONGEST_S:,}.")
-        if not (_is_number(self.decoder_cpus) and 0 <= self.decoder_cpus < math.inf):
-            raise ConfigError(f"decoder_cpus={self.decoder_cpus!r}: must be a finite number that is not negative.")
-        if not (_is_number(self.read_timeout_s) and self.read_timeout_s >= 0):
-            raise ConfigError(f"read_timeout_s={self.read_timeout_s!r}: must be a number that is not negative.")
+            is_time = _is_number(value) and 0 < value <= _LONGEST_S
+            self._check(name, is_time, f"a positive number of seconds, of up to {_LONGEST_S:,}")
+        is_count = _is_number(self.decoder_cpus) and 0 <= self.decoder_cpus < math.inf
+        self._check("decoder_cpus", is_count, "a finite number that is not negative")
+        is_time = _is_number(self.read_timeout_s) and self.read_timeout_s >= 0
+        self._check("read_timeout_s", is_time, "a number that is not negative")
+
+    def _check(self, name: str, holds: bool, wanted: str) -> None:
+        if not holds:
+            raise ConfigError(f"{name}={getattr(self, name)!r}: must be {wanted}.")
 
     @property
     def decoder_range(self) -> tuple[int, int]:
@@ -119,7 +113,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
 
 
-_PUBLIC_OPTIONS = tuple(field for field in dataclasses.fields(Options) if field.name != "auto_decoders")
+_PUBLIC = tuple(field for field in dataclasses.fields(Options) if field.name != "auto_decoders")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -128,26 +122,18 @@ def takes_options(call: Function) -> Function:
     signature = inspect.signature(call)
     own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
     keyword = inspect.Parameter.KEYWORD_ONLY
-    options = [
-        inspect.Parameter(field.name, keyword, default=field.default, annotation=field.type)
-        for field in _PUBLIC_OPTIONS
-    ]
+    options = (inspect.Parameter(each.name, keyword, default=each.default, annotation=each.type) for each in _PUBLIC)
     call.__dict__["__signature__"] = signature.replace(parameters=[*own, *options])
     return call
 
 
 def make_options(call: str, options: Mapping[str, Any], own: Sequence[str]) -> Options:
-    """The options that a call was given as `**options`.
-
-    Args:
-        call: The call, for the message.
-        options: What it was given.
-        own: Names of its other arguments, for the message.
+    """The options that a call was given as `**options`; `own` names its other arguments, for the message.
 
     Raises:
         ConfigError: For a name or a value that cannot be honoured.
     """
-    known = [field.name for field in _PUBLIC_OPTIONS]
+    known = [field.name for field in _PUBLIC]
     refuse_unknown(call, {name: value for name, value in options.items() if name not in known}, (*own, *known))
     return Options(**options)
 
