@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ _KIB_AN_EPOCH = 8.0  # more, and a thousand epochs cost 8 MiB
 _TAIL_ROWS, _TAIL_MEDIAN, _TAIL_MOST = 4000, 8 << 10, 6 << 20  # bytes
 _WINDOW_BYTES, _INFLIGHT_BYTES, _TAIL_BATCH = 48 << 20, 24 << 20, 8
 _TAIL_PREFETCH = 200  # steps, of far more bytes than may be in flight
-_LOOK_S = 0.02
 
 
 def measure(setting: Setting) -> dict[str, Any]:
@@ -93,14 +92,16 @@ def spilled_bytes() -> int:
 
 
 @dataclass
-class Peaks:
-    """Samples what the object store holds, until the block ends, and keeps the maximum."""
+class Peak:
+    """Calls `look` again and again until the block ends, and keeps the maximum."""
 
-    store_bytes: int = 0
+    look: Callable[[], int]
+    pause_s: float = 0.02
+    most: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
 
-    def __enter__(self) -> Peaks:
-        self._thread = threading.Thread(target=self._look)
+    def __enter__(self) -> Peak:
+        self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
 
@@ -108,9 +109,9 @@ class Peaks:
         self._stop.set()
         self._thread.join()
 
-    def _look(self) -> None:
-        while not self._stop.wait(_LOOK_S):
-            self.store_bytes = max(self.store_bytes, store_bytes())
+    def _watch(self) -> None:
+        while not self._stop.wait(self.pause_s):
+            self.most = max(self.most, self.look())
 
 
 def tail_sizes(seed: int) -> np.ndarray:
@@ -135,7 +136,7 @@ def _measure_tail(setting: Setting) -> dict[str, Any]:
     before, rows, step_bytes = store_bytes(), 0, 0
     limits = {"max_window_bytes": _WINDOW_BYTES, "max_inflight_bytes": _INFLIGHT_BYTES}
     data = raylance.dataset(uri, seed=setting.seed, window_bytes=_WINDOW_BYTES, remainder="ragged")
-    with data.loader(**limits) as loader, Peaks() as peaks:
+    with data.loader(**limits) as loader, Peak(store_bytes) as peak:
         size: dict[str, Any] = {"global_batch_size": _TAIL_BATCH, "prefetch_batches": _TAIL_PREFETCH}
         for batch in loader.iter_batches(batch_format="pyarrow", **size):
             rows, step_bytes = rows + len(batch), max(step_bytes, batch.nbytes)
@@ -147,7 +148,7 @@ def _measure_tail(setting: Setting) -> dict[str, Any]:
         "row_bytes": {"median": float(np.median(sizes)), "mean": float(sizes.mean()), "most": int(sizes.max())},
         "held_bytes": held_bytes,
         "largest_step_bytes": step_bytes,
-        "store_peak_bytes": peaks.store_bytes - before,
+        "store_peak_bytes": peak.most - before,
         "spilled_bytes": spilled_bytes(),
     }
 

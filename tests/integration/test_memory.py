@@ -3,10 +3,8 @@ to have, nor by the size of a step.
 """
 
 import contextlib
-import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +12,12 @@ from typing import Any
 
 import lance
 import numpy as np
+import psutil
 import pyarrow as pa
 import pytest
 
 import raylance
+from jobs.benchmark.memory import Peak, processes
 from tests.helpers.cluster import in_object_store
 
 MIB = 1 << 20
@@ -30,47 +30,28 @@ def table(sizes: list[int]) -> pa.Table:
     return pa.table({"id": np.arange(len(sizes)), "data": values})
 
 
-def parent(pid: str) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1]
+def look_at_shard_actor() -> Callable[[], int]:
+    """A look at how much memory of its own, the object store left out, the one shard actor has, once it has begun."""
+    found: list[psutil.Process] = []
+
+    def look() -> int:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            found[:] = found or [process for name, process in processes() if name == "shard actor"]
+            return sum(memory.rss - memory.shared for memory in (process.memory_info() for process in found))
+        return 0
+
+    return look
 
 
-def shard_actor() -> Path | None:
-    """The process of the one shard actor of this process's Ray, if it has begun."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            if b"ShardActor" in (process / "cmdline").read_bytes() and parent(parent(process.name)) == str(os.getpid()):
-                return process
-    return None
-
-
-class Watch:
-    """Looks every few milliseconds how much memory of its own, the object store left out, the shard actor has."""
-
-    def __enter__(self) -> "Watch":
-        self.peak_bytes, self._stop = 0, threading.Event()
-        self._thread = threading.Thread(target=self._look)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        process = None
-        while not self._stop.wait(0.005):
-            process = process or shard_actor()
-            if process is not None:
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                    status = (process / "status").read_text()
-                    self.peak_bytes = max(self.peak_bytes, int(status.split("RssAnon:")[1].split()[0]) << 10)
+def watch_shard_actor() -> Peak:
+    return Peak(look_at_shard_actor(), pause_s=0.005)
 
 
 def run(loader: raylance.RankLoader, **batches: Any) -> tuple[list[int], int, dict[str, Any]]:
     """An epoch: its row offsets, the peak of the shard actor, and the counters."""
-    with Watch() as watch, loader:
+    with watch_shard_actor() as watch, loader:
         found = [batch["_rowoffset"].tolist() for batch in loader.iter_batches(with_row_offset=True, **batches)]
-        return [row for rows in found for row in rows], watch.peak_bytes, loader.stats()
+        return [row for rows in found for row in rows], watch.most, loader.stats()
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +93,7 @@ def test_large_rows_all_in_one_place(write_dataset: Callable[..., str], floor: i
     uri = write_dataset(*[table(sizes[low : low + 400]) for low in range(0, 1600, 400)])
     dataset = raylance.dataset(uri, order="sequential", remainder="ragged")
     limit, inflight = 32 * MIB, 8 * MIB
-    with Watch() as watch, dataset.loader(max_window_bytes=limit, max_inflight_bytes=inflight) as loader:
+    with watch_shard_actor() as watch, dataset.loader(max_window_bytes=limit, max_inflight_bytes=inflight) as loader:
         rows: list[int] = []
         # What is in flight, or one row that is larger, and the step being made.
         most = inflight + (4 + 1) * 8 * MIB
@@ -129,7 +110,7 @@ def test_large_rows_all_in_one_place(write_dataset: Callable[..., str], floor: i
         stats = loader.stats()
     assert rows == list(range(1600))
     # The block that finds them was thought to have 2 MiB, and may hold all 40 of them, 320 MiB; once.
-    assert watch.peak_bytes - floor < 12 * limit
+    assert watch.most - floor < 12 * limit
     assert stats["held_bytes"] <= 3 * limit, "and the block that finds them"
 
 

@@ -1,7 +1,11 @@
 """Owns what report() does on a disk that is full, and with what dead processes have left there; never a fake disk."""
 
+import atexit
+import functools
+import multiprocessing
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -9,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow.fs
 import pytest
@@ -18,69 +23,84 @@ from ray.train.torch import TorchTrainer
 
 import raylance
 from raylance.environment import temporary
+from raylance.integrations import checkpoint_files
 
 MEBIBYTE = 1 << 20
 
 
+FORK = multiprocessing.get_context("fork")
+
+
 class Interrupts:
-    """Something in a state that acts while torch.save writes it, and is nothing but a string in it."""
+    """Something in a state that acts while torch.save writes it."""
 
-    def __init__(self, how: str) -> None:
-        """Kills this process, or waits for the end of its input."""
-        self.how = how
+    def __init__(self, act: Callable[[], object]) -> None:
+        self.act = act
 
-    def __reduce__(self) -> tuple[type, tuple[str]]:
-        print("writing", flush=True)
-        if self.how == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        sys.stdin.read()
-        return str, ("waited",)
+    def __reduce__(self) -> str:
+        self.act()
+        return "a name that is in no module, so that the state can't be saved"
 
 
-def train_fn(config: dict[str, str]) -> None:
-    loader = ray.train.get_dataset_shard("train")
-    how = config["how"]
-    state = {"step": 1} if how == "whole" else {"step": torch.ones(9), "last": Interrupts(how)}
-    raylance.report({"rows": 0}, loader, state=state)
+def report_in_local_mode(uri: str, directory: Path, act: Callable[[], object] | None) -> None:
+    """Reports once, and ends as an interpreter does."""
+    os.environ["TMPDIR"] = str(directory)
+    state = {"step": 1} if act is None else {"step": torch.ones(9), "last": Interrupts(act)}
+    try:
+        TorchTrainer(
+            lambda: raylance.report({"rows": 0}, ray.train.get_dataset_shard("train"), state=state),
+            scaling_config=ray.train.ScalingConfig(num_workers=0),
+            datasets={"train": raylance.dataset(uri, columns=["id"])},
+        ).fit()
+    finally:
+        atexit._run_exitfuncs()
 
 
-def start(uri: str, directory: Path, how: str) -> subprocess.Popen[str]:
-    """A process that reports once, in Ray Train's local mode."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.unit.environment.test_temporary", uri, how],
-        env=os.environ | {"TMPDIR": str(directory)},
-        cwd=Path(__file__).parents[3],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def read_to(process: subprocess.Popen[str], text: str) -> None:
-    assert process.stdout is not None
-    assert any(text in line for line in process.stdout), f"it never said {text}"
+def wait(writing: Any, may_end: Any) -> None:
+    writing.set()
+    may_end.wait()
+
+
+def start(*arguments: Any) -> Any:
+    process = FORK.Process(target=report_in_local_mode, args=arguments)
+    process.start()
+    return process
+
+
+def report_three_times(uri: str, directory: Path) -> None:
+    mine, other = directory / "raylance-report-mine", directory / "raylance-mine"
+    for each in (mine, other):
+        each.mkdir(0o700)
+        (each / "model.pt").touch()
+    killed = start(uri, directory, die)
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    [left] = set(directory.glob("raylance-*")) - {mine, other}
+    assert {file.name for file in left.iterdir()} == {"raylance_state.json", "state.pt"}, "it died in report()"
+    writing, may_end = FORK.Event(), FORK.Event()
+    alive = start(uri, directory, functools.partial(wait, writing, may_end))
+    assert writing.wait(120)
+    [used] = set(directory.glob("raylance-*")) - {mine, other, left}
+    whole = start(uri, directory, None)
+    whole.join()
+    assert whole.exitcode == 0
+    assert set(directory.glob("raylance-*")) == {mine, other, used}, "of a process that lives, and of the user's"
+    may_end.set()
+    alive.join()
+    assert alive.exitcode == 1, "a state that can't be saved"
+    assert set(directory.glob("raylance-*")) == {mine, other}
 
 
 def test_the_next_start_removes_what_a_killed_process_left_and_nothing_else(images_uri: str, tmp_path: Path) -> None:
-    mine, other = tmp_path / "raylance-report-mine", tmp_path / "raylance-mine"
-    for directory in (mine, other):
-        directory.mkdir(0o700)
-        (directory / "model.pt").touch()
-    killed = start(images_uri, tmp_path, "killed")
-    killed.communicate()
-    assert killed.returncode == -signal.SIGKILL
-    [left] = set(tmp_path.glob("raylance-*")) - {mine, other}
-    assert {file.name for file in left.iterdir()} == {"raylance_state.json", "state.pt"}, "it died in report()"
-    alive = start(images_uri, tmp_path, "waits")
-    read_to(alive, "writing")
-    [used] = set(tmp_path.glob("raylance-*")) - {mine, other, left}
-    whole = start(images_uri, tmp_path, "whole")
-    whole.communicate()
-    assert whole.returncode == 0
-    assert set(tmp_path.glob("raylance-*")) == {mine, other, used}, "of a process that lives, and of the user's"
-    alive.communicate()
-    assert alive.returncode == 1, "a state with a class of one's own can't be loaded again"
-    assert set(tmp_path.glob("raylance-*")) == {mine, other}
+    """In forks of a process without threads, unlike this one: imports are most of what a process takes."""
+    process = multiprocessing.get_context("spawn").Process(target=report_three_times, args=(images_uri, tmp_path))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 @pytest.fixture
@@ -98,8 +118,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def save(images_uri: str) -> Callable[..., None]:
     """Writes a checkpoint as report() does, of a loader that has moved."""
-    from raylance.integrations import checkpoint_files
-
     loader = raylance.dataset(images_uri, columns=["id"], order="sequential").loader(runtime="threads")
 
     def write(directory: Path, **state: object) -> None:
@@ -141,32 +159,16 @@ def test_a_checkpoint_that_finds_no_room_is_not_restored(
     assert f"the checkpoint there can't be fetched to {small_disk} (No space left on device)" in str(caught.value)
 
 
-def test_a_limit_on_the_size_of_files_is_no_fault_of_the_state(tmp_path: Path) -> None:
+def test_a_limit_on_the_size_of_files_is_no_fault_of_the_state(tmp_path: Path, save: Callable[..., None]) -> None:
     """As a quota is: the system says no, with room on the disk."""
-    program = (
-        "import resource, signal, torch\n"
-        "from pathlib import Path\n"
-        "from raylance.integrations.checkpoint_files import ray, write_files\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
-        "write_files(ray.train.Checkpoint(Path.cwd()), {}, {'weights': torch.zeros(1 << 20)})\n"
-    )
-    made = subprocess.run(
-        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, env=os.environ
-    )
-    assert "RaylanceError: report() can't write its checkpoint to" in made.stderr
-    assert "(File too large)" in made.stderr
-    assert "torch.save and torch.load" not in made.stderr
-
-
-if __name__ == "__main__":
-    uri, how = sys.argv[1:]
-    TorchTrainer(
-        train_fn,
-        train_loop_config={"how": how},
-        scaling_config=ray.train.ScalingConfig(num_workers=0),
-        datasets={"train": raylance.dataset(uri, columns=["id"])},
-    ).fit()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (MEBIBYTE, before[1]))
+    try:
+        with pytest.raises(raylance.RaylanceError, match=r"report\(\) can't write its .* \(File too large\)") as caught:
+            save(tmp_path, weights=torch.zeros(MEBIBYTE))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "torch.save and torch.load" not in str(caught.value)
 
 
 def test_threads_that_report_at_once_each_have_a_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

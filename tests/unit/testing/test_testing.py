@@ -11,39 +11,12 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from raylance.orders.order import Epoch, Facts, Resolved, Rows, Tables
-from raylance.orders.permutation import BoolArray, Int64Array, permute, subkeys
+from raylance.orders.order import Epoch
+from raylance.orders.permutation import Int64Array
 from raylance.testing import check_order
 from raylance.torch_data import IterableDataset
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Reversed(raylance.Order):
-    """Storage order, from its end."""
-
-    name: ClassVar[str] = "reversed"
-
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return epoch.order.rows - 1 - positions
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ShortFirst(raylance.Order):
-    """Rows by length, shuffled in windows."""
-
-    name: ClassVar[str] = "short_first"
-    column: str
-    window_rows: int = 16
-
-    def look_up(self, rows: Rows) -> Tables:
-        return {"by_length": np.argsort(rows.column(self.column).values(), kind="stable")}
-
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        start = positions // self.window_rows * self.window_rows
-        size = np.minimum(self.window_rows, epoch.order.rows - start)
-        keys = subkeys(epoch.key("short_first"), start)
-        return epoch.order.tables["by_length"][start + permute(positions - start, size, keys)]
-
+from tests.helpers import own_orders as own
+from tests.helpers.own_orders import Reversed, ShortFirst
 
 LENGTHS = np.arange(400) * 37 % 101
 
@@ -53,148 +26,35 @@ def test_orders_of_ones_own_that_keep_everything() -> None:
     check_order(ShortFirst(column="length"), columns={"length": LENGTHS})
 
 
-class Halved(Reversed):
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return positions // 2
-
-
-class Beyond(Reversed):
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return positions + 1
-
-
-class Floats(Reversed):
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return positions / 1  # type: ignore[return-value]
-
-
-class Generator(Reversed):
-    """Keeps what it drew, of a generator of the process."""
-
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return np.random.permutation(epoch.order.rows)[positions]
-
-
-class SortsWhatIsAsked(Reversed):
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return np.sort(positions)
-
-
-class Overwrites(Reversed):
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        rows = epoch.order.rows - 1 - positions
-        positions[:] = 0
-        return rows
-
-
-class AllAtOnce(Reversed):
-    """A permutation of the whole epoch for each row that is asked for."""
-
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        n = epoch.order.rows
-        return permute(np.arange(n), n, epoch.key())[positions] if n < 1000 else np.arange(n)[positions]
-
-
-class DependsOnTheProcess(Reversed):
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return permute(positions, epoch.order.rows, hash("salted by process") % 2**64)
-
-
-class Forgetful(Reversed):
-    """The first epoch that was asked for is kept for all."""
-
-    kept: ClassVar[dict[int, int]] = {}
-
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return permute(positions, epoch.order.rows, self.kept.setdefault(epoch.order.seed, epoch.key()))
-
-
-class EagerEpoch(Epoch):
-    def completed_shards(self, position: int) -> BoolArray:
-        done = super().completed_shards(position)
-        return np.ones_like(done) if position else done
-
-
-class EagerResolved(Resolved):
-    def epoch(self, number: int) -> Epoch:
-        return EagerEpoch(self, number)
-
-
-class Eager(Reversed):
-    """Takes shards for complete at their first row."""
-
-    def resolve(self, facts: Facts) -> Resolved:
-        return EagerResolved(**vars(super().resolve(facts)))
-
-
-class NeverResolved(Reversed):
-    def resolve(self, facts: Facts) -> Resolved:
-        return dataclasses.replace(super().resolve(facts), settings=self)
-
-
-class ResolvedAgain(Reversed):
-    """Another shard size for each global batch, a recorded one included."""
-
-    def resolve(self, facts: Facts) -> Resolved:
-        auto = dataclasses.replace(self, shard_rows="auto")
-        return super(ResolvedAgain, auto).resolve(dataclasses.replace(facts, row_bytes=facts.row_bytes * 1e4))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Tuples(Reversed):
-    stages: tuple[int, ...] = (1, 2)
-
-
-class OtherSizes(Reversed):
-    def resolve(self, facts: Facts) -> Resolved:
-        resolved = super().resolve(facts)
-        return dataclasses.replace(resolved, epoch_rows=resolved.epoch_rows + 1)
-
-
-class LanesOfNumPy(Reversed):
-    def resolve(self, facts: Facts) -> Resolved:
-        return dataclasses.replace(super().resolve(facts), lane_count=np.int64(2))
-
-
-class CompleteWhereRowsRepeat(Reversed):
-    repeats: ClassVar[bool] = True
-
-    def resolve(self, facts: Facts) -> Resolved:
-        return RepeatsResolved(**vars(super().resolve(facts)))
-
-
-class RepeatsResolved(Resolved):
-    @property
-    def shard_count(self) -> int:
-        return 1
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (Halved(), r"every row comes exactly once.*rows \[1\] are missing and \[0\] come again.*bijection"),
-        (Beyond(), r"rows of epoch 0 of 1 rows .*lie in it; but \[1\] do not"),
-        (Floats(), "int64 of that shape; but they are float64"),
-        (Generator(), "settings, selection, seed and epoch alone.*generator"),
-        (SortsWhatIsAsked(), "not on what else is asked"),
-        (Overwrites(), "positions are only read"),
-        (AllAtOnce(), "however long the epoch is.*100 of 10,000,000 rows took .* MiB"),
-        (DependsOnTheProcess(), "other processes and has the same rows there"),
-        (Forgetful(), "other processes and has the same rows there"),
-        (Eager(), r"completed_shards\(\) finds the shards all of whose rows are consumed"),
-        (NeverResolved(), r'resolve\(\) fills every "auto"; but it leaves \[\'shard_rows\'\]'),
-        (ResolvedAgain(), "a resolved order stays as it is"),
-        (ResolvedAgain(shard_rows=5), r"resolve\(\) keeps what was given"),
-        (Tuples(), "comes back from JSON as it was.*numbers, strings or lists"),
-        (OtherSizes(), "an epoch of all rows unless it repeats some; but it has {'epoch_rows': 2} over 1 rows"),
-        (LanesOfNumPy(), "sizes of at least 1, int"),
-        (CompleteWhereRowsRepeat(), "no shard is complete where rows repeat"),
+        (own.Halved(), r"every row comes exactly once.*rows \[1\] are missing and \[0\] come again.*bijection"),
+        (own.Beyond(), r"rows of epoch 0 of 1 rows .*lie in it; but \[1\] do not"),
+        (own.Floats(), "int64 of that shape; but they are float64"),
+        (own.Generator(), "settings, selection, seed and epoch alone.*generator"),
+        (own.SortsWhatIsAsked(), "not on what else is asked"),
+        (own.Overwrites(), "positions are only read"),
+        (own.AllAtOnce(), "however long the epoch is.*100 of 10,000,000 rows took .* MiB"),
+        (own.DependsOnTheProcess(), "other processes and has the same rows there"),
+        (own.Forgetful(), "other processes and has the same rows there"),
+        (own.Eager(), r"completed_shards\(\) finds the shards all of whose rows are consumed"),
+        (own.NeverResolved(), r'resolve\(\) fills every "auto"; but it leaves \[\'shard_rows\'\]'),
+        (own.ResolvedAgain(), "a resolved order stays as it is"),
+        (own.ResolvedAgain(shard_rows=5), r"resolve\(\) keeps what was given"),
+        (own.Tuples(), "comes back from JSON as it was.*numbers, strings or lists"),
+        (
+            own.OtherSizes(),
+            "an epoch of all rows unless it repeats some; but it has {'epoch_rows': 2} over 1 rows",
+        ),
+        (own.LanesOfNumPy(), "sizes of at least 1, int"),
+        (own.CompleteWhereRowsRepeat(), "no shard is complete where rows repeat"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, raylance.Order) else "",
 )
 def test_what_an_order_breaks_is_named(wrong: raylance.Order, message: str) -> None:
     with pytest.raises(AssertionError, match=f"(?s){message}"):
-        check_order(wrong)
+        check_order(wrong, other_process=isinstance(wrong, own.DependsOnTheProcess | own.Forgetful))
 
 
 def test_orders_that_lack_what_every_order_has() -> None:

@@ -1,0 +1,156 @@
+"""Owns orders of one's own: two that keep what every order has to keep, and one for each promise that breaks it.
+
+They lie apart from tests because processes that they are sent to import this file: it loads NumPy and orders alone.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+
+from raylance.orders.order import Epoch, Facts, Order, Resolved, Rows, Tables
+from raylance.orders.permutation import BoolArray, Int64Array, permute, subkeys
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reversed(Order):
+    """Storage order, from its end."""
+
+    name: ClassVar[str] = "reversed"
+
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return epoch.order.rows - 1 - positions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ShortFirst(Order):
+    """Rows by length, shuffled in windows."""
+
+    name: ClassVar[str] = "short_first"
+    column: str
+    window_rows: int = 16
+
+    def look_up(self, rows: Rows) -> Tables:
+        return {"by_length": np.argsort(rows.column(self.column).values(), kind="stable")}
+
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        start = positions // self.window_rows * self.window_rows
+        size = np.minimum(self.window_rows, epoch.order.rows - start)
+        keys = subkeys(epoch.key("short_first"), start)
+        return epoch.order.tables["by_length"][start + permute(positions - start, size, keys)]
+
+
+class Halved(Reversed):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return positions // 2
+
+
+class Beyond(Reversed):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return positions + 1
+
+
+class Floats(Reversed):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return positions / 1  # type: ignore[return-value]
+
+
+class Generator(Reversed):
+    """Keeps what it drew, of a generator of the process."""
+
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return np.random.permutation(epoch.order.rows)[positions]
+
+
+class SortsWhatIsAsked(Reversed):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return np.sort(positions)
+
+
+class Overwrites(Reversed):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        rows = epoch.order.rows - 1 - positions
+        positions[:] = 0
+        return rows
+
+
+class AllAtOnce(Reversed):
+    """A permutation of the whole epoch for each row that is asked for."""
+
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        n = epoch.order.rows
+        return permute(np.arange(n), n, epoch.key())[positions] if n < 1000 else np.arange(n)[positions]
+
+
+class DependsOnTheProcess(Reversed):
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return permute(positions, epoch.order.rows, hash("salted by process") % 2**64)
+
+
+class Forgetful(Reversed):
+    """The first epoch that was asked for is kept for all."""
+
+    kept: ClassVar[dict[int, int]] = {}
+
+    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
+        return permute(positions, epoch.order.rows, self.kept.setdefault(epoch.order.seed, epoch.key()))
+
+
+class EagerEpoch(Epoch):
+    def completed_shards(self, position: int) -> BoolArray:
+        done = super().completed_shards(position)
+        return np.ones_like(done) if position else done
+
+
+class EagerResolved(Resolved):
+    def epoch(self, number: int) -> Epoch:
+        return EagerEpoch(self, number)
+
+
+class Eager(Reversed):
+    """Takes shards for complete at their first row."""
+
+    def resolve(self, facts: Facts) -> Resolved:
+        return EagerResolved(**vars(super().resolve(facts)))
+
+
+class NeverResolved(Reversed):
+    def resolve(self, facts: Facts) -> Resolved:
+        return dataclasses.replace(super().resolve(facts), settings=self)
+
+
+class ResolvedAgain(Reversed):
+    """Another shard size for each global batch, a recorded one included."""
+
+    def resolve(self, facts: Facts) -> Resolved:
+        auto = dataclasses.replace(self, shard_rows="auto")
+        return super(ResolvedAgain, auto).resolve(dataclasses.replace(facts, row_bytes=facts.row_bytes * 1e4))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tuples(Reversed):
+    stages: tuple[int, ...] = (1, 2)
+
+
+class OtherSizes(Reversed):
+    def resolve(self, facts: Facts) -> Resolved:
+        resolved = super().resolve(facts)
+        return dataclasses.replace(resolved, epoch_rows=resolved.epoch_rows + 1)
+
+
+class LanesOfNumPy(Reversed):
+    def resolve(self, facts: Facts) -> Resolved:
+        return dataclasses.replace(super().resolve(facts), lane_count=np.int64(2))
+
+
+class CompleteWhereRowsRepeat(Reversed):
+    repeats: ClassVar[bool] = True
+
+    def resolve(self, facts: Facts) -> Resolved:
+        return RepeatsResolved(**vars(super().resolve(facts)))
+
+
+class RepeatsResolved(Resolved):
+    @property
+    def shard_count(self) -> int:
+        return 1
