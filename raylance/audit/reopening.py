@@ -75,8 +75,7 @@ def reopen(
         uri: Where the data lies now, if it has moved; for a mixture, one for each dataset in the order of their names.
         remainder: The remainder of the run, which a checkpoint does not hold.
         **changes: Other arguments of `raylance.dataset`, for all datasets of a mixture: those that a checkpoint does
-        not
-            hold, such as `storage_options`, `decode` and `pack`, and those that are to differ from the run's.
+            not hold, such as `storage_options`, `decode` and `pack`, and those that are to differ from the run's.
 
     Raises:
         StateError: If the state is damaged.

@@ -49,8 +49,7 @@ class Tally:
     """Counts how often each row of each dataset came."""
 
     def __init__(self, selected: Sequence[BoolArray]) -> None:
-        """Takes the selected rows as masks over the row offsets of each dataset."""
-        self.selected = selected
+        self.selected = selected  # masks over the row offsets of each dataset
         self.times = [np.zeros(len(rows), dtype=np.uint32) for rows in selected]
         self.foreign = 0
 
@@ -68,20 +67,15 @@ class Tally:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One audited dataset, with its name in the mixture, or "".
+    """One audited dataset."""
 
-    Attributes:
-        pack: The packing of its documents, if it delivers sequences of them.
-        rows: Rows of its selection in the plan.
-    """
-
-    name: str
+    name: str  # in the mixture, or ""
     table: TableRows
     filter: str | None
     split: str | None
-    pack: PackTokens | None
+    pack: PackTokens | None  # of its documents, if it delivers sequences of them
     order: Order
-    rows: int
+    rows: int  # of its selection in the plan
 
     def selected(self) -> BoolArray:
         """The rows that Lance selects, as a mask over row offsets; for documents, the sequences that they make."""

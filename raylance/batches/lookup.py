@@ -9,7 +9,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.read_spec import ReadSpec
 from raylance.source.lance_errors import readable_text
 from raylance.source.memory import take_rows
-from raylance.source.rows import RowReader
+from raylance.source.reader import RowReader
 
 
 class Lookup:

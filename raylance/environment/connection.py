@@ -28,8 +28,7 @@ def _forked() -> None:
     _of_fork = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forked)
 
 
 def ray_session() -> str:
@@ -85,7 +84,6 @@ def long_call(session: str, call: Callable[[], T]) -> T:
 
     Raises:
         HelperError: If the session has ended.
-        Exception: As the call raises.
     """
     with in_session(session):
         pass

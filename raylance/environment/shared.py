@@ -44,11 +44,11 @@ class Shared(Generic[T]):
     """
 
     def __init__(self, what: str, value: T, nbytes: int, make: Callable[[], T] | None = None) -> None:
-        """Takes a value.
+        """Takes a picklable value; NumPy arrays in it are read without a copy.
 
         Args:
             what: What it is, for messages.
-            value: The value, picklable; NumPy arrays in it are read without a copy.
+            value: The value.
             nbytes: Its bytes; small values are not worth a reference.
             make: The recipe, picklable: makes an equal value, or raises.
         """
@@ -141,7 +141,6 @@ class SharedTables(Mapping[str, npt.NDArray[Any]]):
     """Arrays by name, all of them one shared value."""
 
     def __init__(self, shared: Shared[dict[str, npt.NDArray[Any]]]) -> None:
-        """Takes the value."""
         self.shared = shared
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:

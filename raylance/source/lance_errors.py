@@ -49,16 +49,7 @@ _NOT_THERE = (
 _STATUS = re.compile(r"status code: (\d{3})")
 _PASSING_STATUS = (408, 425, 429)  # below 500
 _ERRNO = re.compile(r"\(os error (\d+)\)")
-_MISSING_ERRNO = (errno.ENOENT,)
-_LASTING_ERRNO = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.EINVAL,
-)
+_LASTING_ERRNO = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG}
 _IS_STORAGE = re.compile(r"LanceError\(IO\)|Generic \w+ error")
 _PLACE = re.compile(r",? \S+\.rs:\d+(:\d+)?")  # a line of Lance's source
 _ANSWER = re.compile(
@@ -109,7 +100,7 @@ def _of_code(text: str) -> Failure | None:
         return Failure.LASTING if 400 <= code < 500 and code not in _PASSING_STATUS else Failure.PASSING
     if number := _ERRNO.search(text):
         code = int(number[1])
-        if code in _MISSING_ERRNO:
+        if code == errno.ENOENT:
             return Failure.MISSING
         return Failure.LASTING if code in _LASTING_ERRNO else Failure.PASSING
     return None

@@ -14,7 +14,8 @@ import pyarrow as pa
 from raylance.columns import COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
 from raylance.environment.shared import Shared
 from raylance.orders.permutation import Int64Array
-from raylance.source.rows import RowReader, RowSource, Selected
+from raylance.source.reader import RowReader
+from raylance.source.rows import RowSource, Selected
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -42,15 +43,12 @@ class _MixSelection:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class _MixReader:
-    """Reads each component by its own reader, one after the other. Several threads may use it at once."""
+class _MixReader(RowReader):
+    """Reads each component by its own reader, one after the other."""
 
     readers: tuple[RowReader, ...]
 
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
-        add(self.read(offsets))
-
-    def read(self, offsets: Int64Array) -> pa.Table:
         which = offsets >> COMPONENT_SHIFT
         tables = []
         for index, reader in enumerate(self.readers):
@@ -58,7 +56,7 @@ class _MixReader:
             if len(mine) or not len(offsets):
                 tables.append(reader.read(mine & OFFSET_MASK))
         table = pa.concat_tables(tables, promote_options="permissive")
-        return table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets))
+        add(table.set_column(table.column_names.index(ROW_OFFSET), ROW_OFFSET, pa.array(offsets)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,8 @@ from raylance.columns import ROW_OFFSET
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
-from raylance.source.reader import Pace
-from raylance.source.rows import RowReader, RowSource, Selected
+from raylance.source.reader import Pace, RowReader
+from raylance.source.rows import RowSource, Selected
 
 _BLOCK_BYTES = 16 << 20  # of documents, to read at a time
 _FIRST_ROWS = 4  # whose size is unknown
@@ -48,14 +48,10 @@ class PackTokens:
         if not (isinstance(self.column, str) and self.column):
             raise ConfigError(f"PackTokens(column={self.column!r}): give the name of the column of tokens.")
         object.__setattr__(self, "length", check_integer("PackTokens: length", self.length, 1))
-        for name, token in (("eos_id", self.eos_id), ("pad_id", self.pad_id)):
-            if name == "pad_id" or token is not None:
-                _check_token(name, token)  # kept as given, because the fingerprint includes its repr
-
-
-def _check_token(name: str, token: Any) -> None:
-    if not -(2**63) <= check_integer(f"PackTokens: {name}", token, None) < 2**63:
-        raise ConfigError(f"PackTokens: {name}={token}: sequences are of int64, which cannot hold it.")
+        tokens = {"pad_id": self.pad_id} | ({} if self.eos_id is None else {"eos_id": self.eos_id})
+        for name, token in tokens.items():  # kept as given, because the fingerprint includes its repr
+            if not -(2**63) <= check_integer(f"PackTokens: {name}", token, None) < 2**63:
+                raise ConfigError(f"PackTokens: {name}={token}: sequences are of int64, which cannot hold it.")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,17 +128,14 @@ def count_tokens(source: RowSource, pack: PackTokens) -> Documents:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _PackReader:
-    """Reads sequences: the documents that they overlap, cut at the sequences' ends. Several threads may use it."""
+class _PackReader(RowReader):
+    """Reads sequences: the documents that they overlap, cut at the sequences' ends."""
 
     reader: RowReader
     documents: Selected
     table: Documents
 
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
-        add(self.read(offsets))
-
-    def read(self, offsets: Int64Array) -> pa.Table:
         pack, ends = self.table.pack, self.table.ends
         length = pack.length
         begin = offsets * length
@@ -170,15 +163,14 @@ class _PackReader:
                     if after < high and pack.eos_id is not None:
                         input_ids[row, after - start] = pack.eos_id
                     doc_ids[row, low - start : high - start] = rows[here]
-        return pa.table(
-            {
-                "input_ids": _fixed(input_ids),
-                "doc_ids": _fixed(doc_ids),
-                "first_row": self.documents.offsets(first),
-                "first_token": begin - np.where(first > 0, ends[first - 1], 0),
-                ROW_OFFSET: offsets,
-            }
-        )
+        columns = {
+            "input_ids": _fixed(input_ids),
+            "doc_ids": _fixed(doc_ids),
+            "first_row": self.documents.offsets(first),
+            "first_token": begin - np.where(first > 0, ends[first - 1], 0),
+            ROW_OFFSET: offsets,
+        }
+        add(pa.table(columns))
 
 
 def _fixed(array: npt.NDArray[np.int64]) -> pa.Array:

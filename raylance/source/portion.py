@@ -28,6 +28,7 @@ class Portion:
         memory: Where the rows are; set by `open`.
         rows: Selected rows in the order of delivery, int64, shape (n,); empty until `open`.
         nbytes: Bytes of the rows that are here.
+        is_held: Whether it counts as held; the rows of one item that is read on request count as in flight.
         is_cold: Whether its reading began with the first item that needs it, and not ahead.
         is_whole: Whether all rows are here.
         is_stuck: Whether there is no room for the rest as long as the portion before is held.
@@ -46,12 +47,11 @@ class Portion:
         self.nbytes, self._blocks = 0, list[tuple[int, int]]()  # rows and bytes of each
 
     def open(self, rows: Int64Array, memory: RowMemory) -> None:
-        """Takes the selected rows, in the order of delivery, at least one; and memory for them."""
+        """Takes at least one selected row, in the order of delivery, and memory for all of them."""
         self._stored, self._places = np.unique(rows, return_inverse=True)
         is_scattered = len(self._stored) == len(rows) and len(_run_starts(self._places)) * _LONG_RUN > len(rows)
         memory.begin(len(self._stored), np.argsort(self._places) if is_scattered else None)
-        self.memory, self.rows = memory, rows
-        self.nbytes, self._blocks = 0, []
+        self.memory, self.rows, self.nbytes, self._blocks = memory, rows, 0, []
 
     @property
     def end(self) -> int:
@@ -115,7 +115,7 @@ class Portion:
             table = self._take(table, self._places[first:last], own)
         if not by_line:
             return table
-        columns, schema = by_line | dict(zip(table.column_names, table.columns, strict=True)), self.memory.schema
+        columns, schema = by_line | {name: table[name] for name in table.column_names}, self.memory.schema
         whole = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
         return own_memory(whole) if own else whole
 

@@ -1,7 +1,6 @@
 """Owns the record of a materialised dataset's source, and the check for a newer source; never reads a row."""
 
 import dataclasses
-import functools
 import json
 import logging
 import queue
@@ -13,7 +12,7 @@ import lance
 import pyarrow as pa
 
 from raylance.errors import DatasetError
-from raylance.source.version import Source
+from raylance.source.version import Source, warn_once
 
 Stale = Literal["warn", "refuse", "ignore"]
 STALE: tuple[Stale, ...] = ("warn", "refuse", "ignore")
@@ -102,7 +101,7 @@ def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: Mappi
     except DatasetError as error:
         if stale == "refuse":
             raise
-        _warn_once(str(error))
+        warn_once(str(error))
         return
     if made_from is None:
         return
@@ -134,7 +133,7 @@ def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: Mappi
         )
         if stale == "refuse":
             raise DatasetError(f"{text} Nothing was started.")
-        _warn_once(text)
+        warn_once(text)
 
 
 def _newest(source: Source) -> Source | Exception:
@@ -152,9 +151,3 @@ def _newest(source: Source) -> Source | Exception:
         return answers.get(timeout=_REACH_S)
     except queue.Empty:
         return TimeoutError(f"no answer in {_REACH_S:.0f} s")
-
-
-@functools.cache
-def _warn_once(text: str) -> None:
-    """Warns once a process: training and validation rows are often parts of one dataset."""
-    logger.warning("%s", text)

@@ -24,8 +24,8 @@ from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan, WorkItem, portion_rows
 from raylance.source.memory import RowMemory
 from raylance.source.portion import Portion, Track
-from raylance.source.reader import Pace
-from raylance.source.rows import RowReader, RowSource
+from raylance.source.reader import Pace, RowReader
+from raylance.source.rows import RowSource
 
 logger = logging.getLogger(__name__)
 
@@ -36,11 +36,7 @@ _FASTER = 2.0  # and how much faster the rest is read than the portion before it
 
 
 class TooLargeError(Exception):
-    """Rows of one item that have more bytes together than allowed.
-
-    Attributes:
-        nbytes: Estimated bytes of all of them.
-    """
+    """Rows of one item that have more bytes together than allowed: `nbytes`, an estimate."""
 
     def __init__(self, nbytes: int) -> None:
         super().__init__(nbytes)
@@ -75,9 +71,8 @@ class ReadAhead:
         Args:
             source: What to read.
             limit_bytes: Most bytes of both portions together; the block being read comes on top.
-            read_timeout_s: Seconds that a read is tried again when the storage fails.
-            own_memory: Whether `gather` returns tables with memory of their own; otherwise the next call may overwrite
-                them.
+            read_timeout_s: As `RowSource.open_reader` takes it.
+            own_memory: Whether tables of `gather` have memory of their own; else the next call may overwrite them.
         """
         self._source, self._limit, self._read_timeout_s = source, limit_bytes, read_timeout_s
         self._own_memory = own_memory
@@ -104,12 +99,7 @@ class ReadAhead:
     ) -> pa.Table:
         """Returns the rows of an item, in the order of delivery.
 
-        Args:
-            plan_key: Names the plan.
-            plan: The plan.
-            item: Which rows.
-            allowed_bytes: Most bytes of the rows together.
-            following: The chunk to read after the item's chunk; None for the next one of the plan.
+        `following` is the chunk to read after the item's chunk; None for the next one of the plan.
 
         Raises:
             TooLargeError: If the rows have more bytes together than allowed.
@@ -195,8 +185,7 @@ class ReadAhead:
     def _advance(self, request: _Request, at: int) -> Portion | None:
         """Makes the portion with line `at` the one in use: the current one, the next one, or a new one.
 
-        Returns:
-            The portion; None for a line that should be read by itself.
+        Returns None for a line that should be read by itself.
         """
         used, following, track = self._used, self._next, request.track
         if used is not None and used.has(track, at):
@@ -262,28 +251,22 @@ class ReadAhead:
             portion.is_dropped = True
             portion.filling.add_done_callback(lambda _: self._give_back(portion))
 
-    def _take_memory(self) -> RowMemory:
-        with self._lock:
-            return self._spare.pop() if self._spare else RowMemory(self._limit // 2)  # two of them fit
-
     def _give_back(self, portion: Portion) -> None:
         if len(portion.rows) and portion.memory.capacity_bytes <= self._limit / 2:
             with self._lock:
                 self._spare.append(portion.memory)
 
     def _fill(self, portion: Portion, room: float = math.inf, share: float = 1.0, most_bytes: float = math.inf) -> None:
-        """Reads the rest of a portion, and drops rows that do not fit into the limit, or into `most_bytes`.
+        """Reads the rest of a portion, for now up to `room` bytes and a share of its rows.
 
-        Args:
-            portion: The portion.
-            room: Bytes that it may have for now.
-            share: Share of its rows to read for now.
-            most_bytes: Bytes that it may have at all, if that is less than the limit.
+        Rows that do not fit into the limit, or into `most_bytes`, are dropped.
         """
         if not len(portion.rows):
             first = portion.begin - portion.plan.line(portion.chunk.position, portion.track[1])
             rows = portion.plan.chunk_rows(portion.chunk, portion.track[1])[first:]
-            portion.open(rows[: portion_rows(len(rows), self._row_bytes, self._limit)], self._take_memory())
+            with self._lock:
+                memory = self._spare.pop() if self._spare else RowMemory(self._limit // 2)  # two of them fit
+            portion.open(rows[: portion_rows(len(rows), self._row_bytes, self._limit)], memory)
         least = self._source.likely_row_bytes
         pace = Pace(self._block_bytes, max(self._row_bytes, least), least_bytes=least)
         while len(wanted := portion.unread(pace.next_rows())) and not portion.is_dropped:
@@ -291,7 +274,9 @@ class ReadAhead:
             if portion.is_stuck or portion.share_read >= share:
                 return
             pace.record(*portion.add(functools.partial(self._read_into, wanted)))
-            self._record_peak(portion)
+            with self._lock:
+                held = {self._used, self._next} | ({portion} if portion.is_held else set())
+                self.peak_bytes = max(self.peak_bytes, sum(each.nbytes for each in held if each is not None))
             if portion.nbytes > room:
                 portion.drop_last()
                 portion.is_stuck = True
@@ -304,11 +289,6 @@ class ReadAhead:
         if portion.is_whole and portion.is_held:
             # Up at once, down slowly: too small a portion costs some speed, too large a one is read in vain.
             self._row_bytes = max(self._row_bytes / 2, portion.nbytes / len(portion.rows))
-
-    def _record_peak(self, portion: Portion) -> None:
-        with self._lock:
-            held = {self._used, self._next} | ({portion} if portion.is_held else set())
-            self.peak_bytes = max(self.peak_bytes, sum(each.nbytes for each in held if each is not None))
 
     def _too_large_row(self, portion: Portion) -> DatasetError:
         """Drops the one row of a portion, and returns the error that names it."""
@@ -338,5 +318,5 @@ class ReadAhead:
 
 
 def _share_of_next(used: Portion) -> float:
-    """Share of the next portion that should be read by now."""
+    """How much of the next portion should be read by now."""
     return _FIRST_SHARE + _FASTER * used.share_handed_out

@@ -1,5 +1,6 @@
 """Owns reading: row offsets in, one Arrow table out, by range or by take; never decides which rows, never decodes."""
 
+import abc
 import dataclasses
 import itertools
 import threading
@@ -36,19 +37,12 @@ _READS = 4  # and from a disk, so that one piece is read while another one is co
 
 @dataclasses.dataclass(slots=True)
 class Pace:
-    """How many rows to read at a time, from the bytes of the rows before: a heavy tail shows only when it is read.
+    """How many rows to read at a time, from the bytes of the rows before: a heavy tail shows only when it is read."""
 
-    Attributes:
-        target_bytes: Bytes to read at a time.
-        row_bytes: Estimated bytes of a row; recent heavy rows raise it at once, and light ones lower it slowly.
-        limit_rows: Most rows to read at a time; it doubles with each read, so that a bad first guess shows early.
-        least_bytes: Lower limit of `row_bytes`. Where the mean is known, a run of small rows only means that the large
-            ones are still to come.
-    """
-
-    target_bytes: float
-    row_bytes: float
-    limit_rows: int = 0
+    target_bytes: float  # to read at a time
+    row_bytes: float  # an estimate: recent heavy rows raise it at once, and light ones lower it slowly
+    limit_rows: int = 0  # it doubles with each read, so that a bad first guess shows early
+    # Lower limit of `row_bytes`. Where the mean is known, small rows only mean that the large ones are still to come.
     least_bytes: float = 1.0
 
     def __post_init__(self) -> None:
@@ -88,9 +82,30 @@ def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> flo
     return stored / max(1, rows)
 
 
+class RowReader(abc.ABC):
+    """Reads rows by their offsets. Several threads may read by one reader at once."""
+
+    @abc.abstractmethod
+    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
+        """Reads rows, offsets strictly ascending, and passes them to `add` in order, in one or more tables.
+
+        The tables have the columns, and `_rowoffset` (int64). Blob columns hold their bytes.
+
+        Raises:
+            DatasetError: If the dataset no longer has these rows, or its storage failed for too long. The tables before
+                were added.
+        """
+
+    def read(self, offsets: Int64Array) -> pa.Table:
+        """Reads rows as `read_into` does, into one table."""
+        pieces: list[pa.Table] = []
+        self.read_into(offsets, pieces.append)
+        return pa.concat_tables(pieces)
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
-class Reader:
-    """Reads rows of a pinned dataset. Several threads may read by one reader at once.
+class Reader(RowReader):
+    """Reads rows of a pinned dataset, some MiB at a time.
 
     Attributes:
         dataset: The open dataset; None opens `pinned` with the first read.
@@ -122,7 +137,8 @@ class Reader:
             raise ConfigError("a Reader needs an open dataset or a pinned one: it has neither, and can read nothing.")
         if self.pinned is not None:
             self._check = VersionCheck(self.pinned.check)
-        self._reads_at_once = _REQUESTS if _is_remote(self._uri) else _READS
+        is_remote = "://" in self._uri and not self._uri.startswith("file")
+        self._reads_at_once = _REQUESTS if is_remote else _READS
         self._threads = ThreadPoolExecutor(self._reads_at_once, thread_name_prefix="read")
         quoted = [name for name in self.columns if "`" in name]
         if quoted:  # Lance panics over such a name, quoted or not
@@ -140,29 +156,8 @@ class Reader:
     def _version(self) -> int | None:
         return self.pinned.version if self.pinned is not None else self.dataset and int(self.dataset.version)
 
-    def read(self, offsets: Int64Array) -> pa.Table:
-        """Reads rows.
-
-        Args:
-            offsets: Row offsets, int64, shape (n,), strictly ascending.
-
-        Returns:
-            n rows: the columns, in as many chunks as they were read in, and `_rowoffset` (int64). Blob columns hold
-            their bytes.
-
-        Raises:
-            DatasetError: If the dataset no longer has these rows, or its storage failed for too long.
-        """
-        pieces: list[pa.Table] = []
-        self.read_into(offsets, pieces.append)
-        return pa.concat_tables(pieces)
-
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
-        """Reads rows as `read` does, and passes them to `add` in the order of the offsets, some MiB at a time.
-
-        Raises:
-            DatasetError: As `read`. The tables before were added.
-        """
+        """See `RowReader.read_into`."""
         begin = time.monotonic()
         retry_s = self.retry_s if begin - self._gave_up_s > self.retry_s else 0.0
         dataset: lance.LanceDataset | None = None
@@ -303,10 +298,6 @@ def _distinct(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
         return chunk
     indices = pc.index_in(chunk.dictionary, different).take(chunk.indices).cast(kind.index_type)
     return pa.DictionaryArray.from_arrays(indices, different, ordered=kind.ordered)
-
-
-def _is_remote(uri: str) -> bool:
-    return "://" in uri and not uri.startswith("file")
 
 
 def is_blob(field: pa.Field) -> bool:

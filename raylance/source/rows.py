@@ -5,11 +5,9 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, Self
 
-import pyarrow as pa
-
 from raylance.environment.shared import Shared
 from raylance.orders.permutation import Int64Array
-from raylance.source.reader import Reader, ReadMode
+from raylance.source.reader import Reader, ReadMode, RowReader
 from raylance.source.retrying import OPENING_S
 from raylance.source.selection import Selection
 from raylance.source.version import Source
@@ -28,16 +26,6 @@ class Selected(Protocol):
 
     def offsets(self, selected: Int64Array) -> Int64Array:
         """Maps selected rows 0 … n-1, int64, to the offsets that a reader takes, int64, in the same order."""
-
-
-class RowReader(Protocol):
-    """Reads rows by their offsets."""
-
-    def read(self, offsets: Int64Array) -> pa.Table:
-        """Reads rows, offsets ascending; the table has the columns and `_rowoffset`."""
-
-    def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
-        """Reads rows, and passes them to `add` in order, in one or more tables."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

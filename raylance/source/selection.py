@@ -10,6 +10,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 
+from raylance.columns import ROW_OFFSET
 from raylance.environment.shared import Shared
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
@@ -130,9 +131,14 @@ def select(source: Source, filter: str | None, split: Split | None = None) -> Se
 def _scan(dataset: lance.LanceDataset, filter: str | None, split: Split | None) -> Selection:
     if filter is None and split is None:
         return Selection.whole(dataset.count_rows())
-    columns = [*(split.columns if split is not None else []), "_rowoffset"]
-    scanner = dataset.scanner(columns=columns, filter=filter, batch_size=_SCAN_ROWS)
-    return Selection.from_offsets(_kept(batch, split) for batch in scanner.to_batches())
+    keys = split.columns if split is not None else []
+    scanner = dataset.scanner(columns=[*keys, ROW_OFFSET], filter=filter, batch_size=_SCAN_ROWS)
+
+    def keep(batch: pa.RecordBatch) -> Int64Array:
+        offsets: Int64Array = batch[ROW_OFFSET].to_numpy(zero_copy_only=False).astype(np.int64)
+        return offsets if split is None else offsets[split.keep(offsets, batch[keys[0]].to_pylist() if keys else None)]
+
+    return Selection.from_offsets(map(keep, scanner.to_batches()))
 
 
 def _not_selected(source: Source, dataset: lance.LanceDataset, filter: str | None, error: Exception) -> DatasetError:
@@ -176,10 +182,3 @@ def _quotes(filter: str | None) -> str:
         " The filter has double quotes, which quote a string in Lance, and no column name. Use 'single quotes' for "
         "strings and `backticks` for names."
     )
-
-
-def _kept(batch: pa.RecordBatch, split: Split | None) -> Int64Array:
-    offsets: Int64Array = batch.column("_rowoffset").to_numpy(zero_copy_only=False).astype(np.int64)
-    if split is None:
-        return offsets
-    return offsets[split.keep(offsets, batch.column(split.columns[0]).to_pylist() if split.columns else None)]

@@ -50,14 +50,7 @@ class FractionSplit:
         return [] if self.by is None else [self.by]
 
     def keep(self, offsets: Int64Array, values: Sequence[object] | None) -> BoolArray:
-        """Says which rows are in the part.
-
-        Args:
-            offsets: Row offsets, int64, shape (k,).
-            values: Values of the column `by`, k of them, where there is one.
-
-        Returns:
-            bool, shape (k,).
+        """Finds which rows are in the part, bool, by their offsets, and by their values where there is a column `by`.
 
         Raises:
             DatasetError: For a value that is null.

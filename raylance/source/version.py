@@ -62,11 +62,7 @@ class Source:
         return patiently(self.open_once)
 
     def open_once(self) -> lance.LanceDataset:
-        """Opens the pinned version with one attempt, for callers that retry by themselves.
-
-        Raises:
-            DatasetError: As `open`; `failure_of` says whether another attempt may succeed.
-        """
+        """Opens as `open` does, with one attempt; `failure_of` an error says whether another may succeed."""
         found = self._find()
         if isinstance(found, DatasetError):
             raise found
@@ -81,7 +77,7 @@ class Source:
             DatasetError: As `open_once`, if anything else is wrong.
         """
         if isinstance(self._find(), DatasetError):
-            _warn_once(
+            warn_once(
                 f"a clean-up has removed version {self.version} of {self.uri!r}. Readers that have it open read it "
                 "while its files exist; it cannot be opened again. Tag the versions that you train on."
             )
@@ -290,7 +286,8 @@ def _identity(dataset: lance.LanceDataset) -> str:
 
 
 @functools.cache
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
+    """Warns once a process: training and validation rows are often parts of one dataset."""
     logger.warning("%s", text)
 
 
@@ -302,7 +299,7 @@ class VersionCheck:
     """
 
     def __init__(self, check: Callable[[], None], clock: Callable[[], float] = time.monotonic) -> None:
-        """Takes a function that checks, and raises what it finds. The version was opened just now: no check is due."""
+        """Takes a function that raises what it finds. The version was opened just now: no check is due."""
         self._check, self._clock = check, clock
         self._checking = threading.Lock()
         _checks.add(self)

@@ -307,7 +307,7 @@ def copied(write_dataset: Callable[..., str], tmp_path: Path) -> tuple[str, str]
     table = lance.dataset(uri).to_table()
     table = table.replace_schema_metadata(raylance.Provenance(**said, **more).add_to(table.schema).metadata)
     lance.write_dataset(table, str(tmp_path / "copy.lance"))
-    provenance._warn_once.cache_clear()
+    provenance.warn_once.cache_clear()
     return uri, str(tmp_path / "copy.lance")
 
 
@@ -424,7 +424,7 @@ def test_a_store_that_never_answers_is_not_waited_for(
 def test_provenance_that_cannot_be_read_is_said(
     write_dataset: Callable[..., str], text: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    provenance._warn_once.cache_clear()
+    provenance.warn_once.cache_clear()
     uri = write_dataset(rows_table(5).replace_schema_metadata({"raylance:provenance": text}))
     with pytest.raises(raylance.DatasetError, match="'raylance:provenance' cannot be read"):
         raylance.dataset(uri, stale="refuse")
