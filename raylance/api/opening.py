@@ -157,7 +157,7 @@ def dataset(
         packed = pack_rows(table, pack)
         read_spec = ReadSpec(source=packed, delivers=packed.columns)
     rows = read_spec.source.load_selection()
-    bound_order, tables = made_order.bind(SelectionRows(opened, rows))
+    bound_order, tables = made_order.bind(SelectionRows(source, opened, rows))
     delivery_spec = DeliverySpec(
         uri=source.uri,
         filter=filter,
@@ -280,4 +280,4 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, de
 def _probe(source: Source, opened: lance.LanceDataset, columns: Sequence[str], selection: Selection) -> pa.Table:
     """Reads a few rows, spread over the selection: the measure of row sizes, and of what decodes."""
     rows = np.unique(np.linspace(0, selection.rows - 1, _PROBE_ROWS).astype(np.int64))
-    return Reader(dataset=opened, columns=columns, row_bytes=1, pinned=source).read(selection.offsets(rows))
+    return Reader(pinned=source, dataset=opened, columns=columns, row_bytes=1).read(selection.offsets(rows))

@@ -45,12 +45,11 @@ class TooLargeError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Request:
-    """An item that is being gathered; its rows are lines [begin, end) of the track."""
+    """An item that is being gathered; its rows are lines up to `end` of the track."""
 
     plan: Plan
     track: Track
     item: WorkItem
-    begin: int
     end: int
     allowed_bytes: float
     following: Chunk | None
@@ -107,7 +106,7 @@ class ReadAhead:
         """
         track = (plan_key, item.rank, item.epoch, item.position % plan.stride)
         at = begin = plan.line(item.position, item.rank) + item.low
-        request = _Request(plan, track, item, begin, begin + item.rows, allowed_bytes, following)
+        request = _Request(plan, track, item, begin + item.rows, allowed_bytes, following)
         tables: list[pa.Table] = []
         nbytes = 0
         while at < request.end:

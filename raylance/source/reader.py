@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from raylance.columns import ROW_OFFSET
-from raylance.errors import ConfigError, DatasetError
+from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
 from raylance.source.memory import take_rows
@@ -108,53 +108,42 @@ class Reader(RowReader):
     """Reads rows of a pinned dataset, some MiB at a time.
 
     Attributes:
-        dataset: The open dataset; None opens `pinned` with the first read.
+        pinned: What is opened with the first read, and again before a read is tried again. It is checked from time to
+            time while reads succeed.
         columns: Columns to read.
         row_bytes: Estimated bytes of a row of these columns; chooses between range and take.
+        dataset: The open dataset.
         mode: "range" and "take" read so for all rows; "auto" chooses, see `choose`.
-        pinned: What is opened again before a read is tried again, and is checked from time to time while reads succeed;
-            None where there is only the open dataset.
         retry_s: Seconds that a read is tried again when the storage fails. Reads within as long after one that gave up
             get one attempt only: one outage costs one deadline.
         missing: Whether a missing file is such a failure: a file that was there before may come back.
     """
 
-    dataset: lance.LanceDataset | None
+    pinned: Source
     columns: Sequence[str]
     row_bytes: float
+    dataset: lance.LanceDataset | None = None
     mode: ReadMode = "auto"
-    pinned: Source | None = None
     retry_s: float = OPENING_S
     missing: bool = False
     _gave_up_s: float = dataclasses.field(default=float("-inf"), init=False, repr=False)
-    _check: VersionCheck | None = dataclasses.field(default=None, init=False, repr=False)
+    _check: VersionCheck = dataclasses.field(init=False, repr=False)
     _threads: ThreadPoolExecutor = dataclasses.field(init=False, repr=False)  # they end with this object
     _reads_at_once: int = dataclasses.field(init=False, repr=False)
     _opening: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.dataset is None and self.pinned is None:
-            raise ConfigError("a Reader needs an open dataset or a pinned one: it has neither, and can read nothing.")
-        if self.pinned is not None:
-            self._check = VersionCheck(self.pinned.check)
-        is_remote = "://" in self._uri and not self._uri.startswith("file")
+        self._check = VersionCheck(self.pinned.check)
+        is_remote = "://" in self.pinned.uri and not self.pinned.uri.startswith("file")
         self._reads_at_once = _REQUESTS if is_remote else _READS
         self._threads = ThreadPoolExecutor(self._reads_at_once, thread_name_prefix="read")
         quoted = [name for name in self.columns if "`" in name]
         if quoted:  # Lance panics over such a name, quoted or not
             raise DatasetError(
-                f"{self._uri!r} has a backtick in the column name {', '.join(map(repr, quoted))}, by which "
+                f"{self.pinned.uri!r} has a backtick in the column name {', '.join(map(repr, quoted))}, by which "
                 "Lance cannot read it; nothing was started. Name other columns in columns=, or write the dataset with "
                 "another name."
             )
-
-    @property
-    def _uri(self) -> str:
-        return self.pinned.uri if self.pinned is not None else str(self.dataset and self.dataset.uri)
-
-    @property
-    def _version(self) -> int | None:
-        return self.pinned.version if self.pinned is not None else self.dataset and int(self.dataset.version)
 
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
         """See `RowReader.read_into`."""
@@ -173,7 +162,7 @@ class Reader(RowReader):
         except (DatasetError, *LANCE_ERRORS) as error:
             failure = failure_of(error)
             rows = f"rows {offsets[0]} to {offsets[-1]}" if len(offsets) else "columns"
-            what = f"{rows} of {self._uri!r}, version {self._version}, cannot be read"
+            what = f"{rows} of {self.pinned.uri!r}, version {self.pinned.version}, cannot be read"
             if failure is Failure.PASSING or (self.missing and failure is Failure.MISSING):
                 if retry_s:
                     self._gave_up_s = time.monotonic()
@@ -192,21 +181,18 @@ class Reader(RowReader):
         """Returns the dataset to read; opens it, in one thread only, where none is open or the open one is `failed`."""
         with self._opening:
             dataset = self.dataset
-            if self.pinned is not None and (dataset is None or dataset is failed):
+            if dataset is None or dataset is failed:
                 self.dataset = None  # the next read, too, opens it again if this opening fails
                 self.dataset = dataset = self.pinned.open_once()
-                if self._check is not None:
-                    self._check.postpone()
+                self._check.postpone()
                 return dataset
-        if self._check is not None:
-            self._check.run_if_due()
+        self._check.run_if_due()
         return dataset
 
     def _why_missing(self, error: Exception) -> Exception:
         """Finds why a file is missing: the version is gone, another dataset is in its place, or as `error` says."""
         try:
-            if self.pinned is not None:
-                self.pinned.open_once()
+            self.pinned.open_once()
         except DatasetError as found:
             return found
         return error

@@ -85,11 +85,10 @@ class TableRows(RowSource):
     def open_reader(self, retry_s: float | None = None) -> Reader:
         """See `RowSource.open_reader`."""
         return Reader(
-            dataset=None,
+            pinned=self.pinned,
             columns=self.columns,
             row_bytes=self.row_bytes,
             mode=self.read,
-            pinned=self.pinned,
             retry_s=OPENING_S if retry_s is None else retry_s,
             missing=retry_s is not None,
         )

@@ -57,6 +57,7 @@ class _Column:
 class SelectionRows:
     """A selection for orders; see `raylance.orders.order.Rows`."""
 
+    source: Source
     dataset: lance.LanceDataset
     selection: Selected
 
@@ -73,7 +74,8 @@ class SelectionRows:
                 f"Name one of its columns: {', '.join(self.dataset.schema.names)}."
             )
         offsets = self._rows("a column").offsets(np.arange(self.count))
-        return _Column(name, Reader(dataset=self.dataset, columns=[name], row_bytes=8).read(offsets)[name])
+        reader = Reader(pinned=self.source, dataset=self.dataset, columns=[name], row_bytes=8)
+        return _Column(name, reader.read(offsets)[name])
 
     def fragment_ends(self) -> Int64Array:
         """See `Rows.fragment_ends`."""
@@ -102,4 +104,4 @@ def share_tables(order: Order, tables: Tables, source: Source, selection: Shared
 
 
 def _look_up_again(order: Order, source: Source, selection: Shared[Selection]) -> dict[str, npt.NDArray[Any]]:
-    return dict(order.look_up(SelectionRows(source.open(), selection.get())))
+    return dict(order.look_up(SelectionRows(source, source.open(), selection.get())))

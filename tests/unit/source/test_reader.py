@@ -15,7 +15,7 @@ import pytest
 import raylance
 from raylance.errors import DatasetError
 from raylance.source.reader import READ_MODES, Reader, ReadMode
-from raylance.source.version import Source, VersionCheck
+from raylance.source.version import Source, VersionCheck, pin
 
 
 def table(first: int, rows: int) -> pa.Table:
@@ -59,10 +59,10 @@ LAYOUTS = {"one huge": [2000], "many tiny": [7] * 60, "uneven": [1, 900, 3, 250,
 def test_any_rows_of_any_layout(write_dataset: Callable[..., str], layout: str, row_bytes: int, mode: ReadMode) -> None:
     sizes = LAYOUTS[layout]
     firsts = np.cumsum([0, *sizes[:-1]])
-    dataset = lance.dataset(write_dataset(*[table(int(a), n) for a, n in zip(firsts, sizes, strict=True)]))
-    dataset.delete("id % 11 = 5")
-    live = dataset.to_table()
-    reader = Reader(dataset=dataset, columns=["text", "vector"], row_bytes=row_bytes, mode=mode)
+    uri = write_dataset(*[table(int(a), n) for a, n in zip(firsts, sizes, strict=True)])
+    lance.dataset(uri).delete("id % 11 = 5")
+    live, pinned = lance.dataset(uri).to_table(), pin(uri, None, None)
+    reader = Reader(pinned=pinned, columns=["text", "vector"], row_bytes=row_bytes, mode=mode)
     rng = np.random.default_rng(0)
     scattered = np.sort(rng.choice(live.num_rows, 60, replace=False))
     for offsets in (np.arange(live.num_rows), np.arange(20, 75), scattered, np.array([live.num_rows - 1])):
@@ -75,16 +75,16 @@ def test_any_rows_of_any_layout(write_dataset: Callable[..., str], layout: str, 
 
 
 def test_no_rows_keep_the_schema(write_dataset: Callable[..., str]) -> None:
-    dataset = lance.dataset(write_dataset(table(0, 10)))
-    found = Reader(dataset=dataset, columns=["vector"], row_bytes=16).read(np.empty(0, dtype=np.int64))
+    pinned = pin(write_dataset(table(0, 10)), None, None)
+    found = Reader(pinned=pinned, columns=["vector"], row_bytes=16).read(np.empty(0, dtype=np.int64))
     assert found.num_rows == 0
     assert found.schema.field("vector").type == pa.list_(pa.float32(), 4)
 
 
 def test_rows_that_are_gone_are_an_error_and_not_a_short_table(write_dataset: Callable[..., str]) -> None:
-    dataset = lance.dataset(write_dataset(table(0, 10)))
+    pinned = pin(write_dataset(table(0, 10)), None, None)
     for row_bytes in (1, 1 << 20):
-        reader = Reader(dataset=dataset, columns=["id"], row_bytes=row_bytes)
+        reader = Reader(pinned=pinned, columns=["id"], row_bytes=row_bytes)
         with pytest.raises(DatasetError, match="epoch stops here"):
             reader.read(np.arange(5, 20))
 
@@ -94,7 +94,7 @@ def test_a_read_that_fails_in_one_thread_leaves_the_dataset_to_the_other(
 ) -> None:
     """A shard actor reads ahead in one thread, and what was not read ahead in another one, by one reader."""
     uri, offsets = write_dataset(table(0, 10)), np.arange(10)
-    reader = Reader(dataset=None, columns=["id"], row_bytes=8, pinned=Source(uri=uri, version=1))
+    reader = Reader(pinned=Source(uri=uri, version=1), columns=["id"], row_bytes=8)
     reader.read(offsets)
     other = ThreadPoolExecutor(1)
     failures: list[BaseException | None] = []
@@ -117,7 +117,7 @@ def test_threads_that_begin_together_open_the_dataset_once(
     write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uri = write_dataset(table(0, 10))
-    reader = Reader(dataset=None, columns=["id"], row_bytes=8, pinned=Source(uri=uri, version=1))
+    reader = Reader(pinned=Source(uri=uri, version=1), columns=["id"], row_bytes=8)
     together, opened, open_once = threading.Barrier(4), [], Source.open_once
 
     def open_slowly(source: Source) -> object:
@@ -137,7 +137,7 @@ def test_threads_that_begin_together_open_the_dataset_once(
 
 def test_threads_that_read_pieces_share_the_threads_that_read_them(write_dataset: Callable[..., str]) -> None:
     """Each of several reads at once has its turn, and there are no more threads than for one of them."""
-    reader = Reader(dataset=lance.dataset(write_dataset(table(0, 4_000))), columns=["id"], row_bytes=1 << 18)
+    reader = Reader(pinned=pin(write_dataset(table(0, 4_000)), None, None), columns=["id"], row_bytes=1 << 18)
     together = threading.Barrier(8)
     before = {one for one in threading.enumerate() if one.name.startswith("read_")}
 
@@ -163,7 +163,7 @@ def test_damage_is_told_from_a_storage_that_fails(write_dataset: Callable[..., s
         damaged = rng.bytes(body) + whole[body:] if seed % 2 else whole[:footer] + rng.bytes(20) + whole[footer + 20 :]
         path.write_bytes(damaged)
         reader = Reader(
-            dataset=lance.dataset(uri),
+            pinned=Source(uri=uri, version=1),
             columns=["id", "text"],
             row_bytes=508,
             mode=mode,
@@ -178,10 +178,10 @@ def test_damage_is_told_from_a_storage_that_fails(write_dataset: Callable[..., s
 
 
 def test_the_choice_follows_density_and_row_size(write_dataset: Callable[..., str]) -> None:
-    dataset = lance.dataset(write_dataset(table(0, 10)))
+    pinned = pin(write_dataset(table(0, 10)), None, None)
 
     def choose(offsets: np.ndarray, row_bytes: float) -> ReadMode:
-        return Reader(dataset=dataset, columns=["id"], row_bytes=row_bytes).choose(offsets)
+        return Reader(pinned=pinned, columns=["id"], row_bytes=row_bytes).choose(offsets)
 
     every, half, few = np.arange(10_000), np.arange(0, 10_000, 2), np.arange(0, 10_000, 20)
     assert choose(every, 100) == "range"
