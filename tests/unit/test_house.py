@@ -32,34 +32,37 @@ def test_files_say_what_they_own(path: Path) -> None:
     assert (ast.get_docstring(ast.parse(path.read_text())) or "").startswith("Owns ")
 
 
-def test_import_loads_neither_ray_nor_torch() -> None:
-    script = "import sys, raylance; raylance.RaylanceError; assert not {'ray', 'torch'} & set(sys.modules)"
+def run_alone(script: str) -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
-    subprocess.run([sys.executable, "-c", "import raylance; raylance.audit.EpochAudit, raylance.testing"], check=True)
+
+
+def test_import_loads_neither_ray_nor_torch() -> None:
+    run_alone("import sys, raylance; raylance.RaylanceError; assert not {'ray', 'torch'} & set(sys.modules)")
 
 
 def test_what_works_without_ray_does_not_load_it() -> None:
-    names = "raylance.torch_data", "raylance.audit", "raylance.api.opening", "raylance.runtime.runtime"
-    script = f"import sys, importlib, raylance\nfor name in {names}:\n    importlib.import_module(name)\n"
-    script += "    assert 'ray' not in sys.modules, name"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    run_alone(
+        "import sys, importlib, raylance\n"
+        "raylance.testing, raylance.audit.EpochAudit, raylance.torch_data  # without an import of their own\n"
+        "for name in 'raylance.audit', 'raylance.api.opening', 'raylance.runtime.runtime':\n"
+        "    importlib.import_module(name)\n"
+        "    assert 'ray' not in sys.modules, name"
+    )
 
 
 @pytest.mark.parametrize(("name", "others"), [("shard_actor", ["torch"]), ("decode_actor", ["torch", "lance"])])
 def test_helpers_load_what_they_need_alone(name: str, others: list[str]) -> None:
-    script = f"import sys, raylance.runtime.ray.{name}; assert not set({others}) & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", script], check=True)
+    run_alone(f"import sys, raylance.runtime.ray.{name}; assert not set({others}) & set(sys.modules)")
 
 
 def test_the_pure_core_loads_numpy_alone() -> None:
-    script = (
+    run_alone(
         "import sys, importlib, pkgutil, raylance.orders, raylance.planning\n"
         "for package in (raylance.orders, raylance.planning):\n"
         "    for module in pkgutil.iter_modules(package.__path__, package.__name__ + '.'):\n"
         "        importlib.import_module(module.name)\n"
         "assert not {'ray', 'torch', 'pyarrow', 'lance', 'PIL'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_public_surface() -> None:
