@@ -126,16 +126,14 @@ class ReadAhead:
     def begin(self, plan_key: str, plan: Plan, rank: int, chunk: Chunk) -> None:
         """Starts to read a chunk that will be asked for, unless it is held; drops the portions that are held."""
         track, line = (plan_key, rank, chunk.epoch, chunk.position % plan.stride), plan.line(chunk.position, rank)
-        if not any(portion is not None and portion.has(track, line) for portion in (self._used, self._next)):
-            self._release(self._used)
-            self._release(self._next)
+        if not any(portion.has(track, line) for portion in self._held):
+            self._release(*self._held)
             self._used, self._next = None, self._start(plan, track, chunk, line)
 
     def close(self) -> None:
         """Stops reading ahead after the current block. Takes no lock; see `ThreadRuntime`."""
-        for portion in (self._used, self._next):
-            if portion is not None:
-                portion.is_dropped = True
+        for portion in self._held:
+            portion.is_dropped = True
 
     def read_since(self) -> tuple[int, float]:
         """Bytes read from storage since the last call, and the seconds of reading."""
@@ -147,7 +145,11 @@ class ReadAhead:
     @property
     def held_bytes(self) -> int:
         """Bytes of the rows that are held now."""
-        return sum(portion.nbytes for portion in (self._used, self._next) if portion is not None)
+        return sum(portion.nbytes for portion in self._held)
+
+    @property
+    def _held(self) -> list[Portion]:
+        return [portion for portion in (self._used, self._next) if portion is not None]
 
     def empty_table(self) -> pa.Table:
         """A table of no row, with all columns."""
@@ -190,13 +192,13 @@ class ReadAhead:
         if used is not None and used.has(track, at):
             return used
         if following is not None and following.has(track, at):
-            self._release(used)
+            if used is not None:
+                self._release(used)
             self._used, self._next = following, None
             return following
         if used is not None and used.track == track and at < used.begin and self._alone != (track, at):
             return None  # work of a lost helper that is done again: what is held now is still needed
-        self._release(used)
-        self._release(following)
+        self._release(*self._held)
         self._next = None
         self._used = started = self._start(request.plan, track, request.item.chunk, at)
         started.is_cold = True
@@ -244,13 +246,13 @@ class ReadAhead:
         self._alone = (request.track, alone.end)
         return alone
 
-    def _release(self, portion: Portion | None) -> None:
-        """Drops a portion; its memory serves another one as soon as nothing is being read into it."""
-        if portion is not None:
+    def _release(self, *portions: Portion) -> None:
+        """Drops portions; their memory serves others as soon as nothing is being read into it."""
+        for portion in portions:
             portion.is_dropped = True
-            portion.filling.add_done_callback(lambda _: self._give_back(portion))
+            portion.filling.add_done_callback(functools.partial(self._give_back, portion))
 
-    def _give_back(self, portion: Portion) -> None:
+    def _give_back(self, portion: Portion, _: object) -> None:
         if len(portion.rows) and portion.memory.capacity_bytes <= self._limit / 2:
             with self._lock:
                 self._spare.append(portion.memory)
@@ -274,8 +276,8 @@ class ReadAhead:
                 return
             pace.record(*portion.add(functools.partial(self._read_into, wanted)))
             with self._lock:
-                held = {self._used, self._next} | ({portion} if portion.is_held else set())
-                self.peak_bytes = max(self.peak_bytes, sum(each.nbytes for each in held if each is not None))
+                held = {*self._held, *([portion] if portion.is_held else [])}
+                self.peak_bytes = max(self.peak_bytes, sum(each.nbytes for each in held))
             if portion.nbytes > room:
                 portion.drop_last()
                 portion.is_stuck = True
