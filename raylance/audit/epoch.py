@@ -118,11 +118,8 @@ class EpochAudit:
                 f"position={position}: the epoch has {self.plan.epoch_rows:,} rows. There is nothing to audit. Begin "
                 "at a position of it, counted from 0."
             )
-        self._delivery_spec, self._parts, self._selection = (
-            delivery_spec,
-            parts_of(data),
-            read_spec.source.load_selection(),
-        )
+        self._delivery_spec, self._parts = delivery_spec, parts_of(data)
+        self._selection = read_spec.source.load_selection()
         self._starts = range(self.position, self.position + self.plan.steps(self.position) * size, size)
 
     def completed_shards(self, state: Mapping[str, Any]) -> Int64Array:
@@ -283,13 +280,10 @@ class EpochAudit:
     def _stream(self, loader: RankLoader) -> Iterator[Step]:
         plan, size = self.plan, self.plan.global_batch_size
         planned = dataclasses.replace(self._delivery_spec, order=plan.order.settings)
-        where = {
-            "epoch": self.epoch,
-            "position": self.position,
-            "global_batch_size": size,
-            "world_size": plan.world_size,
-        }
-        loader.load_state_dict(make_state(specs_of(self._data)[0].origin, planned, **where).to_dict())
+        read_spec, _ = specs_of(self._data)
+        where = {"epoch": self.epoch, "position": self.position}
+        state = make_state(read_spec.origin, planned, **where, global_batch_size=size, world_size=plan.world_size)
+        loader.load_state_dict(state.to_dict())
         tables = loader.iter_batches(global_batch_size=size, batch_format="pyarrow", with_row_offset=True)
         for number, table in enumerate(tables):
             names = {ROW_OFFSET, COMPONENT, VALID} & set(table.column_names)

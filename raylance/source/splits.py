@@ -50,7 +50,7 @@ class FractionSplit:
         return [] if self.by is None else [self.by]
 
     def keep(self, offsets: Int64Array, values: Sequence[object] | None) -> BoolArray:
-        """Finds which rows are in the part, bool, by their offsets, and by their values where there is a column `by`.
+        """Finds which rows are in the part: bool, shape (k,), of k row offsets (int64) and k values of the column `by`.
 
         Raises:
             DatasetError: For a value that is null.
