@@ -8,13 +8,18 @@ import pyarrow as pa
 from raylance.errors import DatasetError
 
 
+def table_of(sizes: list[int]) -> pa.Table:
+    """Row r has `sizes[r]` bytes."""
+    return pa.table({"data": pa.array([b"x" * size for size in sizes], pa.binary())})
+
+
 class InMemory:
-    """A feed, a selection and a reader in one: row r has `sizes[r]` bytes, and its offset is 2 r."""
+    """A read specification, a selection and a reader of a table in one: the offset of row r is 2 r."""
 
     uri, version = "memory", 1
 
-    def __init__(self, sizes: list[int], read_bytes: float = 1.0) -> None:
-        self.table = pa.table({"data": pa.array([b"x" * size for size in sizes], pa.binary())})
+    def __init__(self, table: pa.Table, read_bytes: float = 1.0) -> None:
+        self.table = table
         self.likely_row_bytes, self.fails, self.reads = read_bytes, 0, 0
 
     def load_selection(self) -> "InMemory":

@@ -27,7 +27,7 @@ from raylance.planning.plan import Chunk, Plan, WorkItem
 from raylance.source.readahead import ReadAhead
 from tests.helpers.cluster import helpers_of
 from tests.helpers.dispatch import FAULT, Driver, make_pool
-from tests.helpers.in_memory import InMemory
+from tests.helpers.in_memory import InMemory, table_of
 from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import make_plan
 from tests.helpers.slow_reading import slow_loader
@@ -102,7 +102,7 @@ class InTurn:
 
     def __init__(self, plan: Plan, sizes: list[int], limit: int, readers: int) -> None:
         self.plan, self.turns = plan, ReadSchedule()
-        self.feeds = [InMemory(sizes, 30.0) for _ in range(readers)]
+        self.feeds = [InMemory(table_of(sizes), 30.0) for _ in range(readers)]
         self.ahead = [ReadAhead(feed, limit) for feed in self.feeds]  # type: ignore[arg-type]
 
     def gather(self, item: WorkItem, readers: list[int]) -> pa.Table:

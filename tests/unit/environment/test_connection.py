@@ -11,7 +11,7 @@ import pyarrow as pa
 ROWS = 4_000
 
 SCRIPT = """
-import faulthandler, functools, sys, threading, time
+import faulthandler, functools, os, sys, threading, time
 import ray, raylance
 from raylance.environment.connection import current_session, ray_session
 
@@ -20,12 +20,13 @@ faulthandler.dump_traceback_later(200, exit=True)
 def init():
     ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
 
-def slowly(batch, pause_s):
-    time.sleep(pause_s)
+def slowly(batch, pause_s, this_process):
+    if os.getpid() != this_process:  # which only opens the dataset
+        time.sleep(pause_s)
     return {"id": batch["id"]}
 
 def open_loader(pause_s, **options):
-    transform = functools.partial(slowly, pause_s=pause_s)
+    transform = functools.partial(slowly, pause_s=pause_s, this_process=os.getpid())
     return raylance.dataset(sys.argv[1], order="window", transform=transform, remainder="ragged").loader(**options)
 
 def iterate(loader):

@@ -11,23 +11,9 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance.source.packing import Documents, PackTokens, _PackReader
+from tests.helpers.in_memory import InMemory
 
 EOS, PAD = 99, 0
-
-
-class InMemory:
-    """Documents as a selection, and as what reads them."""
-
-    def __init__(self, documents: list[list[int]]) -> None:
-        self.documents = documents
-        self.rows, self.fingerprint = len(documents), "f"
-
-    def offsets(self, selected: np.ndarray) -> np.ndarray:
-        return selected * 3  # row offsets are not row numbers
-
-    def read(self, offsets: np.ndarray) -> pa.Table:
-        rows = [self.documents[offset // 3] for offset in offsets]
-        return pa.table({"tokens": pa.array(rows, pa.list_(pa.int32())), "_rowoffset": offsets})
 
 
 @given(
@@ -41,8 +27,8 @@ def test_sequences_are_the_cuts_of_one_string(
 ) -> None:
     pack = PackTokens("tokens", length, EOS if eos else None, PAD)
     string = [token for document in documents for token in (*document, *([EOS] if eos else []))]
-    owners = [3 * row for row, document in enumerate(documents) for _ in range(len(document) + eos)]
-    memory = InMemory(documents)
+    owners = [2 * row for row, document in enumerate(documents) for _ in range(len(document) + eos)]
+    memory = InMemory(pa.table({"tokens": pa.array(documents, pa.list_(pa.int32()))}))
     ends = np.cumsum([len(document) + eos for document in documents])
     table = Documents(ends=ends, pack=pack)
     assert table.rows == -(-len(string) // length)

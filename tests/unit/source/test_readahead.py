@@ -12,7 +12,7 @@ from raylance.orders.order import Resolved
 from raylance.orders.shuffles import Sequential, WindowShuffle
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.source.readahead import ReadAhead, TooLargeError
-from tests.helpers.in_memory import InMemory
+from tests.helpers.in_memory import InMemory, table_of
 from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import make_plan
 
@@ -46,7 +46,7 @@ def test_every_item_has_its_rows_whatever_the_limit(
     plan = make_plan(order, batch, world, remainder)
     rank = data.draw(st.integers(0, world - 1))
     sizes = np.random.default_rng(seed).choice([1, 20, 150], order.rows, p=[0.8, 0.15, 0.05]).tolist()
-    feed = InMemory(sizes, guess)
+    feed = InMemory(table_of(sizes), guess)
     ahead = ReadAhead(feed, limit)  # type: ignore[arg-type]
     items = [item for epoch in range(2) for item in plan.items(rank, epoch, 0, item_rows)]
     stops = data.draw(st.dictionaries(st.integers(0, len(items) - 1), st.integers(0, len(items) - 1), max_size=4))
@@ -66,7 +66,7 @@ def gather_all(ahead: ReadAhead, plan: object, items: list) -> list[int]:
 
 def test_ordinary_rows_are_read_once_and_whole_windows_ahead() -> None:
     plan = make_plan(resolve(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 256), 16, 1)
-    feed = InMemory([100] * 256, 112)
+    feed = InMemory(table_of([100] * 256), 112)
     ahead = ReadAhead(feed, 4 * 64 * 112)  # type: ignore[arg-type]
     items = list(plan.items(0, 0, 0, 16))
     ahead.gather("p", plan, items[0])
@@ -79,7 +79,7 @@ def test_ordinary_rows_are_read_once_and_whole_windows_ahead() -> None:
 
 def test_what_follows_is_read_as_a_portion_is_handed_out() -> None:
     """Not all at once when a window turns over, and all of it before it is asked for."""
-    feed = InMemory([10] * 4000, 22)
+    feed = InMemory(table_of([10] * 4000), 22)
     plan = make_plan(resolve(WindowShuffle(shard_rows=500, window_shards=1, lanes=4), 4000), 100, 1)
     ahead = ReadAhead(feed, 6 * 2000 * 22)  # type: ignore[arg-type]  # two windows have room
     items, later = (list(plan.items(0, epoch, 0, 100)) for epoch in (0, 1))
@@ -98,7 +98,7 @@ def test_a_row_that_exceeds_the_limit_is_refused_by_name_and_what_lies_before_it
     sizes = [10] * 40
     sizes[23] = 5000
     plan = make_plan(resolve(Sequential(shard_rows=8, window_shards=1), 40), 4, 1)
-    ahead = ReadAhead(InMemory(sizes), 2000)  # type: ignore[arg-type]
+    ahead = ReadAhead(InMemory(table_of(sizes)), 2000)  # type: ignore[arg-type]
     items = list(plan.items(0, 0, 0, 1))
     assert gather_all(ahead, plan, items[:23]) == list(range(23))
     for _ in range(2):
@@ -109,7 +109,7 @@ def test_a_row_that_exceeds_the_limit_is_refused_by_name_and_what_lies_before_it
 
 def test_an_error_of_reading_is_not_kept() -> None:
     plan = make_plan(resolve(Sequential(shard_rows=8, window_shards=1), 64), 4, 1)
-    feed = InMemory([50] * 64, 62)
+    feed = InMemory(table_of([50] * 64), 62)
     ahead = ReadAhead(feed, 1000)  # type: ignore[arg-type]
     items = list(plan.items(0, 0, 0, 4))
     assert gather_all(ahead, plan, items[:4]) == list(range(16))
@@ -123,7 +123,7 @@ def test_an_error_of_reading_is_not_kept() -> None:
 
 def test_what_is_larger_than_allowed_is_not_given() -> None:
     plan = make_plan(resolve(Sequential(shard_rows=8, window_shards=1), 64), 16, 1)
-    ahead = ReadAhead(InMemory([1000 if row == 3 else 10 for row in range(64)]), 1 << 20)  # type: ignore[arg-type]
+    ahead = ReadAhead(InMemory(table_of([1000 if row == 3 else 10 for row in range(64)])), 1 << 20)  # type: ignore[arg-type]
     (item, *_) = plan.items(0, 0, 0, 16)
     with pytest.raises(TooLargeError) as caught:
         ahead.gather("p", plan, item, 500)
@@ -138,7 +138,7 @@ class SlowToOpen(InMemory):
     """Takes its time to make a reader, and counts them."""
 
     def __init__(self, sizes: list[int]) -> None:
-        super().__init__(sizes, 112.0)
+        super().__init__(table_of(sizes), 112.0)
         self.opened = 0
 
     def open_reader(self, retry_s: float) -> InMemory:
