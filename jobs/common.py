@@ -1,7 +1,7 @@
 """Owns what several jobs need: Ray, paths, storage options, arguments, refusals; never what a job does."""
 
 import argparse
-import contextlib
+import functools
 import hashlib
 import math
 import os
@@ -16,7 +16,6 @@ from typing import Any
 
 import lance
 import pyarrow as pa
-import ray
 from pyarrow import fs as pafs
 
 import jobs
@@ -32,6 +31,7 @@ S3_OPTIONS = {
     "endpoint": "endpoint_override",
     "endpoint_url": "endpoint_override",
 }
+_MOST_BLOCKS = 10_000  # of Ray Data, each a task
 HIDDEN = "…"  # in the place of a secret
 SECRET = re.compile(r"secret|token|password|account_key|sas|credential", re.IGNORECASE)
 
@@ -46,6 +46,8 @@ def connect() -> bool:
     Raises:
         RefusedError: If there is an address, and no Ray answers there.
     """
+    import ray  # slow to load, and not needed by all
+
     if ray.is_initialized():
         return False
     # Ray's workers look for modules where the driver was started: from elsewhere, they are sent this folder.
@@ -195,15 +197,32 @@ def taken(out: str) -> RefusedError:
     )
 
 
-@contextlib.contextmanager
-def own_progress() -> Iterator[None]:
-    """Ray Data shows no bars, which count blocks: the job's own count rows."""
-    from ray.data import DataContext  # slow to load
+def run_tasks(task: Callable[[Any, Any], Any], items: Sequence[Any], shared: Any, **resources: float) -> Iterator[Any]:
+    """Runs `task(item, shared)` for each item, as many at a time as fit; yields results as they come.
+
+    A task is retried where its machine is lost, not where it raises: that ends all, by an error with its text.
+    """
+    import ray
+    from ray.data import DataContext, from_items
 
     context = DataContext.get_current().copy()
-    context.enable_progress_bars = False
+    context.enable_progress_bars = False  # they count blocks: a job's own count rows
+    packed = [{"packed": ray.cloudpickle.dumps(item)} for item in items]
+    run = functools.partial(_run_task, task=task, shared=ray.put(shared))
     with DataContext.current(context):
-        yield
+        results = from_items(packed, override_num_blocks=min(len(packed), _MOST_BLOCKS)).map_batches(
+            run, batch_format="pyarrow", batch_size=1, **resources
+        )
+        for batch in results.iter_batches(batch_format="pyarrow", batch_size=None):
+            yield from (ray.cloudpickle.loads(result.as_py()) for result in batch["packed"])
+
+
+def _run_task(batch: pa.Table, *, task: Callable[[Any, Any], Any], shared: Any) -> pa.Table:
+    import ray
+
+    [item] = batch["packed"].to_pylist()
+    made = task(ray.cloudpickle.loads(item), ray.get(shared))
+    return pa.table({"packed": [ray.cloudpickle.dumps(made)]})
 
 
 def reason(error: BaseException) -> str:

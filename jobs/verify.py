@@ -35,6 +35,8 @@ if __name__ == "__main__":  # else Python finds this folder's files, and not the
 import numpy as np
 
 import raylance
+from jobs.common import connect, key_value, number_or_name
+from jobs.output import separate_output_once
 from raylance.errors import BadRowError, CoverageError, HelperError
 
 SIZES = ("shard_rows", "window_shards", "lanes")
@@ -64,7 +66,7 @@ BESIDE_RUN = ("run", "dataset", "uri", "storage_options", "json", *LACKING)  # a
 def open_data(args: argparse.Namespace) -> raylance.Dataset:
     """Opens what the run read: one dataset, a mixture, or what its checkpoint names."""
     given = {name: getattr(args, name) for name in ("version", "filter", "seed", "split", "order", "pack", "columns")}
-    given["storage_options"] = dict(args.storage_options or {}) or None
+    given["storage_options"] = dict(args.storage_options) or None
     if args.image_column:
         given["decode"] = raylance.Image(args.image_column, size=args.image_size)
         given["on_bad_row"] = args.on_bad_row or "raise"
@@ -92,9 +94,6 @@ def audit(epoch: raylance.audit.EpochAudit, args: argparse.Namespace) -> dict[st
 def count_stream(epoch: raylance.audit.EpochAudit, decoders: int) -> raylance.audit.AuditReport:
     """Counts what the real stream of all ranks delivers; what Ray prints of it is kept where it fails."""
     import ray  # which nothing else here needs
-
-    from jobs.common import connect
-    from jobs.output import separate_output_once
 
     with separate_output_once("verify"):
         was_there = ray.is_initialized()
@@ -171,17 +170,9 @@ def draw(summary: Any, epoch: int, others: dict[int, dict[int, float]], path: Pa
     figure.savefig(path)
 
 
-def pair(text: str) -> tuple[str, str]:
-    """An argparse type: KEY=VALUE."""
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise argparse.ArgumentTypeError(f"{text!r} is not written KEY=VALUE")
-    return key, value
-
-
 def weights(text: str) -> list[tuple[str, float]]:
     """An argparse type: NAME=WEIGHT,…"""
-    return [(name, float(weight)) for name, weight in map(pair, text.split(","))]
+    return [(name, float(weight)) for name, weight in map(key_value, text.split(","))]
 
 
 def setting(text: str) -> Any:
@@ -190,11 +181,6 @@ def setting(text: str) -> Any:
         return raylance.audit.read_setting(text) if "(" in text else text
     except raylance.ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def number_or_name(text: str) -> int | str:
-    """An argparse type."""
-    return int(text) if text.isdigit() else text
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -218,14 +204,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--seed", type=int, help="default: 0")
     add("--mix", type=weights, metavar="A=W,B=W", help="mixture: names and weights of the datasets, in their order")
     add("--stop", default="first_exhausted", help="… first_exhausted (default), all_exhausted, or a number of rows")
-    add(
-        "--storage-options",
-        "--storage-option",
-        type=pair,
-        action="append",
-        metavar="KEY=VALUE",
-        help="of the object store; may be repeated",
-    )
+    stored = {"type": key_value, "action": "append", "default": [], "metavar": "KEY=VALUE"}
+    add("--storage-options", "--storage-option", help="of the object store; may be repeated", **stored)
     add("--remainder", choices=("drop", "pad", "ragged"), default="drop", help="default: %(default)s")
     add("--global-batch-size", type=int, help="rows of a step over all ranks")
     add("--world-size", type=int, help="ranks; default: 1")
@@ -246,19 +226,13 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--json", type=Path, metavar="FILE", help="write all numbers here")
     args = parser.parse_args(argv)
     try:
-        if args.run is not None:
-            refused = [name for name in vars(args) if name not in BESIDE_RUN and given(parser, args, name)]
-            if refused:
-                raise ValueError(f"--{refused[0]} means nothing with --run".replace("_", "-"))
+        for name, value in vars(args).items():
+            if args.run is not None and name not in BESIDE_RUN and value != parser.get_default(name):
+                raise ValueError(f"--{name} means nothing with --run".replace("_", "-"))
         check(args)
     except ValueError as error:
         parser.error(str(error))
     return args
-
-
-def given(parser: argparse.ArgumentParser, args: argparse.Namespace, name: str) -> bool:
-    """Whether an option is not what it is by default."""
-    return bool(getattr(args, name) != parser.get_default(name))
 
 
 def check(args: argparse.Namespace) -> None:

@@ -219,8 +219,8 @@ def run(args: argparse.Namespace) -> str:
         shape = make_shape(source, pieces, args)
         asked = [args.source, *(getattr(args, name, None) for name in ("input", "image_column", "label_column"))]
         key = key_of(source.facts, asked, args.rows_per_fragment, shape, present)
-        mode = "overwrite" if present else "create"
-        target = Target(uri=uri, mode=mode, rows_per_fragment=args.rows_per_fragment, options=options, key=key)
+        notes, mode = Notes(uri=uri, key=key, options=options), "overwrite" if present else "create"
+        target = Target(notes=notes, mode=mode, rows_per_fragment=args.rows_per_fragment)
         making = describe_plan(source, shape, pieces, args)
         is_brief = args.source == "demo" and not args.dry_run  # the summary is there in seconds, and says the same
         print(making.partition("\n")[0] if is_brief else making, flush=True)
@@ -248,7 +248,7 @@ def run(args: argparse.Namespace) -> str:
             f"making {args.out} failed ({reason(error)}). Nothing was committed, and an older version is as it was. "
             f"Remove the cause and run it again: finished pieces are kept{notes_of(error)}."
         ) from error
-    remove(target.notes, target.notes.forget, "this run is committed and needs nothing of it")
+    remove(notes, notes.forget, "this run is committed and needs nothing of it")
     left_out = show_left_out([*source.left_out, *unread], left_file)
     left_out += [*show_check(shape), *show_no_images(no_images)]
     chosen = f"drawn with seed {args.seed}" if shape.split_by else "the source's own"
@@ -287,20 +287,22 @@ def remove(notes: Notes, by: Callable[[], None], why: str, *, show: bool = False
 
 def check_numbers(args: argparse.Namespace) -> None:
     """Refuses numbers outside of their range."""
-    if not 0 <= args.val_fraction < 1:
-        raise RefusedError(f"--val-fraction {args.val_fraction} is not in [0, 1). Train would be empty. Try 0.1.")
-    if args.rows_per_fragment < 1:
-        raise RefusedError(f"--rows-per-fragment {args.rows_per_fragment} is below 1. It holds no row. Try 8192.")
-    if args.shorter_side is not None and args.shorter_side < 1:
-        raise RefusedError(
-            f"--shorter-side {args.shorter_side} is below 1. No pixel would be left. Try 256, or leave it out to keep "
-            "images as they are."
-        )
-    if args.jpeg_quality is not None and not 1 <= args.jpeg_quality <= 100:
-        raise RefusedError(
-            f"--jpeg-quality {args.jpeg_quality} is not in [1, 100]. JPEG has no such quality. Try {QUALITY}, or leave "
-            "it out to keep images as they are."
-        )
+    fraction, rows, side, quality = args.val_fraction, args.rows_per_fragment, args.shorter_side, args.jpeg_quality
+    kept = "or leave it out to keep images as they are"
+    for is_bad, text in (
+        (not 0 <= fraction < 1, f"--val-fraction {fraction} is not in [0, 1). Train would be empty. Try 0.1."),
+        (rows < 1, f"--rows-per-fragment {rows} is below 1. It holds no row. Try 8192."),
+        (
+            side is not None and side < 1,
+            f"--shorter-side {side} is below 1. No pixel would be left. Try 256, {kept}.",
+        ),
+        (
+            quality is not None and not 1 <= quality <= 100,
+            f"--jpeg-quality {quality} is not in [1, 100]. JPEG has no such quality. Try {QUALITY}, {kept}.",
+        ),
+    ):
+        if is_bad:
+            raise RefusedError(text)
 
 
 def describe_plan(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.Namespace) -> str:
@@ -308,17 +310,10 @@ def describe_plan(source: Source, shape: Shape, pieces: Sequence[Piece], args: a
     ragged = {name: f", of {low} to {high} values" for name, (low, high) in shape.ragged.items()}
     counted = sum(piece.rows or 0 for piece in pieces)
     unknown = sum(piece.rows is None for piece in pieces)
-    rows = " and ".join(
-        filter(
-            None,
-            [
-                f"{counted:,} rows" if counted else "",
-                f"{unknown:,} files with an unknown number of rows" if unknown else "",
-            ],
-        )
-    )
-    cut = f"{len(pieces):,} {'piece' if len(pieces) == 1 else 'pieces'}"
-    lines = [f"making {locate(args.out)} from {rows or 'no row'}, in {cut}"]
+    rows = [f"{counted:,} rows"] * (counted > 0)
+    rows += [f"{unknown:,} files with an unknown number of rows"] * (unknown > 0)
+    cut = f"{len(pieces):,} piece{'s' * (len(pieces) != 1)}"
+    lines = [f"making {locate(args.out)} from {' and '.join(rows) or 'no row'}, in {cut}"]
     lines += [f"  {field.name:<10} {field.type}{ragged.get(field.name, '')}" for field in shape.schema]
     if shape.classes is not None:
         lines.append(f"  classes    {describe(shape.classes)}")

@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import PIL.Image
 import pyarrow as pa
 
 from jobs.common import RefusedError
@@ -30,15 +31,13 @@ class Digits(Source):
     """The 1,797 handwritten digits that scikit-learn carries, as 8x8 greyscale PNG."""
 
     def __init__(self) -> None:
-        """Encodes them."""
         try:
-            from PIL import Image
             from sklearn.datasets import load_digits
         except ImportError as error:
-            raise RefusedError(f"{error}: it makes the digits; pip install scikit-learn pillow") from error
+            raise RefusedError(f"{error}: it makes the digits; pip install scikit-learn") from error
         digits, encoded = load_digits(), []
         for pixels in (digits.images * (255 / 16)).round().astype("uint8"):  # (8, 8), from 0..16
-            Image.fromarray(pixels).save(buffer := io.BytesIO(), format="PNG")
+            PIL.Image.fromarray(pixels).save(buffer := io.BytesIO(), format="PNG")
             encoded.append(buffer.getvalue())
         self.classes = [str(name) for name in digits.target_names]
         self.rows = pa.table({"image": pa.array(encoded, pa.binary()), "label": pa.array(digits.target, pa.int64())})

@@ -19,28 +19,22 @@ _AT_ONCE = 16  # small files that are read or removed together
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Notes:
-    """What one run has done.
+    """What one run has done."""
 
-    Attributes:
-        uri: Of the dataset.
-        key: Names the run; another source or other arguments give another.
-        options: Of the object store.
-    """
-
-    uri: str
-    key: str
-    options: dict[str, str]
+    uri: str  # of the dataset
+    key: str  # names the run; another source or other arguments give another
+    options: dict[str, str]  # of the object store
 
     @property
     def folder(self) -> str:
         """Where they are."""
         return f"{self.uri.rstrip('/')}/{_FOLDER}{self.key}"
 
-    def write(self, number: int, note: str) -> None:
+    def write(self, number: int, note: dict[str, Any]) -> None:
         """Notes that a piece is done."""
         with tempfile.TemporaryDirectory() as directory:
             local = Path(directory, "note.json")
-            local.write_text(note)
+            local.write_text(json.dumps(note))
             self._session().upload_file(str(local), f"{number:08}.json")
 
     def read(self) -> dict[int, dict[str, Any]]:
@@ -71,7 +65,7 @@ class Notes:
 
     def forget_all(self) -> None:
         """Removes them, and first the data files that they name, but for those of a version of the dataset."""
-        session = LanceFileSession(self.uri, storage_options=self.options or None)
+        session = LanceFileSession(self.uri, storage_options=self.options)
         there = {file.rpartition("/")[2] for file in session.list("data")}
         unused = (self.files() & there) - files_of(self.uri, self.options, all_versions=True)
         with ThreadPoolExecutor(_AT_ONCE) as threads:
@@ -79,12 +73,12 @@ class Notes:
         self.forget()
 
     def _session(self) -> LanceFileSession:
-        return LanceFileSession(self.folder, storage_options=self.options or None)
+        return LanceFileSession(self.folder, storage_options=self.options)
 
 
 def begun(uri: str, options: dict[str, str]) -> list[Notes]:
     """The notes of all runs that have left some there."""
-    session = LanceFileSession(uri, storage_options=options or None)
+    session = LanceFileSession(uri, storage_options=options)
     folders = (folder.strip("/") for folder in session.list_with_delimiter().common_prefixes)
     keys = sorted(folder.removeprefix(_FOLDER) for folder in folders if folder.startswith(_FOLDER))
     return [Notes(uri=uri, key=key, options=options) for key in keys]

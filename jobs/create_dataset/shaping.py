@@ -20,33 +20,19 @@ from jobs.materialize.images import Reencode
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What is done to each row; sent to every task.
+    """What is done to each row; sent to every task."""
 
-    Attributes:
-        schema: Of the dataset.
-        source: Of the first rows, which all others must fit.
-        label: Column whose strings become integers by `classes`, or None.
-        classes: Names of classes, or None.
-        images: How images are changed, or None.
-        looks_at: Column of images that stay as they are, which are looked at; or None.
-        decodes: Whether these are decoded whole, and not their headers alone.
-        split_by: Columns whose content decides the split; none where the source names its splits.
-        val_fraction: Of the rows that are called val.
-        seed: Of that choice.
-        ragged: The fewest and the most values of the first lists of floats that have no one length.
-    """
-
-    schema: pa.Schema
-    source: pa.Schema
-    label: str | None
+    schema: pa.Schema  # of the dataset
+    source: pa.Schema  # of the first rows, which all others must fit
+    label: str | None  # column whose strings become integers by `classes`
     classes: list[str] | None
     images: Reencode | None
-    looks_at: str | None
-    decodes: bool
-    split_by: tuple[str, ...]
-    val_fraction: float
-    seed: int
-    ragged: dict[str, tuple[int, int]]
+    looks_at: str | None  # column of images that stay as they are, which are looked at
+    decodes: bool  # whether these are decoded whole, and not their headers alone
+    split_by: tuple[str, ...]  # columns whose content decides the split; none where the source names its splits
+    val_fraction: float  # of the rows that are called val
+    seed: int  # of that choice
+    ragged: dict[str, tuple[int, int]]  # fewest and most values of the first lists of floats of no one length
 
     def apply(self, table: pa.Table, name: str) -> pa.Table:
         """Shapes a table; `name` says where it is from.

@@ -32,17 +32,11 @@ ALIGNED = pa.ipc.IpcReadOptions(ensure_alignment=pa.ipc.Alignment.At64Byte)
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one task reads, and writes as a fragment, or as several where the number of rows was unknown.
+    """What one task reads, and writes as a fragment, or as several where the number of rows was unknown."""
 
-    Attributes:
-        name: For messages.
-        parts: What to read, in order; only its source knows how to take it.
-        rows: Rows of all parts, or None where they are not known before reading.
-    """
-
-    name: str
-    parts: tuple[Any, ...]
-    rows: int | None
+    name: str  # for messages
+    parts: tuple[Any, ...]  # what to read, in order; only its source knows how to take it
+    rows: int | None  # of all parts; None where they are not known before reading
 
 
 class Left(NamedTuple):
@@ -54,23 +48,13 @@ class Left(NamedTuple):
 
 
 class Source(abc.ABC):
-    """Where rows come from. It is sent to every task.
+    """Where rows come from. It is sent to every task."""
 
-    Attributes:
-        has_splits: Whether its tables have a column `split`.
-        classes: Names of classes in the order of their labels, where it knows them; its labels are integers then.
-        classes_of: The column of these labels, or None where it does not say.
-        left_out: Files that give no row, sorted.
-        remarks: What its user may not expect, such as which names stand for splits.
-        facts: Its state, by which a later one differs: names, sizes and times of files, versions.
-    """
-
-    has_splits: bool = False
-    classes: list[str] | None = None
-    classes_of: str | None = "label"
-    left_out: Sequence[Left] = ()
-    remarks: Sequence[str] = ()
-    facts: Any = None
+    classes: list[str] | None = None  # names in the order of their labels, where it knows them
+    classes_of: str | None = "label"  # the column of these labels; None where it does not say
+    left_out: Sequence[Left] = ()  # files that give no row, sorted
+    remarks: Sequence[str] = ()  # what its user may not expect, such as which names stand for splits
+    facts: Any = None  # by which a later state of it differs: names, sizes and times of files, versions
 
     @abc.abstractmethod
     def pieces(self, rows: int) -> list[Piece]:
@@ -225,8 +209,8 @@ def explain_splits(location: str, names: Iterable[str]) -> list[str]:
     ]
 
 
-def name_splits(location: str, files: list[str]) -> tuple[list[str | None], list[str]]:
-    """Returns the split that each file is of, None for all where no name says one; and what to say of these names.
+def name_splits(location: str, files: list[str]) -> tuple[dict[str, str], list[str]]:
+    """Returns the split of each file, none where names say nothing or only train; and remarks on these names.
 
     A directory is called as the split is, the name of a file begins so.
     """
@@ -248,7 +232,22 @@ def name_splits(location: str, files: list[str]) -> tuple[list[str | None], list
             f"{files[splits.index(None)]} in --input {location} names no split, other files do. Its rows "
             "would belong to none. Call it train-*, validation-* or test-*, or its directory, or move it away."
         )
-    return splits, explain_splits(location, names)
+    named = {file: split for file, split in zip(files, splits, strict=True) if split}
+    return ({} if is_unsplit(splits) else named), explain_splits(location, names)
+
+
+def is_unsplit(splits: Iterable[str | None]) -> bool:
+    """Whether a source was never split: nothing names a split but train."""
+    return set(splits) <= {None, "train"}
+
+
+class Files(Source):
+    """Files below --input; the name of one, or of its directory, may say which split its rows are of."""
+
+    def __init__(self, location: str, endings: tuple[str, ...], options: dict[str, str]) -> None:
+        self.listing = list_files(location, endings, options)
+        self.left_out, self.facts = self.listing.left_out, self.listing.facts
+        self.splits, self.remarks = name_splits(location, self.listing.files)
 
 
 def with_split(table: pa.Table, split: str | None) -> pa.Table:

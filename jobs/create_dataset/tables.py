@@ -19,14 +19,13 @@ from jobs.create_dataset.shaping import is_image, plain, take_bytes
 from jobs.create_dataset.sources import (
     ALIGNED,
     BLOCK_BYTES,
+    Files,
     Left,
     Piece,
     Source,
     cut,
     from_file,
     in_blocks,
-    list_files,
-    name_splits,
     with_split,
 )
 from jobs.create_dataset.texts import as_read, is_number, kind_of, to_numbers
@@ -35,8 +34,8 @@ PARQUET, TEXT, ARROW = (".parquet", ".pq"), (".csv", ".tsv", ".csv.gz", ".tsv.gz
 _MAGIC = b"ARROW1"  # of an Arrow file, which lists its batches; a stream begins otherwise
 
 
-class Tables(Source):
-    """Files of one schema; those that begin with the name of a split, or lie in a directory of it, are of that split.
+class Tables(Files):
+    """Files of one schema.
 
     A frame of pandas goes through a file: `frame.to_parquet` or `frame.to_feather`. The index that pandas stores beside
     the columns is left out, and what the `datasets` library stores beside the bytes of images.
@@ -49,20 +48,17 @@ class Tables(Source):
         image: str,
         options: dict[str, str],
         text_columns: Sequence[str] = (),
+        endings: tuple[str, ...] = (*PARQUET, *TEXT, *ARROW),
     ) -> None:
         """Reads the columns of each file, and its number of rows where it holds one; some columns stay text."""
-        self.listing = list_files(location, (*PARQUET, *TEXT, *ARROW), options)
-        self.facts, files = self.listing.facts, self.listing.files
-        splits, self.remarks = name_splits(location, files)
-        self.has_splits = not set(splits) <= {None, "train"}
-        self.splits = dict(zip(files, splits, strict=True))
+        super().__init__(location, endings, options)
         self.text_columns = frozenset(text_columns)
         self.columns, self.image = (None if columns is None else list(columns)), image
         self.kinds: dict[str, pa.DataType] = {}  # of the columns of text files: what the first rows of them show
         self.parts: list[tuple[tuple[str, int], int | None]] = []
         index, schemas = dict[str, None](), dict[str, pa.Schema]()  # the latter of files that have rows
         try:
-            for file in files:
+            for file in self.listing.files:
                 schema, counts = self._look(file)
                 self._note(schema, file, index)
                 self.parts += [((file, part), rows) for part, rows in enumerate(counts)]
@@ -70,8 +66,8 @@ class Tables(Source):
                     schemas[file] = schema
         except (OSError, pa.ArrowInvalid) as error:
             raise RefusedError(
-                f"{file} in --input {location} can't be read ({reason(error)}). Its rows would be missing. Write it "
-                "again, or move it away."
+                f"{file} in --input {location} can't be read ({reason(error)}). Its rows would be missing. Write or "
+                "download it again, or move it away."
             ) from error
         if missing := sorted(self.text_columns - self.kinds.keys()):
             raise RefusedError(
@@ -175,8 +171,7 @@ class Tables(Source):
         """Columns as they are."""
         for (file, part), low, high in piece.parts:
             for table in self._read(file, part, low, high):
-                split = self.splits[file] if self.has_splits else None
-                yield from in_blocks(with_split(self._keep(table, file), split))
+                yield from in_blocks(with_split(self._keep(table, file), self.splits.get(file)))
 
     def _keep(self, table: pa.Table, file: str) -> pa.Table:
         """The columns to keep; of images as the `datasets` library stores them, the bytes."""
@@ -291,7 +286,6 @@ class LanceTable(Source):
                 f"--filter {filter} can't be used on --input {location} ({reason(error)}). No row would be kept. Write "
                 f"it in SQL, of the columns {', '.join(opened.schema.names)}."
             ) from error
-        self.has_splits = "split" in self.columns
         self.version, self.identity = opened.version, identity(opened)
         self.facts = [self.uri, self.version, self.identity, filter]
         names = (opened.schema.metadata or {}).get(b"classes")

@@ -19,13 +19,11 @@ from jobs.create_dataset.images import IMAGES
 from jobs.create_dataset.sources import (
     BLOCK_BYTES,
     SPLIT,
+    Files,
     Left,
     Piece,
-    Source,
     cut,
     from_file,
-    list_files,
-    name_splits,
     with_split,
 )
 
@@ -52,16 +50,12 @@ class Header(tarfile.TarInfo):
             raise tarfile.ReadError(str(why)) from error
 
 
-class Tars(Source):
-    """Tars, each a piece; those whose names begin with the name of a split are of that split."""
+class Tars(Files):
+    """Tars, each a piece."""
 
     def __init__(self, location: str, columns: Sequence[str] | None, options: dict[str, str]) -> None:
         """Lists them; the first row of the first tar says which columns there are, if they are not asked for."""
-        self.listing = list_files(location, (".tar", ".tar.gz", ".tgz"), options)
-        self.left_out, self.facts = self.listing.left_out, self.listing.facts
-        splits, self.remarks = name_splits(location, self.listing.files)
-        self.has_splits = not set(splits) <= {None, "train"}
-        self.splits = dict(zip(self.listing.files, splits, strict=True))
+        super().__init__(location, (".tar", ".tar.gz", ".tgz"), options)
         found = itertools.chain.from_iterable(self._rows(file, []) for file in self.listing.files)
         first = [row for _, row in itertools.islice(found, LOOK)]
         self.asked = columns is not None
@@ -76,7 +70,7 @@ class Tars(Source):
                 f"--columns {', '.join(missing)} is none of {', '.join(has)}, which the first rows of --input "
                 f"{location} have. No row would be kept. Name some of these."
             )
-        if self.has_splits and SPLIT in self.columns:
+        if self.splits and SPLIT in self.columns:
             raise RefusedError(
                 f"--input {location} names splits by the names of tars and by files .{SPLIT} in them. A row would have "
                 f"two. Name the columns to keep by --columns, without {SPLIT}, or give the tars names without splits."
@@ -108,7 +102,7 @@ class Tars(Source):
 
     def _table(self, rows: list[dict[str, Any]], file: str) -> pa.Table:
         table = from_file(pa.Table.from_pylist(rows), file)
-        return with_split(table, self.splits[file] if self.has_splits else None)
+        return with_split(table, self.splits.get(file))
 
     def _kept(self, file: str, left_out: list[Left]) -> Iterator[tuple[str, dict[str, Any]]]:
         """Rows that have all columns, with their keys."""

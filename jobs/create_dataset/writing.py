@@ -6,7 +6,6 @@ from many machines, too, but starts over each time, and gathers a task's rows in
 """
 
 import dataclasses
-import functools
 import hashlib
 import itertools
 import json
@@ -15,11 +14,9 @@ from typing import Any
 
 import lance
 import pyarrow as pa
-import ray
-import ray.data
 from lance.fragment import FragmentMetadata, write_fragments
 
-from jobs.common import own_progress
+from jobs.common import run_tasks
 from jobs.create_dataset.notes import Notes
 from jobs.create_dataset.shaping import Shape
 from jobs.create_dataset.sources import Left, Piece, Source
@@ -29,26 +26,11 @@ _NAMED = 1000  # files or rows that a task names
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where the dataset goes.
+    """Where the dataset goes."""
 
-    Attributes:
-        uri: Of the dataset.
-        mode: "create" or "overwrite".
-        rows_per_fragment: At the most.
-        options: Of the object store.
-        key: Names this run; another source or other arguments give another.
-    """
-
-    uri: str
-    mode: str
-    rows_per_fragment: int
-    options: dict[str, str]
-    key: str
-
-    @property
-    def notes(self) -> Notes:
-        """What this run has done."""
-        return Notes(uri=self.uri, key=self.key, options=self.options)
+    notes: Notes  # of what this run has done, below the dataset
+    mode: str  # "create" or "overwrite"
+    rows_per_fragment: int  # at the most
 
 
 def key_of(facts: Any, *arguments: Any) -> str:
@@ -71,19 +53,10 @@ def write(
     done = target.notes.read()
     for note in done.values():
         progress(note["rows"])
-    todo = [
-        {"number": number, "piece": ray.cloudpickle.dumps(piece)}
-        for number, piece in enumerate(pieces)
-        if number not in done
-    ]
-    if todo:
-        given = ray.put((source, shape, target))
-        task = functools.partial(write_piece, given=given)
-        with own_progress():
-            rows = ray.data.from_items(todo, override_num_blocks=len(todo))
-            for row in rows.map_batches(task, batch_format="pyarrow", batch_size=1).iter_rows():
-                done[row["number"]] = json.loads(row["note"])
-                progress(done[row["number"]]["rows"])
+    if todo := [(number, piece) for number, piece in enumerate(pieces) if number not in done]:
+        for number, note in run_tasks(write_piece, todo, (source, shape, target)):
+            done[number] = note
+            progress(note["rows"])
     notes = [done[number] for number in sorted(done)]
     fragments = [FragmentMetadata.from_json(json.dumps(text)) for note in notes for text in note["fragments"]]
     if not fragments:
@@ -94,11 +67,10 @@ def write(
 
 def commit(schema: pa.Schema, fragments: Sequence[FragmentMetadata], target: Target) -> lance.LanceDataset:
     """Makes the fragments a dataset, or the next version of the one that was there when the run began."""
-    operation, options = lance.LanceOperation.Overwrite(schema, fragments), target.options or None
-    if target.mode == "overwrite":
-        return lance.LanceDataset.commit(target.uri, operation, storage_options=options)
     # Without retries, it fails where a dataset is by now: else Lance would make this the next version of that.
-    return lance.LanceDataset.commit(target.uri, operation, storage_options=options, max_retries=0)
+    retries = {} if target.mode == "overwrite" else {"max_retries": 0}
+    operation, notes = lance.LanceOperation.Overwrite(schema, fragments), target.notes
+    return lance.LanceDataset.commit(notes.uri, operation, storage_options=notes.options, **retries)
 
 
 def shaped(
@@ -122,11 +94,9 @@ def _named(piece: Piece, found: list[Left]) -> list[Left]:
     return [*found[:_NAMED], *([Left(f"{piece.name}: {more:,} more", "are not named", more)] if more > 0 else [])]
 
 
-def write_piece(batch: pa.Table, *, given: Any) -> pa.Table:
-    """Writes one piece, then notes that it is done."""
-    source, shape, target = ray.get(given)
-    [item] = batch.to_pylist()
-    piece: Piece = ray.cloudpickle.loads(item["piece"])
+def write_piece(numbered: tuple[int, Piece], given: tuple[Source, Shape, Target]) -> tuple[int, dict[str, Any]]:
+    """Writes one piece, then notes that it is done; returns its number and the note."""
+    (number, piece), (source, shape, target) = numbered, given
     left_out: list[Left] = []
     no_images: list[Left] = []
     tables = shaped(source, shape, piece, left_out, no_images)
@@ -137,14 +107,14 @@ def write_piece(batch: pa.Table, *, given: Any) -> pa.Table:
         stream = pa.RecordBatchReader.from_batches(shape.schema, itertools.chain([first], batches))
         fragments = write_fragments(
             stream,
-            target.uri,
+            target.notes.uri,
             schema=shape.schema,
             mode=target.mode,
             max_rows_per_file=target.rows_per_fragment,
-            storage_options=target.options or None,
+            storage_options=target.notes.options,
         )
         rows = sum(fragment.physical_rows for fragment in fragments)
     named = {"left_out": _named(piece, left_out), "no_images": _named(piece, no_images)}
-    note = json.dumps({"rows": rows, "fragments": [found.to_json() for found in fragments], **named})
-    target.notes.write(item["number"], note)
-    return pa.table({"number": [item["number"]], "note": [note]})
+    note = {"rows": rows, "fragments": [found.to_json() for found in fragments], **named}
+    target.notes.write(number, note)
+    return number, note

@@ -19,8 +19,7 @@ import torch
 import raylance
 
 from .images import Reencode
-from .planning import Wish, check_columns, stored_row_bytes
-from .shuffle import open_version
+from .planning import Wish, open_source, stored_row_bytes
 
 SIDE = 224  # of the squares that images are decoded to where --shorter-side says nothing
 SAMPLE_BYTES, FEWEST, MOST = 32 << 20, 64, 4096  # rows that are read together for one measurement
@@ -32,33 +31,19 @@ NOISE = 0.05  # of an epoch: less cannot be distinguished from noise
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What was seen. Reading is by one reader, decoding by one CPU.
+    """What was seen, for one row. Reading is by one reader, decoding by one CPU."""
 
-    Attributes:
-        rows: Selected rows.
-        of_rows: Rows of the source.
-        row_bytes: Bytes of a selected row.
-        copy_bytes: Bytes of the row that it becomes.
-        scan_s: Seconds to read a row, from start to end, whatever is selected.
-        window_s: Seconds to read a selected row as order="window" does, neighbours together.
-        random_s: Seconds to read a selected row as order="row" does, from anywhere.
-        decode_s: Seconds to decode a stored image; 0 where there is none.
-        copy_decode_s: Seconds to decode it in the copy.
-        encode_s: Seconds to make it, decoding included.
-        cpus: CPUs that decode.
-    """
-
-    rows: int
-    of_rows: int
-    row_bytes: float
-    copy_bytes: float
-    scan_s: float
-    window_s: float
-    random_s: float
-    decode_s: float = 0.0
-    copy_decode_s: float = 0.0
-    encode_s: float = 0.0
-    cpus: int = 1
+    rows: int  # selected ones
+    of_rows: int  # of the source
+    row_bytes: float  # of a selected row
+    copy_bytes: float  # of the row that it becomes
+    scan_s: float  # to read a row, from start to end, whatever is selected
+    window_s: float  # to read a selected row as order="window" does, neighbours together
+    random_s: float  # to read a selected row as order="row" does, from anywhere
+    decode_s: float = 0.0  # a stored image; 0 where there is none
+    copy_decode_s: float = 0.0  # an image of the copy
+    encode_s: float = 0.0  # to make that, decoding included
+    cpus: int = 1  # that decode
 
     @property
     def copy_read_s(self) -> float:
@@ -76,13 +61,7 @@ class Measured:
 
 
 def epochs_to_pay(make_s: float, before_s: float, after_s: float) -> int | None:
-    """After how many epochs a copy has saved what it cost; None for never.
-
-    Args:
-        make_s: Seconds to make it.
-        before_s: Seconds of an epoch without it.
-        after_s: Seconds of an epoch with it.
-    """
+    """After how many epochs, of `before_s` without a copy and `after_s` with it, it has saved `make_s`; None: never."""
     saved_s = before_s - after_s
     return None if saved_s <= NOISE * before_s else max(1, math.ceil(make_s / saved_s))
 
@@ -145,10 +124,7 @@ def ms(value: float) -> str:
 
 def advise(wish: Wish, cpus: int) -> str:
     """Measures the source; returns what it saw, and whether a copy pays."""
-    facts = wish.data.loader(rank=0, runtime="threads").state_dict()
-    version = facts["version"] if facts["branch"] is None else (facts["branch"], facts["version"])
-    source = open_version(facts["uri"], version, wish.storage_options)
-    check_columns(source, wish)
+    facts, source = open_source(wish)
     seen = measure(source, wish, facts["rows"], cpus)
     cached = "as it is, with what caches hold of it now"
     return f"measured on {facts['uri']}, version {facts['version']}, {cached}:\n{report(seen)}"

@@ -24,18 +24,12 @@ class Reencode:
     """How encoded images are changed.
 
     Pixels are those that `raylance.Image` makes of them, at the new size: EXIF rotation is done, and alpha is dropped.
-
-    Attributes:
-        column: Column of encoded images.
-        shorter_side: Pixels that the shorter side has at the most; None leaves sizes as they are.
-        quality: JPEG quality of every image; None leaves an image that is small enough as it is, byte for byte.
-        keep_bad: Whether an image that cannot be decoded is kept as it is; else it is an error.
     """
 
     column: str
-    shorter_side: int | None = None
-    quality: int | None = None
-    keep_bad: bool = False
+    shorter_side: int | None = None  # pixels that it has at the most; None leaves sizes as they are
+    quality: int | None = None  # of every JPEG; None leaves an image that is small enough as it is, byte for byte
+    keep_bad: bool = False  # whether an image that cannot be decoded is kept as it is; else it is an error
 
     def describe(self) -> dict[str, Any]:
         """Its entry in the provenance."""

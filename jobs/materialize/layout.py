@@ -14,38 +14,23 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A sorted run that the first pass has written.
+    """A sorted run that the first pass has written."""
 
-    Attributes:
-        first: Place of its chunk among the selected rows: runs are ordered by it.
-        part: Place of the run in its chunk.
-        fragment: JSON of the fragment.
-        slot_rows: Rows of it in each slot, int64 (slots,).
-        slot_bytes: Bytes of these, int64 (slots,).
-    """
-
-    first: int
-    part: int
-    fragment: str
-    slot_rows: np.ndarray
-    slot_bytes: np.ndarray
+    first: int  # place of its chunk among the selected rows: runs are ordered by it
+    part: int  # place of the run in its chunk
+    fragment: str  # as JSON
+    slot_rows: np.ndarray  # rows of it in each slot, int64 (slots,)
+    slot_bytes: np.ndarray  # bytes of these, int64 (slots,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Stretch:
-    """Places that are held in memory together, and where their rows lie in the scratch dataset.
-
-    Attributes:
-        start: First place.
-        stop: End of the places.
-        offsets: First row offset in each run, int64 (runs,).
-        lengths: Rows in each run, int64 (runs,).
-    """
+    """Places [start, stop) that are held in memory together, and where their rows lie in the scratch dataset."""
 
     start: int
     stop: int
-    offsets: np.ndarray
-    lengths: np.ndarray
+    offsets: np.ndarray  # first row offset in each run, int64 (runs,)
+    lengths: np.ndarray  # rows in each run, int64 (runs,)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import pickle
 import shutil
 import sys
 import time
@@ -14,19 +13,16 @@ from typing import Any
 import lance
 import pyarrow as pa
 import ray
-import ray.data
 from lance.file import LanceFileSession
 from lance.fragment import FragmentMetadata
 
 import raylance
-from jobs.common import exists, own_progress, taken
+from jobs.common import exists, run_tasks, taken
 
 from .layout import Run, plan_buckets
 from .planning import Bar, Plan, Wish, task_bytes
 from .shuffle import Work, gather, scatter
 from .survey import WORD
-
-MOST_BLOCKS = 10_000  # of Ray Data, each a task
 
 _LOOKS, _LOOK_S, _LONGEST_S = 4, 0.5, 20.0  # for what tasks of a run that was stopped still write
 
@@ -43,11 +39,11 @@ def make(plan: Plan, progress: Bar) -> lance.LanceDataset:
     check_target(plan.wish, present)
     work = dataclasses.replace(work, mode="overwrite" if present else "create")
     with contextlib.ExitStack() as stack:
-        stack.push(lambda kind, *_: remove(work.scratch, options, looks=_LOOKS if kind else 1))
-        if not present:
-            stack.push(lambda kind, *_: remove_half(work.out, options) if kind else None)
+        half = None if present else work.out
+        stack.push(
+            lambda kind, *_: sweep(work.scratch, half, options) if kind else sweep(work.scratch, None, options, 1)
+        )
         work.mark_running()
-        stack.push(lambda kind, *_: remove(work.scratch, options) if kind else None)  # tasks then write nothing more
         sorting = stack.enter_context(contextlib.closing(each(scatter, plan.found.chunks, work)))
         runs = [run for done in sorting for run in counted(progress, "sorting", done)]
         runs.sort(key=lambda run: (run.first, run.part))
@@ -77,8 +73,8 @@ def counted(progress: Bar, phase: str, done: list[Any]) -> list[Any]:
     return done
 
 
-def each(task: Callable[..., pa.Table], items: list[Any], work: Work) -> Iterator[list[Any]]:
-    """Runs a task on each item, as many at a time as CPUs and memory allow, in no order of their ends."""
+def each(task: Callable[[Any, Work], list[Any]], items: list[Any], work: Work) -> Iterator[list[Any]]:
+    """Runs a task on each item, as many at a time as CPUs and memory allow."""
     need = task_bytes(work.bucket_bytes)
     has = max((node["Resources"].get("memory", 0) for node in ray.nodes() if node["Alive"]), default=0)
     if need > has:
@@ -86,14 +82,7 @@ def each(task: Callable[..., pa.Table], items: list[Any], work: Work) -> Iterato
             f"a task needs {need:,} bytes of memory for buckets of {work.bucket_bytes:,}, and no node has more than "
             f"{has:,.0f}. None would ever start. Give a smaller --bucket-bytes."
         )
-    with own_progress():
-        tasks = [{"task": pickle.dumps(item)} for item in items]
-        results = ray.data.from_items(tasks, override_num_blocks=min(len(tasks), MOST_BLOCKS)).map_batches(
-            task, fn_kwargs={"work": work}, batch_format="pyarrow", batch_size=1, num_cpus=1, memory=need
-        )
-        for batch in results.iter_batches(batch_format="pyarrow", batch_size=None):
-            for result in batch["result"]:
-                yield pickle.loads(result.as_py())
+    return run_tasks(task, items, work, num_cpus=1, memory=need)
 
 
 def commit(uri: str, schema: pa.Schema, fragments: list[str], options: dict[str, str]) -> lance.LanceDataset:
@@ -118,31 +107,37 @@ def list_files(uri: str, options: dict[str, str]) -> list[str]:
     return sorted(LanceFileSession(uri, storage_options=options).list())
 
 
-def remove_half(uri: str, options: dict[str, str]) -> None:
-    """Removes what was written for a dataset that was not committed; a committed version stays."""
-    remove(uri, options, unless="_versions/", looks=_LOOKS)
+def sweep(scratch: str, half: str | None, options: dict[str, str], looks: int = _LOOKS) -> None:
+    """Removes the scratch dataset, without which tasks write nothing more, and a dataset that was not committed.
 
-
-def remove(uri: str, options: dict[str, str], unless: str | None = None, looks: int = 1) -> None:
-    """Removes what lies below a URI, unless a file's name begins so; where it cannot, it prints that, and is no error.
-
-    Tasks of a run that was stopped may still write a file: so many looks in a row must find nothing new.
+    Tasks of a run that was stopped may still write a file: so many looks in a row must find nothing new. What cannot be
+    removed is printed, and is no error.
     """
-    end, quiet = time.monotonic() + _LONGEST_S, 0
-    try:
-        while quiet < looks and time.monotonic() < end:
-            files = list_files(uri, options)
-            if unless is not None and any(file.startswith(unless) for file in files):
-                return
-            session = LanceFileSession(uri, storage_options=options)
-            for file in files:
-                session.delete_file(file)
-            if "://" not in uri:  # folders are left
-                shutil.rmtree(uri, ignore_errors=True)
-            quiet = 0 if files and looks > 1 else quiet + 1
-            time.sleep(_LOOK_S if quiet < looks else 0)
-    except (OSError, ValueError, RuntimeError) as error:
-        print(
-            f"materialize.py: the files at {uri} cannot be removed ({error}). Nothing needs them. Remove them by hand.",
-            file=sys.stderr,
-        )
+    places, end, quiet = [scratch, *([half] if half else [])], time.monotonic() + _LONGEST_S, 0
+    while places and quiet < looks and time.monotonic() < end:
+        found = False
+        for uri in tuple(places):
+            try:
+                found |= clear(uri, options, keeps_versions=uri == half)
+            except (OSError, ValueError, RuntimeError) as error:
+                places.remove(uri)
+                print(
+                    f"materialize.py: the files at {uri} cannot be removed ({error}). Nothing needs them. Remove them "
+                    "by hand.",
+                    file=sys.stderr,
+                )
+        quiet = 0 if found and looks > 1 else quiet + 1
+        time.sleep(_LOOK_S if quiet < looks else 0)
+
+
+def clear(uri: str, options: dict[str, str], keeps_versions: bool) -> bool:
+    """Removes the files below a URI, unless a version that is to be kept was committed; returns whether any were."""
+    files = list_files(uri, options)
+    if keeps_versions and any(file.startswith("_versions/") for file in files):
+        return False
+    session = LanceFileSession(uri, storage_options=options)
+    for file in files:
+        session.delete_file(file)
+    if "://" not in uri:  # folders are left
+        shutil.rmtree(uri, ignore_errors=True)
+    return bool(files)

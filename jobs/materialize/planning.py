@@ -49,27 +49,15 @@ class Wish:
     scratch: str | None
     storage_options: dict[str, str]
 
-    def facts(self) -> dict[str, Any]:
-        """The loader's own state of the source and the selection, as checkpoints have it."""
-        return self.data.loader(rank=0, runtime="threads").state_dict()
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What will be done.
-
-    Attributes:
-        wish: What was asked for.
-        found: What was counted.
-        row_bytes: Bytes of a row of the copy, about.
-        fragments: Places where its fragments begin, and the end; int64 (fragments + 1,).
-        work: What the tasks have to know.
-    """
+    """What will be done."""
 
     wish: Wish
     found: Survey
-    row_bytes: float
-    fragments: np.ndarray
+    row_bytes: float  # of the copy, about
+    fragments: np.ndarray  # places where its fragments begin, and the end; int64 (fragments + 1,)
     work: Work
 
     def __repr__(self) -> str:
@@ -88,13 +76,23 @@ class Plan:
         ])  # fmt: skip
 
 
-def make_plan(wish: Wish, progress: Bar) -> Plan:
-    """Counts what is selected, and decides sizes."""
-    facts = wish.facts()
-    version = facts["version"] if facts["branch"] is None else (facts["branch"], facts["version"])
-    source = open_version(facts["uri"], version, wish.storage_options)
+def version_of(facts: dict[str, Any]) -> Any:
+    """The version of the source, a number or (branch, number)."""
+    return facts["version"] if facts["branch"] is None else (facts["branch"], facts["version"])
+
+
+def open_source(wish: Wish) -> tuple[dict[str, Any], lance.LanceDataset]:
+    """A loader's own state of the selection, as checkpoints have it; and the source, whose columns fit."""
+    facts = wish.data.loader(rank=0, runtime="threads").state_dict()
+    source = open_version(facts["uri"], version_of(facts), wish.storage_options)
     _ = wish.data.schema  # opens what the handle has pinned, and refuses another dataset that lies there now
     check_columns(source, wish)
+    return facts, source
+
+
+def make_plan(wish: Wish, progress: Bar) -> Plan:
+    """Counts what is selected, and decides sizes."""
+    facts, source = open_source(wish)
     stored = stored_row_bytes(source, wish.columns)
     bucket_bytes = wish.bucket_bytes or bucket_size(facts["rows"] * stored)
     found = survey(
@@ -116,7 +114,7 @@ def make_plan(wish: Wish, progress: Bar) -> Plan:
     fragments = fragment_bounds(found.rows, wish.rows_per_fragment or usual)
     work = Work(
         source=facts["uri"],
-        version=version,
+        version=version_of(facts),
         files=identity(source),
         filter=wish.filter,
         schema=describe(wish, facts).add_to(pa.schema(map(source.schema.field, wish.columns), source.schema.metadata)),

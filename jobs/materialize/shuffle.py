@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import pickle
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,45 +37,25 @@ TAKEN_BATCHES = 8  # read by one call: Lance holds them twice
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What every task has to know.
+    """What every task has to know."""
 
-    Attributes:
-        source: URI of the source.
-        version: Its version, or (branch, version).
-        files: Hash of that version's files, as all tasks must find it.
-        filter: SQL expression, or None.
-        schema: Of the new dataset.
-        group_by: Column of the groups, or None; need not be in the schema.
-        images: How images are changed, or None.
-        rows: Selected rows.
-        seed: Of all places.
-        bounds: Places where slots begin, and the end of the last one; int64 (slots + 1,).
-        batch_rows: Rows to read and to write at a time.
-        bucket_bytes: Bytes of rows that a task holds at a time, about.
-        scratch: URI of the scratch dataset.
-        out: URI of the new dataset.
-        mode: "create", or "overwrite" where `out` is a dataset already.
-        storage_options: Of the object store.
-        data_storage_version: Of Lance's files, as in the source.
-    """
-
-    source: str
-    version: Any
-    files: str
-    filter: str | None
-    schema: pa.Schema
-    group_by: str | None
+    source: str  # URI of the source
+    version: Any  # of it, or (branch, version)
+    files: str  # hash of that version's files, as all tasks must find it
+    filter: str | None  # in SQL
+    schema: pa.Schema  # of the new dataset
+    group_by: str | None  # column of the groups; need not be in the schema
     images: Reencode | None
-    rows: int
-    seed: int
-    bounds: np.ndarray
-    batch_rows: int
-    bucket_bytes: int
-    scratch: str
-    out: str
-    mode: str
+    rows: int  # selected ones
+    seed: int  # of all places
+    bounds: np.ndarray  # places where slots begin, and the end of the last one; int64 (slots + 1,)
+    batch_rows: int  # to read and to write at a time
+    bucket_bytes: int  # of rows that a task holds at a time, about
+    scratch: str  # URI of the scratch dataset
+    out: str  # URI of the new dataset
+    mode: str  # "create", or "overwrite" where `out` is a dataset already
     storage_options: dict[str, str]
-    data_storage_version: str
+    data_storage_version: str  # of Lance's files, as in the source
 
     def mark_running(self) -> None:
         """Lets tasks write, until what lies at `scratch` is removed."""
@@ -90,7 +69,16 @@ class Work:
             DatasetError: If the run was given up meanwhile: its cleaning does not see this file, so it is removed here.
         """
         self._check_running()
-        written = self._write(batches, schema, uri, mode)
+        [written] = write_fragments(
+            pa.RecordBatchReader.from_batches(schema, batches),
+            uri,
+            schema=schema,
+            mode=mode,
+            max_rows_per_file=self.rows,
+            max_bytes_per_file=1 << 62,
+            data_storage_version=self.data_storage_version,
+            storage_options=self.storage_options,
+        )
         try:
             self._check_running()
         except raylance.DatasetError:
@@ -109,19 +97,6 @@ class Work:
         if not LanceFileSession(self.scratch, storage_options=self.storage_options).contains(RUNNING):
             raise raylance.DatasetError("the run was given up; this task writes nothing more")
 
-    def _write(self, batches: Iterator[pa.RecordBatch], schema: pa.Schema, uri: str, mode: str) -> FragmentMetadata:
-        [written] = write_fragments(
-            pa.RecordBatchReader.from_batches(schema, batches),
-            uri,
-            schema=schema,
-            mode=mode,
-            max_rows_per_file=self.rows,
-            max_bytes_per_file=1 << 62,
-            data_storage_version=self.data_storage_version,
-            storage_options=self.storage_options,
-        )
-        return written
-
     @property
     def scratch_schema(self) -> pa.Schema:
         """Of the scratch dataset."""
@@ -137,25 +112,17 @@ def open_version(uri: str, version: Any, storage_options: dict[str, str]) -> lan
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """A fragment of the new dataset.
+    """A fragment of the new dataset."""
 
-    Attributes:
-        start: Its first place.
-        fragment: JSON of the fragment.
-        rows: Rows of it.
-        checksum: Of the source's row offsets in it.
-    """
-
-    start: int
-    fragment: str
+    start: int  # its first place
+    fragment: str  # as JSON
     rows: int
-    checksum: int
+    checksum: int  # of the source's row offsets in it
 
 
-def scatter(batch: pa.Table, *, work: Work) -> pa.Table:
-    """A task of the first pass: one chunk in, its runs out."""
+def scatter(chunk: Chunk, work: Work) -> list[Run]:
+    """A task of the first pass: sorts a chunk into runs."""
     pa.set_memory_pool(pa.system_memory_pool())  # Arrow's own keeps what Lance's threads free: twice the memory
-    chunk: Chunk = pickle.loads(batch["task"][0].as_py())
     source = open_version(work.source, work.version, work.storage_options)
     if (files := identity(source)) != work.files:
         raise raylance.DatasetError(
@@ -200,7 +167,7 @@ def scatter(batch: pa.Table, *, work: Work) -> pa.Table:
             f"{work.source!r} gave {seen:,} rows of {chunk.rows:,} from selected row {chunk.first:,} on. Nothing was "
             "committed. Files of this version have changed: tag what is read, and make it again."
         )
-    return pa.table({"result": [pickle.dumps(runs)]})
+    return runs
 
 
 def write_run(work: Work, chunk: Chunk, part: int, held: list[pa.Table]) -> Run:
@@ -220,10 +187,9 @@ def write_run(work: Work, chunk: Chunk, part: int, held: list[pa.Table]) -> Run:
     )
 
 
-def gather(batch: pa.Table, *, work: Work) -> pa.Table:
-    """A task of the second pass: one bucket in, its fragments out."""
+def gather(bucket: Bucket, work: Work) -> list[Made]:
+    """A task of the second pass: merges the rows of a bucket into its fragments."""
     pa.set_memory_pool(pa.system_memory_pool())
-    bucket: Bucket = pickle.loads(batch["task"][0].as_py())
     scratch, loaded, made = lance.dataset(work.scratch, storage_options=work.storage_options), Loaded(), []
     for start, stop in bucket.fragments:
         loaded.checksum = 0
@@ -235,14 +201,13 @@ def gather(batch: pa.Table, *, work: Work) -> pa.Table:
                 f"{written.physical_rows:,} rows were written for the places {start:,} to {stop:,} of {work.out!r}. "
                 "Nothing was committed. Run it again, and report this if it comes again."
             )
-    return pa.table({"result": [pickle.dumps(made)]})
+    return made
 
 
 class Loaded:
     """The stretch that a task holds, one at a time."""
 
     def __init__(self) -> None:
-        """Holds nothing."""
         self.stretch: Stretch | None = None
         self.table: pa.Table | None = None
         self.checksum = 0  # of the source's row offsets that were handed out since it was set to 0

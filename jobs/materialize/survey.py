@@ -21,65 +21,41 @@ from raylance.orders.permutation import derive_key, permute, subkeys
 SCAN_ROWS = 1 << 16
 SAMPLE = 64  # rows by which the bytes of a row are estimated
 WORD = (1 << 64) - 1
+TALLIES = 64  # that are kept before they are added up
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """The groups that occur in one chunk.
+    """The k groups that occur in one chunk; arrays are of shape (k,)."""
 
-    Attributes:
-        values: Their values, distinct, (k,); one may be null.
-        keys: Key of each group's permutation, uint64 (k,).
-        sizes: Selected rows of the group in the whole dataset, int64 (k,).
-        starts: Places before the group's first, int64 (k,).
-        before: Selected rows of the group before this chunk, int64 (k,).
-    """
-
-    values: pa.Array
-    keys: np.ndarray
-    sizes: np.ndarray
-    starts: np.ndarray
-    before: np.ndarray
+    values: pa.Array  # distinct; one may be null
+    keys: np.ndarray  # of each group's permutation, uint64
+    sizes: np.ndarray  # selected rows of the group in the whole dataset, int64
+    starts: np.ndarray  # places before the group's first, int64
+    before: np.ndarray  # selected rows of the group before this chunk, int64
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Consecutive selected rows, which are read together.
+    """Consecutive selected rows, which are read together."""
 
-    Attributes:
-        fragments: IDs of the fragments that hold them, in storage order.
-        start: Selected rows of the first of these before the chunk.
-        rows: Selected rows of the chunk.
-        first: Selected rows of the dataset before the chunk.
-        groups: Its groups; None where rows are not grouped.
-    """
-
-    fragments: list[int]
-    start: int
-    rows: int
-    first: int
-    groups: Groups | None = None
+    fragments: list[int]  # IDs of those that hold them, in storage order
+    start: int  # selected rows of the first fragment before the chunk
+    rows: int  # selected rows of the chunk
+    first: int  # selected rows of the dataset before the chunk
+    groups: Groups | None = None  # where rows are grouped
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What was found.
+    """What was found."""
 
-    Attributes:
-        rows: Selected rows.
-        of_rows: Rows of the dataset.
-        chunks: They hold every selected row once, in storage order.
-        groups: How many there are; 0 where rows are not grouped.
-        checksum: Sum of the keyed hashes of the selected row offsets, see `checksum`.
-        sample: Row offsets of up to 64 selected rows, spread evenly; int64.
-    """
-
-    rows: int
-    of_rows: int
-    chunks: list[Chunk]
-    groups: int
-    checksum: int
-    sample: np.ndarray
+    rows: int  # selected ones
+    of_rows: int  # of the dataset
+    chunks: list[Chunk]  # every selected row once, in storage order
+    groups: int  # how many there are; 0 where rows are not grouped
+    checksum: int  # of the selected row offsets, see `checksum`
+    sample: np.ndarray  # row offsets of up to 64 selected rows, spread evenly; int64
 
 
 def checksum(offsets: np.ndarray, seed: int) -> int:
@@ -101,7 +77,7 @@ class Places:
     """
 
     def __init__(self, chunk: Chunk, rows: int, seed: int) -> None:
-        """Starts at the chunk's first row; `rows` are those of the whole selection."""
+        """`rows` are those of the whole selection."""
         self.chunk, self.rows, self.key = chunk, rows, derive_key(seed, "materialize", "place")
         self.done, self.seen = 0, None if chunk.groups is None else chunk.groups.before.copy()
 
@@ -132,26 +108,22 @@ def survey(
     seed: int,
     progress: Callable[[int], Any] = lambda rows: None,
 ) -> Survey:
-    """Counts the selected rows of a dataset, and cuts them into chunks.
+    """Counts the selected rows of a dataset, which raylance found to be `rows`, and cuts them into chunks.
 
-    Args:
-        dataset: The pinned source.
-        rows: Selected rows, as raylance has counted them.
-        filter: SQL expression, or None.
-        group_by: Column of the groups, or None.
-        chunk_rows: Rows of every chunk but the last.
-        seed: Of the checksum.
-        progress: Is called with the selected rows that were seen.
+    `progress` is called with the selected rows that were seen.
     """
     fragments = dataset.get_fragments()
     ends = np.cumsum([fragment.count_rows() for fragment in fragments])
     wanted = np.unique(np.linspace(0, rows - 1, SAMPLE).astype(np.int64))
     counts = np.zeros(len(fragments), np.int64)
-    tally, total, seen, sample = Tally(), 0, 0, []
+    counted, total, seen, sample = [], 0, 0, []
     for offsets, values in read_offsets(dataset, int(ends[-1]), filter, group_by):
         counts += np.bincount(np.searchsorted(ends, offsets, side="right"), minlength=len(fragments))
         if values is not None:
-            tally.add(np.arange(seen, seen + len(offsets)) // chunk_rows, values)
+            chunk, ones = np.arange(seen, seen + len(offsets)) // chunk_rows, np.ones(len(offsets), np.int64)
+            counted.append(tally(pa.table({"chunk": chunk, "value": values, "rows": ones})))
+            if len(counted) > TALLIES:
+                counted = [tally(pa.concat_tables(counted))]
         sample.append(offsets[wanted[(wanted >= seen) & (wanted < seen + len(offsets))] - seen])
         total = (total + checksum(offsets, seed)) & WORD
         seen += len(offsets)
@@ -162,13 +134,14 @@ def survey(
             "was written. Files of this version have changed: tag what is read, and make it again."
         )
     chunks = cut(counts, [fragment.fragment_id for fragment in fragments], chunk_rows)
+    groups = 0
     if group_by is not None:
-        chunks = tally.assign(chunks, seed)
+        chunks, groups = assign_groups(chunks, tally(pa.concat_tables(counted)), seed)
     return Survey(
         rows=rows,
         of_rows=int(ends[-1]),
         chunks=chunks,
-        groups=len(tally.codes),
+        groups=groups,
         checksum=total,
         sample=np.concatenate(sample),
     )
@@ -201,49 +174,36 @@ def read_offsets(
             yield offsets, None if group_by is None else group_values(batch[group_by])
 
 
-class Tally:
-    """How many rows each chunk has of each group."""
+def tally(rows: pa.Table) -> pa.Table:
+    """Adds up the rows of each chunk and value."""
+    found = rows.group_by(["chunk", "value"]).aggregate([("rows", "sum")])
+    return pa.table({"chunk": found["chunk"], "value": found["value"], "rows": found["rows_sum"]})
 
-    def __init__(self) -> None:
-        """Nothing was counted yet."""
-        self.codes: dict[Any, int] = {}  # by value, in the order in which they were met
-        self.type = pa.null()
-        self.counts: dict[int, dict[int, int]] = {}  # by chunk, then by code
 
-    def add(self, chunks: np.ndarray, values: pa.Array) -> None:
-        """Counts rows of storage order: the chunk of each, ascending, and the value of its group."""
-        self.type = values.type
-        encoded = values.dictionary_encode(null_encoding="encode")
-        met = [self.codes.setdefault(value, len(self.codes)) for value in encoded.dictionary.to_pylist()]
-        codes = np.asarray(met)[encoded.indices.to_numpy(zero_copy_only=False)]
-        pairs, counts = np.unique(chunks * len(self.codes) + codes, return_counts=True)
-        for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True):
-            chunk, code = divmod(pair, len(self.codes))
-            of = self.counts.setdefault(chunk, {})
-            of[code] = of.get(code, 0) + count
+def assign_groups(chunks: list[Chunk], counted: pa.Table, seed: int) -> tuple[list[Chunk], int]:
+    """The chunks with their groups, which lie in the order of their values, null last; and how many groups there are.
 
-    def assign(self, chunks: list[Chunk], seed: int) -> list[Chunk]:
-        """The chunks with their groups, which lie in the order of their values, null last."""
-        values = pa.array(self.codes, self.type)
-        order = pc.array_sort_indices(values).to_numpy()  # null last
-        sizes = np.zeros(len(values), np.int64)
-        for of in self.counts.values():
-            sizes[list(of)] += list(of.values())
-        starts = np.empty_like(sizes)
-        starts[order] = np.cumsum(sizes[order]) - sizes[order]
-        place = np.empty_like(sizes)
-        place[order] = np.arange(len(order))
-        keys, seen, assigned = subkeys(derive_key(seed, "materialize", "group"), place), np.zeros_like(sizes), []
-        for number, chunk in enumerate(chunks):
-            of = self.counts[number]
-            codes = np.asarray(sorted(of))
-            here = Groups(
-                values=values.take(pa.array(codes)),
-                keys=keys[codes],
-                sizes=sizes[codes],
-                starts=starts[codes],
-                before=seen[codes],
-            )
-            seen[codes] += [of[code] for code in codes.tolist()]
-            assigned.append(dataclasses.replace(chunk, groups=here))
-        return assigned
+    `counted` is a tally of all rows.
+    """
+    values = pc.unique(counted["value"])
+    values = values.take(pc.array_sort_indices(values))  # null last
+    group = pc.index_in(counted["value"], value_set=values).to_numpy()
+    order = np.lexsort((counted["chunk"].to_numpy(), group))
+    group, chunk, rows = group[order], counted["chunk"].to_numpy()[order], counted["rows"].to_numpy()[order]
+    sizes = np.bincount(group, rows).astype(np.int64)
+    starts = np.cumsum(sizes) - sizes
+    keys = subkeys(derive_key(seed, "materialize", "group"), np.arange(len(values)))
+    before = np.cumsum(rows) - rows - starts[group]
+    of_chunks = np.split(np.argsort(chunk, kind="stable"), np.cumsum(np.bincount(chunk))[:-1])
+    assigned = []
+    for one, here in zip(chunks, of_chunks, strict=True):
+        codes = group[here]
+        groups = Groups(
+            values=values.take(pa.array(codes)),
+            keys=keys[codes],
+            sizes=sizes[codes],
+            starts=starts[codes],
+            before=before[here],
+        )
+        assigned.append(dataclasses.replace(one, groups=groups))
+    return assigned, len(values)

@@ -35,6 +35,7 @@ from jobs.create_dataset.shaping import contents
 from jobs.create_dataset.sources import Left, Span, cut
 from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
+from tests.helpers.created import classes_of, make, pack, plant, png, refusal
 
 ROWS = 50
 NAMES = ["owl", "auk", "tit"]
@@ -53,30 +54,6 @@ def table(rows: int = ROWS, start: int = 0) -> pa.Table:
             "species": pa.array([NAMES[number % 3] for number in numbers]),
         }
     )
-
-
-def picture(number: int, size: tuple[int, int] = (40, 60)) -> bytes:
-    """An encoded image."""
-    pixels = np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8)
-    Image.fromarray(pixels).save(buffer := io.BytesIO(), format="PNG")
-    return buffer.getvalue()
-
-
-def make(source: str, out: Path, *options: object) -> lance.LanceDataset:
-    """Runs the job, which must succeed."""
-    assert job.main([source, "--out", str(out), *map(str, options)]) == 0
-    return lance.dataset(str(out))
-
-
-def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
-    """Runs the job, which must refuse; returns the message."""
-    assert job.main([str(word) for word in argv]) == 2
-    return capsys.readouterr().err
-
-
-def classes_of(dataset: lance.LanceDataset) -> list[str]:
-    names: list[str] = json.loads(dataset.schema.metadata[b"classes"])
-    return names
 
 
 SHAPED = pa.schema(
@@ -209,35 +186,28 @@ def test_lists_of_other_lengths_are_refused_or_kept(tmp_path: Path, capsys: pyte
     assert dataset.count_rows() == 21
 
 
-def write_tar(path: Path, rows: range, *, without: int = -1) -> None:
-    with tarfile.open(path, "w") as tar:
-        for row in rows:
-            files = {
-                "png": picture(row),
-                "cls": str(row % 3).encode(),
-                "txt": f"ü {row}".encode(),
-                "json": json.dumps({"row": row}).encode(),
-            }
-            if row == without:
-                del files["cls"]
-            for ending, content in files.items():
-                info = tarfile.TarInfo(f"shard/{row:04}.{ending}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+def write_tar(path: Path, rows: range, *, without: str = "") -> None:
+    """Four files for each row, but for the one that is left out."""
+    files = {}
+    for row in rows:
+        key, extra = f"shard/{row:04}", json.dumps({"row": row}).encode()
+        files |= {f"{key}.png": png(row), f"{key}.cls": b"%d" % (row % 3), f"{key}.json": extra}
+        files[f"{key}.txt"] = f"ü {row}".encode()
+    pack(path, {name: content for name, content in files.items() if name != without})
 
 
 @pytest.mark.usefixtures("ray_session")
 def test_webdataset_tars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A tar at a time, whose rows nobody has counted; a row without all columns is left out, and named."""
     (tmp_path / "in").mkdir()
-    write_tar(tmp_path / "in" / "train-000.tar", range(70), without=66)
+    write_tar(tmp_path / "in" / "train-000.tar", range(70), without="shard/0066.cls")
     write_tar(tmp_path / "in" / "train-001.tar", range(70, 75))
     write_tar(tmp_path / "in" / "val-000.tar", range(75, 80))
     left = tmp_path / "left.tsv"
     dataset = make("webdataset", tmp_path / "out.lance", "--input", tmp_path / "in", "--left-out", left)
     found = dataset.to_table()
     expected = [row for row in range(80) if row != 66]
-    assert found["image"].to_pylist() == [picture(row) for row in expected]
+    assert found["image"].to_pylist() == [png(row) for row in expected]
     assert found["label"].to_pylist() == [row % 3 for row in expected]
     assert found["text"].to_pylist() == [f"ü {row}" for row in expected]
     assert [json.loads(text)["row"] for text in found["json"].to_pylist()] == expected
@@ -247,16 +217,6 @@ def test_webdataset_tars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     (tmp_path / "in" / "train-002.tar").write_bytes(b"no tar" * 200)
     said = refusal(capsys, "webdataset", "--input", tmp_path / "in", "--out", tmp_path / "other.lance")
     assert "train-002.tar is damaged" in said
-
-
-def pack(path: Path, files: dict[str, bytes]) -> Path:
-    """A tar, compressed where its name says so."""
-    with tarfile.open(path, "w:gz" if path.suffix in (".gz", ".tgz") else "w") as tar:
-        for name, content in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            tar.addfile(info, io.BytesIO(content))
-    return path
 
 
 def rows_of(path: Path, columns: list[str] | None = None) -> tuple[pa.Table, list[Left]]:
@@ -350,14 +310,14 @@ def test_what_the_datasets_library_saved(tmp_path: Path) -> None:
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["auk", "owl"])})
 
     def rows(numbers: range) -> Any:
-        images = [{"bytes": picture(number), "path": None} for number in numbers]
+        images = [{"bytes": png(number), "path": None} for number in numbers]
         return datasets.Dataset.from_dict({"image": images, "label": [n % 2 for n in numbers]}, features=features)
 
     datasets.DatasetDict({"train": rows(range(30)), "test": rows(range(30, 35))}).save_to_disk(tmp_path / "saved")
     dataset = make("saved", tmp_path / "out.lance", "--input", tmp_path / "saved")
     found = dataset.to_table()
     assert classes_of(dataset) == ["auk", "owl"]
-    assert found["image"].to_pylist() == [picture(number) for number in [*range(30, 35), *range(30)]]
+    assert found["image"].to_pylist() == [png(number) for number in [*range(30, 35), *range(30)]]
     assert found["split"].to_pylist() == ["test"] * 5 + ["train"] * 30
     rows(range(4)).save_to_disk(tmp_path / "single")
     single = make("saved", tmp_path / "single.lance", "--input", tmp_path / "single")
@@ -386,7 +346,7 @@ def test_a_lance_dataset_that_was_written_anew_is_another_source(
 ) -> None:
     """It has the same URI and version: rows of both would be mixed, in a run that goes on and in one that reads."""
     uri, keys = tmp_path / "in.lance", []
-    monkeypatch.setattr(job, "Target", lambda **given: keys.append(given["key"]))
+    monkeypatch.setattr(job, "Notes", lambda **given: keys.append(given["key"]))
     words = ["lance", "--input", str(uri), "--out", str(tmp_path / "out.lance"), "--dry-run"]
     for number in range(3):
         if number != 1:
@@ -424,7 +384,7 @@ def test_images_are_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[s
     for name in ("ant", "bee"):
         (tmp_path / "in" / name).mkdir(parents=True)
         for number in range(3):
-            (tmp_path / "in" / name / f"{number}.png").write_bytes(picture(number, (40 + 40 * number, 100)))
+            (tmp_path / "in" / name / f"{number}.png").write_bytes(png(number, (40 + 40 * number, 100)))
     options = "--input", tmp_path / "in", "--shorter-side", 50, "--jpeg-quality", 80
     images = make("imagefolder", tmp_path / "out.lance", *options).to_table()["image"].to_pylist()
     opened = [Image.open(io.BytesIO(encoded)) for encoded in images]
@@ -432,17 +392,6 @@ def test_images_are_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert [image.size for image in opened[:3]] == [(100, 40), (62, 50), (50, 60)]
     told = capsys.readouterr().out
     assert "--image-size 50 --global-batch-size 6\n" in told, "which training needs where sizes differ"
-
-
-def plant(folder: Path, files: dict[str, Any]) -> Path:
-    """Writes tables as Parquet, texts and bytes as they are; returns the folder."""
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, (str, bytes)):
-            (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
-        else:
-            pq.write_table(pa.table(content), folder / name)
-    return folder
 
 
 ONE, TWO = {"x": [1]}, {"x": [1, 2]}
@@ -632,13 +581,6 @@ def test_classes_of_tars_that_begin_with_zeros_are_names(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_splits_of_a_column_have_any_case(tmp_path: Path) -> None:
-    plant(tmp_path / "in", {"a.csv": "x,split\n1,Train\n2,TEST\n3,Validation\n4,dev\n"})
-    made = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in")
-    assert made.to_table()["split"].to_pylist() == ["train", "test", "val", "dev"]
-
-
-@pytest.mark.usefixtures("ray_session")
 def test_later_text_has_the_types_of_the_first(tmp_path: Path) -> None:
     """Codes keep their zeros, and labels that look like numbers are names among names."""
     files = {"a.csv": "code,label,x\n", "b.csv": "code,label,x\nA1,cat,1\n007,dog,2\n"}
@@ -687,11 +629,11 @@ def test_splits_of_directories_and_of_a_column(tmp_path: Path, capsys: pytest.Ca
     plant(tmp_path / "in", {f"data/{name}/0.parquet": ONE for name in ("train", "validation", "test")})
     found = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in").to_table()
     assert found["split"].to_pylist() == ["test", "train", "val"]
-    names = pa.array(["training", "validation", "val", "train", "test", "holdout"]).dictionary_encode()
-    pq.write_table(pa.table({"split": names, "x": range(6)}), tmp_path / "own.parquet")
+    names = pa.array(["training", "Validation", "val", "Train", "TEST", "holdout", "dev"]).dictionary_encode()
+    pq.write_table(pa.table({"split": names, "x": range(7)}), tmp_path / "own.parquet")
     found = make("tables", tmp_path / "own.lance", "--input", tmp_path / "own.parquet").to_table()
-    assert found["split"].to_pylist() == ["train", "val", "val", "train", "test", "holdout"]
-    assert "splits     train 2, val 2, test 1, holdout 1" in capsys.readouterr().out
+    assert found["split"].to_pylist() == ["train", "val", "val", "train", "test", "holdout", "dev"], "in any case"
+    assert "splits     train 2, val 2, test 1, dev 1, holdout 1" in capsys.readouterr().out
     assert found.schema.field("split").type == pa.string()
 
 
@@ -713,10 +655,10 @@ def test_equal_rows_draw_alike_in_any_chunk(kind: pa.DataType) -> None:
 def test_images_of_tables_as_the_datasets_library_stores_them(tmp_path: Path) -> None:
     """The bytes of the column of images; other columns of that type stay what they are."""
     kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
-    images = pa.array([{"bytes": picture(row), "path": f"{row}.png"} for row in range(3)], kind)
+    images = pa.array([{"bytes": png(row), "path": f"{row}.png"} for row in range(3)], kind)
     pq.write_table(pa.table({"image": images, "other": images, "label": [0, 1, 0]}), tmp_path / "in.parquet")
     found = make("tables", tmp_path / "out.lance", "--input", tmp_path / "in.parquet", "--shorter-side", 50).to_table()
-    assert found["image"].to_pylist() == [picture(row) for row in range(3)]
+    assert found["image"].to_pylist() == [png(row) for row in range(3)]
     assert found["other"].to_pylist() == images.to_pylist()
 
 
@@ -809,7 +751,7 @@ def test_saved_splits_of_any_name_are_kept(tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.usefixtures("ray_session")
 def test_a_bad_image_is_named_by_its_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A file of a directory, the key of a tar, a row of a table: each its own, and no option that is not here."""
-    images = [picture(number) for number in range(5)] + [b"no image"]
+    images = [png(number) for number in range(5)] + [b"no image"]
     (tmp_path / "tree" / "ant").mkdir(parents=True)
     for number, encoded in enumerate(images):
         (tmp_path / "tree" / "ant" / f"{number}.png").write_bytes(encoded)
@@ -832,16 +774,16 @@ def test_a_bad_image_is_named_by_its_source(tmp_path: Path, capsys: pytest.Captu
         assert "Traceback" not in said
 
 
-def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path) -> None:
+def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(table(), tmp_path / "in.parquet")
     words = ["tables", "--input", tmp_path / "in.parquet", "--out", tmp_path / "out.lance", "--dry-run"]
-    script = f"import sys, ray; from jobs.create_dataset.command import main; status = main({list(map(str, words))})"
-    script += "; sys.exit(status or ray.is_initialized())"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "from 50 rows, in 1 piece\n" in done.stdout
-    assert "vector     fixed_size_list<item: float>[4]" in done.stdout
-    assert "10% val, the rest train, by a hash of id, score, vector, tokens, species" in done.stdout
+    assert not ray.is_initialized(), "tests without Ray come first"
+    assert job.main(list(map(str, words))) == 0
+    assert not ray.is_initialized()
+    said = capsys.readouterr().out
+    assert "from 50 rows, in 1 piece\n" in said
+    assert "vector     fixed_size_list<item: float>[4]" in said
+    assert "10% val, the rest train, by a hash of id, score, vector, tokens, species" in said
     assert not (tmp_path / "out.lance").exists()
 
 
@@ -944,7 +886,7 @@ def test_what_a_killed_run_of_other_arguments_left_is_removed_when_asked(
     assert len(data) == 3
     old = Notes(uri=str(out), key="old", options={})
     [fragment] = lance.dataset(out, version=1).get_fragments()
-    old.write(0, json.dumps({"fragments": [fragment.metadata.to_json()]}))
+    old.write(0, {"fragments": [fragment.metadata.to_json()]})
     old.forget_all()
     assert data == {file.name for file in (out / "data").iterdir()}, "what an older version has stays"
     assert not begun(str(out), {})
@@ -952,10 +894,10 @@ def test_what_a_killed_run_of_other_arguments_left_is_removed_when_asked(
 
 def test_what_is_done_is_used_by_the_same_command_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two columns of images give one schema: what was begun with the one must not be gone on with from the other."""
-    columns = {name: [picture(number)] for number, name in enumerate(("a", "b"))}
+    columns = {name: [png(number)] for number, name in enumerate(("a", "b"))}
     pq.write_table(pa.table(columns | {"label": [0]}), tmp_path / "in.parquet")
     keys = []
-    monkeypatch.setattr(job, "Target", lambda **given: keys.append(given["key"]))
+    monkeypatch.setattr(job, "Notes", lambda **given: keys.append(given["key"]))
     words = ["huggingface", "--input", str(tmp_path), "--out", str(tmp_path / "out.lance"), "--dry-run"]
     for column in ("a", "b", "a"):
         assert job.main([*words, "--image-column", column]) == 0

@@ -1,0 +1,64 @@
+"""Owns what tests of jobs/create_dataset share: images, folders, tars, and runs of the job in this process."""
+
+import io
+import json
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.create_dataset import command as job
+from tests.helpers.images import encode
+
+
+def png(number: int, size: tuple[int, int] = (4, 5)) -> bytes:
+    """An encoded image that only this number gives."""
+    return encode(np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8))
+
+
+def plant(folder: Path, files: Mapping[str, Any]) -> Path:
+    """Writes tables as Parquet, texts and bytes as they are; returns the folder."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, (str, bytes)):
+            (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+        else:
+            pq.write_table(pa.table(content), folder / name)
+    return folder
+
+
+def pack(path: Path, files: Mapping[str, bytes]) -> Path:
+    """A tar, compressed where its name says so."""
+    with tarfile.open(path, "w:gz" if path.suffix in (".gz", ".tgz") else "w") as tar:
+        for name, content in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def make(source: str, out: Path | str, *options: object) -> lance.LanceDataset:
+    """Runs the job, which must succeed."""
+    assert job.main([source, "--out", str(out), *map(str, options)]) == 0
+    return lance.dataset(str(out))
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: object) -> str:
+    """Runs the job, which must refuse; returns the message."""
+    assert job.main([str(word) for word in argv]) == 2
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    assert "wrote" not in captured.out
+    return captured.err
+
+
+def classes_of(dataset: lance.LanceDataset) -> list[str]:
+    """The names of classes that a dataset has."""
+    names: list[str] = json.loads(dataset.schema.metadata[b"classes"])
+    return names
