@@ -7,15 +7,18 @@ import math
 import os
 import re
 import shlex
+import shutil
 import string
 import urllib.parse
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import lance
 import pyarrow as pa
+from lance.file import LanceFileSession
 from pyarrow import fs as pafs
 
 import jobs
@@ -31,6 +34,7 @@ S3_OPTIONS = {
     "endpoint": "endpoint_override",
     "endpoint_url": "endpoint_override",
 }
+_AT_ONCE = 16  # files that are removed together
 _MOST_BLOCKS = 10_000  # of Ray Data, each a task
 HIDDEN = "…"  # in the place of a secret
 SECRET = re.compile(r"secret|token|password|account_key|sas|credential", re.IGNORECASE)
@@ -166,8 +170,9 @@ def show_command(words: Sequence[str]) -> str:
 
 
 def is_blob(field: pa.Field) -> bool:
-    """Whether a scan of Lance gives descriptors of a field, and not its bytes."""
-    return (field.metadata or {}).get(b"lance-encoding:blob") == b"true" or "lance.blob" in str(field.type)
+    """Whether a scan of Lance gives descriptors of a field, or of a field in it, and not its bytes."""
+    is_marked = (field.metadata or {}).get(b"lance-encoding:blob") == b"true" or "lance.blob" in str(field.type)
+    return is_marked or any(is_blob(field.type.field(place)) for place in range(field.type.num_fields))
 
 
 def identity(dataset: lance.LanceDataset) -> str:
@@ -223,6 +228,17 @@ def _run_task(batch: pa.Table, *, task: Callable[[Any, Any], Any], shared: Any) 
     [item] = batch["packed"].to_pylist()
     made = task(ray.cloudpickle.loads(item), ray.get(shared))
     return pa.table({"packed": [ray.cloudpickle.dumps(made)]})
+
+
+def remove_files(uri: str, options: dict[str, str]) -> int:
+    """Removes all files below a URI of whatever storage Lance knows, and local folders; returns how many there were."""
+    session = LanceFileSession(uri, storage_options=options)
+    files = session.list()
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        list(threads.map(session.delete_file, files))
+    if "://" not in uri:
+        shutil.rmtree(uri, ignore_errors=True)
+    return len(files)
 
 
 def reason(error: BaseException) -> str:

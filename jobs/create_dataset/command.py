@@ -57,12 +57,11 @@ from jobs.create_dataset.fitting import check_schema, is_binary
 from jobs.create_dataset.hub import Hub, Saved
 from jobs.create_dataset.images import Digits, ImageFolder
 from jobs.create_dataset.labels import add_classes, describe, is_text, read_classes
-from jobs.create_dataset.notes import Notes, begun, files_of
 from jobs.create_dataset.shaping import Shape, absent, check_columns, lengths_of, plain, schema_of
 from jobs.create_dataset.sources import SPLIT, SPLITS, Left, Piece, Source, where_from
 from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
-from jobs.create_dataset.writing import Target, key_of, write
+from jobs.create_dataset.writing import Notes, Target, begun, files_of, key_of, write
 from jobs.materialize.images import QUALITY, Reencode
 from jobs.output import notes_of, separate_output_once
 

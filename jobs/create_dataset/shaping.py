@@ -2,12 +2,9 @@
 
 import dataclasses
 import hashlib
-import io
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import PIL.Image
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,7 +12,7 @@ from jobs.common import RefusedError
 from jobs.create_dataset.fitting import fit
 from jobs.create_dataset.labels import is_text, to_labels
 from jobs.create_dataset.sources import SPLIT, Left, to_splits, where_from
-from jobs.materialize.images import Reencode
+from jobs.materialize.images import Reencode, why_no_image
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,19 +61,14 @@ class Shape:
         """
         if self.images is None:
             return table
-        made: list[bytes | None] = []
-        for row, value in enumerate(table[self.images.column].to_pylist()):
-            try:
-                made.append(None if value is None else self.images.encode(value))
-            except Exception as error:  # whatever a codec raises on damaged bytes
-                raise ValueError(
-                    f"{where(row)} has no image in {self.images.column} that can be decoded ({error}). It can't be "
-                    "encoded. Repair it, leave it out, or give neither --shorter-side nor --jpeg-quality: then all "
-                    "images stay as they are."
-                ) from None  # else the job's message would be the codec's, which names no row
-        place = table.schema.get_field_index(self.images.column)
-        field = table.schema.field(place)
-        return table.set_column(place, field, pa.array(made, field.type))
+        column = self.images.column
+        return self.images.apply(
+            table,
+            lambda row, error: ValueError(
+                f"{where(row)} has no image in {column} that can be decoded ({error}). It can't be encoded. Repair it, "
+                "leave it out, or give neither --shorter-side nor --jpeg-quality: then all images stay as they are."
+            ),
+        )
 
     def no_images(self, table: pa.Table, where: Callable[[int], str]) -> list[Left]:
         """Which rows of a shaped table hold no image, as far as this looks: they are kept, and training meets them."""
@@ -84,7 +76,7 @@ class Shape:
             return []
         found = []
         for row, value in enumerate(table[self.looks_at]):
-            if value.is_valid and (why := _why_no_image(value.as_py(), whole=self.decodes)):
+            if value.is_valid and (why := why_no_image(value.as_py(), whole=self.decodes)):
                 found.append(Left(where(row), why))
         return found
 
@@ -188,19 +180,6 @@ def check_lengths(column: pa.ChunkedArray, length: int, name: str, where: str) -
             f"column {name} has a list of {other[0]} values in {where}, and {length} in the first rows. It would be no "
             f"vector. Give --keep-lists {name} to store lists of any length."
         )
-
-
-def _why_no_image(encoded: bytes, *, whole: bool) -> str:
-    """What Pillow says of the header of an image, or of all of it; "" where it finds no fault."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of sizes, and of what is odd and can be decoded
-            with PIL.Image.open(io.BytesIO(encoded)) as opened:
-                if whole:
-                    opened.load()
-    except Exception as error:  # whatever a codec raises on damaged bytes
-        return "empty" if not encoded else f"{type(error).__name__}: {error}".partition(" <")[0]
-    return ""
 
 
 def contents(column: pa.ChunkedArray) -> Iterator[Any]:

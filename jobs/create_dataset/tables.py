@@ -273,7 +273,7 @@ class LanceTable(Source):
                 "--columns would not be what it says. Name columns that it has."
             )
         self.columns = list(columns or opened.schema.names)
-        if blobs := [name for name in self.columns if has_blob(opened.schema.field(name))]:
+        if blobs := [name for name in self.columns if is_blob(opened.schema.field(name))]:
             raise RefusedError(
                 f"column {', '.join(blobs)} of --input {location} is blob-encoded. A scan gives descriptors and not "
                 "its bytes, so a copy would hold no data. Leave it out by --columns, or write it as a plain binary "
@@ -314,8 +314,3 @@ class LanceTable(Source):
             )
             for batch in scanner.to_batches():
                 yield from in_blocks(pa.Table.from_batches([batch]).replace_schema_metadata(None))
-
-
-def has_blob(field: pa.Field) -> bool:
-    """Whether a scan gives descriptors of it, or of a field in it, and not its bytes."""
-    return is_blob(field) or any(has_blob(field.type.field(place)) for place in range(field.type.num_fields))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import math
 import statistics
 import time
@@ -12,14 +11,14 @@ from collections.abc import Callable, Iterator
 
 import lance
 import numpy as np
-import PIL.Image
 import pyarrow as pa
 import torch
 
 import raylance
 
-from .images import Reencode
+from .images import Reencode, why_no_image
 from .planning import Wish, open_source, stored_row_bytes
+from .survey import read_offsets
 
 SIDE = 224  # of the squares that images are decoded to where --shorter-side says nothing
 SAMPLE_BYTES, FEWEST, MOST = 32 << 20, 64, 4096  # rows that are read together for one measurement
@@ -182,7 +181,7 @@ def measure_images(table: pa.Table, wish: Wish, source: lance.LanceDataset) -> d
     kind = source.schema.field(column).type if column in table.column_names else None
     if kind not in (pa.binary(), pa.large_binary()):
         return nothing
-    files = [file for file in table[column].to_pylist() if is_image(file)][:IMAGES]
+    files = [file for file in table[column].to_pylist() if not why_no_image(file or b"", whole=True)][:IMAGES]
     if not files:
         return nothing
     change = wish.images or Reencode(column=column)
@@ -205,14 +204,6 @@ def measure_images(table: pa.Table, wish: Wish, source: lance.LanceDataset) -> d
         }
 
 
-def is_image(file: bytes | None) -> bool:
-    """Whether Pillow can decode it."""
-    with contextlib.suppress(Exception):  # whatever a codec raises on damaged bytes
-        PIL.Image.open(io.BytesIO(file or b"")).load()
-        return True
-    return False
-
-
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
     """Resizes by one thread, as a decoder does."""
@@ -226,10 +217,7 @@ def one_thread() -> Iterator[None]:
 
 def selected_offsets(source: lance.LanceDataset, filter: str | None) -> np.ndarray | None:
     """Row offsets of the selection, 8 bytes each, int64; None for all rows."""
-    if filter is None:
-        return None
-    batches = source.scanner(columns=["_rowoffset"], filter=filter, batch_size=1 << 16).to_batches()
-    return np.concatenate([batch["_rowoffset"].to_numpy(zero_copy_only=False).astype(np.int64) for batch in batches])
+    return None if filter is None else np.concatenate([found for found, _ in read_offsets(source, 0, filter, None)])
 
 
 def pick(offsets: np.ndarray | None, selected: np.ndarray) -> np.ndarray:

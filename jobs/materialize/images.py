@@ -6,6 +6,8 @@ import dataclasses
 import functools
 import io
 import threading
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,28 +43,21 @@ class Reencode:
             "pillow": PIL.__version__,
         }
 
-    def apply(self, table: pa.Table, offsets: np.ndarray) -> pa.Table:
-        """Encodes the images of a table; `offsets`, int64 (rows,), name a bad one."""
-        made = [
-            None if value is None else self._one(value, int(offset))
-            for value, offset in zip(table[self.column].to_pylist(), offsets, strict=True)
-        ]
+    def apply(self, table: pa.Table, error_of: Callable[[int, Exception], Exception]) -> pa.Table:
+        """Encodes the images of a table; `error_of` makes the error for a row that cannot be decoded."""
+        made: list[bytes | None] = []
+        for row, value in enumerate(table[self.column].to_pylist()):
+            try:
+                made.append(None if value is None else self.encode(value))
+            except ImportError:  # no fault of the image
+                raise
+            except Exception as error:  # whatever a codec raises on damaged bytes
+                if not self.keep_bad:
+                    raise error_of(row, error) from None  # else the job's message would be the codec's: it names no row
+                made.append(value)
         place = table.schema.get_field_index(self.column)
         field = table.schema.field(place)
         return table.set_column(place, field, pa.array(made, field.type))
-
-    def _one(self, encoded: bytes, offset: int) -> bytes:
-        try:
-            return self.encode(encoded)
-        except ImportError:  # no fault of the image
-            raise
-        except Exception as error:  # whatever a codec raises on damaged bytes
-            if self.keep_bad:
-                return encoded
-            raise raylance.DatasetError(
-                f"column {self.column} of row offset {offset} cannot be decoded ({error}). Nothing was committed. "
-                "Repair the row, leave it out by --filter, or keep such bytes as they are by --on-bad-image keep."
-            ) from error
 
     def encode(self, encoded: bytes) -> bytes:
         """One image, smaller or encoded again, or as it is."""
@@ -83,6 +78,19 @@ class Reencode:
         made = PIL.Image.fromarray(pixels[:, :, 0] if is_grey else pixels)
         made.save(buffer := io.BytesIO(), "JPEG", quality=self.quality or QUALITY)
         return buffer.getvalue()
+
+
+def why_no_image(encoded: bytes, *, whole: bool) -> str:
+    """What Pillow says of the header of an image, or of all of it; "" where it finds no fault."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of sizes, and of what is odd and can be decoded
+            with PIL.Image.open(io.BytesIO(encoded)) as opened:
+                if whole:
+                    opened.load()
+    except Exception as error:  # whatever a codec raises on damaged bytes
+        return "empty" if not encoded else f"{type(error).__name__}: {error}".partition(" <")[0]
+    return ""
 
 
 @functools.cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from lance.file import LanceFileSession
 from lance.fragment import FragmentMetadata
 
 import raylance
-from jobs.common import exists, run_tasks, taken
+from jobs.common import exists, remove_files, run_tasks, taken
 
 from .layout import Run, plan_buckets
 from .planning import Bar, Plan, Wish, task_bytes
@@ -132,12 +131,6 @@ def sweep(scratch: str, half: str | None, options: dict[str, str], looks: int = 
 
 def clear(uri: str, options: dict[str, str], keeps_versions: bool) -> bool:
     """Removes the files below a URI, unless a version that is to be kept was committed; returns whether any were."""
-    files = list_files(uri, options)
-    if keeps_versions and any(file.startswith("_versions/") for file in files):
+    if keeps_versions and any(file.startswith("_versions/") for file in list_files(uri, options)):
         return False
-    session = LanceFileSession(uri, storage_options=options)
-    for file in files:
-        session.delete_file(file)
-    if "://" not in uri:  # folders are left
-        shutil.rmtree(uri, ignore_errors=True)
-    return bool(files)
+    return remove_files(uri, options) > 0

@@ -107,8 +107,8 @@ def make_plan(wish: Wish, progress: Bar) -> Plan:
     sample = source.take(pa.array(found.sample), columns=wish.columns)
     read_bytes = row_bytes = max(stored, sample.nbytes / len(sample))
     if wish.images is not None:
-        trial = dataclasses.replace(wish.images, keep_bad=True)  # the tasks report bad ones
-        row_bytes = max(1.0, trial.apply(sample, found.sample).nbytes / len(sample))
+        trial = dataclasses.replace(wish.images, keep_bad=True)
+        row_bytes = max(1.0, trial.apply(sample, lambda row, error: error).nbytes / len(sample))
     # Where nothing is asked for, fragments are of a size that reads well everywhere.
     usual = min(FRAGMENT_ROWS, int(FRAGMENT_BYTES / row_bytes) + 1)
     fragments = fragment_bounds(found.rows, wish.rows_per_fragment or usual)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import tempfile
@@ -153,7 +154,7 @@ def scatter(chunk: Chunk, work: Work) -> list[Run]:
         group = None if work.group_by is None else group_values(table[work.group_by])
         table = table.select(work.schema.names)
         if work.images is not None:
-            table = work.images.apply(table, offsets)
+            table = work.images.apply(table, functools.partial(bad_image, work.images.column, offsets))
         added = [pa.array(places.next(len(read), group)), pa.array(offsets)]
         # By hand, not by cast: what Lance gives has the types already, and casts know not all of them.
         held.append(pa.Table.from_arrays([*table.columns, *added], schema=work.scratch_schema))
@@ -168,6 +169,14 @@ def scatter(chunk: Chunk, work: Work) -> list[Run]:
             "committed. Files of this version have changed: tag what is read, and make it again."
         )
     return runs
+
+
+def bad_image(column: str, offsets: np.ndarray, row: int, error: Exception) -> raylance.DatasetError:
+    """The error of an image that cannot be decoded; `offsets` are those of the rows that are read with it."""
+    return raylance.DatasetError(
+        f"column {column} of row offset {offsets[row]} cannot be decoded ({error}). Nothing was committed. Repair the "
+        "row, leave it out by --filter, or keep such bytes as they are by --on-bad-image keep."
+    )
 
 
 def write_run(work: Work, chunk: Chunk, part: int, held: list[pa.Table]) -> Run:

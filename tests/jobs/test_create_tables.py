@@ -30,11 +30,11 @@ from jobs.common import reason
 from jobs.create_dataset import command as job
 from jobs.create_dataset import writing
 from jobs.create_dataset.fitting import fit
-from jobs.create_dataset.notes import Notes, begun, files_of
 from jobs.create_dataset.shaping import contents
 from jobs.create_dataset.sources import Left, Span, cut
 from jobs.create_dataset.tables import LanceTable, Tables
 from jobs.create_dataset.tars import Tars
+from jobs.create_dataset.writing import Notes, begun, files_of
 from tests.helpers.created import classes_of, make, pack, plant, png, refusal
 
 ROWS = 50
