@@ -90,13 +90,14 @@ def open_source(args: argparse.Namespace, options: dict[str, str]) -> Source:
 def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace) -> Shape:
     """Decides how rows are changed, by the first of them."""
     first = source.first()
-    images, column = None, IMAGE if args.source == "huggingface" else getattr(args, "image_column", IMAGE)
+    images, column = None, IMAGE if args.source == "huggingface" else args.image_column or IMAGE
     if args.shorter_side is not None or args.jpeg_quality is not None:
         images = Reencode(column=column, shorter_side=args.shorter_side, quality=args.jpeg_quality)
     label, classes = label_of(source, first.schema, pieces, args)
-    keep_lists = getattr(args, "keep_lists", None) or []
-    check_columns(first.schema, label, images, keep_lists)
-    schema = schema_of(first, keep_lists)
+    asked = [("--label-column", label), ("--image-column", images and images.column)]
+    asked += [("--keep-lists", name) for name in args.keep_lists] + [("--split-by", name) for name in args.split_by]
+    check_columns(first.schema, asked)
+    schema = schema_of(first, args.keep_lists)
     if label is not None:
         schema = schema.set(schema.get_field_index(label), pa.field(label, pa.int64()))
     split_by: tuple[str, ...] = ()
@@ -104,14 +105,8 @@ def make_shape(source: Source, pieces: Sequence[Piece], args: argparse.Namespace
         schema = schema.set(schema.get_field_index(SPLIT), pa.field(SPLIT, pa.string()))
     else:
         schema = schema.append(pa.field(SPLIT, pa.string()))
-        split_by = (IMAGE,) if IMAGE in first.column_names else tuple(first.column_names)
-        if asked := getattr(args, "split_by", None):
-            if missing := [name for name in asked if name not in first.column_names]:
-                raise RefusedError(
-                    f"--split-by {missing[0]} is none of the columns {', '.join(first.column_names)}. Nothing would "
-                    "decide the split. Name one of them."
-                )
-            split_by = tuple(asked)
+        by_default = [IMAGE] if IMAGE in first.column_names else first.column_names
+        split_by = tuple(args.split_by or by_default)
     named, names = label, classes
     if names is None and (source.classes_of is None or source.classes_of in schema.names):
         named, names = source.classes_of, source.classes  # of another column than the one that is asked for
@@ -148,10 +143,9 @@ def label_of(
     if source.classes is not None and not isinstance(source, LanceTable):
         return "label", source.classes
     named = names_known(source, schema, args)
-    label = getattr(args, "label_column", None) or (next(iter(named), None) if source.classes is not None else None)
-    if label is None and "label" in schema.names:
-        label = "label"
-    if label is None or label not in schema.names:
+    label = args.label_column or (next(iter(named), None) if source.classes is not None else None)
+    label = label or ("label" if "label" in schema.names else None)
+    if label not in schema.names:
         return label, None
     kind = schema.field(label).type
     if not is_text(kind):
@@ -213,10 +207,10 @@ def run(args: argparse.Namespace) -> str:
     try:
         source = open_source(args, options)
         pieces = source.pieces(args.rows_per_fragment)
-        left_file = None if args.dry_run else getattr(args, "left_out", None)
+        left_file = None if args.dry_run else args.left_out
         show_left_out(source.left_out, left_file)
         shape = make_shape(source, pieces, args)
-        asked = [args.source, *(getattr(args, name, None) for name in ("input", "image_column", "label_column"))]
+        asked = [args.source, args.input, args.image_column, args.label_column]
         key = key_of(source.facts, asked, args.rows_per_fragment, shape, present)
         notes, mode = Notes(uri=uri, key=key, options=options), "overwrite" if present else "create"
         target = Target(notes=notes, mode=mode, rows_per_fragment=args.rows_per_fragment)
@@ -224,7 +218,7 @@ def run(args: argparse.Namespace) -> str:
         is_brief = args.source == "demo" and not args.dry_run  # the summary is there in seconds, and says the same
         print(making.partition("\n")[0] if is_brief else making, flush=True)
         if args.dry_run:
-            listed = f", {file} the names of what is left out" if (file := getattr(args, "left_out", None)) else ""
+            listed = f", {args.left_out} the names of what is left out" if args.left_out else ""
             return f"nothing was written: --dry-run. {uri} would get these rows{listed}"
         tidy(uri, options, key, args)
         counted = None if any(piece.rows is None for piece in pieces) else sum(piece.rows or 0 for piece in pieces)
@@ -307,10 +301,9 @@ def check_numbers(args: argparse.Namespace) -> None:
 def describe_plan(source: Source, shape: Shape, pieces: Sequence[Piece], args: argparse.Namespace) -> str:
     """What the job is about to make."""
     ragged = {name: f", of {low} to {high} values" for name, (low, high) in shape.ragged.items()}
-    counted = sum(piece.rows or 0 for piece in pieces)
-    unknown = sum(piece.rows is None for piece in pieces)
-    rows = [f"{counted:,} rows"] * (counted > 0)
-    rows += [f"{unknown:,} files with an unknown number of rows"] * (unknown > 0)
+    rows = [f"{counted:,} rows"] if (counted := sum(piece.rows or 0 for piece in pieces)) else []
+    if unknown := sum(piece.rows is None for piece in pieces):
+        rows.append(f"{unknown:,} files with an unknown number of rows")
     cut = f"{len(pieces):,} piece{'s' * (len(pieces) != 1)}"
     lines = [f"making {locate(args.out)} from {' and '.join(rows) or 'no row'}, in {cut}"]
     lines += [f"  {field.name:<10} {field.type}{ragged.get(field.name, '')}" for field in shape.schema]
@@ -459,10 +452,11 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add = table.add_argument
     add("--label-column", metavar="NAME", help="labels; strings become integers (default: label, where there is one)")
     add("--image-column", default="image", metavar="NAME", help="encoded images (default: %(default)s)")
-    add("--keep-lists", type=names, metavar="A,B",
+    add("--keep-lists", type=names, default=[], metavar="A,B",
         help="columns of floats that stay lists of any length (default: those whose first lists have one length are "
         "vectors, and another length is an error)")
-    add("--split-by", type=names, metavar="A,B", help="columns whose values draw the split together (default: all)")
+    add("--split-by", type=names, default=[], metavar="A,B",
+        help="columns whose values draw the split together (default: all)")
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").partition("\n\n")[2], formatter_class=argparse.RawTextHelpFormatter
     )
@@ -498,9 +492,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
             source.add_argument("--label-column", default="label", metavar="NAME",
                 help="the column to add (default: %(default)s)")
     # fmt: on
-    args = parser.parse_args(argv)
-    args.classes = getattr(args, "classes", None)
-    return args
+    lacking = dict.fromkeys(("input", "classes", "image_column", "label_column", "left_out"))  # by some sources
+    return parser.parse_args(argv, argparse.Namespace(**lacking, keep_lists=[], split_by=[]))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -201,13 +201,11 @@ def contents(column: pa.ChunkedArray) -> Iterator[Any]:
             yield from (repr(value).encode() for value in chunk.to_pylist())
 
 
-def check_columns(source: pa.Schema, label: str | None, images: Reencode | None, keep_lists: Sequence[str]) -> None:
-    """Refuses columns that the source does not have."""
-    asked = {"--label-column": label, "--image-column": images and images.column}
-    asked |= {f"--keep-lists {name}": name for name in keep_lists}
-    for flag, name in asked.items():
+def check_columns(source: pa.Schema, asked: Sequence[tuple[str, str | None]]) -> None:
+    """Refuses columns that the source does not have; each is asked for by an option, or is None."""
+    for flag, name in asked:
         if name is not None and name not in source.names:
             raise RefusedError(
-                f"{flag.split()[0]} {name} is none of the columns {', '.join(source.names)}. Nothing would be done to "
-                "it. Name one of them."
+                f"{flag} {name} is none of the columns {', '.join(source.names)}. The option would do nothing. Name "
+                "one of them."
             )

@@ -774,6 +774,17 @@ def test_a_bad_image_is_named_by_its_source(tmp_path: Path, capsys: pytest.Captu
         assert "Traceback" not in said
 
 
+@pytest.mark.parametrize("option", ["--label-column", "--split-by", "--keep-lists"])
+def test_options_that_name_no_column_are_refused(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pq.write_table(table(), tmp_path / "in.parquet")
+    words = ["tables", "--input", tmp_path / "in.parquet", "--out", tmp_path / "out.lance", "--dry-run"]
+    assert f"{option} none is none of the columns id, score, vector" in refusal(capsys, *words, option, "none")
+    assert job.main([*map(str, words), "--split-by", "id,species"]) == 0
+    assert "the rest train, by a hash of id, species\n" in capsys.readouterr().out
+
+
 def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pq.write_table(table(), tmp_path / "in.parquet")
     words = ["tables", "--input", tmp_path / "in.parquet", "--out", tmp_path / "out.lance", "--dry-run"]

@@ -632,11 +632,13 @@ def test_what_cannot_be_honoured_is_refused(
 ) -> None:
     blob = pa.field("film", pa.large_binary(), metadata={"lance-encoding:blob": "true"})
     table = rows_table(50).append_column(blob, pa.array([b"x"] * 50, pa.large_binary()))
-    table = table.append_column("weight", pa.array(np.arange(50) / 2))
+    nested = pa.StructArray.from_arrays([pa.array([b"x"] * 50, pa.large_binary())], fields=[blob])
+    table = table.append_column("weight", pa.array(np.arange(50) / 2)).append_column("nested", nested)
     uri = write_dataset(table, data_storage_version="2.1")
     start = ["--data", uri, "--out", tmp_path / "out", "--columns", "id,label,data"]
     for said, options in {
         "column film is blob-encoded. A scan gives descriptors": ["--columns", "id,film"],
+        "column nested is blob-encoded": ["--columns", "id,nested"],
         "has no column 'nothing'": ["--columns", "nothing"],
         "--group-by species: .* has no such column": ["--group-by", "species"],
         "--group-by weight is double": ["--group-by", "weight"],
