@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self
 import torch
 
 from raylance.api.recording import Recorder
-from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
+from raylance.arguments import check_batch_size, check_flag, refuse_unknown
 from raylance.batches.assembly import Step
 from raylance.batches.batches import (
     Batches,
@@ -35,7 +35,7 @@ from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.proof import check_permutation
 from raylance.planning.shard_context import ShardContext
-from raylance.planning.state import State, identity_of
+from raylance.planning.state import identity_of
 from raylance.read_spec import ReadSpec
 from raylance.runtime.session import Session
 from raylance.settings import Options
@@ -116,16 +116,14 @@ class RankLoader:
         Raises:
             ConfigError: If the epoch is no integer from 0 to 2⁶³ - 1.
         """
-        cursor, epoch = self._cursor, check_integer("set_epoch(): epoch", epoch, 0)
-        if epoch == cursor.epoch and cursor.position:
+        if given_up := self._cursor.set_epoch(epoch):
             logger.warning(
                 "set_epoch(%d) gives up position %d of this epoch: rows before it come again. To continue after a "
                 "restore, leave set_epoch out: epochs move on by themselves.",
                 epoch,
-                cursor.position,
+                given_up,
             )
-        cursor.set_epoch(epoch)
-        self._recorder.ledger.move(epoch)
+        self._recorder.ledger.move(self.epoch)
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:
         """Steps of a whole epoch, the same on every rank.
@@ -253,7 +251,7 @@ class RankLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The consumed position and what it refers to: JSON-able, the same on every rank."""
-        return self._state().to_dict()
+        return self._cursor.state(self._batch_size, self.world_size).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes to a saved position; world size, batch size and decoders may have changed since.
@@ -261,7 +259,7 @@ class RankLoader:
         Raises:
             StateError: If the state is damaged, newer, or belongs to other rows or another order.
         """
-        saved = self._cursor.load(state, self._state())
+        saved = self._cursor.load(state)
         self._batch_size = saved.global_batch_size
         self._recorder.on_resume(saved)
 
@@ -324,9 +322,6 @@ class RankLoader:
 
     def __bool__(self) -> bool:
         return True
-
-    def _state(self) -> State:
-        return self._cursor.state(self._batch_size, self.world_size)
 
     def _plan(self, global_batch_size: int, remainder: Remainder | None = None) -> Plan:
         return self._cursor.plan(

@@ -18,9 +18,9 @@ from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET
 from raylance.errors import ConfigError, StateError
 from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import Int64Array
+from raylance.planning.cursor import Cursor
 from raylance.planning.delivery_spec import make_plan
 from raylance.planning.plan import Plan
-from raylance.planning.resume import load_state, make_state
 from raylance.planning.shards import read_shards
 from raylance.planning.state import parse_state
 from raylance.settings import Options
@@ -99,12 +99,13 @@ class EpochAudit:
             StateError: If the state belongs to other rows or another order.
         """
         self._data, (read_spec, delivery_spec) = data, specs_of(data)
+        cursor = Cursor(read_spec.origin, delivery_spec)
         given = {"global_batch_size": global_batch_size, "world_size": world_size, "epoch": epoch}
         if state is not None:
             parse_state(state)
-            now = make_state(read_spec.origin, delivery_spec, epoch=0, position=0, global_batch_size=None, world_size=1)
+            now = cursor.state(None, 1)
             anyhow = {name: getattr(now, name) for name in ("uri", "columns", "decode", "transform", "codecs")}
-            delivery_spec, saved = load_state({**state, **anyhow}, now, delivery_spec)
+            saved, delivery_spec = cursor.load({**state, **anyhow}), cursor.delivery_spec
             given = {name: getattr(saved, name) if value is None else value for name, value in given.items()}
         size = check_integer("global_batch_size", given["global_batch_size"], 1)
         world = check_integer("world_size", 1 if given["world_size"] is None else given["world_size"], 1)
@@ -280,10 +281,9 @@ class EpochAudit:
     def _stream(self, loader: RankLoader) -> Iterator[Step]:
         plan, size = self.plan, self.plan.global_batch_size
         planned = dataclasses.replace(self._delivery_spec, order=plan.order.settings)
-        read_spec, _ = specs_of(self._data)
-        where = {"epoch": self.epoch, "position": self.position}
-        state = make_state(read_spec.origin, planned, **where, global_batch_size=size, world_size=plan.world_size)
-        loader.load_state_dict(state.to_dict())
+        cursor = Cursor(specs_of(self._data)[0].origin, planned)
+        cursor.epoch, cursor.position = self.epoch, self.position
+        loader.load_state_dict(cursor.state(size, plan.world_size).to_dict())
         tables = loader.iter_batches(global_batch_size=size, batch_format="pyarrow", with_row_offset=True)
         for number, table in enumerate(tables):
             names = {ROW_OFFSET, COMPONENT, VALID} & set(table.column_names)

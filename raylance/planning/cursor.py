@@ -1,4 +1,6 @@
-"""Owns where one rank's training stands: epoch, position, steps, and the order that it follows; never makes a batch."""
+"""Owns where one rank's training stands, the state that it saves, and how it continues from one; never makes a batch,
+never touches files or tensors.
+"""
 
 import dataclasses
 import logging
@@ -8,12 +10,14 @@ from typing import Any
 import numpy as np
 
 from raylance.arguments import check_integer
+from raylance.errors import ConfigError
+from raylance.orders.order import WINDOW_BYTES
 from raylance.orders.permutation import Int64Array
 from raylance.orders.shuffles import Sequential
 from raylance.planning.delivery_spec import DeliverySpec, make_plan
 from raylance.planning.plan import Plan, Remainder
-from raylance.planning.resume import load_state, make_state
-from raylance.planning.state import State
+from raylance.planning.shards import NO_SHARDS, list_shards
+from raylance.planning.state import UNKNOWN, State, check_state, damaged, parse_state
 
 logger = logging.getLogger(__name__)
 
@@ -39,10 +43,17 @@ class Cursor:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_plan": None}
 
-    def set_epoch(self, epoch: int) -> None:
-        """Goes to the start of an epoch."""
-        self.epoch, self.position, self.step = check_integer("set_epoch(): epoch", epoch, 0), 0, 0
+    def set_epoch(self, epoch: int) -> int:
+        """Goes to the start of an epoch; returns how far the cursor was in this epoch already.
+
+        Raises:
+            ConfigError: If it is no integer from 0 to 2⁶³ - 1.
+        """
+        epoch = check_integer("set_epoch(): epoch", epoch, 0)
+        given_up = self.position if epoch == self.epoch else 0
+        self.epoch, self.position, self.step = epoch, 0, 0
         self.moves += 1
+        return given_up
 
     def advance(self, position: int, *, is_last: bool) -> None:
         """Counts one step as consumed, up to a position; the last one as the start of the next epoch."""
@@ -79,27 +90,45 @@ class Cursor:
             self._plan = self.delivery_spec, *self._plan[1:]
 
     def state(self, global_batch_size: int | None, world_size: int) -> State:
-        """What a checkpoint holds: the position, and the data and the order that it counts in."""
-        return make_state(
-            self._origin,
-            self.delivery_spec,
+        """What a checkpoint holds: the position, and the data and the order that it counts in; at the same cost for any
+        number of rows.
+        """
+        spec, shards = self.delivery_spec, {}
+        if spec.order.repeats:
+            shards = NO_SHARDS
+        elif spec.order.is_resolved:
+            shards = list_shards(spec.resolved_order.epoch(self.epoch), self.position)
+        return State(
+            **self._origin,
+            filter=spec.filter,
+            split=spec.split,
+            rows=spec.rows,
+            fingerprint=spec.fingerprint,
+            seed=spec.seed,
+            order=spec.order.params(),
+            window_bytes=spec.window_bytes or WINDOW_BYTES,
             epoch=self.epoch,
             position=self.position,
             step=self.step,
             global_step=self.global_step,
+            completed_shards=shards,
+            components=spec.order.standings(self.position),
             global_batch_size=global_batch_size,
             world_size=world_size,
         )
 
-    def load(self, state: Mapping[str, Any], current: State) -> State:
-        """Goes to a saved position, and returns what was saved; `current` is the state before.
+    def load(self, state: Mapping[str, Any]) -> State:
+        """Goes to a saved position, and returns the state that it continues at.
 
         Raises:
             StateError: If the state is damaged, newer, or belongs to other rows or another order.
         """
-        self.delivery_spec, saved = load_state(state, current, self.delivery_spec)
+        saved = parse_state(state)
+        check_state(saved, self.state(None, 1))
+        spec = _adopt(self.delivery_spec, saved)
+        saved = _continue(saved, spec, state["format"])
+        self.delivery_spec, self.global_step = spec, saved.global_step
         self.epoch, self.position, self.step = saved.epoch, saved.position, saved.step
-        self.global_step = saved.global_step
         self.moves += 1
         return saved
 
@@ -113,3 +142,56 @@ class Cursor:
     def has_moved(self) -> bool:
         """Whether a new cursor would deliver other rows than this one continues with."""
         return self.position > 0 or (self.epoch > 0 and not isinstance(self.delivery_spec.order, Sequential))
+
+
+def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
+    """Takes sizes that are "auto" from the saved state, since another batch size must not change the order."""
+    try:
+        spec = dataclasses.replace(spec, order=spec.order.adopt(saved.order))
+    except ConfigError as error:
+        raise damaged(str(error).removesuffix(".")) from error
+    if saved.window_bytes is UNKNOWN:
+        return spec
+    if spec.window_bytes not in (None, saved.window_bytes):
+        logger.warning(
+            "the checkpoint has window_bytes=%d, the dataset %d. The order keeps the sizes of the checkpoint. For "
+            "other sizes, start under a new run name.",
+            saved.window_bytes,
+            spec.window_bytes,
+        )
+    return dataclasses.replace(spec, window_bytes=saved.window_bytes)
+
+
+def _continue(saved: State, spec: DeliverySpec, format: int) -> State:
+    """The state to continue at: the end of an epoch is the start of the next one."""
+    rows, size = spec.resolved_order.epoch_rows, saved.global_batch_size or 0
+    if saved.position > rows:
+        raise damaged(f"position {saved.position} of an epoch of {rows}")
+    if saved.step is UNKNOWN:
+        saved = _count_steps(saved, rows, spec.remainder)
+    left = rows - saved.position
+    # Format 1 moved to the next epoch only when a batch after the last one was asked for.
+    had_last = format == 1 and spec.remainder == "drop" and saved.position > 0 and left < size
+    if had_last and left:
+        logger.warning(
+            "the checkpoint of an earlier raylance is %d rows before the end of epoch %d, fewer than its global batch "
+            'of %d. remainder="drop" leaves them out, and the run continues with epoch %d. If that raylance read them, '
+            'by drop_last=False, build the dataset with remainder="ragged".',
+            left,
+            saved.epoch,
+            size,
+            saved.epoch + 1,
+        )
+    if had_last or not left:
+        saved = dataclasses.replace(saved, epoch=saved.epoch + 1, position=0, step=0)
+    return saved
+
+
+def _count_steps(saved: State, rows: int, remainder: Remainder) -> State:
+    """Counts the steps of a state that an older raylance wrote, as if all of them had its global batch size."""
+    size = saved.global_batch_size
+    if size is None:
+        return dataclasses.replace(saved, step=0, global_step=0)
+    step = -(-saved.position // size)
+    before = saved.epoch * (rows // size if remainder == "drop" else -(-rows // size))
+    return dataclasses.replace(saved, step=step, global_step=before + step)

@@ -17,7 +17,6 @@ from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, RaylanceError
 from raylance.planning.cursor import Cursor
 from raylance.planning.plan import Plan, Remainder, no_step_left
-from raylance.planning.state import State, parse_state
 from raylance.read_spec import map_shared
 from raylance.settings import Options
 
@@ -162,7 +161,8 @@ class Steps:
 
     def state_dict(self) -> dict[str, Any]:
         """The consumed position and what it refers to: JSON-able, the same on every rank."""
-        return self._state().to_dict()
+        world_size = self._rank_and_size()[1]
+        return self._cursor.state(check_batch_size(*self._sizes, world_size), world_size).to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes to a saved position; world size, batch size and workers may have changed since.
@@ -170,15 +170,11 @@ class Steps:
         Raises:
             StateError: If the state is damaged, newer, or belongs to other rows or another order.
         """
-        self._cursor.load(state, parse_state(self.state_dict()))
+        self._cursor.load(state)
         self._tell_workers()
 
     def _rank_and_size(self) -> RankAndSize:
         return find_place(self._dist_info)
-
-    def _state(self) -> State:
-        world_size = self._rank_and_size()[1]
-        return self._cursor.state(check_batch_size(*self._sizes, world_size), world_size)
 
     def _plan(self) -> tuple[Plan, int]:
         rank, world_size = self._rank_and_size()

@@ -65,10 +65,11 @@ def test_what_moves_a_cursor_but_no_batch_is_counted() -> None:
     cursor.advance(100, is_last=True)
     assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step, cursor.moves) == (1, 0, 0, 2, 0)
     assert cursor.has_moved
-    cursor.load(state.to_dict(), cursor.state(30, 2))
+    cursor.load(state.to_dict())
     assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step, cursor.moves) == (0, 30, 1, 1, 1)
-    cursor.set_epoch(4)
-    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step, cursor.moves) == (4, 0, 0, 1, 2)
+    assert cursor.set_epoch(0) == 30, "is given up"
+    assert (cursor.set_epoch(4), cursor.set_epoch(4)) == (0, 0)
+    assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step, cursor.moves) == (4, 0, 0, 1, 4)
 
 
 def test_a_context_belongs_to_the_process_that_it_is_sent_to() -> None:

@@ -18,9 +18,9 @@ from raylance.errors import StateError
 from raylance.orders import permutation, shuffles
 from raylance.orders.order import Facts, Order, Resolved
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
+from raylance.planning.cursor import Cursor
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import Remainder
-from raylance.planning.resume import load_state, make_state
 from raylance.planning.shards import list_shards, read_shards
 from raylance.planning.state import (
     FORMAT,
@@ -347,8 +347,14 @@ DELIVERY = DeliverySpec(
 
 
 def at(position: int, delivery: DeliverySpec = DELIVERY, batch: int | None = 20) -> State:
-    steps = {"step": 2, "global_step": 7}
-    return make_state(ORIGIN, delivery, epoch=1, position=position, **steps, global_batch_size=batch, world_size=2)
+    cursor = Cursor(ORIGIN, delivery)
+    cursor.epoch, cursor.position, cursor.step, cursor.global_step = 1, position, 2, 7
+    return cursor.state(batch, 2)
+
+
+def load(saved: dict[str, Any], delivery: DeliverySpec) -> tuple[DeliverySpec, State]:
+    cursor = Cursor(ORIGIN, delivery)
+    return (cursor.load(saved), cursor.delivery_spec)[::-1]
 
 
 def test_what_a_state_says() -> None:
@@ -386,7 +392,7 @@ def test_where_a_run_goes_on(
 ) -> None:
     """Format 1 stood behind the last step of an epoch that leaves rows out, where format 2 is in the next epoch."""
     current = dataclasses.replace(DELIVERY, order=WindowShuffle(), remainder=remainder)
-    delivery, state = load_state(as_of_format(version, at(position, batch=batch).to_dict()), at(0, current), current)
+    delivery, state = load(as_of_format(version, at(position, batch=batch).to_dict()), current)
     window_bytes = None if version < 4 else 512 << 20
     assert delivery == dataclasses.replace(current, order=RESOLVED, window_bytes=window_bytes)
     assert (state.epoch, state.position) == wanted
@@ -411,7 +417,7 @@ def test_steps_are_counted_on(
 ) -> None:
     """Older versions did not count: their steps follow from the position, as if all had the saved global batch."""
     current = dataclasses.replace(DELIVERY, remainder=remainder)
-    _, state = load_state(as_of_format(version, at(position, batch=batch).to_dict()), at(0, current), current)
+    _, state = load(as_of_format(version, at(position, batch=batch).to_dict()), current)
     assert (state.step, state.global_step) == wanted
 
 
@@ -419,9 +425,9 @@ def test_saved_window_bytes_win(caplog: pytest.LogCaptureFixture) -> None:
     """What is saved before the first batch has no sizes yet, and the same will follow."""
     auto = dataclasses.replace(DELIVERY, order=WindowShuffle(), window_bytes=1 << 20)
     saved = at(0, auto).to_dict()
-    assert load_state(saved, at(0, auto), dataclasses.replace(auto, window_bytes=None))[0] == auto
+    assert load(saved, dataclasses.replace(auto, window_bytes=None))[0] == auto
     assert not caplog.records
-    assert load_state(saved, at(0, auto), dataclasses.replace(auto, window_bytes=2 << 20))[0] == auto
+    assert load(saved, dataclasses.replace(auto, window_bytes=2 << 20))[0] == auto
     assert [record.args for record in caplog.records] == [(1 << 20, 2 << 20)]
 
 
@@ -431,12 +437,12 @@ def test_sizes_that_no_order_has_are_damage(size: str) -> None:
     current = dataclasses.replace(DELIVERY, order=WindowShuffle())
     saved = as_of_format(3, at(40).to_dict() | {"order": STATE.order | {size: 2**62}})
     with pytest.raises(StateError, match=rf"damaged: WindowShuffle\({size}=4611686018427387904\): must be .* at most"):
-        load_state(saved, at(0, current), current)
+        load(saved, current)
 
 
 def test_a_position_behind_the_end_is_damage() -> None:
     with pytest.raises(StateError, match="position 101 of an epoch of 100"):
-        load_state(at(100).to_dict() | {"position": 101}, at(0), DELIVERY)
+        load(at(100).to_dict() | {"position": 101}, DELIVERY)
 
 
 @given(order=cases(), batch=st.integers(1, 60))
@@ -459,10 +465,12 @@ def test_states_of_every_order_round_trip_at_every_step(order: Resolved, batch: 
         remainder="ragged",
         masks_bad_rows=False,
     )
-    place = {"epoch": 2, "global_batch_size": batch, "world_size": 3}
-    for position in range(0, order.epoch_rows + 1, batch):
-        state = make_state(feed.origin, delivery, position=position, **place)
-        saved = parse_state(json.loads(json.dumps(state.to_dict())))
-        check_state(saved, make_state(feed.origin, delivery, position=0, **place))
-        adopted = dataclasses.replace(delivery, order=order.settings.adopt(saved.order))
-        assert make_state(feed.origin, adopted, position=saved.position, **place).to_dict() == state.to_dict()
+    saving, loading = Cursor(feed.origin, delivery), Cursor(feed.origin, delivery)
+    saving.epoch = 2
+    for saving.position in range(0, order.epoch_rows + 1, batch):
+        state = saving.state(batch, 3).to_dict()
+        loading.load(json.loads(json.dumps(state)))
+        if saving.position == order.epoch_rows:
+            assert (loading.epoch, loading.position) == (3, 0)
+        else:
+            assert loading.state(batch, 3).to_dict() == state
