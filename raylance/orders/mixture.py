@@ -18,7 +18,7 @@ from raylance.errors import ConfigError
 from raylance.orders.checking import select_rows
 from raylance.orders.order import Auto, Epoch, Facts, Order, Resolved, Tables
 from raylance.orders.permutation import Int64Array, UInt64Array
-from raylance.orders.together import Formula, formula_of
+from raylance.orders.shuffles import stack, stacked_kind, stacked_rows
 
 logger = logging.getLogger(__name__)
 
@@ -257,39 +257,39 @@ class _MixResolved(Resolved):
         return np.array(self.settings.quotas, dtype=np.int64), own, np.cumsum(rows) - rows
 
     @functools.cached_property
-    def formulas(self) -> tuple[list[Formula | None], Int64Array]:
-        """The distinct formulas, with None for components that are asked alone; and the index of each component's
-        formula.
+    def kinds(self) -> tuple[list[type[Order] | None], Int64Array]:
+        """The kinds of components that are computed together, with None for those that are asked alone; and the index
+        of each component's kind.
         """
-        by_part = [formula_of(part) for part in self.parts]
+        by_part = [stacked_kind(part) for part in self.parts]
         found = list(dict.fromkeys(by_part))
-        return found, np.array([found.index(formula) for formula in by_part], dtype=np.int64)
+        return found, np.array([found.index(kind) for kind in by_part], dtype=np.int64)
 
 
 class _MixEpoch(Epoch):
     """One epoch of a mixture. Its rows count through the components, one after the other.
 
-    A step has few rows of each of many components, so one call of a formula computes the rows of many components. Own
-    epochs of components are numbered: the n-th one of component c in this epoch of the mixture, from 0, is n times the
-    number of components, plus c.
+    A step has few rows of each of many components, so those of one kind are computed together. Own epochs of
+    components are numbered: the n-th one of component c in this epoch of the mixture, from 0, is n times the number of
+    components, plus c.
     """
 
     order: _MixResolved
 
     def rows(self, positions: Int64Array) -> Int64Array:
-        (quotas, own_rows, starts), (formulas, formula_of_part) = self.order.numbers, self.order.formulas
+        (quotas, own_rows, starts), (kinds, kind_of_part) = self.order.numbers, self.order.kinds
         pattern, rank = _deal(self.order.settings.quotas)
         stretch, place = np.divmod(positions, len(pattern))
         which = pattern[place]
         passes, within = np.divmod(stretch * quotas[which] + rank[place], own_rows[which])
         own_epochs, out = passes * len(quotas) + which, starts[which]
-        for index, formula in enumerate(formulas):
-            mine = np.flatnonzero(formula_of_part[which] == index)
+        for index, kind in enumerate(kinds):
+            mine = np.flatnonzero(kind_of_part[which] == index)
             if not len(mine):
                 continue
             asked, of = np.unique(own_epochs[mine], return_inverse=True)
-            if formula is not None:
-                out[mine] += formula.rows(self._numbers(formula, asked)[:, of], within[mine])
+            if kind is not None:
+                out[mine] += stacked_rows(kind, self._numbers(kind, asked)[:, of], within[mine])
                 continue
             by_epoch = np.split(mine[np.argsort(of, kind="stable")], np.cumsum(np.bincount(of))[:-1])
             for number, those in zip(asked.tolist(), by_epoch, strict=True):
@@ -307,24 +307,24 @@ class _MixEpoch(Epoch):
         return functools.lru_cache(maxsize=_MOST_ALONE)(self._own_epoch)
 
     @functools.cached_property
-    def _known(self) -> dict[Formula, tuple[Int64Array, UInt64Array]]:
-        """By formula: own epochs, ascending, and a column of numbers for each. An entry is replaced as a whole, since
+    def _known(self) -> dict[type[Order], tuple[Int64Array, UInt64Array]]:
+        """By kind: own epochs, ascending, and a column of numbers for each. An entry is replaced as a whole, since
         several threads may read it.
         """
         return {}
 
-    def _numbers(self, formula: Formula, asked: Int64Array) -> UInt64Array:
+    def _numbers(self, kind: type[Order], asked: Int64Array) -> UInt64Array:
         """The columns of some own epochs, ascending."""
-        epochs, numbers = self._known.get(formula) or (asked, self._stack(formula, asked))
+        epochs, numbers = self._known.get(kind) or (asked, self._stack(kind, asked))
         new = asked[~np.isin(asked, epochs)]
         if len(new):
             kept = np.isin(epochs, asked) | (len(epochs) + len(new) <= _MOST_TOGETHER)
             epochs = np.concatenate([epochs[kept], new])
-            numbers = np.concatenate([numbers[:, kept], self._stack(formula, new)], axis=1)
+            numbers = np.concatenate([numbers[:, kept], self._stack(kind, new)], axis=1)
             ascending = np.argsort(epochs)
             epochs, numbers = epochs[ascending], numbers[:, ascending]
-        self._known[formula] = epochs, numbers
+        self._known[kind] = epochs, numbers
         return numbers[:, np.searchsorted(epochs, asked)]
 
-    def _stack(self, formula: Formula, epochs: Int64Array) -> UInt64Array:
-        return formula.stack([self._own_epoch(own_epoch) for own_epoch in epochs.tolist()])
+    def _stack(self, kind: type[Order], epochs: Int64Array) -> UInt64Array:
+        return stack(kind, [self._own_epoch(own_epoch) for own_epoch in epochs.tolist()])

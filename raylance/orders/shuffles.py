@@ -6,7 +6,8 @@ import dataclasses
 import functools
 import math
 import sys
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -83,7 +84,6 @@ class _Laned(Order):
             lane_count=lanes,
             read_positions=window_shards * rows_each * lanes,
             needs_whole_windows=self.shuffles_windows,
-            window_rows=min(window_shards * rows_each, max(1, facts.rows)),
         )
 
 
@@ -101,10 +101,7 @@ def _some_mebibytes(facts: Facts, lane_step: int, lane_bytes: float, lane_rows: 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _LanedResolved(Resolved):
-    """A laned order of one selection; a window of a lane has `window_rows`."""
-
     settings: _Laned
-    window_rows: int
 
     @property
     def ends(self) -> Int64Array | None:
@@ -134,7 +131,7 @@ class _LanedEpoch(Epoch):
         """Positions to indices in the sequence."""
         key = self.key("window") if self.order.needs_whole_windows else None
         positions = np.asarray(positions, dtype=np.int64)
-        return to_sequence(positions, self.order.rows, self.order.lane_count, self.order.window_rows, key)
+        return _to_sequence(self._sizes, positions, key)
 
     def completed_places(self, position: int) -> Int64Array | None:
         """See `Epoch.completed_places`. None if there are too many lanes to look at each."""
@@ -159,7 +156,7 @@ class _LanedEpoch(Epoch):
         """Places of shards that have rows at `position` or after it: half-open ranges that may overlap, int64, shape
         (k, 2). If a search in half consumed windows would take more than `most` steps, all their places count.
         """
-        lanes, window_rows = self.order.lane_count, self.order.window_rows
+        lanes, window_rows = self.order.lane_count, self._sizes.window_rows
         base, extra = divmod(self.order.rows, lanes)
         lane = np.arange(min(lanes, self.order.rows), dtype=np.int64)
         start, size = lane * base + np.minimum(lane, extra), base + (lane < extra)
@@ -204,18 +201,16 @@ class _LanedEpoch(Epoch):
         return _permutation_table(shards, key)[places] if shards <= _MAX_TABLE else permute(places, shards, key)
 
     @functools.cached_property
-    def _short_shard(self) -> tuple[int, int]:
-        """Place and rows of the last shard in storage order. It alone may be short."""
-        last = slot = self.order.shard_count - 1
-        if self.order.settings.shuffles_shards:
-            slot = _slot_of(last, self.key("shards"))
-        return slot, self.order.rows - last * self.order.shard_rows
+    def _sizes(self) -> "_Sizes":
+        last = self.order.shard_count - 1
+        shuffles = self.order.settings.shuffles_shards
+        return _sizes_of(self.order, _slot_of(last, self.key("shards")) if shuffles else last)
 
     def _slots(self, sequence: Int64Array) -> Int64Array:
         """Indices in the sequence to the places of their shards."""
         if self.order.ends is not None:
             return np.searchsorted(self._laid_ends, sequence, side="right")
-        return to_places(sequence, self.order.shard_rows, *self._short_shard)
+        return _to_places(self._sizes, sequence)
 
     @functools.cached_property
     def _laid_ends(self) -> Int64Array:
@@ -231,45 +226,49 @@ class _LanedEpoch(Epoch):
         ids = self.shard_ids(slots)
         if ends is not None:
             return np.asarray(ends[ids] - (self._laid_ends[slots] - sequence))
-        return to_rows(sequence, slots, ids, self.order.shard_rows, *self._short_shard)
+        return _to_rows(self._sizes, sequence, slots, ids)
 
 
-Number = int | Int64Array
-"""Of one epoch, or one for each position."""
+class _Sizes(NamedTuple):
+    """The sizes that rows of a laned epoch follow from: of one epoch, or arrays with those of an epoch per position."""
+
+    rows: int | Int64Array
+    lanes: int | Int64Array
+    window_rows: int | Int64Array
+    shard_rows: int | Int64Array
+    short_place: int | Int64Array  # of the last shard in storage order, which alone may be short
+    short_rows: int | Int64Array
 
 
-def to_sequence(
-    positions: Int64Array, rows: Number, lanes: Number, window_rows: Number, key: int | UInt64Array | None
-) -> Int64Array:
+def _sizes_of(order: Resolved, short_place: int) -> _Sizes:
+    window_rows = min((order.read_positions or 1) // order.lane_count, max(1, order.rows))
+    short_rows = order.rows - (order.shard_count - 1) * order.shard_rows
+    return _Sizes(order.rows, order.lane_count, window_rows, order.shard_rows, short_place, short_rows)
+
+
+def _to_sequence(sizes: _Sizes, positions: Int64Array, key: int | UInt64Array | None) -> Int64Array:
     """Positions to indices in the sequence that is cut into lanes. With a key, windows are shuffled."""
-    within, lane = np.divmod(positions, lanes)  # (k,), (k,)
-    base, extra = np.divmod(rows, lanes)
+    within, lane = np.divmod(positions, sizes.lanes)  # (k,), (k,)
+    base, extra = np.divmod(sizes.rows, sizes.lanes)
     lane_start = lane * base + np.minimum(lane, extra)
     if key is not None:
-        window = within // window_rows
-        start = window * window_rows
-        size = np.minimum(window_rows, base + (lane < extra) - start)
-        within = start + permute(within - start, size, subkeys(key, window * lanes + lane))
+        window = within // sizes.window_rows
+        start = window * sizes.window_rows
+        size = np.minimum(sizes.window_rows, base + (lane < extra) - start)
+        within = start + permute(within - start, size, subkeys(key, window * sizes.lanes + lane))
     return np.asarray(lane_start + within, dtype=np.int64)
 
 
-def to_places(sequence: Int64Array, shard_rows: Number, short_place: Number, short_rows: Number) -> Int64Array:
+def _to_places(sizes: _Sizes, sequence: Int64Array) -> Int64Array:
     """Indices in the sequence to the places of their shards, one of which may be short."""
-    is_after = sequence >= short_place * shard_rows + short_rows
-    return np.where(is_after, (sequence - short_rows) // shard_rows + 1, sequence // shard_rows)
+    is_after = sequence >= sizes.short_place * sizes.shard_rows + sizes.short_rows
+    return np.where(is_after, (sequence - sizes.short_rows) // sizes.shard_rows + 1, sequence // sizes.shard_rows)
 
 
-def to_rows(
-    sequence: Int64Array,
-    places: Int64Array,
-    ids: Int64Array,
-    shard_rows: Number,
-    short_place: Number,
-    short_rows: Number,
-) -> Int64Array:
+def _to_rows(sizes: _Sizes, sequence: Int64Array, places: Int64Array, ids: Int64Array) -> Int64Array:
     """Indices in the sequence to selected rows, by the places and IDs of their shards."""
-    starts = places * shard_rows - np.where(places > short_place, shard_rows - short_rows, 0)
-    return np.asarray(ids * shard_rows + (sequence - starts), dtype=np.int64)
+    missing = np.where(places > sizes.short_place, sizes.shard_rows - sizes.short_rows, 0)
+    return np.asarray(ids * sizes.shard_rows + (sequence - places * sizes.shard_rows + missing), dtype=np.int64)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -318,3 +317,42 @@ def _slot_of(last: int, key: int) -> int:
 @functools.lru_cache(maxsize=4)
 def _permutation_table(n: int, key: int) -> Int64Array:
     return permute(np.arange(n), n, key)
+
+
+# Rows of many epochs in one calculation, for mixtures: a step of 300 datasets has a few rows of each, and one after the
+# other each epoch would cost a hundred microseconds for any number of rows. An epoch is a column of numbers here.
+
+_STACKED = (RowShuffle, WindowShuffle, ShardShuffle, Sequential)
+
+
+def stacked_kind(order: Resolved) -> type[Order] | None:
+    """The kind of order whose epochs `stack` takes together; None if each of its epochs is asked alone."""
+    kind = type(order.settings)
+    return kind if kind in _STACKED and not order.tables else None  # shards of a table have sizes of their own
+
+
+def stack(kind: type[Order], epochs: Sequence[Epoch]) -> UInt64Array:
+    """The numbers that give the rows of some epochs of one kind, shape (numbers, epochs)."""
+    if not issubclass(kind, _Laned):
+        return np.array([(epoch.order.rows, epoch.key("rows")) for epoch in epochs], dtype=np.uint64).T
+    columns = [
+        (*_sizes_of(epoch.order, 0), epoch.order.shard_count, epoch.key("window"), epoch.key("shards"))
+        for epoch in epochs
+    ]
+    numbers = np.array(columns, dtype=np.uint64).T
+    shards, shard_key = numbers[-3], numbers[-1]
+    short_place = shards - np.uint64(1)
+    numbers[4] = unpermute(short_place, shards, shard_key) if kind.shuffles_shards else short_place
+    return numbers
+
+
+def stacked_rows(kind: type[Order], numbers: UInt64Array, positions: Int64Array) -> Int64Array:
+    """The rows at positions, each of the epoch whose numbers are in its column, shape (numbers, k)."""
+    if not issubclass(kind, _Laned):
+        return permute(positions, *numbers)
+    sizes, (shards, window_key, shard_key) = _Sizes(*numbers[:-3].view(np.int64)), numbers[-3:]
+    sequence = _to_sequence(sizes, positions, window_key if kind.shuffles_windows else None)
+    if not kind.shuffles_shards:
+        return sequence
+    places = _to_places(sizes, sequence)
+    return _to_rows(sizes, sequence, places, permute(places, shards, shard_key))

@@ -364,6 +364,14 @@ def test_what_is_explicit_of_a_mixture_stays() -> None:
     assert least.resolve(facts).read_positions == 1
 
 
+def test_a_component_may_have_the_largest_windows() -> None:
+    """They are larger than 64 bits can count."""
+    order = WindowShuffle(shard_rows=1 << 40, window_shards=1 << 40, lanes=2)
+    part = Component(name="a", order=order, seed=6, rows=20, quota=1)
+    mixed = MixOrder(components=(part,), stop="all_exhausted").resolve(Facts(rows=20, seed=5))
+    assert every_row(mixed) == every_row(order.resolve(Facts(rows=20, seed=6)))
+
+
 @pytest.mark.parametrize("stop", ["never", 0, -3, True, 1.5])
 def test_where_no_mixture_stops(stop: Any) -> None:
     with pytest.raises(raylance.ConfigError, match=f"stop={stop!r}: must be .*a number of rows"):
