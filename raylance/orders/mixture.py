@@ -33,7 +33,6 @@ class Component:
     """One dataset of a mixture, with its own order and seed.
 
     Attributes:
-        rows: Rows of its selection.
         quota: Its positions in a stretch of the pattern.
         epoch_rows: Positions of its own epoch, after which its next one begins. "auto" takes those of its order. Runs
             that began before 0.8.0 keep `rows` for any order.

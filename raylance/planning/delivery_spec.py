@@ -19,9 +19,8 @@ class DeliverySpec:
     """What is delivered, and in which order: the part of a loader that a checkpoint must agree with.
 
     Attributes:
-        uri: Where the rows come from; in a mixture, by component.
-        filter: The filter that made the selection, or None; in a mixture, by component.
-        split: The split that made it, as its repr, or None; in a mixture, by component.
+        uri: In a mixture, this and the next two fields are dicts by component.
+        split: As its repr, or None.
         rows: Rows of the selection.
         row_bytes: Bytes of a raw row, as measured when the dataset was opened.
         fingerprint: Hash of the selection's row offsets.
@@ -72,7 +71,7 @@ def make_plan(
         global_batch_size: Rows of one step over all ranks.
         world_size: Ranks.
         max_window_bytes: Most bytes of raw rows that a rank holds: what does not fit is read in parts.
-        remainder: How the rows after the last whole step are handled; None for the dataset's own.
+        remainder: None for the dataset's own.
 
     Raises:
         ConfigError: If there would be no step, or ranks without a row in any.

@@ -72,11 +72,9 @@ class Interval:
 
     Attributes:
         jump: Jumps of the loader before it. Intervals with the same number follow one another without a gap.
-        epoch: The epoch.
         low: Position before its first step.
         high: Position after its last step.
         is_last: Whether the epoch ends there. The plan leaves out the rows after it.
-        digest: Its rows.
     """
 
     jump: int
@@ -98,8 +96,7 @@ class Interval:
 
     def joined(self, after: "Interval") -> "Interval":
         """This interval with the one that follows it in the same epoch."""
-        digest = self.digest + after.digest
-        return dataclasses.replace(self, high=after.high, is_last=after.is_last, digest=digest)
+        return dataclasses.replace(after, jump=self.jump, low=self.low, digest=self.digest + after.digest)
 
     def to_list(self) -> list[int]:
         """JSON-able values, as `from_list` reads them."""
@@ -135,7 +132,6 @@ class Ledger:
     """
 
     def __init__(self) -> None:
-        """Nothing yet."""
         self.name = ""
         self._intervals: list[Interval] = []
         self.restored: dict[int, Place] = {}
@@ -162,15 +158,7 @@ class Ledger:
             self.add(epoch, 0, 0, Digest(), is_last=False)
 
     def add(self, epoch: int, low: int, high: int, digest: Digest, *, is_last: bool) -> None:
-        """Adds one step that was handed out.
-
-        Args:
-            epoch: Its epoch.
-            low: Position before it.
-            high: Position after it.
-            digest: Its rows on this rank.
-            is_last: Whether the epoch ends with it.
-        """
+        """Adds one step that was handed out, from position `low` to `high`, with its rows on this rank."""
         self.name = self.name or uuid.uuid4().hex
         last = self._intervals[-1] if self._intervals else None
         follows = last is not None and last.end == (epoch, low) and self._loaded in (None, last.end)
@@ -186,8 +174,8 @@ class Ledger:
         self._is_cut = False
         if len(self._intervals) > _MOST:
             gone, self._intervals = fold(self._intervals, _RECENT, _MOST // 2)
-            ends = [interval.end for interval in gone]
-            self.forgotten = max([self.forgotten, *ends] if self.forgotten else ends, default=None)
+            if gone:
+                self.forgotten = max(self.forgotten or (0, 0), *(interval.end for interval in gone))
 
     def since(self, epoch: int, position: int) -> Digest | None:
         """The rows that were handed out since a place without a jump; None if no interval begins there."""
@@ -213,10 +201,8 @@ class Ledger:
 
 
 def fold(intervals: Sequence[Interval], recent: int, most: int) -> tuple[list[Interval], list[Interval]]:
-    """Joins the intervals of each epoch, except for the `recent` last ones.
-
-    Returns:
-        The oldest intervals, beyond `most`, which are to be forgotten; and those to keep.
+    """Joins the intervals of each epoch, except for the `recent` last ones. Returns those beyond `most`, the oldest,
+    which are to be forgotten; and those to keep.
     """
     folded: list[Interval] = []
     for interval in intervals[:-recent]:

@@ -18,12 +18,10 @@ class Account:
     Attributes:
         start: What all ranks of one start of the run have in common; "" where it is not known.
         ledger: The loader. Of two accounts with one ledger, the later one holds all that the earlier one does.
-        rank: Its rank.
-        world_size: Ranks that share the epoch.
         intervals: What it was handed, in the order of time.
-        restored: Places of states that it loaded, by the number of the jump there. Other jumps rolled nothing back.
-        forgotten: Intervals before this place are forgotten; None if none are.
-        process: Its process; "" where it is not known.
+        restored: As a `Ledger` has it.
+        forgotten: As a `Ledger` has it.
+        process: "" where it is not known.
         begun_s: When it was made.
         ended_s: When it was handed its last row, by the same clock.
         selection: Which rows are selected. Intervals of two selections do not add up.
@@ -193,9 +191,9 @@ def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
     """Finds the rows that the present model was trained on, by epoch.
 
     - Of each start, the rows before the place at which the next start resumed count. The others were rolled back.
-    - A start resumed where an earlier one was cut: at a report, or at the end of an epoch. The latest such start
-    counts. - New processes that loaded no state resumed where they began: their model is new, or was restored by other
-    means. - Within a process only a loaded state rolls back. The rows before any other jump count.
+    - A start resumed where the latest of the earlier ones was cut: at a report, or at the end of an epoch.
+    - New processes that loaded no state resumed where they began: their model is new, or was restored by other means.
+    - Within a process only a loaded state rolls back. The rows before any other jump count.
 
     Args:
         accounts: Accounts of all ranks and starts of one dataset, earlier ones first.
@@ -274,13 +272,7 @@ def _start_of(account: Account, starts: list[_Start]) -> _Start:
 
 
 def _walk_back(pieces: Sequence[_Piece], place: Place | None, earlier: Sequence[_Start]) -> _Walk:
-    """Follows one rank of a start back, from a place or from its last one to where its first state came from.
-
-    Args:
-        pieces: Of the rank.
-        place: Where to begin.
-        earlier: The starts before it.
-    """
+    """Follows one rank of a start back, from a place or from its last one to where its first state came from."""
     walk = _Walk()
     index = len(pieces) - 1 if place is None else _resumed_piece(pieces, place)
     while index is not None:
@@ -327,13 +319,8 @@ def _resumed_start(starts: Sequence[_Start], place: Place) -> int | None:
 
 
 def _epoch_line(epoch: int, runs: Sequence[_Run], furthest: Place, forgotten: Place) -> EpochLine:
-    """Adds up what the ranks of all starts were handed of an epoch.
-
-    Args:
-        epoch: The epoch.
-        runs: Those of a start one after the other, later starts first.
-        furthest: The furthest place of any rank.
-        forgotten: All before this place is forgotten.
+    """Adds up what the ranks of all starts were handed of an epoch: the runs of a start one after the other, later
+    starts first. `furthest` is the furthest place of any rank; all before `forgotten` is.
     """
     spans_of_starts, besides, hulls = [], list[Interval](), []
     for start, of_start in itertools.groupby(runs, key=lambda run: run.start):

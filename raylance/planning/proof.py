@@ -87,15 +87,22 @@ class Expected:
     def whole(self) -> Digest:
         """The digest of the selection; O(rows)."""
         self._spend(self.selection.rows // _CHEAPER)
-        return selected_digest(self.selection)
+        return self._sum(lambda rows: rows, 0, self.selection.rows)
 
     def planned(self, order: Resolved, epoch: int, low: int, high: int) -> Digest:
         """The digest of what an order has at positions [low, high) of an epoch."""
-        key = (epoch, low, high)
+        key, asked = (epoch, low, high), order.epoch(epoch)
         if key not in self._known:
             self._spend(max(0, high - low))
-            self._known[key] = planned_digest(order, self.selection, epoch, low, high)
+            self._known[key] = self._sum(lambda positions: select_rows(asked, positions), low, high)
         return self._known[key]
+
+    def _sum(self, rows_at: Callable[[Int64Array], Int64Array], low: int, high: int) -> Digest:
+        total = Digest()
+        for at in range(low, high, _BLOCK_ROWS):
+            positions = np.arange(at, min(at + _BLOCK_ROWS, high), dtype=np.int64)
+            total += Digest.of(self.selection.offsets(rows_at(positions)))
+        return total
 
     def _spend(self, rows: int) -> None:
         if self.most_rows is not None:
@@ -114,12 +121,10 @@ def prove(lines: Sequence[EpochLine], expected_of: Callable[[str], Expected | st
     proofs: list[EpochProof] = []
     for line in reversed(lines):
         proof, after = _prove(line, expected_of), proofs[-1] if proofs else None
-        if after is not None and after == dataclasses.replace(
-            proof, epoch=line.epoch + line.epochs, epochs=after.epochs
-        ):
-            proofs[-1] = dataclasses.replace(after, epoch=line.epoch, epochs=line.epochs + after.epochs)
-        else:
-            proofs.append(proof)
+        if after and after == dataclasses.replace(proof, epoch=line.epoch + line.epochs, epochs=after.epochs):
+            proof = dataclasses.replace(proof, epochs=proof.epochs + after.epochs)
+            proofs.pop()
+        proofs.append(proof)
     return proofs[::-1]
 
 
@@ -150,7 +155,7 @@ def _prove(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> Epo
 
 
 def _judge(line: EpochLine, expected_of: Callable[[str], Expected | str]) -> tuple[Status, int, str]:
-    """Compares one epoch: status, rows that are left out, and text. A last gap and rows besides are not considered."""
+    """Status of one epoch, rows that are left out, and text. A last gap and rows besides are not considered."""
     rows = _rows(line)
     if line.doubt:
         return "unproven", 0, f"{rows} are known; the epoch is not proven: {line.doubt}"
@@ -215,39 +220,15 @@ def _words_of_gaps(line: EpochLine) -> str:
     return ", ".join(words) + ", …" * (len(line.gaps) > _NAMED)
 
 
-def selected_digest(selection: Selected) -> Digest:
-    """The digest of a whole selection; O(rows)."""
-    return _sum(selection.offsets, 0, selection.rows)
-
-
-def planned_digest(order: Resolved, selection: Selected, epoch: int, low: int, high: int) -> Digest:
-    """The digest of the rows that an order has at positions [low, high) of an epoch."""
-    asked = order.epoch(epoch)
-    return _sum(lambda positions: selection.offsets(select_rows(asked, positions)), low, high)
-
-
-def _sum(offsets_at: Callable[[Int64Array], Int64Array], low: int, high: int) -> Digest:
-    total = Digest()
-    for at in range(low, high, _BLOCK_ROWS):
-        total += Digest.of(offsets_at(np.arange(at, min(at + _BLOCK_ROWS, high), dtype=np.int64)))
-    return total
-
-
 def check_permutation(plan: Plan, selection: Selected, epoch: int, end: int, handed: Digest) -> None:
-    """Compares an epoch of a custom order with the selection.
-
-    Args:
-        plan: The plan of rank 0 of 1.
-        selection: The rows that the epoch must have, each once.
-        epoch: The epoch.
-        end: Its rows were handed out up to this position.
-        handed: The rows that were handed out.
+    """Compares an epoch of a custom order, handed out to rank 0 of 1 up to the position `end`, with the selection.
 
     Raises:
         CoverageError: If rows came twice, and others never.
     """
-    left = planned_digest(plan.order, selection, epoch, end, plan.epoch_rows)
-    if not (handed + left).differs(selected_digest(selection)):
+    expected = Expected(selection=selection, order=plan.order)
+    left = expected.planned(plan.order, epoch, end, plan.epoch_rows)
+    if not (handed + left).differs(expected.whole):
         return
     name = type(plan.order.settings).__name__
     raise CoverageError(

@@ -26,7 +26,6 @@ class ShardContext:
     """Which rank a loader serves, of how many, and in which process.
 
     Attributes:
-        rank: The rank.
         world_size: Ranks that share the epoch.
         assignment: How Ray Train assigned the dataset; None for a loader that was made by hand.
         pid: The process that it was made in or sent to; a fork keeps its parent's.
@@ -48,5 +47,5 @@ class ShardContext:
 
     @property
     def name(self) -> str | None:
-        """Name of the dataset in a run of Ray Train, where it has one."""
+        """See `Assignment.name`."""
         return None if self.assignment is None else self.assignment.name

@@ -53,14 +53,13 @@ class State:
     """The consumed position of a loader and what it refers to.
 
     Attributes:
-        uri: Dataset. In a mixture, this and the next five fields are dicts by component.
+        uri: In a mixture, this and the next five fields are dicts by component.
         branch: Branch that the version is counted in, or None for what `uri` opens.
         identity: Hash of the version's files. Another dataset in the same place has another identity.
-        split: Split, as its repr, or None.
+        split: As its repr, or None.
         rows: Rows of the selection.
         fingerprint: Hash of the selected row offsets.
-        decode: The decoders, as `describe` writes them.
-        transform: The transform, as `describe` writes it, or None.
+        decode: As `describe` writes it; so is `transform`.
         codecs: By decoded column, the codec that makes its values, with versions.
         order: Parameters of the order; "auto" until the first iteration.
         window_bytes: The bytes that its automatic sizes follow from.
@@ -70,8 +69,7 @@ class State:
         global_step: Steps that were handed out since the run began.
         completed_shards: Shards that lie wholly in the consumed prefix, as `list_shards` lists them.
         components: In a mixture, the position of each dataset by name; for information.
-        global_batch_size: For information. The next run may use another.
-        world_size: For information. The next run may use another.
+        global_batch_size: For information, as is `world_size`. The next run may use others.
         checksum: Of `order` and `window_bytes`. A loader whose order is "auto" takes these over and has nothing to
             compare them with.
     """
