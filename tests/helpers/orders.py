@@ -13,8 +13,6 @@ from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, Windo
 from raylance.testing import SampleRows
 
 SHUFFLES = tuple(ORDERS.values())
-
-
 KINDS = (*SHUFFLES, Weighted, ClassBalanced, MixOrder)
 
 
@@ -50,8 +48,8 @@ def mixtures(draw: st.DrawFn, draws: bool = True) -> Resolved:
     """A resolved mixture of one to four small datasets; `draws` has some drawn with replacement."""
     components = []
     for index in range(draw(st.integers(1, 4))):
-        rows, quota = draw(st.integers(1, 60)), draw(st.integers(1, 7))
-        drawn = Weighted(weights="weight", rows_per_epoch=draw(st.integers(1, 90)), shard_rows=1)
+        rows, quota = draw(st.integers(1, 40)), draw(st.integers(1, 7))
+        drawn = Weighted(weights="weight", rows_per_epoch=draw(st.integers(1, 60)), shard_rows=1)
         order, tables = draw(st.sampled_from([*MIXED, drawn] if draws else MIXED)).bind(sample(rows))
         part = Component(name=f"part {index}", order=order, seed=index, rows=rows, quota=quota, tables=tables)
         components.append(part)

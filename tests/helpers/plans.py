@@ -20,21 +20,26 @@ def make_plan(order: Resolved, batch: int, world: int, remainder: Remainder = "r
 
 def rank_batches(plan: Plan, rank: int, epoch: int, position: int, item_rows: int) -> dict[int, list[int]]:
     """A rank's rows by position of the step, put together from its work items as a stream does."""
+    items = list(plan.items(rank, epoch, position, item_rows))
+    if not items:
+        return {}
+    positions = [plan.item_positions(item) for item in items]
+    rows = plan.select(epoch, np.concatenate(positions))
     batches: dict[int, list[int]] = {}
-    for item in plan.items(rank, epoch, position, item_rows):
-        rows = plan.select(item.epoch, plan.item_positions(item))
-        assert len(rows) == item.rows
-        begin = plan.line(item.position, rank) + item.low - plan.line(item.chunk.position, rank)
-        chunk_rows = plan.chunk_rows(item.chunk, rank)
-        assert plan.chunk_size(item.chunk, rank) == len(chunk_rows)
-        read = chunk_rows[begin : begin + item.rows]
-        np.testing.assert_array_equal(read, rows, "an item's rows are not where its chunk has them")
+    chunk, done = None, 0
+    for item, of_item in zip(items, positions, strict=True):
+        own, done = rows[done : done + item.rows], done + item.rows
+        if item.chunk != chunk:
+            chunk, read = item.chunk, plan.chunk_rows(item.chunk, rank)
+            assert plan.chunk_size(chunk, rank) == len(read)
+        begin = plan.line(item.position, rank) + item.low - plan.line(chunk.position, rank)
+        assert np.array_equal(read[begin : begin + item.rows], own), "an item's rows are not where its chunk has them"
+        singles = [plan.item_positions(single) for single in plan.cut(item, item.steps)]
+        assert np.array_equal(np.concatenate(singles), of_item)
         size = item.high - item.low
-        singles = [plan.select(epoch, plan.item_positions(single)) for single in plan.cut(item, item.steps)]
-        np.testing.assert_array_equal(np.concatenate(singles), rows)
         for step in range(item.steps):
             at = item.position + step * plan.stride
-            batches.setdefault(at, []).extend(rows[step * size : (step + 1) * size].tolist())
+            batches.setdefault(at, []).extend(own[step * size : (step + 1) * size].tolist())
     return batches
 
 

@@ -57,7 +57,7 @@ def test_complete_shards_where_the_search_ends_early(position: int) -> None:
         assert order.epoch(1).completed_shards(position).tolist() == (consumed == shard_rows).tolist()
 
 
-@settings(max_examples=30)
+@settings(max_examples=10)
 @given(case=cases())
 def test_everything_that_is_asked_of_an_order_of_ones_own(case: Resolved) -> None:
     """Seeking, complete shards, saved parameters and the rest, of every kind and any sizes."""
@@ -245,4 +245,4 @@ def test_unknown_orders() -> None:
 )
 def test_the_check_for_orders_of_ones_own_finds_nothing_in_ours(order: Order) -> None:
     columns = {"weight": np.arange(1, 361) % 7, "class": sample(360).columns["class"]}
-    check_order(order, columns=columns if order.repeats else None, other_process=False)
+    check_order(order, rows=(1, 13, 360), columns=columns if order.repeats else None, other_process=False)

@@ -161,7 +161,7 @@ def position_of(key: int, draw: int, word: int) -> int:
 def extremes(epoch: Epoch, purpose: str, draw: int) -> list[int]:
     """Rows at the smallest number that is ever drawn, 0, and at the largest one below 1."""
     found = []
-    for words, number in ((range(2**11), 0.0), (range(2**64 - 2**11, 2**64), 1 - 2.0**-53)):
+    for words, number in ((range(64), 0.0), (range(2**64 - 64, 2**64), 1 - 2.0**-53)):  # one has a position below 2**63
         positions = [position_of(epoch.key(purpose), draw, word) for word in words]
         position = np.array([min(positions)])
         assert uniform(subkeys(epoch.key(purpose), position), draw)[0, -1] == number

@@ -18,11 +18,7 @@ def test_digests_add_up_over_ranks_and_steps_in_any_order(offsets: list[int], cu
     assert total == Digest(rows=len(offsets), hash=sum(int(word) for word in mix64(rows.astype(np.uint64))) % 2**64)
 
 
-@given(
-    steps=st.integers(1, 5),
-    size=st.integers(0, 7),
-    seed=st.integers(0, 2**32 - 1),
-)
+@given(steps=st.integers(1, 5), size=st.integers(0, 7), seed=st.integers(0, 2**32 - 1))
 def test_steps_that_lie_together_have_digests_of_their_own_and_padding_is_counted_apart(
     steps: int, size: int, seed: int
 ) -> None:
@@ -93,11 +89,11 @@ def test_a_folded_ledger_keeps_its_sums_and_its_last_cuts(
         assert sum((each.digest for each in of), Digest()) == interval.digest
 
 
-def test_a_ledger_of_a_hundred_thousand_reports_stays_small() -> None:
+def test_a_ledger_of_ten_thousand_reports_stays_small() -> None:
     ledger = Ledger()
-    for low in range(100_000):
+    for low in range(10_000):
         step(ledger, 0, low, low + 1)
         ledger.cut()
     assert len(ledger.intervals) <= 1024
-    assert sum((each.digest for each in ledger.intervals), Digest()) == Digest.of(np.arange(100_000))
-    assert [each.high for each in ledger.intervals[-200:]] == list(range(99_801, 100_001))
+    assert sum((each.digest for each in ledger.intervals), Digest()) == Digest.of(np.arange(10_000))
+    assert [each.high for each in ledger.intervals[-200:]] == list(range(9_801, 10_001))

@@ -1,5 +1,6 @@
 """Owns the measures of shuffle quality: what they say of good, bad and middling orders, and that they stay cheap."""
 
+import functools
 import itertools
 import tracemalloc
 from typing import ClassVar
@@ -34,6 +35,7 @@ def window(lanes: int, window_shards: int, shard_rows: int = 200) -> WindowShuff
     return WindowShuffle(shard_rows=shard_rows, window_shards=window_shards, lanes=lanes)
 
 
+@functools.cache
 def quality(order: Order, **changes: int) -> ShuffleQuality:
     return shuffle_quality(make_plan(order, **changes))
 
@@ -82,7 +84,7 @@ def test_windows_lie_between_and_gain_by_lanes_and_by_shards() -> None:
 @pytest.mark.parametrize("shard_rows", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_windows_follow_the_rule_of_the_readme(lanes: int, window_shards: int, shard_rows: int) -> None:
     plan = make_plan(window(lanes, window_shards, shard_rows), rows=10**8, batch=256)
-    found = shuffle_quality(plan, sample_steps=512).divergences["10 blocks"]
+    found = shuffle_quality(plan, sample_steps=256).divergences["10 blocks"]
     assert found.ratio == pytest.approx(1 + (256 / lanes - 1) / window_shards, rel=0.15)
 
 
@@ -119,11 +121,11 @@ def test_one_class_diverges_nowhere() -> None:
 
 
 def test_as_many_steps_are_measured_as_asked_for() -> None:
-    plan = make_plan(SEQUENTIAL, 6000, 8)
+    plan = make_plan(SEQUENTIAL, 2400, 8)
     for found, epochs, steps in (
         (shuffle_quality(plan), 1, 256),
         (shuffle_quality(plan, sample_steps=1), 1, 1),
-        (shuffle_quality(plan, epochs=2, sample_steps=1000), 2, 750),
+        (shuffle_quality(plan, epochs=2, sample_steps=400), 2, 300),
     ):
         assert (found.epochs, found.steps) == (epochs, steps)
 
@@ -158,12 +160,12 @@ def test_a_batch_of_all_rows_diverges_nowhere(rows: int) -> None:
 
 
 def test_other_sizes_are_compared() -> None:
-    plan, labels = make_plan(window(4, 2, 10), 2000, 8), np.arange(2000) // 300
+    plan, labels = make_plan(window(4, 2, 10), 2000, 2), np.arange(2000) // 300
     compared = compare_windows(plan, labels)
     assert [*compared] == [1, 2, 4, 16, 64]
-    assert all([*by_lanes] == [1, 2, 4, 8] for by_lanes in compared.values())
+    assert all([*by_lanes] == [1, 2, 4] for by_lanes in compared.values())
     assert compared[2][4] == shuffle_quality(plan, labels, sample_steps=128).class_divergence
-    other = make_plan(window(1, 16, 10), 2000, 8)
+    other = make_plan(window(1, 16, 10), 2000, 2)
     assert compared[16][1] == shuffle_quality(other, labels, sample_steps=128).class_divergence
     assert compare_windows(make_plan(SEQUENTIAL)) == {}
     assert [*compare_windows(make_plan(window(1, 1, 2), 4, 8, remainder="ragged"))[1]] == [1, 2, 4], "no lane is empty"
@@ -179,7 +181,7 @@ def test_fragments_are_compared() -> None:
 @pytest.mark.parametrize("batch", [1, 2, 128])
 @pytest.mark.parametrize("order", [SEQUENTIAL, RowShuffle(shard_rows=3), window(4, 2, 2)], ids=lambda order: order.name)
 def test_small_datasets(order: Order, rows: int, batch: int) -> None:
-    found = shuffle_quality(make_plan(order, rows, batch, remainder="ragged"), epochs=2)
+    found = shuffle_quality(make_plan(order, rows, batch, remainder="ragged"), epochs=2, sample_steps=16)
     assert 1 <= found.spread.value <= min(rows, batch)
     assert all(0 <= measure.value <= 1 for measure in found.divergences.values())
     assert order.name in repr(found)
@@ -192,8 +194,8 @@ def test_repr_tells_what_was_measured() -> None:
 
 
 def test_the_same_plan_measures_the_same() -> None:
-    assert quality(window(8, 4)) == quality(window(8, 4))
-    assert quality(window(8, 4)) != quality(window(8, 4), seed=2)
+    assert shuffle_quality(make_plan(window(32, 16))) == quality(window(32, 16))
+    assert quality(window(32, 16)) != quality(window(32, 16), seed=2)
 
 
 def test_costs_do_not_grow_with_the_dataset() -> None:
