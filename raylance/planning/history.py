@@ -106,11 +106,12 @@ class EpochLine:
 
 @dataclasses.dataclass(frozen=True)
 class _Piece:
-    """What a loader was handed without a jump: one interval at least."""
+    """What a loader was handed without a jump, or some of it: one interval at least."""
 
+    start: "_Start"
     account: Account
     intervals: tuple[Interval, ...]
-    is_first: bool
+    is_first: bool  # of its loader
 
     @property
     def begin(self) -> Place:
@@ -165,26 +166,17 @@ class _Start:
                 "was handed what is the share of one"
             )
         runs = itertools.groupby(account.intervals, key=lambda interval: interval.jump)
-        self.pieces += [_Piece(account, tuple(run), number == 0) for number, (_, run) in enumerate(runs)]
+        self.pieces += [_Piece(self, account, tuple(run), number == 0) for number, (_, run) in enumerate(runs)]
 
 
 @dataclasses.dataclass(slots=True)
 class _Walk:
     """What one rank of a start was handed before a place and was not rolled back."""
 
-    handed: list[tuple[Account, list[Interval]]] = dataclasses.field(default_factory=list)  # later pieces first
+    handed: list[_Piece] = dataclasses.field(default_factory=list)  # later ones first
     origin: Place | None = None  # where the start was resumed, as far as this rank knows
     is_new: bool = False  # no state was loaded there
     forgotten: Place = (0, 0)  # all before it is
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Run:
-    """Intervals of one epoch that a loader of a start was handed without a jump."""
-
-    start: _Start
-    account: Account
-    intervals: list[Interval]
 
 
 def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
@@ -199,7 +191,7 @@ def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
         accounts: Accounts of all ranks and starts of one dataset, earlier ones first.
     """
     starts = _starts(accounts)
-    epochs: dict[int, list[_Run]] = {}  # later starts first
+    epochs: dict[int, list[_Piece]] = {}  # later starts first
     forgotten: Place = (0, 0)
     index: int | None = len(starts) - 1 if starts else None
     place: Place | None = None
@@ -209,10 +201,10 @@ def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
         for piece in start.pieces:
             ranks.setdefault(piece.account.rank, []).append(piece)
         walks = [_walk_back(pieces, place, earlier) for pieces in ranks.values()]
-        for account, intervals in itertools.chain.from_iterable(walk.handed for walk in walks):
-            handed = (each for each in intervals if each.high > each.low or each.is_last)
+        for piece in itertools.chain.from_iterable(walk.handed for walk in walks):
+            handed = (each for each in piece.intervals if each.high > each.low or each.is_last)
             for epoch, run in itertools.groupby(handed, key=lambda interval: interval.epoch):
-                epochs.setdefault(epoch, []).append(_Run(start, account, list(run)))
+                epochs.setdefault(epoch, []).append(dataclasses.replace(piece, intervals=tuple(run)))
         forgotten = max(forgotten, *(walk.forgotten for walk in walks))
         is_new = any(walk.is_new for walk in walks)
         if is_new and start.previous is not None:
@@ -277,7 +269,8 @@ def _walk_back(pieces: Sequence[_Piece], place: Place | None, earlier: Sequence[
     index = len(pieces) - 1 if place is None else _resumed_piece(pieces, place)
     while index is not None:
         piece = pieces[index]
-        walk.handed.append((piece.account, [each for each in piece.intervals if place is None or each.end <= place]))
+        kept = tuple(each for each in piece.intervals if place is None or each.end <= place)
+        walk.handed.append(dataclasses.replace(piece, intervals=kept))
         place = piece.restored
         if piece.forgotten is not None:
             walk.forgotten = piece.forgotten
@@ -313,18 +306,18 @@ def _resumed_piece(pieces: Sequence[_Piece], place: Place) -> int | None:
 
 def _resumed_start(starts: Sequence[_Start], place: Place) -> int | None:
     """The start that was resumed at a place."""
-    pieces = [(index, piece) for index, start in enumerate(starts) for piece in start.pieces]
-    found = _resumed_piece([piece for _, piece in pieces], place)
-    return None if found is None else pieces[found][0]
+    pieces = [piece for start in starts for piece in start.pieces]
+    found = _resumed_piece(pieces, place)
+    return None if found is None else starts.index(pieces[found].start)
 
 
-def _epoch_line(epoch: int, runs: Sequence[_Run], furthest: Place, forgotten: Place) -> EpochLine:
+def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: Place) -> EpochLine:
     """Adds up what the ranks of all starts were handed of an epoch: the runs of a start one after the other, later
     starts first. `furthest` is the furthest place of any rank; all before `forgotten` is.
     """
     spans_of_starts, besides, hulls = [], list[Interval](), []
     for start, of_start in itertools.groupby(runs, key=lambda run: run.start):
-        ranks: dict[int, list[list[Interval]]] = {}
+        ranks: dict[int, list[Sequence[Interval]]] = {}
         for run in of_start:
             ranks.setdefault(run.account.rank, []).append(run.intervals)
         chains = []
@@ -349,7 +342,7 @@ def _epoch_line(epoch: int, runs: Sequence[_Run], furthest: Place, forgotten: Pl
     )
 
 
-def _doubt(runs: Sequence[_Run], *, is_forgotten: bool) -> str:
+def _doubt(runs: Sequence[_Piece], *, is_forgotten: bool) -> str:
     if is_forgotten:
         return "the record of a loader holds no more than its last intervals, and what came before is forgotten"
     selections = {run.account.selection for run in runs}

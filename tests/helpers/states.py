@@ -1,7 +1,33 @@
-"""Owns states as older versions of raylance would have written them."""
+"""Owns what states of tests are made of, and states as older versions of raylance would have written them."""
 
 from collections.abc import Mapping
 from typing import Any
+
+from raylance.orders.shuffles import WindowShuffle
+from raylance.planning.delivery_spec import DeliverySpec
+
+ORIGIN = {
+    "uri": "a.lance",
+    "branch": None,
+    "version": 3,
+    "identity": "i",
+    "columns": ["image", "label"],
+    "decode": [],
+    "transform": None,
+    "codecs": {},
+}
+DELIVERY = DeliverySpec(
+    uri="a.lance",
+    row_bytes=8.0,
+    filter="x > 1",
+    split=None,
+    rows=100,
+    fingerprint="f",
+    order=WindowShuffle(shard_rows=10, window_shards=2, lanes=4),
+    seed=0,
+    remainder="drop",
+    masks_bad_rows=False,
+)
 
 SINCE_FORMAT = {
     2: ["branch", "identity", "columns", "decode", "transform"],

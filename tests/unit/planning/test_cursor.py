@@ -9,31 +9,10 @@ from raylance.errors import ConfigError
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning import cursor as module
 from raylance.planning.cursor import Cursor
-from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.shard_context import Assignment, ShardContext
+from tests.helpers.states import DELIVERY, ORIGIN
 
-ORIGIN = {
-    "uri": "a.lance",
-    "branch": None,
-    "version": 3,
-    "identity": "i",
-    "columns": ["id"],
-    "decode": [],
-    "transform": None,
-    "codecs": {},
-}
-SPEC = DeliverySpec(
-    uri="a.lance",
-    filter=None,
-    split=None,
-    rows=100,
-    row_bytes=8.0,
-    fingerprint="f",
-    order=WindowShuffle(),
-    seed=0,
-    remainder="ragged",
-    masks_bad_rows=False,
-)
+SPEC = dataclasses.replace(DELIVERY, order=WindowShuffle(), remainder="ragged")
 SIZES = {"global_batch_size": 30, "world_size": 2, "max_window_bytes": 1 << 20}
 
 

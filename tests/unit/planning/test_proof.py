@@ -19,10 +19,10 @@ from raylance.orders.shuffles import RowShuffle, WindowShuffle
 from raylance.planning import digest
 from raylance.planning.digest import Digest, Ledger
 from raylance.planning.history import Account, line_of_history
-from raylance.planning.plan import Plan
 from raylance.planning.proof import EpochProof, Expected, prove
 from raylance.source.selection import Selection
 from raylance.testing.orders import SampleRows
+from tests.helpers.plans import make_plan
 
 Place = tuple[int, int]
 SELECTION = Selection.from_offsets([np.r_[3:40, 50:51, 60:145]])  # 123 rows
@@ -79,9 +79,7 @@ class Run:
         for ledger in given or ():
             ledger.load(*at)
         ledgers = [Ledger() for _ in range(world)] if given is None else given
-        plan = Plan(
-            order=self.order, global_batch_size=batch, world_size=world, remainder=self.remainder, chunk_positions=64
-        )
+        plan = make_plan(self.order, batch, world, self.remainder)
         plans = [dataclasses.replace(plan, order=order) for order in orders] or [plan] * world
         ahead = [*ahead, *[0] * world][:world]
         ahead = [more - min(ahead) for more in ahead]  # what all ranks were handed is no step ahead
@@ -316,7 +314,7 @@ def test_a_loader_that_is_sent_back_begins_another_line(back: Place) -> None:
 
 
 SCRATCH: Place = (0, 0)
-ORACLE = Plan(order=ORDER, global_batch_size=12, world_size=2, remainder="drop", chunk_positions=64)
+ORACLE = make_plan(ORDER, 12, 2, "drop")
 
 
 class Training:

@@ -14,6 +14,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 from raylance.planning.plan import Plan, Remainder
 from raylance.planning.quality import Measure, ShuffleQuality, compare_windows, shuffle_quality
+from tests.helpers import plans
 from tests.helpers.orders import resolve
 
 SEQUENTIAL = Sequential(shard_rows=100, window_shards=1, lanes=1)
@@ -21,14 +22,7 @@ ROWS, BATCH = 60_000, 64
 
 
 def make_plan(order: Order, rows: int = ROWS, batch: int = BATCH, seed: int = 1, remainder: Remainder = "drop") -> Plan:
-    resolved = order.resolve(Facts(rows=rows, seed=seed))
-    return Plan(
-        order=resolved,
-        global_batch_size=batch,
-        world_size=1,
-        remainder=remainder,
-        chunk_positions=resolved.read_positions or 64,
-    )
+    return plans.make_plan(order.resolve(Facts(rows=rows, seed=seed)), batch, 1, remainder)
 
 
 def window(lanes: int, window_shards: int, shard_rows: int = 200) -> WindowShuffle:
@@ -172,8 +166,7 @@ def test_other_sizes_are_compared() -> None:
 
 
 def test_fragments_are_compared() -> None:
-    order = resolve(WindowShuffle(shard_rows="fragment", window_shards=1, lanes=1), 60)
-    plan = Plan(order=order, global_batch_size=6, world_size=1, remainder="drop", chunk_positions=60)
+    plan = plans.make_plan(resolve(WindowShuffle(shard_rows="fragment", window_shards=1, lanes=1), 60), 6, 1, "drop")
     assert compare_windows(plan)[1][1] == shuffle_quality(plan, sample_steps=128).class_divergence
 
 

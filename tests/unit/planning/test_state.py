@@ -37,22 +37,15 @@ from raylance.source.rows import table_rows
 from raylance.source.selection import Selection
 from raylance.source.version import Source
 from tests.helpers.orders import cases
-from tests.helpers.states import SINCE_FORMAT, as_of_format
+from tests.helpers.states import DELIVERY, ORIGIN, SINCE_FORMAT, as_of_format
 
 STATE = State(
-    uri="a.lance",
-    branch=None,
-    version=3,
-    identity="i",
+    **ORIGIN,
     filter="x > 1",
     split=None,
     rows=100,
     fingerprint="f",
     seed=0,
-    columns=["image", "label"],
-    decode=[],
-    transform=None,
-    codecs={},
     order={"name": "window", "shard_rows": 10, "window_shards": 2, "lanes": 4},
     epoch=1,
     position=40,
@@ -321,31 +314,6 @@ def test_truncated_and_absent_files(tmp_path: Path) -> None:
         read_state(tmp_path)
 
 
-ORIGIN = {
-    "uri": "a.lance",
-    "branch": None,
-    "version": 3,
-    "identity": "i",
-    "columns": ["image", "label"],
-    "decode": [],
-    "transform": None,
-    "codecs": {},
-}
-RESOLVED = WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
-DELIVERY = DeliverySpec(
-    uri="a.lance",
-    row_bytes=8.0,
-    filter="x > 1",
-    split=None,
-    rows=100,
-    fingerprint="f",
-    order=RESOLVED,
-    seed=0,
-    remainder="drop",
-    masks_bad_rows=False,
-)
-
-
 def at(position: int, delivery: DeliverySpec = DELIVERY, batch: int | None = 20) -> State:
     cursor = Cursor(ORIGIN, delivery)
     cursor.epoch, cursor.position, cursor.step, cursor.global_step = 1, position, 2, 7
@@ -394,7 +362,7 @@ def test_where_a_run_goes_on(
     current = dataclasses.replace(DELIVERY, order=WindowShuffle(), remainder=remainder)
     delivery, state = load(as_of_format(version, at(position, batch=batch).to_dict()), current)
     window_bytes = None if version < 4 else 512 << 20
-    assert delivery == dataclasses.replace(current, order=RESOLVED, window_bytes=window_bytes)
+    assert delivery == dataclasses.replace(current, order=DELIVERY.order, window_bytes=window_bytes)
     assert (state.epoch, state.position) == wanted
     told = [record.args for record in caplog.records if "earlier raylance is" in record.getMessage()]
     assert told == ([(10, 1, 20, 2)] if version == 1 and wanted == (2, 0) and position == 90 else [])
@@ -452,19 +420,8 @@ def test_states_of_every_order_round_trip_at_every_step(order: Resolved, batch: 
     selection = Selection.whole(order.rows)
     rows = table_rows(source, Shared("selection", selection, 0), ["id"], row_bytes=8.0)
     feed = ReadSpec(source=rows, delivers=["id"])
-    delivery = DeliverySpec(
-        uri="a.lance",
-        row_bytes=8.0,
-        filter=None,
-        split=None,
-        rows=order.rows,
-        fingerprint=selection.fingerprint,
-        order=order.settings,
-        tables=order.tables,
-        seed=0,
-        remainder="ragged",
-        masks_bad_rows=False,
-    )
+    found = {"rows": order.rows, "fingerprint": selection.fingerprint}
+    delivery = dataclasses.replace(DELIVERY, order=order.settings, tables=order.tables, **found)
     saving, loading = Cursor(feed.origin, delivery), Cursor(feed.origin, delivery)
     saving.epoch = 2
     for saving.position in range(0, order.epoch_rows + 1, batch):
