@@ -27,26 +27,23 @@ from raylance.dispatch.messages import (
     Forget,
     GiveUp,
     GiveUpPlacing,
-    Log,
     Lost,
     NotPlaced,
+    Observation,
     Output,
-    Placed,
     Read,
     Taken,
     Wanted,
 )
 from raylance.dispatch.scaling import Scaler
 from raylance.dispatch.sizes import Sizes
-from raylance.dispatch.wait_causes import status
 from raylance.errors import HelperError
 from raylance.observe import Receipt
-from raylance.observe.observations import FaultSeen, Status, WorkDone
+from raylance.observe.observations import Cause, FaultSeen, Status, WorkDone
 from raylance.planning.plan import Plan, WorkItem
 
 MAX_FAULTS = 3  # of the machines, that one item may see: a fourth is no accident
 PAUSES_S = (0.2, 1.0, 5.0)  # before work is done again where nothing died: a store that is full takes time to drain
-_OBSERVATIONS = frozenset((Log, FaultSeen, WorkDone, Status))
 
 
 class Dispatcher:
@@ -72,20 +69,10 @@ class Dispatcher:
         describe: Callable[[WorkItem], str],
         scalers: Sequence[Scaler] = (),
     ) -> None:
-        """Decides nothing yet.
+        """Takes the items of the pass in the order of delivery, from the step at `position` on.
 
-        Args:
-            plan: The plan of the items.
-            rank: Their rank.
-            items: The items of the pass, in the order of delivery.
-            position: Position of the first step.
-            pool: The loader's helpers.
-            sizes: The estimate of their bytes.
-            decodes: Whether rows are decoded at all.
-            prefetch_batches: Steps to keep in flight at the least; more where the decoders need it.
-            work_timeout_s: Seconds that results may take to get here.
-            describe: Names the rows of an item, for an error.
-            scalers: Decide how many helpers of a kind there should be, where that may change.
+        `prefetch_batches` steps are in flight at the least, more where the decoders need it. `describe` names the rows
+        of an item, for an error.
         """
         self._inflight = InFlight(plan, rank, items, position, sizes, prefetch_batches)
         self._plan, self._pool, self._sizes, self._scalers = plan, pool, sizes, scalers
@@ -96,15 +83,10 @@ class Dispatcher:
         self._is_over = self._is_wanted = self._is_awaited = False
 
     def handle(self, event: Event | None, now: float) -> list[Output]:
-        """Takes an event and decides.
+        """Takes an event, at a time in seconds, and returns what to do, in this order; observations come first.
 
-        Args:
-            event: What happened; None where the deadline has come and no event waits: a helper whose answer is here,
-                and was not handed in yet, is not late.
-            now: Seconds of the runtime's clock.
-
-        Returns:
-            What to do, in this order; observations come first.
+        None stands for the deadline that has come while no event waits: a helper whose answer is here, and was not
+        handed in yet, is not late.
         """
         self._now = now
         if isinstance(event, Close):
@@ -113,7 +95,7 @@ class Dispatcher:
             self._take(event)
             self._decide()
         out, self._out = self._out, []
-        return sorted(out, key=_is_command)
+        return sorted(out, key=lambda output: not isinstance(output, Observation))
 
     def deadline(self) -> float | None:
         """When to hand in None unless an event comes before; None where only an event changes anything."""
@@ -137,8 +119,6 @@ class Dispatcher:
                 if entry is not None:  # else it comes late, or twice, or for a pass that is over
                     entry.call = None
                     self._answered(entry, event)
-            case Placed(helper):
-                self._pool.heard(helper, self._now)
             case Alive(helper):
                 self._pool.alive(helper, self._now)
             case NotPlaced(helper, fault, permanent):
@@ -297,7 +277,7 @@ class Dispatcher:
         if not self._is_over:
             self._advance()
         is_awaited = self._is_wanted and self._is_awaited
-        self._out.append(status(self._pool, self._inflight, is_awaited=is_awaited))
+        self._out.append(_status(self._pool, self._inflight, is_awaited=is_awaited))
         head = self._inflight.head
         is_read = head is not None and head.stage is Stage.READING and not head.decodes_there
         for scaler in self._scalers if self._is_wanted else ():
@@ -307,7 +287,7 @@ class Dispatcher:
         if self._pool.failure is not None:
             self._give_up(self._pool.failure)
             return
-        self._inflight.take_on(self._pool.decoders_running if self._is_wanted else None)
+        self._inflight.take_on(len(self._pool.running("decoder")) if self._is_wanted else None)
         self._send_reads()
         self._send_decodes()
         head = self._inflight.head
@@ -328,7 +308,7 @@ class Dispatcher:
     def _send_reads(self) -> None:
         head = self._inflight.head
         if head is not None and head.item.rows:
-            self._pool.begin_at(self._plan, head.item.chunk)
+            self._pool.schedule.begin_at(self._plan, head.item.chunk)
         for entry in self._inflight.entries:
             if entry.stage is not Stage.WAITING or entry.not_before > self._now:
                 continue
@@ -365,5 +345,26 @@ class Dispatcher:
         return call
 
 
-def _is_command(output: Output) -> bool:
-    return type(output) not in _OBSERVATIONS
+def _status(pool: HelperPool, inflight: InFlight, *, is_awaited: bool) -> Status:
+    return Status(
+        readers=len(pool.running("reader")),
+        readers_wanted=pool.wanted["reader"],
+        decoders=len(pool.running("decoder")),
+        decoders_wanted=pool.wanted["decoder"],
+        decoders_busy=pool.decoders_busy,
+        inflight_items=len(inflight.entries),
+        inflight_bytes=int(inflight.used_bytes),
+        cause=_cause(pool, inflight) if is_awaited else None,
+    )
+
+
+def _cause(pool: HelperPool, inflight: InFlight) -> Cause:
+    """The cause of the trainer's wait for the item that is delivered next."""
+    head = inflight.head
+    if not pool.running("reader"):
+        return "start"
+    if inflight.has_ready or head is None or head.stage in (Stage.DONE, Stage.FETCHING, Stage.FAILED):
+        return "finish"
+    if head.stage in (Stage.READ, Stage.DECODING):
+        return "decode" if pool.running("decoder") else "start"
+    return "there" if head.decodes_there else "read"

@@ -53,6 +53,7 @@ class HelperPool:
 
     Attributes:
         wanted: Helpers to have, by kind.
+        schedule: Which reader reads which chunk.
         is_complete: Whether delivery may begin: a reader runs, and all decoders that are required.
         replaced: Helpers that ran and are gone.
         failure: Why the pool cannot continue.
@@ -63,13 +64,10 @@ class HelperPool:
     ) -> None:
         """Wants helpers; `open` asks for them.
 
-        Args:
-            readers: Readers to have. The pool works without those that find no place, unless it is all of them.
-            decoders: Decoders to have; 0 where the readers decode.
-            require_all: Whether nothing is delivered before all decoders run, and none left is an error. Otherwise the
-                pool works without those that find no place, and where none runs, the readers decode.
-            placement_timeout_s: Seconds that a helper may take to run.
-            work_timeout_s: Seconds that a helper may owe an answer before it counts as hung.
+        The pool works without readers that find no place, unless it is all of them; without decoders, the readers
+        decode. With `require_all`, nothing is delivered before all decoders run, and none left is an error. Otherwise
+        the pool works without those that find no place. A helper may take `placement_timeout_s` to run; one that owes
+        an answer for `work_timeout_s` counts as hung.
         """
         self.wanted: dict[Kind, int] = {"reader": readers, "decoder": decoders}
         self._asked = dict(self.wanted)  # less none of those that the pool works without
@@ -77,8 +75,7 @@ class HelperPool:
         self._placement_timeout_s, self._work_timeout_s = placement_timeout_s, work_timeout_s
         self._helpers: dict[int, Helper] = {}
         self._numbers, self._calls = itertools.count(), itertools.count()
-        self._helper_of: dict[int, int] = {}  # by call that is not answered
-        self._schedule = ReadSchedule()
+        self.schedule = ReadSchedule()
         self.is_complete = False
         self.replaced = 0
         self.failure: GiveUp | GiveUpPlacing | None = None
@@ -89,8 +86,7 @@ class HelperPool:
         """
         if not self._helpers:
             self._want("reader", now, now)  # the others when it runs: the first batch waits for it alone
-            for _ in range(self.wanted["decoder"]):
-                self._want("decoder", now, now)
+            self._want_missing("decoder", now)
         for helper in self._helpers.values():
             helper.place_at = None if helper.place_at is None else now
             helper.deadline = now + self._placement_timeout_s
@@ -104,38 +100,27 @@ class HelperPool:
 
     # Queries of the dispatcher.
 
-    def begin_at(self, plan: Plan, chunk: Chunk) -> None:
-        """Records that no chunk before this one will be read any more."""
-        self._schedule.begin_at(plan, chunk)
-
     def reader(self, plan: Plan, item: WorkItem, *, responsive: bool) -> tuple[int | None, Chunk | None, list[Output]]:
-        """The reader that an item's chunk is assigned to, and what it reads next.
-
-        Args:
-            plan: The plan of the item.
-            item: The item; any reader will do where it has no rows.
-            responsive: As of `decoder`.
-
-        Returns:
-            The reader, or None while it is not able; the chunk that it reads after the item's; and commands.
+        """The reader that an item's chunk is assigned to, None while it is not able; the chunk that it reads after the
+        item's; and commands. Any reader will do for an item without rows. `responsive`: as of `decoder`.
         """
-        running, able = self._running("reader"), self._running("reader", responsive)
+        running, able = self.running("reader"), self.running("reader", responsive)
         if not running or not item.rows:
             return next(iter(able), None), None, []
-        reader, following, begin = self._schedule.take(plan, item.rank, item.chunk, running)
+        reader, following, begin = self.schedule.take(plan, item.rank, item.chunk, running)
         return reader if reader in able else None, following, [Prefetch(n, item.rank, chunk) for n, chunk in begin]
 
     def decoder(self, *, responsive: bool) -> int | None:
         """The running decoder with the fewest calls and room for one, or None.
 
-        Args:
-            responsive: Leave out those that have not answered since the last fault: where several died at once, work
-                that is done again must not go to the next dead one.
+        `responsive` leaves out those that have not answered since the last fault: where several died at once, work that
+        is done again must not go to the next dead one.
         """
-        able = [number for number in self._running("decoder", responsive) if len(self._helpers[number].calls) < _QUEUED]
+        able = [number for number in self.running("decoder", responsive) if len(self._helpers[number].calls) < _QUEUED]
         return min(able, key=lambda number: len(self._helpers[number].calls), default=None)
 
-    def _running(self, kind: Kind, responsive: bool = False) -> list[int]:
+    def running(self, kind: Kind, responsive: bool = False) -> list[int]:
+        """Numbers of the helpers of a kind that run."""
         return [
             number
             for number, helper in self._helpers.items()
@@ -146,30 +131,20 @@ class HelperPool:
         return sum(helper.kind == kind for helper in self._helpers.values())
 
     @property
-    def readers_running(self) -> int:
-        """Readers that run."""
-        return len(self._running("reader"))
-
-    @property
     def readers_at_work(self) -> int:
         """Readers that have answered a call: the others do not help yet."""
-        return sum(self._helpers[number].has_worked for number in self._running("reader"))
-
-    @property
-    def decoders_running(self) -> int:
-        """Decoders that run."""
-        return len(self._running("decoder"))
+        return sum(self._helpers[number].has_worked for number in self.running("reader"))
 
     @property
     def decoders_busy(self) -> int:
         """Decoders that have work."""
-        return sum(bool(self._helpers[number].calls) for number in self._running("decoder"))
+        return sum(bool(self._helpers[number].calls) for number in self.running("decoder"))
 
     def resize(self, kind: Kind, wanted: int, now: float) -> list[Output]:
         """Wants another number of helpers: more are placed; of too many, idle ones are dismissed, the others later."""
         self.wanted[kind] = self._asked[kind] = wanted
         self._want_missing(kind, now)
-        idle = [number for number in self._running(kind) if not self._helpers[number].calls]
+        idle = [number for number in self.running(kind) if not self._helpers[number].calls]
         gone = idle[: max(0, self._count(kind) - wanted)]
         for number in gone:
             del self._helpers[number]
@@ -186,7 +161,7 @@ class HelperPool:
         """Until when items wait for a decoder that starts, where readers decode after that: a reader that decodes has
         to load all that decoders load. None where readers do not decode.
         """
-        if self.require_all or self.decoders_running:
+        if self.require_all or self.running("decoder"):
             return None
         asked = [h.deadline - self._placement_timeout_s for h in self._helpers.values() if h.kind == "decoder"]
         return max(asked, default=-math.inf) + min(_PATIENCE_S, self._placement_timeout_s)
@@ -208,9 +183,8 @@ class HelperPool:
 
     def send(self, helper: int, now: float) -> int:
         """Gives a helper a call; returns the number of the call."""
-        call = next(self._calls)
+        call = self.new_call()
         self._helpers[helper].calls[call] = now
-        self._helper_of[call] = helper
         return call
 
     def new_call(self) -> int:
@@ -219,29 +193,29 @@ class HelperPool:
 
     def answered(self, call: int, now: float) -> None:
         """Records the answer to a call."""
-        number = self._helper_of.pop(call, -1)
-        helper = self._helpers.get(number)
-        if helper is not None:
+        number = next((number for number, helper in self._helpers.items() if call in helper.calls), None)
+        if number is not None:
+            helper = self._helpers[number]
             del helper.calls[call]
             helper.has_worked = True
-            self.heard(number, now)
+            self._heard(number, now)
 
-    def heard(self, helper: int, now: float) -> None:
+    def alive(self, helper: int, now: float) -> None:
+        """Records that a helper has started, or the answer to a ping."""
+        found = self._helpers.get(helper)
+        if found is not None:
+            found.pings = max(0, found.pings - 1)
+        self._heard(helper, now)
+
+    def _heard(self, helper: int, now: float) -> None:
         """Records a sign of life."""
         found = self._helpers.get(helper)
         if found is not None:
             found.running, found.heard_at = True, now
             if found.kind == "reader":
                 self._want_missing("reader", now)
-        if not self.is_complete and self._running("reader"):
-            self.is_complete = not self.require_all or self.decoders_running == self.wanted["decoder"]
-
-    def alive(self, helper: int, now: float) -> None:
-        """Records the answer to a ping."""
-        found = self._helpers.get(helper)
-        if found is not None:
-            found.pings = max(0, found.pings - 1)
-        self.heard(helper, now)
+        if not self.is_complete and self.running("reader"):
+            self.is_complete = not self.require_all or len(self.running("decoder")) == self.wanted["decoder"]
 
     def not_placed(self, helper: int, fault: Fault, permanent: bool, now: float) -> list[Output]:
         """Has another helper placed for one that died as it started, unless that is in vain or too late."""
@@ -261,18 +235,13 @@ class HelperPool:
         return [Log(logging.WARNING, f"a {found.kind} died as it started: {fault.what}"), Dismiss(helper)]
 
     def lost(self, helper: int, now: float) -> tuple[list[int], list[Output]]:
-        """Has a helper replaced that ran and is gone.
-
-        Returns:
-            The calls that it has not answered, in the order in which it was given them: it was working on the first, if
-            on any. And commands.
+        """Has a helper replaced that ran and is gone. Returns the calls that it has not answered, in the order in which
+        it was given them (it was working on the first, if on any), and commands.
         """
         found = self._helpers.pop(helper, None)
         if found is None:
             return [], []
         self.replaced += 1
-        for call in found.calls:
-            del self._helper_of[call]
         self._want(found.kind, now, now + self._placement_timeout_s)
         return list(found.calls), [Dismiss(helper), *self.ping(now, again=True)]  # helpers seldom die alone
 
@@ -317,7 +286,7 @@ class HelperPool:
             del self._helpers[number]
             if self._is_missed(helper.kind):
                 asked = self._asked[helper.kind]
-                self.failure = GiveUpPlacing(helper.kind, asked - len(self._running(helper.kind)), asked)
+                self.failure = GiveUpPlacing(helper.kind, asked - len(self.running(helper.kind)), asked)
             else:
                 line = f"a {helper.kind} did not start within placement_timeout_s; the loader works without it"
                 outputs.append(Log(logging.WARNING, line))

@@ -25,7 +25,7 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Place:
-    """Find a place for a helper and start it: answered by `Placed` or `NotPlaced`."""
+    """Find a place for a helper and start it: answered by `Alive` or `NotPlaced`."""
 
     helper: int
     kind: Kind
@@ -184,8 +184,8 @@ class Close:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Placed:
-    """A helper runs."""
+class Alive:
+    """A helper runs: it has started, or it answers a `Ping`."""
 
     helper: int
 
@@ -197,13 +197,6 @@ class NotPlaced:
     helper: int
     fault: Fault
     permanent: bool
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Alive:
-    """A helper answers a `Ping`."""
-
-    helper: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -252,6 +245,4 @@ class Wake:
     """Ends a wait of the feeder; never reaches the dispatcher."""
 
 
-ConsumerEvent = Begin | Wanted | Awaited | Taken | Close
-RuntimeEvent = Placed | NotPlaced | Alive | Done | Fetched | Failed | Faulted | Lost
-Event = ConsumerEvent | RuntimeEvent
+Event = Begin | Wanted | Awaited | Taken | Close | Alive | NotPlaced | Done | Fetched | Failed | Faulted | Lost

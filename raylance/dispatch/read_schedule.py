@@ -40,17 +40,10 @@ class ReadSchedule:
     def take(
         self, plan: Plan, rank: int, chunk: Chunk, readers: Sequence[int]
     ) -> tuple[int, Chunk | None, list[tuple[int, Chunk]]]:
-        """The reader of a chunk.
+        """The reader of a chunk that is not before the one last given to `begin_at`, of those that run, at least one.
 
-        Args:
-            plan: The plan of the chunk.
-            rank: The rank of the rows.
-            chunk: A chunk, not before the one last given to `begin_at`.
-            readers: Numbers of those that run, at least one.
-
-        Returns:
-            The reader; the chunk that it reads next, if any; and readers that had nothing to read until now, each with
-            the chunk that it can begin with.
+        Returns the reader; the chunk that it reads next, if any; and readers that had nothing to read until now, each
+        with the chunk that it can begin with.
         """
         at = self._find(plan, chunk)
         wanted = self.assignments[at]

@@ -43,19 +43,14 @@ class Scaler:
     def look(self, pool: HelperPool, now: float, *, is_awaited: bool, is_read: bool) -> None:
         """Observes a pool: whether the trainer has nothing to take, and its next rows are still being read."""
         if self.kind == "decoder":
-            self.observe(now, waits=is_awaited, busy=pool.decoders_busy, running=pool.decoders_running)
+            self.observe(now, waits=is_awaited, busy=pool.decoders_busy, running=len(pool.running("decoder")))
         else:  # readers read ahead: a wait for one of them shows that all of them are at work, and none can be spared
             running = pool.readers_at_work
             self.observe(now, waits=is_awaited and is_read, busy=running, running=running)
 
     def observe(self, now: float, *, waits: bool, busy: int, running: int) -> None:
-        """Records a situation, which holds until the next one is recorded.
-
-        Args:
-            now: Seconds of the runtime's clock.
-            waits: Whether the trainer has nothing to take, which these helpers can change.
-            busy: Helpers that have work.
-            running: Helpers that run.
+        """Records a situation, which holds until the next one is recorded; `waits`: the trainer has nothing to take,
+        which these helpers can change.
         """
         self._until(now)
         self._waits, self._busy, self._running = waits, busy, running

@@ -21,13 +21,8 @@ class Sizes:
     """Bytes of rows in flight: of the larger ones, as far as they were seen lately."""
 
     def __init__(self, *, raw_bytes: float, decoded_bytes: float, limit_bytes: int, items: int) -> None:
-        """Begins with an estimate.
-
-        Args:
-            raw_bytes: Bytes of a row as it is read.
-            decoded_bytes: Bytes that decoding adds.
-            limit_bytes: Bytes that all items in flight may have.
-            items: Items to have in flight.
+        """Begins with an estimate: of a row as it is read, and of what decoding adds. All items in flight may have
+        `limit_bytes`, and there are to be so many items.
         """
         self.limit_bytes = limit_bytes
         self._raw_bytes, self._decoded_bytes = raw_bytes, decoded_bytes

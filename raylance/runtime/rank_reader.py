@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 
 from raylance.columns import DRAW, ROW_OFFSET
+from raylance.dispatch.messages import Read
 from raylance.observe import Receipt, clock
-from raylance.planning.plan import Chunk, Plan, WorkItem
+from raylance.planning.plan import Chunk, Plan
 from raylance.read_spec import ReadSpec
 from raylance.settings import Options
 from raylance.source.readahead import ReadAhead, TooLargeError
@@ -19,13 +20,8 @@ class RankReader:
     """Reads one rank's rows ahead, and gathers its items from them."""
 
     def __init__(self, read_spec: ReadSpec, options: Options, *, own_memory: bool = False) -> None:
-        """Opens nothing yet.
-
-        Args:
-            read_spec: What to read.
-            options: Bytes to hold, threads to decode in where no decoder does, and how long to retry reads.
-            own_memory: Whether what is returned has memory of its own; otherwise it may be a view of what is held here,
-                and the next call may overwrite it: copy it (as sending it through Ray does) before then.
+        """Opens nothing yet. Without `own_memory`, what is returned may be a view of what is held here, which the next
+        call may overwrite: copy it (as sending it through Ray does) before then.
         """
         self._decoding, self._own_memory = read_spec.decoding, own_memory
         self._opened = read_spec.decoding.open() if read_spec.decoding else None
@@ -46,27 +42,17 @@ class RankReader:
         """Begins to read a chunk that will be asked for; an error comes with what is asked for."""
         self._ahead.begin(key, self._plans[key], rank, chunk)
 
-    def read(
-        self, key: str, item: WorkItem, decodes: bool, allowed_bytes: float, following: Chunk | None = None
-    ) -> tuple[pa.Table, pa.Table, Receipt]:
-        """Reads an item.
+    def read(self, key: str, command: Read) -> tuple[pa.Table, pa.Table, Receipt]:
+        """Reads an item of the plan of a key.
 
-        Args:
-            key: The plan of the epoch.
-            item: Which rows.
-            decodes: Whether to decode them here, in threads; otherwise a decoder follows, where rows are decoded.
-            allowed_bytes: Bytes that its raw rows may have; where they have more, none are returned, and the receipt
-                has their number.
-            following: The chunk to read when the item's is here; None for the next one.
-
-        Returns:
-            The columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
-            `_valid`, or the encoded ones and `_rowoffset` where a decoder follows; and the receipt.
+        Returns the columns that need no decoding and `_rowoffset`, in the order of delivery; the decoded columns and
+        `_valid`, or the encoded ones and `_rowoffset` where a decoder follows; and the receipt. Where the raw rows have
+        more bytes than is allowed, none are returned, and the receipt has their number.
         """
-        begin, plan, decoding = clock.now(), self._plans[key], self._decoding
+        begin, item, plan, decoding = clock.now(), command.item, self._plans[key], self._decoding
         receipt = Receipt()
         try:
-            table = self._ahead.gather(key, plan, item, allowed_bytes, following)
+            table = self._ahead.gather(key, plan, item, command.allowed_bytes, command.following)
         except TooLargeError as large:
             table, receipt.too_large_bytes = self._ahead.empty_table(), large.nbytes
         receipt.nbytes = receipt.raw_bytes = table.nbytes
@@ -83,7 +69,7 @@ class RankReader:
             return plain, encoded, receipt
         if plan.order.repeats:
             encoded = encoded.append_column(DRAW, pa.array(plan.item_positions(item)))
-        if not decodes:
+        if not command.decodes:
             return plain, encoded, receipt
         decoded, done = self._opened.apply(encoded, item.epoch, self._threads, own_memory=self._own_memory)
         receipt.decode_s, receipt.fallback_rows, receipt.bad_rows = done.decode_s, done.fallback_rows, done.bad_rows

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from raylance.dispatch.messages import Alive, Decode, Done, Failed, Fetch, Fetched, Kind, Placed, Prefetch, Read
+from raylance.dispatch.messages import Alive, Decode, Done, Failed, Fetch, Fetched, Kind, Prefetch, Read
 from raylance.observe import Receipt
 from raylance.read_spec import ReadSpec
 from raylance.runtime.rank_reader import RankReader
@@ -42,7 +42,6 @@ class ThreadRuntime(Runtime):
     requires_all = True
 
     def __init__(self, read_spec: ReadSpec, options: Options) -> None:
-        """Starts nothing."""
         super().__init__(read_spec, options)
         self._lock = threading.RLock()
 
@@ -64,7 +63,7 @@ class ThreadRuntime(Runtime):
             RankReader(self._read_spec, self._options, own_memory=True) if reads else decoding and decoding.open()
         )
         self._helpers[number] = _Helper(ThreadPoolExecutor(1, f"raylance-{kind}-{number}"), works_with)
-        self.post(Placed(number))
+        self.post(Alive(number))
 
     def _ping(self, number: int) -> None:
         self._helpers[number].thread.submit(self._inbox.put, Alive(number))
@@ -74,8 +73,7 @@ class ThreadRuntime(Runtime):
 
         def read() -> tuple[tuple[pa.Table, ...], Receipt]:
             reader.install(key, plan)
-            work = (command.item, command.decodes, command.allowed_bytes, command.following)
-            plain, second, receipt = reader.read(key, *work)
+            plain, second, receipt = reader.read(key, command)
             return (plain, second), receipt
 
         self._submit(command, read)

@@ -4,7 +4,7 @@ from typing import Any
 
 from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.helper_pool import HelperPool
-from raylance.dispatch.messages import Begin, Complete, Fault, GiveUp, GiveUpPlacing, Observation, Place, Placed, Wanted
+from raylance.dispatch.messages import Alive, Begin, Complete, Fault, GiveUp, GiveUpPlacing, Observation, Place, Wanted
 from raylance.dispatch.sizes import Sizes
 from raylance.observe import Receipt
 from tests.simulation.schedule import DECODED_BYTES, EPOCH, RAW_BYTES, make_plan
@@ -93,7 +93,7 @@ class Driver:
     def start(self) -> None:
         """All helpers run."""
         for command in self.given(Place):
-            self.handle(Placed(command.helper))
+            self.handle(Alive(command.helper))
 
 
 def kinds(commands: list[Any]) -> list[type]:

@@ -282,7 +282,7 @@ def state(one: One) -> Any:
     flight = dispatcher._inflight
     rest = (
         operator.length_hint(flight._planned), len(flight._upcoming), flight._taken, tuple(flight._ready), flight._open,
-        tuple((turn.chunk.position, name("helper", turn.reader)) for turn in pool._schedule.assignments),
+        tuple((turn.chunk.position, name("helper", turn.reader)) for turn in pool.schedule.assignments),
         pool.is_complete, one.rank.place, world.deaths, world.late,
     )  # fmt: skip
     machines = tuple(

@@ -43,7 +43,6 @@ from raylance.dispatch.messages import (
     NotPlaced,
     Ping,
     Place,
-    Placed,
     Prefetch,
     Read,
     Taken,
@@ -155,7 +154,7 @@ class Watch:
                 if helper is not None:
                     helper.calls.pop(call, None)
                     helper.is_pinged = False
-            case Placed(number) | Alive(number):
+            case Alive(number):
                 helper = self._helpers[number]
                 if not helper.ended_by:
                     helper.is_running, helper.is_pinged = True, False
@@ -285,7 +284,7 @@ class Watch:
             self._recover("a dead one dismissed")
             return
         if not known.is_running:
-            if not self._is_late(known, now) or self._says(Placed, number):
+            if not self._is_late(known, now) or self._says(Alive, number):
                 raise Broken("pool", f"helper {number} is given up at {now:.2f} s, too early")
             self._recover("one too late dismissed")
         elif helper.state == "up" or any(self._says_done(call) for call in known.calls):

@@ -26,7 +26,6 @@ from raylance.dispatch.messages import (
     Lost,
     NotPlaced,
     Ping,
-    Placed,
     Prefetch,
     Read,
     Wake,
@@ -203,7 +202,7 @@ class World(Runtime):
     def _placed(self, helper: Helper) -> None:
         if helper.state == "placing":
             helper.state = "up"
-            self.post(Placed(helper.number))
+            self.post(Alive(helper.number))
 
     def _read(self, command: Read) -> None:
         self._give(command.helper, command.call, command, None)

@@ -213,7 +213,7 @@ class ReadsWhereverItIs(HelperPool):
     """Whoever has the fewest calls reads, as with decoders."""
 
     def reader(self, plan: Plan, item: WorkItem, *, responsive: bool) -> tuple[int | None, Chunk | None, list[Output]]:
-        able = self._running("reader", responsive)
+        able = self.running("reader", responsive)
         return min(able, key=lambda number: len(self._helpers[number].calls), default=None), None, []
 
 
@@ -248,7 +248,7 @@ KeptTurns = changed(ReadSchedule, "if wanted.reader not in readers", "if wanted.
 class LeavesItsTurnToTheDead(HelperPool):
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        self._schedule = KeptTurns()
+        self.schedule = KeptTurns()
 
 
 # What each of them breaks.

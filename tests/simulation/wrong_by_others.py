@@ -64,8 +64,8 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
     ),
     "dismisses a helper that has work": (
         _pool(
-            "idle = [number for number in self._running(kind) if not self._helpers[number].calls]",
-            "idle = self._running(kind)",
+            "idle = [number for number in self.running(kind) if not self._helpers[number].calls]",
+            "idle = self.running(kind)",
         ),
         "pool",
     ),
@@ -110,8 +110,8 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
     ),
     "gives the busiest decoder more": (
         _pool(
-            "return min(able, key=lambda number: len(self._helpers[number].calls), default=None)\n\n    def _running",
-            "return max(able, key=lambda number: len(self._helpers[number].calls), default=None)\n\n    def _running",
+            "return min(able, key=lambda number: len(self._helpers[number].calls), default=None)\n\n    def running",
+            "return max(able, key=lambda number: len(self._helpers[number].calls), default=None)\n\n    def running",
         ),
         "turns",
     ),

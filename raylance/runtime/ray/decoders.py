@@ -25,23 +25,22 @@ NO_RESTARTS = {"max_restarts": 0, "max_task_retries": 0}
 _MAX_AUTO_DECODERS = 32
 
 
-@dataclasses.dataclass(slots=True, kw_only=True, eq=False)
-class PooledActor:
-    """A decode actor."""
+class HeldActor:
+    """A helper actor, which ends when nobody holds it."""
 
-    handle: Any
-    pulse: Any  # what resolves once it runs
-    place: tuple[str, float]  # Ray session, and the CPUs that it takes
-    holders: set[str] = dataclasses.field(default_factory=set)  # keys of loaders, which name their decoding by them
+    def __init__(self, handle: Any, place: tuple[str, float], holder: str) -> None:
+        self.handle, self.place = handle, place  # Ray session, and the CPUs that it takes
+        self.pulse = handle.actor_id.remote()  # resolves once it runs
+        self.holders = {holder}  # keys of loaders, which name their decoding by them
 
 
 logger = logging.getLogger(__name__)
 
-_actors: list[PooledActor] = []
+_actors: list[HeldActor] = []
 _lock = threading.RLock()  # reentrant: the garbage collector may let go of one in the middle of taking another
 
 
-def hold(holder: str, cpus: float) -> PooledActor:
+def hold(holder: str, cpus: float) -> HeldActor:
     """Gives a decode actor that this holder does not hold yet, a new one where there is none."""
     with current_session() as session, _lock:  # in this order everywhere
         place = (session, cpus)
@@ -51,14 +50,13 @@ def hold(holder: str, cpus: float) -> PooledActor:
                 break
         else:
             remote = ray.remote(DecodeActor).options(num_cpus=cpus, scheduling_strategy="DEFAULT", **NO_RESTARTS)
-            handle: Any = remote.remote()
-            actor = PooledActor(handle=handle, pulse=handle.actor_id.remote(), place=place)
+            actor = HeldActor(remote.remote(), place, holder)
             _actors.append(actor)
         actor.holders.add(holder)
         return actor
 
 
-def let_go(holder: str, actor: PooledActor, *, is_dead: bool) -> None:
+def let_go(holder: str, actor: HeldActor, *, is_dead: bool) -> None:
     """Gives an actor back; a dead one is not given out again."""
     with current_session() as session, _lock:
         actor.holders.discard(holder)
@@ -106,24 +104,15 @@ def supply(cpus: float) -> tuple[float, float, int | None]:
         return total, free, None
 
 
-def _cpus_by_node() -> dict[str, float]:
-    """CPUs of each node by its ID, as Ray counts them."""
-    nodes = ray.nodes()  # type: ignore[no-untyped-call]
-    return {node["NodeID"]: float(node["Resources"].get("CPU", 1)) for node in nodes}
-
-
 def options_of_ranks(options: Options, world_size: int, node_ids: Sequence[str] | None) -> list[Options]:
-    """The options of each rank, with what depends on the cluster resolved; the cluster is asked once.
-
-    Args:
-        options: The options of the run.
-        world_size: Ranks of the run.
-        node_ids: Nodes of the ranks, by rank, where they are known.
+    """The options of each rank, with what depends on the cluster resolved; the cluster is asked once. `node_ids` are
+    the nodes of the ranks, where they are known.
     """
     if options.num_decoders == "auto":  # counted at each start: a restarted run may find other CPUs free
         options = dataclasses.replace(options, auto_decoders=auto_decoders(world_size, options.decoder_cpus))
     if not node_ids or options.decode_threads != "auto":
         return [options] * world_size
-    ranks, cpus = Counter(node_ids), _cpus_by_node()
+    nodes = ray.nodes()  # type: ignore[no-untyped-call]
+    ranks, cpus = Counter(node_ids), {node["NodeID"]: float(node["Resources"].get("CPU", 1)) for node in nodes}
     threads = [max(1, int(cpus.get(node, 1) / ranks[node])) for node in node_ids]
     return [dataclasses.replace(options, decode_threads=count) for count in threads]

@@ -57,9 +57,8 @@ def is_helper_gone(error: BaseException) -> bool:
     return not isinstance(error, RayTaskError) and isinstance(error, _HELPER_GONE)
 
 
-def advice(error: BaseException) -> str:
+def _advice(cause: BaseException) -> str:
     """What to do about a fault that does not go away."""
-    cause = cause_of(error)
     if isinstance(cause, OutOfMemoryError):
         return (
             "A node runs out of memory: lower max_window_bytes, max_inflight_bytes or num_decoders, or give the nodes "
@@ -75,16 +74,12 @@ def advice(error: BaseException) -> str:
     return "Look for a row that crashes the decoder, or for too little memory on the nodes of the helpers."
 
 
-def first_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says, for messages that name it in brackets."""
+def fault_of(error: BaseException) -> Fault:
+    """A fault of the machines as the dispatcher takes it: the kind of its cause and the first line of what it says."""
     cause = cause_of(error)
     lines = str(cause).strip().splitlines()
-    return f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
-
-
-def fault_of(error: BaseException) -> Fault:
-    """A fault of the machines as the dispatcher takes it."""
-    return Fault(what=first_line(error), advice=advice(error), error=error)
+    what = f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
+    return Fault(what=what, advice=_advice(cause), error=error)
 
 
 def as_raised(error: BaseException) -> BaseException:

@@ -32,12 +32,11 @@ from raylance.dispatch.messages import (
     NotPlaced,
     Ping,
     Place,
-    Placed,
     Prefetch,
     Read,
     Wake,
 )
-from raylance.environment.connection import current_session, fetch, in_session, long_call, ray_session
+from raylance.environment.connection import fetch, in_session, long_call, ray_session
 from raylance.planning.plan import Plan
 from raylance.read_spec import ReadSpec
 from raylance.runtime.ray import decoders
@@ -50,10 +49,10 @@ _LOOK_S = 1.0  # between looks whether the Ray session still exists: Ray reports
 
 
 class _Helper:
-    """A helper actor, and which plans and decodings it knows."""
+    """A helper actor that a loader holds, and which plans and decodings it knows."""
 
-    def __init__(self, handle: Any, session: str) -> None:
-        self.handle, self.session = handle, session
+    def __init__(self, actor: decoders.HeldActor, holder: str) -> None:
+        self._actor, self._holder, self.handle = actor, holder, actor.handle
         self._installed: set[str] = set()
 
     def knows(self, key: str, value: Any) -> Any:
@@ -64,20 +63,7 @@ class _Helper:
         return self.handle
 
     def end(self, *, is_dead: bool) -> None:
-        with current_session() as session:
-            if self.session == session:  # else it ended with its session
-                ray.kill(self.handle)
-
-
-class _SharedHelper(_Helper):
-    """A decode actor, which other loaders of this process may hold too."""
-
-    def __init__(self, pooled: decoders.PooledActor, holder: str) -> None:
-        super().__init__(pooled.handle, pooled.place[0])
-        self._pooled, self._holder = pooled, holder
-
-    def end(self, *, is_dead: bool) -> None:
-        decoders.let_go(self._holder, self._pooled, is_dead=is_dead)
+        decoders.let_go(self._holder, self._actor, is_dead=is_dead)
 
 
 class RayRuntime(Runtime):
@@ -153,23 +139,22 @@ class RayRuntime(Runtime):
 
     def _place(self, number: int, kind: Kind) -> None:
         if kind == "decoder":
-            pooled = decoders.hold(self._key, self._options.decoder_cpus)
-            self._helpers[number], pulse = _SharedHelper(pooled, self._key), pooled.pulse
+            actor = decoders.hold(self._key, self._options.decoder_cpus)
         else:
             # On this worker's node where that is possible; it takes no CPU from Ray's count.
             here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
             remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **decoders.NO_RESTARTS)
             handle: Any = remote.remote(self._read_spec, self._options)
-            self._helpers[number], pulse = _Helper(handle, self._session), handle.actor_id.remote()
-        self._watch(pulse, _on_placed, number)
+            actor = decoders.HeldActor(handle, (self._session, 0.0), self._key)
+        self._helpers[number] = _Helper(actor, self._key)
+        self._watch(actor.pulse, _on_placed, number)
 
     def _ping(self, number: int) -> None:
         self._watch(self._helpers[number].handle.actor_id.remote(), _on_alive, number)
 
     def _read(self, command: Read) -> None:
         actor, (key, _) = self._helpers[command.helper].knows(*self._plan), self._plan
-        work = (command.item, command.decodes, command.allowed_bytes, command.following)
-        plain, second, receipt = actor.read.remote(key, *work)
+        plain, second, receipt = actor.read.remote(key, command)
         self._results[command.call] = (plain, second)
         self._watch(receipt, _on_done, command.helper, command.call)
 
@@ -231,7 +216,7 @@ def _report(
 
 def _on_placed(error: BaseException | None, _: Any, helper: int) -> Event:
     if error is None:
-        return Placed(helper)
+        return Alive(helper)
     return NotPlaced(helper, fault_of(error), isinstance(error, RayActorError) and bool(error.actor_init_failed))
 
 

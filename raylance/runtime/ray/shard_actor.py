@@ -3,8 +3,9 @@
 import pyarrow as pa
 import ray
 
+from raylance.dispatch.messages import Read
 from raylance.observe import Receipt
-from raylance.planning.plan import Chunk, Plan, WorkItem
+from raylance.planning.plan import Chunk, Plan
 from raylance.read_spec import ReadSpec
 from raylance.runtime.rank_reader import RankReader
 from raylance.runtime.ray.actors import Actor
@@ -17,7 +18,6 @@ class ShardActor(Actor):
     """Reads for one rank, by itself or in turn with others; see `RankReader`."""
 
     def __init__(self, read_spec: ReadSpec, options: Options) -> None:
-        """Opens nothing yet."""
         super().__init__()
         keep_freed_memory()
         self._reader = RankReader(read_spec, options)
@@ -32,9 +32,7 @@ class ShardActor(Actor):
             self._reader.begin(key, rank, chunk)
 
     @ray.method(num_returns=3)
-    def read(
-        self, key: str, item: WorkItem, decodes: bool, allowed_bytes: int, following: Chunk | None
-    ) -> tuple[pa.Table, pa.Table, Receipt]:
+    def read(self, key: str, command: Read) -> tuple[pa.Table, pa.Table, Receipt]:
         """See `RankReader.read`."""
         with errors_travel():
-            return self._reader.read(key, item, decodes, allowed_bytes, following)
+            return self._reader.read(key, command)

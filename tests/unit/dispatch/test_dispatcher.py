@@ -26,7 +26,6 @@ from raylance.dispatch.messages import (
     NotPlaced,
     Ping,
     Place,
-    Placed,
     Read,
 )
 from raylance.dispatch.sizes import Sizes
@@ -54,7 +53,7 @@ def test_what_is_answered_and_not_told_yet_is_not_late() -> None:
 def test_decoders_that_start_are_waited_for_a_while(comes_at: float) -> None:
     driver = Driver(make_pool(require_all=False), rows=1)
     reader, decoder = driver.given(Place)
-    driver.handle(Placed(reader.helper), 1.0)
+    driver.handle(Alive(reader.helper), 1.0)
     assert not driver.last(Read).decodes
     driver.handle(Done(driver.last(Read).call, RAW), 2.0)
     assert (driver.given(Decode), driver.dispatcher.deadline()) == ([], 5.0)
@@ -62,7 +61,7 @@ def test_decoders_that_start_are_waited_for_a_while(comes_at: float) -> None:
         driver.handle(None, 5.0)
         assert driver.last(Read).decodes, "read once more, and decoded there"
         driver.handle(Done(driver.last(Read).call, DECODED), 6.0)
-    driver.handle(Placed(decoder.helper), comes_at)
+    driver.handle(Alive(decoder.helper), comes_at)
     for decode in driver.given(Decode):
         driver.handle(Done(decode.call, DECODED))
     fetch = driver.last(Fetch)
@@ -87,7 +86,7 @@ def test_helpers_that_nobody_waited_for_have_their_time_anew() -> None:
 
 def test_a_helper_placed_late_because_nobody_looked_has_its_time() -> None:
     driver = Driver(make_pool(decoders=2, require_all=False))
-    driver.handle(Placed(0))
+    driver.handle(Alive(0))
     driver.handle(NotPlaced(1, FAULT, permanent=False))
     placed = of_kind(driver.handle(Alive(0), 60.0), Place)
     assert Dismiss(placed[0].helper) not in driver.handle(None)
@@ -118,7 +117,7 @@ def test_what_went_with_a_helper_known_to_be_gone_is_not_counted_again() -> None
         for command in driver.handle(Lost(decode.helper, FAULT)):
             if isinstance(command, Place):
                 driver.handle(Alive(0))
-                driver.handle(Placed(command.helper))
+                driver.handle(Alive(command.helper))
         driver.handle(Faulted(driver.last(Decode).call, FAULT))
     assert GiveUp not in kinds(driver.commands)
     driver.handle(Done(driver.last(Read).call, RAW))
@@ -191,29 +190,29 @@ def test_nothing_is_delivered_before_all_decoders_run_that_were_insisted_upon() 
     pool.open(0.0)
     for helper in (0, 1, 2):
         assert not pool.is_complete
-        pool.heard(helper, 0.0)
+        pool.alive(helper, 0.0)
     assert pool.is_complete
 
 
 def test_a_decoder_has_one_in_work_and_one_that_waits() -> None:
     pool = make_pool(decoders=2)
     pool.open(0.0)
-    pool.heard(1, 0.0)
-    pool.heard(2, 0.0)
+    pool.alive(1, 0.0)
+    pool.alive(2, 0.0)
     given = []
     while (helper := pool.decoder(responsive=False)) is not None:
         given.append(helper)
         pool.send(helper, 0.0)
     assert given == [1, 2, 1, 2]
-    assert pool.decoders_running == 2
+    assert len(pool.running("decoder")) == 2
     pool.ping(0.0)
-    assert pool.decoders_running == 2
+    assert len(pool.running("decoder")) == 2
 
 
 def test_who_answers_something_is_not_hung() -> None:
     pool = make_pool()
     pool.open(0.0)
-    pool.heard(0, 0.0)
+    pool.alive(0, 0.0)
     calls = [pool.send(0, 0.0) for _ in range(3)]
     pool.answered(calls[0], 50.0)
     assert pool.hung(109.0) == []
@@ -232,7 +231,7 @@ def test_a_sign_of_life_from_before_the_last_death_says_nothing() -> None:
     pool = make_pool(decoders=3)
     pool.open(0.0)
     for helper in range(4):
-        pool.heard(helper, 0.0)
+        pool.alive(helper, 0.0)
     pool.lost(1, 1.0)
     pool.lost(2, 2.0)
     pool.alive(3, 3.0)
@@ -259,7 +258,7 @@ def test_a_refusal_shortly_before_the_end_is_the_end() -> None:
 def test_who_owes_a_sign_of_life_owes_it_since_it_was_first_asked() -> None:
     pool = make_pool()
     pool.open(0.0)
-    pool.heard(0, 0.0)
+    pool.alive(0, 0.0)
     assert pool.ping(10.0) == [Ping(0)]
     assert pool.ping(20.0) == []
     assert pool.ping(50.0, again=True) == [Ping(0)]
@@ -275,7 +274,7 @@ def test_who_owes_a_sign_of_life_owes_it_since_it_was_first_asked() -> None:
 def test_who_is_gone_is_counted_and_logged_once() -> None:
     pool = make_pool(decoders=2)
     pool.open(0.0)
-    pool.heard(0, 0.0)
+    pool.alive(0, 0.0)
     pool.lost(0, 1.0)
     assert pool.lost(0, 1.0) == ([], [])
     assert pool.replaced == 1
@@ -287,8 +286,8 @@ def test_who_is_gone_is_counted_and_logged_once() -> None:
 def test_an_error_of_placement_says_how_many_of_how_many() -> None:
     pool = make_pool(decoders=3)
     pool.open(0.0)
-    pool.heard(0, 0.0)
-    pool.heard(2, 0.0)
+    pool.alive(0, 0.0)
+    pool.alive(2, 0.0)
     pool.late(20.0)
     assert pool.failure == GiveUpPlacing("decoder", 2, 3)
     alone = make_pool(decoders=3)
@@ -302,7 +301,7 @@ def test_an_error_of_placement_says_how_many_of_how_many() -> None:
     lost = make_pool(decoders=2)
     lost.open(0.0)
     for helper in range(3):
-        lost.heard(helper, 0.0)
+        lost.alive(helper, 0.0)
     for helper, now in ((1, 1.0), (2, 1.5)):
         lost.lost(helper, now)
         lost.due(now)
@@ -314,7 +313,7 @@ def test_an_error_of_placement_says_how_many_of_how_many() -> None:
 def test_what_is_done_without_is_logged() -> None:
     pool = make_pool(decoders=1, require_all=False)
     pool.open(0.0)
-    pool.heard(0, 0.0)
+    pool.alive(0, 0.0)
     line = "a decoder did not start within placement_timeout_s; the loader works without it"
     assert pool.late(20.0) == [Log(logging.WARNING, line), Dismiss(1)]
     assert pool.failure is None

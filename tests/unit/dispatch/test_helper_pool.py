@@ -21,7 +21,7 @@ def make_pool(**changes: Any) -> HelperPool:
 
 def run_all(pool: HelperPool) -> None:
     for helper in range(3):
-        pool.heard(helper, 0.5)
+        pool.alive(helper, 0.5)
 
 
 def test_an_answer_to_an_earlier_ping_says_nothing_of_a_later_fault() -> None:
@@ -37,18 +37,18 @@ def test_an_answer_to_an_earlier_ping_says_nothing_of_a_later_fault() -> None:
 
 def test_readers_decode_when_no_decoder_has_started_in_five_seconds() -> None:
     pool = make_pool(require_all=False)
-    pool.heard(0, 0.5)
+    pool.alive(0, 0.5)
     assert pool.deadline(0.5) == 5.0, "and are looked at then, if nothing else happens"
     assert not pool.reader_decodes(4.9)
     assert pool.reader_decodes(5.0)
-    pool.heard(1, 6.0)
+    pool.alive(1, 6.0)
     assert not pool.reader_decodes(6.0)
 
 
 def test_a_start_that_is_tried_again_has_what_is_left_of_its_time() -> None:
     pool = make_pool()
-    pool.heard(0, 0.5)
-    pool.heard(1, 0.5)
+    pool.alive(0, 0.5)
+    pool.alive(1, 0.5)
     pool.not_placed(2, FAULT, False, 50.0)
     assert [type(command) for command in pool.due(50.0)] == []
     assert pool.due(51.0) == [Place(3, "decoder")]
@@ -59,8 +59,8 @@ def test_a_start_that_is_tried_again_has_what_is_left_of_its_time() -> None:
 
 def test_a_helper_that_is_placed_late_has_its_time_from_then() -> None:
     pool = make_pool()
-    pool.heard(0, 0.5)
-    pool.heard(1, 0.5)
+    pool.alive(0, 0.5)
+    pool.alive(1, 0.5)
     pool.not_placed(2, FAULT, False, 50.0)
     pool.due(55.0)  # the caller had no time before
     assert pool.late(62.0) == []
@@ -70,7 +70,7 @@ def test_a_helper_that_is_placed_late_has_its_time_from_then() -> None:
 def test_the_other_readers_are_placed_when_the_first_one_runs() -> None:
     pool = make_pool(readers=3, decoders=0)
     assert pool.due(0.1) == []
-    pool.heard(0, 0.5)
+    pool.alive(0, 0.5)
     assert pool.due(0.5) == [Place(1, "reader"), Place(2, "reader")]
 
 

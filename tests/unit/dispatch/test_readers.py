@@ -170,7 +170,7 @@ def driver_of(readers: int, decoders: int = 1, **options: Any) -> Driver:
     pool.open(0.0)
     for helper in range(readers + decoders):
         pool.due(0.0)
-        pool.heard(helper, 0.0)
+        pool.alive(helper, 0.0)
     return Driver(pool, chunk_positions=2, **options)
 
 
@@ -196,7 +196,7 @@ def test_the_first_reader_is_enough_to_begin_and_one_without_a_place_is_done_wit
     pool = make_pool(decoders=0, readers=2)
     pool.open(0.0)
     assert [command.kind for command in pool.due(0.0)] == ["reader"]
-    pool.heard(0, 0.0)
+    pool.alive(0, 0.0)
     assert pool.is_complete
     assert [command.kind for command in pool.due(0.0)] == ["reader"]
     pool.late(20.0)
@@ -237,7 +237,7 @@ def grows(scaler: Scaler, stage: Stage) -> int:
     pool = make_pool(readers=1)
     pool.open(0.0)
     for helper in (0, 1):
-        pool.heard(helper, 0.0)
+        pool.alive(helper, 0.0)
     pool.answered(pool.send(0, 0.0), 0.0)
     for step in range(64):
         now = step * 0.2
