@@ -67,7 +67,6 @@ class InFlight:
     def __init__(
         self, plan: Plan, rank: int, items: Iterable[WorkItem], position: int, sizes: Sizes, prefetch_batches: int
     ) -> None:
-        """Takes nothing on yet; see `Dispatcher`."""
         self._plan, self._rank, self._sizes, self._prefetch = plan, rank, sizes, max(1, prefetch_batches)
         self._planned: Iterator[WorkItem] = iter(items)
         self._upcoming: deque[WorkItem] = deque()

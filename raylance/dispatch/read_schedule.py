@@ -29,7 +29,6 @@ class ReadSchedule:
     """
 
     def __init__(self) -> None:
-        """Assigns nothing yet."""
         self.assignments: deque[ChunkAssignment] = deque()
 
     def begin_at(self, plan: Plan, chunk: Chunk) -> None:

@@ -33,7 +33,6 @@ class Runtime(abc.ABC):
     """
 
     def __init__(self, read_spec: ReadSpec, options: Options) -> None:
-        """Starts nothing."""
         self._read_spec, self._options = read_spec, options
         self._helpers: dict[int, Any] = {}
         self._plan: tuple[str, Any] = ("", None)  # its key, and how helpers are given it

@@ -33,7 +33,6 @@ class Session:
     """
 
     def __init__(self, read_spec: ReadSpec, options: Options, world_size: int = 1) -> None:
-        """Starts nothing."""
         self._read_spec, self._options, self._world_size = read_spec, options, world_size
         self._named: tuple[Plan, str] | None = None
         self._feeder: Feeder | None = None

@@ -80,6 +80,12 @@ class RaisesOnce:
         return {"id": batch["id"]}
 
 
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation shows how long work waits before it is done again."""
+    monkeypatch.setattr("raylance.dispatch.dispatcher.PAUSES_S", (0.05, 0.05, 0.05))
+
+
 MACHINE_FAULTS: list[Exception] = [
     ray.exceptions.OutOfMemoryError("the monitor says so"),
     ray.exceptions.NodeDiedError("the node is gone"),
@@ -95,6 +101,7 @@ MACHINE_FAULTS: list[Exception] = [
 
 
 @pytest.mark.parametrize("decoders", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.usefixtures("short_pauses")
 def test_faults_of_the_machines_cost_no_row(numbers: str, tmp_path: Path, decoders: int) -> None:
     errors = {5 + 20 * place: error for place, error in enumerate(MACHINE_FAULTS)}
     transform = RaisesOnce(tmp_path, {})
@@ -115,6 +122,7 @@ def test_faults_of_the_machines_cost_no_row(numbers: str, tmp_path: Path, decode
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
+@pytest.mark.usefixtures("short_pauses")
 def test_a_fault_that_does_not_end_is_an_error_with_rows_cause_and_fix(
     numbers: str, tmp_path: Path, error: Exception, fix: str
 ) -> None:
@@ -268,32 +276,20 @@ def test_without_a_decoder_a_place_is_waited_for_until_the_deadline(
 
 
 START_SLOWLY = """
-import os, sys, time
-with open("/proc/self/cmdline") as told:
-    is_worker = "default_worker.py" in told.read()
+import os, time
+with open("/proc/self/cmdline") as command_line:
+    is_worker = "default_worker.py" in command_line.read()
 while is_worker and os.path.exists(os.environ["SLOW"]):
     time.sleep(0.2)
 """
 PLACED = """
 import os, sys
-from pathlib import Path
 import ray, raylance
 
 ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False)
-
-@ray.remote(num_cpus=0)
-class Taker:
-    def here(self):
-        return True
-
-Path(os.environ["SLOW"]).touch()  # processes do not start from now on
-takers, has_more = [], True
-while has_more:  # those that Ray has started before
-    takers.append(Taker.remote())
-    has_more = bool(ray.wait([takers[-1].here.remote()], timeout=5)[0])
 dataset = raylance.dataset(sys.argv[1], transform=dict)
 for decoders in (2, 5):
-    with dataset.loader(num_decoders=decoders, placement_timeout_s=8) as loader:
+    with dataset.loader(num_decoders=decoders, placement_timeout_s=4) as loader:
         try:
             next(iter(loader.iter_batches(global_batch_size=10)))
         except raylance.PlacementError as error:
@@ -306,14 +302,16 @@ ray.shutdown()
 def test_helpers_that_have_their_cpus_are_not_said_to_find_no_place(numbers: str, tmp_path: Path) -> None:
     """Processes do not start, as on a loaded machine; of five decoders on three CPUs, two wait for CPUs as well."""
     (tmp_path / "sitecustomize.py").write_text(START_SLOWLY)
+    slow = tmp_path / "slow"
+    slow.touch()
     path = os.pathsep.join([str(tmp_path), *sys.path[1:]])
-    two, five = in_a_cluster_of_its_own(PLACED, numbers, PYTHONPATH=path, SLOW=str(tmp_path / "slow")).splitlines()
-    placed = "have their CPUs, and their processes have not started 8 s after they were asked for"
+    two, five = in_a_cluster_of_its_own(PLACED, numbers, PYTHONPATH=path, SLOW=str(slow)).splitlines()
+    placed = "have their CPUs, and their processes have not started 4 s after they were asked for"
     assert two.startswith(f"2 of 2 decode actors {placed}")
     assert "raise placement_timeout_s" in two
     assert "no place" not in two
     assert "counts" not in two
-    assert "2 of 5 decode actors (1 CPU each, 5 together) found no place in 8 s: the cluster counts 3 CPUs, of" in five
+    assert "2 of 5 decode actors (1 CPU each, 5 together) found no place in 4 s: the cluster counts 3 CPUs, of" in five
     assert f"3 of 5 decode actors {placed}" in five
 
 
@@ -412,7 +410,7 @@ def test_storage_that_fails_for_a_while_costs_time(two_files: tuple[str, Path]) 
     uri, path = two_files
     away = path.with_suffix(".away")
     with halves(uri).loader() as loader:
-        back = threading.Timer(2, away.rename, [path])
+        back = threading.Timer(0.5, away.rename, [path])
         ids = []
         for batch in loader.iter_batches(global_batch_size=50):
             if not ids:

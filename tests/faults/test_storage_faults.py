@@ -20,7 +20,7 @@ from raylance.source import retrying
 from raylance.source.lance_errors import Failure, failure_of
 from tests.helpers.faulty_store import Fault, FaultyStore
 
-ROWS = 6000
+ROWS = 1500
 URI = "s3://faulty/data.lance"
 PASSING: list[Fault] = ["reset", "truncate", "500", "503", "hang"]
 
@@ -67,7 +67,7 @@ def bucket_of(port: int) -> Any:
 def store(s3_port: int) -> Iterator[FaultyStore]:
     bucket_of(s3_port).create()
     proxy = FaultyStore(s3_port)
-    lance.write_dataset(table(), URI, max_rows_per_file=1500, storage_options=options_of(proxy))
+    lance.write_dataset(table(), URI, max_rows_per_file=500, storage_options=options_of(proxy))
     yield proxy
     proxy.close()
 
@@ -80,8 +80,8 @@ def calm(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def options_of(store: FaultyStore) -> dict[str, str]:
-    """Lance tries again by itself, too: not for long here, so that what is tested is what comes after."""
-    patience = {"client_max_retries": "1", "client_retry_timeout": "1", "timeout": "1s", "connect_timeout": "1s"}
+    """Lance tries again by itself, too: not here, so that what is tested is what comes after."""
+    patience = {"client_max_retries": "0", "client_retry_timeout": "1", "timeout": "1s", "connect_timeout": "1s"}
     keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "aws_region": "us-east-1"}
     return {"aws_endpoint": f"http://127.0.0.1:{store.port}", "allow_http": "true", **keys, **patience}
 
@@ -235,12 +235,12 @@ def test_a_dataset_that_was_rewritten_in_a_bucket_is_refused(store: FaultyStore,
 def local(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """Six files, which Lance reads at once where they are small: what it says of one that is away differs."""
     path = tmp_path / "data.lance"
-    lance.write_dataset(table(width=request.param), str(path), max_rows_per_file=1000)
+    lance.write_dataset(table(width=request.param), str(path), max_rows_per_file=ROWS // 6)
     return path
 
 
 def in_chunks(path: Path) -> raylance.Dataset:
-    return raylance.dataset(str(path), order=raylance.Sequential(shard_rows=1000, window_shards=1))
+    return raylance.dataset(str(path), order=raylance.Sequential(shard_rows=ROWS // 6, window_shards=1))
 
 
 @pytest.mark.parametrize("what", ["data", "."], ids=["its files", "all of it"])

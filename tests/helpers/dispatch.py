@@ -10,22 +10,23 @@ from raylance.observe import Receipt
 from tests.simulation.schedule import DECODED_BYTES, EPOCH, RAW_BYTES, make_plan
 
 FAULT = Fault(what="it died")
-
-
 RAW = Receipt(nbytes=RAW_BYTES, raw_bytes=RAW_BYTES)
-
-
 DECODED = Receipt(nbytes=DECODED_BYTES)
 
 
 def make_pool(decoders: int = 1, require_all: bool = True, readers: int = 1) -> HelperPool:
-    return HelperPool(
-        readers=readers,
-        decoders=decoders,
-        require_all=require_all,
-        placement_timeout_s=20.0,
-        work_timeout_s=60.0,
-    )
+    numbers = {"readers": readers, "decoders": decoders}
+    return HelperPool(**numbers, require_all=require_all, placement_timeout_s=20.0, work_timeout_s=60.0)
+
+
+def open_pool(running: int = 0, **options: Any) -> HelperPool:
+    """A pool whose first pass begins at 0 s, when the first helpers run at once."""
+    pool = make_pool(**options)
+    pool.open(0.0)
+    for helper in range(running):
+        pool.due(0.0)
+        pool.alive(helper, 0.0)
+    return pool
 
 
 def reader_of(pool: HelperPool, *, responsive: bool = False) -> list[int]:

@@ -3,6 +3,7 @@ clock that moves when all of them wait. Never measures anything, and never knows
 """
 
 import concurrent.futures
+import functools
 import queue
 import threading
 from collections import deque
@@ -81,30 +82,17 @@ class VirtualTime:
 
     def put_in_place(self, patch: pytest.MonkeyPatch) -> None:
         """Has raylance measure and wait by it, in threads."""
-        time = self
-
-        class Condition(_Condition):
-            def __init__(self) -> None:
-                super().__init__(time)
-
-        class Thread(_Thread):
-            def __init__(self, **arguments: Any) -> None:
-                super().__init__(time, **arguments)
-
-        class Executor(_Executor):
-            def __init__(self, workers: int = 1, *_: Any, **__: Any) -> None:
-                super().__init__(time, workers)
-
-        class Queue(_Queue):
-            def __init__(self) -> None:
-                super().__init__(time)
-
-        threads = SimpleNamespace(Condition=Condition, Thread=Thread, current_thread=threading.current_thread)
+        threads = SimpleNamespace(
+            Condition=functools.partial(_Condition, self),
+            Thread=functools.partial(_Thread, self),
+            current_thread=threading.current_thread,
+        )
+        queues = SimpleNamespace(SimpleQueue=functools.partial(_Queue, self), Empty=queue.Empty)
         patch.setattr("raylance.observe.clock.now", self.now)
         patch.setattr("raylance.runtime.feeder.threading", threads)
-        patch.setattr("raylance.runtime.runtime.queue", SimpleNamespace(SimpleQueue=Queue, Empty=queue.Empty))
+        patch.setattr("raylance.runtime.runtime.queue", queues)
         for module in ("runtime.threads", "runtime.rank_reader", "source.readahead"):
-            patch.setattr(f"raylance.{module}.ThreadPoolExecutor", Executor)
+            patch.setattr(f"raylance.{module}.ThreadPoolExecutor", functools.partial(_Executor, self))
         patch.setattr(
             "raylance.source.readahead.wait", lambda futures: self.block(lambda: all(one.done() for one in futures))
         )
@@ -156,7 +144,7 @@ class _Thread(threading.Thread):
 
 
 class _Executor(concurrent.futures.Executor):
-    def __init__(self, time: VirtualTime, workers: int) -> None:
+    def __init__(self, time: VirtualTime, workers: int = 1, *_: Any, **__: Any) -> None:
         self._time, self._todo = time, deque[tuple[concurrent.futures.Future[Any], Callable[[], Any]]]()
         self._lock = threading.Lock()
         for _ in range(workers):

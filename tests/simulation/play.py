@@ -41,7 +41,7 @@ from tests.simulation.world import Clock, RowError, World
 
 MOST_EVENTS = 6_000
 MOST_PASSES = 60
-MOST_CPU_S = 5.0  # of a schedule, which takes hundredths of one
+MOST_CPU_S = 2.0  # of a schedule, which takes hundredths of one
 Log = Callable[[str], None] | None
 
 

@@ -11,9 +11,17 @@ from tests.simulation.shrink import fails, shrink
 from tests.simulation.small import explore
 from tests.simulation.watch import Broken
 from tests.simulation.wrong import BROKEN
-from tests.simulation.wrong_by_others import BROKEN as BROKEN_BY_OTHERS
 
 FEW = 800
+# The schedule that first catches a mutant, where most do not show it: it is tried before the others.
+RARE = {
+    "blames the innocent": 91,
+    "never reads again what no decoder is left for": 102,
+    "gives up a whole item for one bad step": 140,
+    "forgets faults at a split": 228,
+    "does not ping those that owe an answer": 228,
+    "forgets the pause of an item that is split": 714,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -23,9 +31,9 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.slow) for block in (1, 2, 3, 4))])
-def test_nothing_is_lost(block: int) -> None:
-    counts = sum((play(Draws(seed)) for seed in range(block * 400, (block + 1) * 400)), play(Draws()))
+@pytest.mark.parametrize("seeds", [range(150), pytest.param(range(150, 2_000), marks=pytest.mark.slow)], ids=str)
+def test_nothing_is_lost(seeds: range) -> None:
+    counts = sum(map(play, map(Draws, seeds)), play(Draws()))
     assert counts["rows"] > 1_000
     for kind in (*WORK_FAULTS, *PLACE_FAULTS, *FETCH_FAULTS, *TIMED_FAULTS):
         assert counts[kind], kind  # or the block shows less than it says
@@ -42,14 +50,14 @@ def test_a_schedule_is_repeatable() -> None:
     assert play(draws) == play(Draws(given=draws.taken))
 
 
-@pytest.mark.parametrize("name", [*BROKEN, *BROKEN_BY_OTHERS])
+@pytest.mark.parametrize("name", BROKEN)
 def test_wrong_ones_are_caught(name: str) -> None:
-    wrong, what = (BROKEN | BROKEN_BY_OTHERS)[name]
-    assert any(fails(Draws(seed), wrong)[0] == what for seed in range(FEW)), what
+    wrong, what = BROKEN[name]
+    assert any(fails(Draws(seed), wrong)[0] == what for seed in (RARE.get(name, 0), *range(FEW))), what
 
 
 def test_a_failure_is_made_simpler() -> None:
-    wrong, what = BROKEN["WaitsForTheDead"]
+    wrong, what = BROKEN["waits for the dead"]
     draws = Draws(5)
     with pytest.raises(Broken):
         play(draws, wrong)
@@ -76,5 +84,5 @@ def test_a_small_world_with_two_readers_as_a_whole() -> None:
 
 def test_the_small_world_finds_a_lost_one() -> None:
     with pytest.raises(Broken, match="deadlock"):
-        explore(items=2, deaths=1, late=0, made_of=BROKEN["ForgetsToSendAgain"][0])
+        explore(items=2, deaths=1, late=0, made_of=BROKEN["forgets to send again"][0])
     explore(items=2, deaths=0, late=0, made_of=Wrong())

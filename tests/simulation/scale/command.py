@@ -19,7 +19,6 @@ import dataclasses
 import importlib.util
 import json
 import os
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -200,7 +199,3 @@ def main(argv: list[str] | None = None) -> int:
     if args.validate:
         return int(any(abs(row["error"]) > TOLERANCE for row in found))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,6 @@
-"""Owns what the simulation has found, each by the few events that show it, and what a pool and sizes promise."""
+"""Owns what the simulation has found, each by the few events that show it; what a pool and sizes promise, and what a
+pool does by time and by single answers, which schedules meet too seldom to show.
+"""
 
 import itertools
 import logging
@@ -9,6 +11,7 @@ from raylance.dispatch.dispatcher import MAX_FAULTS, PAUSES_S
 from raylance.dispatch.in_flight import InFlight, Stage
 from raylance.dispatch.messages import (
     Alive,
+    Awaited,
     Close,
     Decode,
     Deliver,
@@ -27,11 +30,13 @@ from raylance.dispatch.messages import (
     Ping,
     Place,
     Read,
+    Taken,
 )
 from raylance.dispatch.sizes import Sizes
 from raylance.errors import HelperError
 from raylance.observe import Receipt
-from tests.helpers.dispatch import DECODED, FAULT, RAW, Driver, kinds, make_pool, of_kind, reader_of
+from raylance.observe.observations import Status
+from tests.helpers.dispatch import DECODED, FAULT, RAW, Driver, kinds, make_pool, of_kind, open_pool, reader_of
 from tests.simulation.schedule import DECODED_BYTES, EPOCH, RAW_BYTES, make_plan
 
 
@@ -186,8 +191,7 @@ def test_sizes_fade_each_by_itself(raw: int) -> None:
 
 
 def test_nothing_is_delivered_before_all_decoders_run_that_were_insisted_upon() -> None:
-    pool = make_pool(decoders=2)
-    pool.open(0.0)
+    pool = open_pool(decoders=2)
     for helper in (0, 1, 2):
         assert not pool.is_complete
         pool.alive(helper, 0.0)
@@ -195,10 +199,7 @@ def test_nothing_is_delivered_before_all_decoders_run_that_were_insisted_upon() 
 
 
 def test_a_decoder_has_one_in_work_and_one_that_waits() -> None:
-    pool = make_pool(decoders=2)
-    pool.open(0.0)
-    pool.alive(1, 0.0)
-    pool.alive(2, 0.0)
+    pool = open_pool(3, decoders=2)
     given = []
     while (helper := pool.decoder(responsive=False)) is not None:
         given.append(helper)
@@ -210,12 +211,12 @@ def test_a_decoder_has_one_in_work_and_one_that_waits() -> None:
 
 
 def test_who_answers_something_is_not_hung() -> None:
-    pool = make_pool()
-    pool.open(0.0)
-    pool.alive(0, 0.0)
+    """A helper works on one call after the other: the second one has not been its work since it was sent."""
+    pool = open_pool(1)
     calls = [pool.send(0, 0.0) for _ in range(3)]
     pool.answered(calls[0], 50.0)
     assert pool.hung(109.0) == []
+    assert pool.deadline(109.0) == 20.0, "of the decoder, which does not run yet"
     ((helper, fault),) = pool.hung(110.0)
     assert helper == 0
     assert fault.what == "reader 0 has not answered for 60 s, which work_timeout_s allows"
@@ -225,13 +226,12 @@ def test_who_answers_something_is_not_hung() -> None:
     assert not reader_of(pool, responsive=True)
     pool.alive(0, 109.0)
     assert reader_of(pool, responsive=True) == [0]
+    pool.answered(calls[2], 109.0)
+    assert pool.hung(1000.0) == []
 
 
 def test_a_sign_of_life_from_before_the_last_death_says_nothing() -> None:
-    pool = make_pool(decoders=3)
-    pool.open(0.0)
-    for helper in range(4):
-        pool.alive(helper, 0.0)
+    pool = open_pool(4, decoders=3)
     pool.lost(1, 1.0)
     pool.lost(2, 2.0)
     pool.alive(3, 3.0)
@@ -241,24 +241,20 @@ def test_a_sign_of_life_from_before_the_last_death_says_nothing() -> None:
 
 
 def test_a_refusal_shortly_before_the_end_is_the_end() -> None:
-    pool = make_pool(decoders=0)
-    pool.open(0.0)
+    pool = open_pool(decoders=0)
     assert of_kind(pool.not_placed(0, FAULT, False, 18.9), Dismiss) == [Dismiss(0)]
     assert pool.failure is None
     pool.due(19.9)
     pool.not_placed(1, FAULT, False, 19.95)
     assert isinstance(pool.failure, GiveUp)
     assert "a reader could not start: it died." in str(pool.failure.error)
-    last = make_pool(decoders=0)
-    last.open(0.0)
+    last = open_pool(decoders=0)
     last.not_placed(0, FAULT, False, 19.0)  # another one would have no time at all
     assert last.failure is not None
 
 
 def test_who_owes_a_sign_of_life_owes_it_since_it_was_first_asked() -> None:
-    pool = make_pool()
-    pool.open(0.0)
-    pool.alive(0, 0.0)
+    pool = open_pool(1)
     assert pool.ping(10.0) == [Ping(0)]
     assert pool.ping(20.0) == []
     assert pool.ping(50.0, again=True) == [Ping(0)]
@@ -272,9 +268,7 @@ def test_who_owes_a_sign_of_life_owes_it_since_it_was_first_asked() -> None:
 
 
 def test_who_is_gone_is_counted_and_logged_once() -> None:
-    pool = make_pool(decoders=2)
-    pool.open(0.0)
-    pool.alive(0, 0.0)
+    pool = open_pool(1, decoders=2)
     pool.lost(0, 1.0)
     assert pool.lost(0, 1.0) == ([], [])
     assert pool.replaced == 1
@@ -284,24 +278,15 @@ def test_who_is_gone_is_counted_and_logged_once() -> None:
 
 
 def test_an_error_of_placement_says_how_many_of_how_many() -> None:
-    pool = make_pool(decoders=3)
-    pool.open(0.0)
-    pool.alive(0, 0.0)
+    pool = open_pool(1, decoders=3)
     pool.alive(2, 0.0)
     pool.late(20.0)
     assert pool.failure == GiveUpPlacing("decoder", 2, 3)
-    alone = make_pool(decoders=3)
-    alone.open(0.0)
-    alone.late(20.0)
-    assert alone.failure == GiveUpPlacing("decoder", 3, 3)
-    reader = make_pool(decoders=0)
-    reader.open(0.0)
-    reader.late(20.0)
-    assert reader.failure == GiveUpPlacing("reader", 1, 1)
-    lost = make_pool(decoders=2)
-    lost.open(0.0)
-    for helper in range(3):
-        lost.alive(helper, 0.0)
+    for decoders, failure in ((3, GiveUpPlacing("decoder", 3, 3)), (0, GiveUpPlacing("reader", 1, 1))):
+        alone = open_pool(decoders=decoders)
+        alone.late(20.0)
+        assert alone.failure == failure
+    lost = open_pool(3, decoders=2)
     for helper, now in ((1, 1.0), (2, 1.5)):
         lost.lost(helper, now)
         lost.due(now)
@@ -311,12 +296,29 @@ def test_an_error_of_placement_says_how_many_of_how_many() -> None:
 
 
 def test_what_is_done_without_is_logged() -> None:
-    pool = make_pool(decoders=1, require_all=False)
-    pool.open(0.0)
-    pool.alive(0, 0.0)
+    pool = open_pool(1, require_all=False)
     line = "a decoder did not start within placement_timeout_s; the loader works without it"
     assert pool.late(20.0) == [Log(logging.WARNING, line), Dismiss(1)]
     assert pool.failure is None
+
+
+def test_a_start_that_is_tried_again_has_what_is_left_of_its_time() -> None:
+    pool = open_pool(2, decoders=2)
+    pool.not_placed(2, FAULT, False, 10.0)
+    assert pool.due(10.0) == []
+    assert pool.due(11.0) == [Place(3, "decoder")]
+    assert pool.deadline(11.0) == 20.0
+    assert pool.late(20.0) == [Dismiss(3)]
+    assert pool.failure == GiveUpPlacing("decoder", 1, 2)
+
+
+def test_a_wait_ends_when_a_batch_is_taken() -> None:
+    """It counts from the consumer's event on, until a batch is taken."""
+    driver, causes = Driver(make_pool()), []
+    for event in (Awaited(), Taken(0), Awaited()):
+        (status,) = [output for output in driver.dispatcher.handle(event, 1.0) if isinstance(output, Status)]
+        causes.append(status.cause)
+    assert causes == ["start", None, "start"]
 
 
 def test_sizes_cut_what_is_larger_than_thought() -> None:

@@ -26,7 +26,7 @@ from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.plan import Chunk, Plan, WorkItem
 from raylance.source.readahead import ReadAhead
 from tests.helpers.cluster import helpers_of
-from tests.helpers.dispatch import FAULT, Driver, make_pool
+from tests.helpers.dispatch import FAULT, Driver, open_pool
 from tests.helpers.in_memory import InMemory, table_of
 from tests.helpers.orders import cases, resolve
 from tests.helpers.plans import make_plan
@@ -166,12 +166,7 @@ def test_no_window_is_read_twice(readers: int) -> None:
 
 
 def driver_of(readers: int, decoders: int = 1, **options: Any) -> Driver:
-    pool = make_pool(decoders=decoders, readers=readers)
-    pool.open(0.0)
-    for helper in range(readers + decoders):
-        pool.due(0.0)
-        pool.alive(helper, 0.0)
-    return Driver(pool, chunk_positions=2, **options)
+    return Driver(open_pool(readers + decoders, decoders=decoders, readers=readers), chunk_positions=2, **options)
 
 
 def test_items_of_a_chunk_go_to_its_reader_and_the_next_chunk_to_the_next() -> None:
@@ -193,8 +188,7 @@ def test_a_reader_that_comes_later_begins_at_once() -> None:
 
 
 def test_the_first_reader_is_enough_to_begin_and_one_without_a_place_is_done_without() -> None:
-    pool = make_pool(decoders=0, readers=2)
-    pool.open(0.0)
+    pool = open_pool(decoders=0, readers=2)
     assert [command.kind for command in pool.due(0.0)] == ["reader"]
     pool.alive(0, 0.0)
     assert pool.is_complete
@@ -206,8 +200,7 @@ def test_the_first_reader_is_enough_to_begin_and_one_without_a_place_is_done_wit
     pool.resize("reader", 1, 31.0)
     pool.late(60.0)
     assert pool.wanted["reader"] == 1, "that those do not come which are not wanted any more changes nothing"
-    none = make_pool(decoders=0, readers=2)
-    none.open(0.0)
+    none = open_pool(decoders=0, readers=2)
     none.late(20.0)
     assert none.failure == GiveUpPlacing("reader", 2, 2)
 
@@ -234,10 +227,7 @@ def test_a_second_reader_that_finds_no_place_again_is_done_without() -> None:
 
 def grows(scaler: Scaler, stage: Stage) -> int:
     """Readers that are wanted after a while in which the trainer waits half of the time, for a piece at a stage."""
-    pool = make_pool(readers=1)
-    pool.open(0.0)
-    for helper in (0, 1):
-        pool.alive(helper, 0.0)
+    pool = open_pool(2)
     pool.answered(pool.send(0, 0.0), 0.0)
     for step in range(64):
         now = step * 0.2
@@ -252,8 +242,8 @@ def test_readers_come_only_where_it_is_reading_that_is_waited_for() -> None:
     assert grows(Scaler(1, 4, 1, "reader"), Stage.DECODING) == 1
 
 
-ROWS = 1200
-SMALL = {"max_window_bytes": 150_000, "max_inflight_bytes": 40_000}  # many chunks, and little on its way
+ROWS = 720
+SMALL = {"max_window_bytes": 90_000, "max_inflight_bytes": 40_000}  # many chunks, and little on its way
 
 
 @pytest.fixture(scope="module")
@@ -264,8 +254,9 @@ def uri(write_dataset: Callable[..., str]) -> str:
     )
 
 
-def test_readers_come_while_the_trainer_waits_for_reading(uri: str) -> None:
+def test_readers_come_while_the_trainer_waits_for_reading(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row comes once an epoch meanwhile, in the order that one reader has."""
+    monkeypatch.setattr("raylance.dispatch.scaling._LEAST_S", 0.1)
     with slow_loader(uri, 0.0, runtime="threads", **SMALL) as loader:
         wanted = [[ids_of(batch) for batch in loader.iter_batches(global_batch_size=20)] for _ in range(2)]
     counts, deadline = [0], time.monotonic() + 120
@@ -308,11 +299,11 @@ def double(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def deliver(dataset: Any, world_size: int = 1, **options: Any) -> list[Any]:
-    """An epoch that is broken off and gone on with, and the next one, of the last rank."""
+    """An epoch that is broken off and continued, and the next one, of the last rank."""
     found = []
     rank = world_size - 1
     with dataset.loader(rank=rank, world_size=world_size, runtime="threads", **SMALL, **options) as loader:
-        for stop in (30, 1000, 1000):
+        for stop in (15, 1000, 1000):
             for batch in itertools.islice(loader.iter_batches(global_batch_size=24, with_row_offset=True), stop):
                 assert (batch["twice"] == 2 * batch["id"]).all()
                 found.append([loader.epoch, *batch["_rowoffset"].tolist(), *batch["id"].tolist()])

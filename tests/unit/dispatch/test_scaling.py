@@ -17,7 +17,7 @@ import raylance
 from raylance.dispatch.messages import Dismiss, Log, Place
 from raylance.dispatch.scaling import Scaler
 from tests.helpers.cluster import actors_of
-from tests.helpers.dispatch import make_pool, reader_of
+from tests.helpers.dispatch import open_pool, reader_of
 
 
 class Trainer:
@@ -119,38 +119,27 @@ def test_what_finds_no_place_is_not_asked_for_again() -> None:
 
 
 def test_a_pool_grows_at_once_and_shrinks_by_those_that_have_no_work() -> None:
-    pool = make_pool(decoders=3)
-    pool.open(0.0)
-    numbers = [command.helper for command in pool.due(0.0) if isinstance(command, Place)]
-    for number in numbers:
-        pool.alive(number, 0.0)
-    reader, *decoders = numbers
+    pool = open_pool(4, decoders=3)
     busy = pool.decoder(responsive=False)
-    assert busy in decoders
+    assert busy in (1, 2, 3)
     call = pool.send(busy, 1.0)
     gone = pool.resize("decoder", 1, 1.0)
-    assert all(isinstance(command, Dismiss) and not command.is_lost for command in gone)
-    assert {command.helper for command in gone if isinstance(command, Dismiss)} == set(decoders) - {busy}
+    assert gone == [Dismiss(number, is_lost=False) for number in (1, 2, 3) if number != busy]
     assert pool.resize("decoder", 1, 1.0) == []
-    assert (len(pool.running("decoder")), pool.decoders_busy) == (1, 1)
+    assert (pool.running("decoder"), pool.decoders_busy) == ([busy], 1)
     pool.answered(call, 2.0)
     assert pool.decoders_busy == 0
     assert pool.resize("decoder", 3, 2.0) == []
-    new = [command.helper for command in pool.due(2.0) if isinstance(command, Place)]
-    assert len(new) == 2
-    assert not set(new) & set(numbers)
-    assert reader_of(pool) == [reader]
+    assert pool.due(2.0) == [Place(4, "decoder"), Place(5, "decoder")]
+    assert reader_of(pool) == [0]
 
 
 def test_what_grows_and_finds_no_place_is_done_without() -> None:
-    pool = make_pool(decoders=1)
-    pool.open(0.0)
-    for command in pool.due(0.0):
-        pool.alive(command.helper, 0.0)  # type: ignore[union-attr]
+    pool = open_pool(2)
     pool.resize("decoder", 3, 1.0)
-    (first, second) = (command.helper for command in pool.due(1.0) if isinstance(command, Place))
-    pool.alive(first, 2.0)
-    assert [output for output in pool.late(1000.0) if not isinstance(output, Log)] == [Dismiss(second)]
+    assert pool.due(1.0) == [Place(2, "decoder"), Place(3, "decoder")]
+    pool.alive(2, 2.0)
+    assert [output for output in pool.late(1000.0) if not isinstance(output, Log)] == [Dismiss(3)]
     assert pool.failure is None
     assert pool.wanted["decoder"] == 2
 
