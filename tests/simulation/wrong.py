@@ -3,6 +3,7 @@ changed, and what each of them breaks. Those that break nothing are named at the
 """
 
 import inspect
+import itertools
 import sys
 from typing import Any
 
@@ -13,6 +14,8 @@ from raylance.dispatch.read_schedule import ReadSchedule
 from raylance.dispatch.sizes import Sizes
 from tests.simulation.play import Wrong
 
+_NUMBERS = itertools.count()
+
 
 def changed(kind: type, old: str, new: str) -> Any:
     """A class with one place of its source changed."""
@@ -21,7 +24,10 @@ def changed(kind: type, old: str, new: str) -> Any:
         raise ValueError(f"{kind.__name__} has {old!r} {source.count(old)} times, not once: change this mutant, too")
     names = dict(vars(sys.modules[kind.__module__]))
     exec(source.replace(old, new), names)
-    return names[kind.__name__]
+    made = names[kind.__name__]
+    made.__module__, made.__qualname__ = __name__, f"Mutant{next(_NUMBERS)}"
+    globals()[made.__qualname__] = made  # so that it can be pickled, as the small world does
+    return made
 
 
 def _dispatcher(old: str, new: str) -> Wrong:
