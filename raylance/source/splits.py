@@ -50,7 +50,14 @@ class FractionSplit:
         return [] if self.by is None else [self.by]
 
     def keep(self, offsets: Int64Array, values: Sequence[object] | None) -> BoolArray:
-        """Finds which rows are in the part: bool, shape (k,), of k row offsets (int64) and k values of the column `by`.
+        """Finds which rows are in the part.
+
+        Args:
+            offsets: Row offsets, int64, shape (k,).
+            values: Values of the column `by`, k of them, where there is one.
+
+        Returns:
+            bool, shape (k,).
 
         Raises:
             DatasetError: For a value that is null.

@@ -1,6 +1,7 @@
 """Owns the checks of raylance.audit: it passes what is sound of every kind of dataset, and finds what is not."""
 
 import dataclasses
+import functools
 import itertools
 import json
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import raylance
 from raylance.api.dataset import specs_of
 from raylance.audit import EpochAudit, Step, label_codes, read_setting, reopen
 from raylance.errors import ConfigError, DatasetError, StateError
+from raylance.planning.plan import REMAINDERS, Remainder
 from tests.helpers.states import as_of_format
 
 ROWS, OTHER = 203, 61
@@ -22,7 +24,7 @@ WINDOW = raylance.WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
 
 
 @pytest.fixture(scope="module")
-def uris(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def uris(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
     """Two datasets of several fragments with deleted rows: 193 and 61 live ones; and one of documents."""
     folder = tmp_path_factory.mktemp("audit")
     made = []
@@ -39,7 +41,7 @@ def uris(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         lance.write_dataset(pa.table(table), uri, max_rows_per_file=40)
         made.append(uri)
     lance.dataset(made[0]).delete("id >= 30 and id < 40")
-    return made
+    return tuple(made)
 
 
 SINGLE: dict[str, dict[str, Any]] = {
@@ -59,7 +61,8 @@ SINGLE: dict[str, dict[str, Any]] = {
 }
 
 
-def opened(uris: list[str], kind: str, **options: Any) -> raylance.Dataset:
+@functools.cache
+def opened(uris: tuple[str, ...], kind: str, remainder: Remainder = "drop") -> raylance.Dataset:
     """A dataset of a kind, or a mixture."""
     if kind not in SINGLE:
         columns = {"columns": ["id", "label"], "seed": 4}
@@ -70,17 +73,18 @@ def opened(uris: list[str], kind: str, **options: Any) -> raylance.Dataset:
         if kind == "mixture with draws":
             drawn = raylance.ClassBalanced(column="split")
             parts["second"] = (raylance.dataset(uris[1], order=drawn, **columns), 0.4)
-        return raylance.mix(parts, stop="first_exhausted" if kind == "short mixture" else "all_exhausted", **options)
+        stop = "first_exhausted" if kind == "short mixture" else "all_exhausted"
+        return raylance.mix(parts, stop=stop, remainder=remainder)
     columns = {} if "pack" in SINGLE[kind] else {"columns": ["id"]}
-    return raylance.dataset(uris[0], **(columns | SINGLE[kind] | options))
+    return raylance.dataset(uris[0], **columns, **SINGLE[kind], remainder=remainder)
 
 
 KINDS = [*SINGLE, "mixture", "short mixture", "mixture with draws"]
 
 
-@pytest.mark.parametrize("remainder", ["drop", "pad", "ragged"])
+@pytest.mark.parametrize("remainder", REMAINDERS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_dataset_passes_by_plan(kind: str, remainder: str, uris: list[str]) -> None:
+def test_every_kind_of_dataset_passes_by_plan(kind: str, remainder: Remainder, uris: tuple[str, ...]) -> None:
     data = opened(uris, kind, remainder=remainder)
     for world, size, position in ((1, 8, 0), (3, 10, 7)):
         epoch = EpochAudit(data, global_batch_size=size, world_size=world, epoch=2, position=position)
@@ -94,7 +98,7 @@ def test_every_kind_of_dataset_passes_by_plan(kind: str, remainder: str, uris: l
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_stream_delivers_what_was_planned(kind: str, uris: list[str]) -> None:
+def test_the_stream_delivers_what_was_planned(kind: str, uris: tuple[str, ...]) -> None:
     data = opened(uris, kind, remainder="pad")
     epoch = EpochAudit(data, global_batch_size=12, world_size=2, epoch=1, position=5)
     report = epoch.count(epoch.by_stream(runtime="threads"))
@@ -127,7 +131,7 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("kind", ["window", "value", "weighted", "packed", "mixture with draws"])
-def test_faults_are_found_in_every_kind(kind: str, fault: str, uris: list[str]) -> None:
+def test_faults_are_found_in_every_kind(kind: str, fault: str, uris: tuple[str, ...]) -> None:
     epoch = EpochAudit(opened(uris, kind, remainder="ragged"), global_batch_size=4, world_size=2)
     steps = [list(ranks) for ranks in epoch.by_plan()]
     spoil(fault, steps)
@@ -139,7 +143,7 @@ def test_faults_are_found_in_every_kind(kind: str, fault: str, uris: list[str]) 
         assert part in told, told
 
 
-def test_a_mixture_must_not_repeat_a_row_before_the_others(uris: list[str]) -> None:
+def test_a_mixture_must_not_repeat_a_row_before_the_others(uris: tuple[str, ...]) -> None:
     """The rows of one dataset in place of another's are found, and named with it."""
     epoch = EpochAudit(opened(uris, "mixture"), global_batch_size=10)
     steps = [list(ranks) for ranks in epoch.by_plan()]
@@ -149,7 +153,7 @@ def test_a_mixture_must_not_repeat_a_row_before_the_others(uris: list[str]) -> N
     assert " of second missing, with offsets " in told
 
 
-def test_which_rows_are_selected_is_lances_word(uris: list[str]) -> None:
+def test_which_rows_are_selected_is_lances_word(uris: tuple[str, ...]) -> None:
     """A selection that had lost a row would plan and deliver without a fault of its own."""
     other = raylance.dataset(uris[0], columns=["id"], filter="id < 100 and id != 50")
     feed, spec = specs_of(other)
@@ -174,7 +178,7 @@ def test_masked_rows_are_no_padding(write_dataset: Callable[..., str], images_ur
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "weighted"])
-def test_a_run_is_reopened_from_its_checkpoint(kind: str, uris: list[str]) -> None:
+def test_a_run_is_reopened_from_its_checkpoint(kind: str, uris: tuple[str, ...]) -> None:
     """Rows of a step as the loader delivered them, though sizes were "auto" and nothing but the state is known."""
     data = opened(uris, kind)
     with data.loader(rank=1, world_size=2, runtime="threads") as loader:
@@ -198,7 +202,7 @@ def test_a_run_is_reopened_from_its_checkpoint(kind: str, uris: list[str]) -> No
         EpochAudit(opened(uris, "value"), state=state | {"seed": 77})
 
 
-def test_weights_that_were_rounded_stay_what_they_were(uris: list[str]) -> None:
+def test_weights_that_were_rounded_stay_what_they_were(uris: tuple[str, ...]) -> None:
     parts = {name: raylance.dataset(uri, columns=["id"]) for name, uri in zip("ab", uris, strict=False)}
     data = raylance.mix({"a": (parts["a"], 0.2501), "b": (parts["b"], 0.7499)}, stop=700)
     state = data.loader().state_dict()
@@ -218,7 +222,7 @@ def test_a_state_is_looked_at_without_what_made_batches_of_the_rows(
     assert not caplog.records
 
 
-def test_what_a_checkpoint_does_not_hold_has_to_be_given(uris: list[str]) -> None:
+def test_what_a_checkpoint_does_not_hold_has_to_be_given(uris: tuple[str, ...]) -> None:
     state = opened(uris, "weighted").loader(rank=0).state_dict()
     with pytest.raises(ConfigError, match="'weighted' is not all in its checkpoint: give it as order="):
         reopen(state)
@@ -231,7 +235,7 @@ def test_what_a_checkpoint_does_not_hold_has_to_be_given(uris: list[str]) -> Non
         reopen(damaged)
 
 
-def test_rows_of_a_step_show_stored_values_of_every_dataset(uris: list[str]) -> None:
+def test_rows_of_a_step_show_stored_values_of_every_dataset(uris: tuple[str, ...]) -> None:
     epoch = EpochAudit(opened(uris, "mixture", remainder="pad"), global_batch_size=13, world_size=3)
     last = epoch.plan.steps() - 1
     frame = epoch.rows_of_step(last, columns=["id", "label", "tokens"])
@@ -246,7 +250,7 @@ def test_rows_of_a_step_show_stored_values_of_every_dataset(uris: list[str]) -> 
     assert len(epoch.rows_of_step(last, rank=2)) == 5
 
 
-def test_labels_are_those_of_the_selected_rows(uris: list[str]) -> None:
+def test_labels_are_those_of_the_selected_rows(uris: tuple[str, ...]) -> None:
     data = opened(uris, "mixture")
     codes = label_codes(data, "label")
     parts = [raylance.dataset(uris[0], columns=["id"], filter="id != 7"), opened(uris[1:], "value")]
@@ -265,12 +269,12 @@ def test_labels_are_those_of_the_selected_rows(uris: list[str]) -> None:
         ({"global_batch_size": 8, "state": {"format": 9}}, StateError, "newer raylance"),
     ],
 )
-def test_bad_arguments(options: dict[str, Any], error: type[Exception], message: str, uris: list[str]) -> None:
+def test_bad_arguments(options: dict[str, Any], error: type[Exception], message: str, uris: tuple[str, ...]) -> None:
     with pytest.raises(error, match=message):
         EpochAudit(opened(uris, "window"), **options)
 
 
-def test_bad_steps_and_columns(uris: list[str]) -> None:
+def test_bad_steps_and_columns(uris: tuple[str, ...]) -> None:
     epoch = EpochAudit(opened(uris, "window"), global_batch_size=8)
     with pytest.raises(ConfigError, match="there are 24 steps"):
         epoch.rows_of_step(24)

@@ -74,7 +74,7 @@ def end():
 waiting, caught = open_loader(30.0, num_decoders=1), []
 consumer = threading.Thread(target=lambda: caught.append(ends(iterate(waiting), [])))
 consumer.start()  # the first batch takes its time in the transform: this thread waits, and so does the feeder's
-while not waiting.stats()["decoders"]:
+while not (waiting.stats()["readers"] and waiting.stats()["decoders"]):
     time.sleep(0.1)
 holder, ender = threading.Thread(target=hold), threading.Thread(target=end)
 holder.start()
