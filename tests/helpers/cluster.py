@@ -48,7 +48,7 @@ def in_object_store() -> int:
     import ray
     from ray._private.internal_api import memory_summary  # Ray has no public way to ask
 
-    told = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
-    found = re.search(r"Plasma memory usage (\d+) MiB", told)
+    output = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+    found = re.search(r"Plasma memory usage (\d+) MiB", output)
     assert found is not None
     return int(found[1]) << 20

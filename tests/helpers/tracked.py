@@ -1,4 +1,4 @@
-"""Owns reading back what trackers were told: which steps each curve has; never writes anything."""
+"""Owns reading back what trackers got: which steps each curve has; never writes anything."""
 
 import importlib.util
 import json
@@ -29,7 +29,7 @@ def curves_of_mlflow(uri: str) -> tuple[dict[str, list[int]], str]:
 
 
 def curves_of_wandb(folder: Path) -> dict[str, list[int]]:
-    """The steps of each curve in the offline records of the only run, attempts one behind the other."""
+    """The steps of each curve in the offline records of the only run, attempts one after the other."""
     from wandb.proto import wandb_internal_pb2
 
     files = sorted(folder.glob("offline-run-*/*.wandb"))
@@ -49,7 +49,7 @@ def curves_of_wandb(folder: Path) -> dict[str, list[int]]:
 
 
 def _records(content: bytes) -> list[bytes]:
-    """What a file of LevelDB's log format holds, behind a header of seven bytes: blocks of 32 KiB, records in parts."""
+    """What a file of LevelDB's log format holds, after a header of seven bytes: blocks of 32 KiB, records in parts."""
     found, parts, at = [], b"", 7
     while at + 7 <= len(content):
         left = 32768 - at % 32768

@@ -131,7 +131,7 @@ def test_a_row_that_is_larger_than_all_that_may_be_held(write_dataset: Callable[
             for batch in loader.iter_batches(global_batch_size=10, with_row_offset=True)
             for row in batch["_rowoffset"]
         ]
-        assert rows == list(range(50, 100)), "with more room, it goes on"
+        assert rows == list(range(50, 100)), "with more room, it continues"
 
 
 @pytest.mark.slow

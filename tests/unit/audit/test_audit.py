@@ -136,11 +136,11 @@ def test_faults_are_found_in_every_kind(kind: str, fault: str, uris: tuple[str, 
     steps = [list(ranks) for ranks in epoch.by_plan()]
     spoil(fault, steps)
     report = epoch.count(steps)
-    told = "\n".join(report.faults)
+    text = "\n".join(report.faults)
     assert not report.ok
     assert report.verdict.startswith("FAULT: ")
     for part in FAULTS[fault]:
-        assert part in told, told
+        assert part in text, text
 
 
 def test_a_mixture_must_not_repeat_a_row_before_the_others(uris: tuple[str, ...]) -> None:
@@ -148,9 +148,9 @@ def test_a_mixture_must_not_repeat_a_row_before_the_others(uris: tuple[str, ...]
     epoch = EpochAudit(opened(uris, "mixture"), global_batch_size=10)
     steps = [list(ranks) for ranks in epoch.by_plan()]
     spoil("relabelled", steps)
-    told = "\n".join(epoch.count(steps).faults)
-    assert " of first missing, with offsets " in told
-    assert " of second missing, with offsets " in told
+    text = "\n".join(epoch.count(steps).faults)
+    assert " of first missing, with offsets " in text
+    assert " of second missing, with offsets " in text
 
 
 def test_which_rows_are_selected_is_lances_word(uris: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Owns the checks that no loader calls Ray outside of the session that its helpers are in, and that its end is said."""
+"""Owns the checks that no loader calls Ray outside of its helpers' session, and that the end of that is an error."""
 
 import os
 import subprocess
@@ -88,8 +88,8 @@ consumer.join()
 assert "has ended" in caught[0], caught
 print("a consumer that waits hears of it", flush=True)
 
-said = ends(batches, ids)
-assert session in said and "connected to none now" in said, said
+text = ends(batches, ids)
+assert session in text and "connected to none now" in text, text
 loader.explain()
 ids += ids_of(iterate(loader))
 assert runs_in(loader) == "ThreadRuntime"
@@ -101,8 +101,8 @@ assert not ray.is_initialized()
 print("the next pass works without Ray", flush=True)
 
 init()  # another session, which has none of the helpers
-said = ends(kept_batches, kept_ids)
-assert session in said, said
+text = ends(kept_batches, kept_ids)
+assert session in text, text
 kept_ids += ids_of(iterate(kept))
 assert runs_in(kept) == "RayRuntime"
 assert sorted(kept_ids) == list(range(4_000)), len(kept_ids)
@@ -119,7 +119,7 @@ print("all acts")
 """
 
 
-def test_a_session_that_ends_in_mid_pass_is_said_and_the_next_pass_works(write_dataset: Callable[..., str]) -> None:
+def test_a_session_that_ends_in_mid_pass_is_named_and_the_next_pass_works(write_dataset: Callable[..., str]) -> None:
     """Without a session, or in another one; and to a consumer that waits, as soon as no call is being made."""
     uri = write_dataset(pa.table({"id": np.arange(ROWS)}))
     command = [sys.executable, "-c", SCRIPT, uri]

@@ -131,10 +131,10 @@ def test_a_full_disk_is_named_with_what_is_free_and_what_is_needed(small_disk: P
     with pytest.raises(raylance.RaylanceError) as caught:
         save(small_disk, weights=weights)
     assert not isinstance(caught.value, raylance.ConfigError), "nothing is wrong with the state"
-    told = str(caught.value)
-    assert f"can't write its checkpoint to {small_disk} (No space left on device)" in told
-    assert "TMPDIR" in told
-    free, needed = (int(found.replace(",", "")) for found in re.findall(r"[\d,]{3,}\d", told))
+    text = str(caught.value)
+    assert f"can't write its checkpoint to {small_disk} (No space left on device)" in text
+    assert "TMPDIR" in text
+    free, needed = (int(found.replace(",", "")) for found in re.findall(r"[\d,]{3,}\d", text))
     assert 3 * MEBIBYTE < free <= 4 * MEBIBYTE
     assert 8 * MEBIBYTE < needed < 9 * MEBIBYTE
     assert not (small_disk / "state.pt").exists(), "no half of a state stays"

@@ -156,7 +156,7 @@ def test_threads_that_read_pieces_share_the_threads_that_read_them(write_dataset
 def test_damage_is_told_from_a_storage_that_fails(write_dataset: Callable[..., str], mode: ReadMode) -> None:
     uri = write_dataset(pa.table({"id": np.arange(1000), "text": ["x" * 500] * 1000}))
     (path,) = Path(uri, "data").iterdir()
-    whole, said = path.read_bytes(), set()
+    whole, kinds = path.read_bytes(), set()
     for seed in range(100):
         rng = np.random.default_rng(seed)
         body, footer = len(whole) - 2000, len(whole) - int(rng.integers(50, 2000))
@@ -173,8 +173,8 @@ def test_damage_is_told_from_a_storage_that_fails(write_dataset: Callable[..., s
         try:
             reader.read(np.arange(1000))
         except DatasetError as error:
-            said.add(next((sign for sign in ("corrupt", "memory error", "Protobuf") if sign in str(error)), "other"))
-    assert said >= {"corrupt", "memory error", "Protobuf"}, "damage of every kind was tried, and none was waited for"
+            kinds.add(next((sign for sign in ("corrupt", "memory error", "Protobuf") if sign in str(error)), "other"))
+    assert kinds >= {"corrupt", "memory error", "Protobuf"}, "damage of every kind was tried, and none was waited for"
 
 
 def test_the_choice_follows_density_and_row_size(write_dataset: Callable[..., str]) -> None:

@@ -95,9 +95,9 @@ def test_what_was_copied_in_comes_out(
     for turn in range(2):
         memory.begin(expected)
         tables = []
-        for number, (rows, before, behind) in enumerate(pieces):
+        for number, (rows, before, after) in enumerate(pieces):
             given_nulls = nulls if number >= first_null else frozenset()
-            large = make_table(before + rows + behind, seed + 100 * turn + number, given_nulls)
+            large = make_table(before + rows + after, seed + 100 * turn + number, given_nulls)
             tables.append(large.slice(before, rows))
             memory.append(pa.concat_tables([tables[-1].slice(0, rows // 2), tables[-1].slice(rows // 2)]))
         whole = pa.concat_tables(tables)
@@ -162,8 +162,8 @@ def test_rows_lie_where_they_belong(
 def test_glibc_takes_the_settings_for_freed_memory() -> None:
     """In a process of its own, which keeps them."""
     code = "from raylance.source.memory import keep_freed_memory; print(keep_freed_memory())"
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.strip() == str(platform.libc_ver()[0] == "glibc")
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert output.strip() == str(platform.libc_ver()[0] == "glibc")
 
 
 def test_memory_is_used_again() -> None:

@@ -122,7 +122,7 @@ def test_what_lance_says_comes_without_its_source_and_without_xml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "options", "told"),
+    ("uri", "options", "expected"),
     [
         ("s3://b/x", {"aws_endpont": "https://x"}, "'aws_endpont' is unknown: was aws_endpoint meant?"),
         ("s3://b/x", {"Secret_Acces_Key": "x"}, "'Secret_Acces_Key' is unknown: was aws_secret_access_key meant?"),
@@ -133,6 +133,6 @@ def test_what_lance_says_comes_without_its_source_and_without_xml() -> None:
         ("/data/x", {"aws_endpont": "https://x"}, ""),
     ],
 )
-def test_storage_options_that_are_odd_are_named(uri: str, options: dict[str, str] | None, told: str) -> None:
+def test_storage_options_that_are_odd_are_named(uri: str, options: dict[str, str] | None, expected: str) -> None:
     """Only where a dataset does not open: what is unknown here may be known to Lance."""
-    assert (told in describe_odd_option(uri, options)) if told else (describe_odd_option(uri, options) == "")
+    assert (expected in describe_odd_option(uri, options)) if expected else (describe_odd_option(uri, options) == "")
