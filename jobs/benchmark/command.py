@@ -48,7 +48,7 @@ import os
 import platform
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,19 +60,10 @@ from .measuring import one_thread_each, open_before, run_rounds, serve
 from .readers import READERS, Entry
 from .setting import Setting
 
-TABLES: dict[str, Callable[[Any], list[Figure]]] = {"images": figures.images, "vectors": figures.vectors}
-EXPERIMENTS: dict[str, Any] = {  # modules that measure, and make figures of what they found
-    "turns": turns,
-    "starting": starting,
-    "resuming": resuming,
-    "planning": planning,
-    "spending": spending,
-    "recording": recording,
-    "shown": shown,
-    "memory": memory,
-    "sizes": sizes,
-    "gpu": gpu,
-}
+TABLES: dict[str, Callable[[Any], Iterator[Figure]]] = {"images": figures.images, "vectors": figures.vectors}
+_MODULES = (turns, starting, resuming, planning, spending, recording, shown, memory, sizes, gpu)
+# Each measures, and makes figures of what it found.
+EXPERIMENTS: dict[str, Any] = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 PARTS = [*TABLES, *EXPERIMENTS]
 BY_DEFAULT = PARTS[: PARTS.index("spending")]  # those from there on take minutes each
 
@@ -145,7 +136,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def setting_of(args: argparse.Namespace) -> Setting:
     """What the experiments take of the command line."""
-    names = [field.name for field in dataclasses.fields(Setting) if field.name != "rounds"]
+    names = {field.name for field in dataclasses.fields(Setting)} & vars(args).keys()
     return Setting(rounds=args.epochs, **{name: getattr(args, name) for name in names})
 
 
@@ -178,7 +169,7 @@ def main(argv: list[str] | None = None) -> int:
                 continue
             reached += EXPERIMENTS[part].figures(report[part])
         elif chosen := choose(part, args):
-            report[part] = run_rounds(setting.job(part), chosen, args.epochs)
+            report[part] = run_rounds(setting.job(part), chosen, setting.rounds)
             sound = print_table(part, chosen, report[part]) and sound
             reached += TABLES[part](report[part])
     print_figures(reached)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 from PIL import Image
+
+import raylance
 
 from .data import SIDE
 
@@ -30,6 +33,28 @@ _BLACK = np.zeros((SIDE, SIDE, 3), np.uint8)
 def decode_nothing(_: bytes) -> np.ndarray:
     """uint8 (224, 224, 3) that costs nothing: the data path alone is left."""
     return _BLACK
+
+
+def pillow_into(data: bytes, out: np.ndarray) -> None:
+    """The common decode function, into given memory."""
+    out[:] = decode_one(data)
+
+
+def own_into(data: bytes, out: np.ndarray) -> None:
+    """The decoder of raylance, into given memory; the draws are for augmentation, of which there is none."""
+    own_rows().decode_into(data, np.zeros(41), out)
+
+
+@functools.cache
+def own_rows() -> Any:
+    """What decodes rows in this process: it keeps its memory, as in a decode actor."""
+    return own_image().open()
+
+
+@functools.cache
+def own_image(decode_fn: DecodeOne | None = None) -> raylance.Image:
+    """How raylance decodes."""
+    return raylance.Image("image", size=(SIDE, SIDE), decode_fn=decode_fn)
 
 
 def decode_all(files: Iterable[bytes]) -> np.ndarray:

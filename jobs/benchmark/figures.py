@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 
-from .measuring import Result, fault, median, ratios
+from .measuring import Result, fault, median, ratios, values_of
 from .readers import PEERS, Entry
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Figure:
     """A measured number beside its target.
 
     Attributes:
         name: What was measured.
         values: The measurements, one or more.
+        unit: Of all of them, "" for ratios.
         at_least: The target, where more is better.
         at_most: The target, where less is better.
-        unit: Of all of them, "" for ratios.
     """
 
     name: str
-    values: tuple[float, ...]
+    values: Sequence[float]
+    unit: str = ""
     at_least: float | None = None
     at_most: float | None = None
-    unit: str = ""
 
     @property
     def median(self) -> float:
@@ -73,12 +73,11 @@ def print_figures(figures: Iterable[Figure]) -> None:
 
 def print_table(kind: str, entries: dict[str, Entry], results: dict[str, Result]) -> bool:
     """Prints the readers of one dataset; False when a reader delivered other rows than it claims, or other values."""
-    rows, faults = [], []
+    rows = []
     for name, result in results.items():
         ceiling = entries[name].ceiling
         peer = next(other for key, other in results.items() if entries[key].ceiling == ceiling)
-        rates = [one["rows_per_s"] for one in result["passes"]]
-        faults.append(fault(result, peer))
+        rates = values_of(result, "rows_per_s")
         rows.append({
             kind: name,
             "workers": result["warm_up"]["workers"],
@@ -91,10 +90,10 @@ def print_table(kind: str, entries: dict[str, Entry], results: dict[str, Result]
             "rows/s after it": f"{median(result, 'later_rows_per_s'):.0f}",
             "/ ceiling after it": _ratio(result, results.get(ceiling), "later_rows_per_s"),
             "CPU ms a batch": f"{median(result, 'thread_ms'):.2f}",
-            "fault": faults[-1],
+            "fault": fault(result, peer),
         })  # fmt: skip
     _print(kind, rows)
-    return not any(faults)
+    return not any(row["fault"] for row in rows)
 
 
 def _print(name: str, rows: list[dict[str, Any]]) -> None:
@@ -107,34 +106,32 @@ def _ratio(result: Result, other: Result | None, key: str = "rows_per_s") -> str
     return "–" if other is None else f"{statistics.median(ratios(result, other, key)):.2f}"
 
 
-def images(results: dict[str, Result]) -> list[Figure]:
+def images(results: dict[str, Result]) -> Iterator[Figure]:
     """What the table of images shows of raylance."""
     peers = [name for name in results if name in PEERS]
     best = max(peers, key=lambda name: median(results[name], "rows_per_s"), default="")
-    figures = _comparisons(results, {
+    yield from _comparisons(results, {
         "images, one decode function for all: share of decoding alone": ("raylance", "decode", 0.97),
         f"images, one decode function: times the best peer ({best})": ("raylance", best, 1.0),
         f"images, built-in decoder: times the best peer ({best})": ("raylance-own", best, 2.2),
         "images, built-in decoder: share of decoding alone": ("raylance-own", "decode-own", 0.85),
     })  # fmt: skip
-    passes = (
+    for name, reader, key, unit, target in (
         ("first batch of an epoch that was not expected, one decode function", "raylance", "first_batch_s", "s", 0.15),
         ("first batch of the next epoch, one decode function", "raylance", "turn_s", "s", 0.15),
         ("first batch of an epoch that was not expected, built-in decoder", "raylance-own", "first_batch_s", "s", 0.15),
         ("first batch of the next epoch, built-in decoder", "raylance-own", "turn_s", "s", 0.15),
         ("training thread, CPU a batch of 64 images", "raylance-own", "thread_ms", "ms", 1.0),
         ("training thread, CPU a batch of 256 images", "raylance-own-256", "thread_ms", "ms", 1.0),
-    )
-    for name, reader, key, unit, target in passes:
+    ):
         if reader in results:
-            figures.append(Figure(name=name, values=_values(results[reader], key), at_most=target, unit=unit))
+            yield Figure(name, values_of(results[reader], key), unit, at_most=target)
     if "raylance-free" in results:
-        rates = _values(results["raylance-free"], "rows_per_s")
-        figures.append(Figure(name="one rank, decoding free", values=rates, at_least=11_000, unit="images/s"))
-    return figures
+        rates = values_of(results["raylance-free"], "rows_per_s")
+        yield Figure("one rank, decoding free", rates, "images/s", at_least=11_000)
 
 
-def vectors(results: dict[str, Result]) -> list[Figure]:
+def vectors(results: dict[str, Result]) -> Iterator[Figure]:
     """What the table of vectors shows of raylance."""
     return _comparisons(results, {
         "768 floats a row, shuffled: share of the scan in order": ("raylance", "lance-torch", 0.65),
@@ -142,14 +139,8 @@ def vectors(results: dict[str, Result]) -> list[Figure]:
     })  # fmt: skip
 
 
-def _comparisons(results: dict[str, Result], asked: dict[str, tuple[str, str, float]]) -> list[Figure]:
+def _comparisons(results: dict[str, Result], asked: dict[str, tuple[str, str, float]]) -> Iterator[Figure]:
     """Ratios of rates within the rounds, of those two readers that both took part."""
-    return [
-        Figure(name=name, values=ratios(results[one], results[other]), at_least=target)
-        for name, (one, other, target) in asked.items()
-        if {one, other} <= results.keys()
-    ]
-
-
-def _values(result: Result, key: str) -> tuple[float, ...]:
-    return tuple(one[key] for one in result["passes"])
+    for name, (one, other, target) in asked.items():
+        if {one, other} <= results.keys():
+            yield Figure(name, ratios(results[one], results[other]), at_least=target)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from .figures import Figure
-from .measuring import Result, rest
+from .measuring import Result, rest, values_of, waits
 from .readers import open_raylance, open_safe_lance
 from .setting import Setting
 
@@ -56,31 +56,24 @@ def measure(setting: Setting) -> dict[str, Any]:
     return results
 
 
-def figures(results: dict[str, Any]) -> list[Figure]:
+def figures(results: dict[str, Any]) -> Iterator[Figure]:
     """Rates, stalls and work of each source."""
-    if "raylance" not in results:
-        return []
-    made = []
-    for name in ("memory", "raylance", "safe-lance"):
+    for name in ("memory", "raylance", "safe-lance") if results else ():
         for key, unit in (("rows_per_s", "images/s"), ("stall", ""), ("busy", "")):
-            values = tuple(one[key] for one in results[name]["passes"])
             target = 0.01 if (name, key) == ("raylance", "stall") else None
-            made.append(Figure(name=f"ResNet-50 from {name}: {key}", values=values, unit=unit, at_most=target))
-    return made
+            yield Figure(f"ResNet-50 from {name}: {key}", values_of(results[name], key), unit, at_most=target)
 
 
 def train(batches: Iterable[Batch], model: torch.nn.Module, device: torch.device) -> Result:
     """Trains one epoch; returns images/s, and the shares of the time that it waited for batches and that it worked."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     mean, deviation = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (_MEAN, _DEVIATION))
-    wait_s, rows, spans = 0.0, 0, []
-    _finish(device)
+    stall_s, rows, spans = 0.0, 0, []
+    synchronize = torch.get_device_module(device).synchronize
+    synchronize()
     begin = time.perf_counter()
-    taken = iter(batches)
-    while True:
-        asked = time.perf_counter()
-        batch = next(taken, None)
-        wait_s += time.perf_counter() - asked
+    for batch, wait_s, _ in waits(batches):
+        stall_s += wait_s
         if batch is None:
             break
         pixels, labels = (tensor.to(device, non_blocking=True) for tensor in batch)
@@ -95,10 +88,10 @@ def train(batches: Iterable[Batch], model: torch.nn.Module, device: torch.device
         span[1].record()
         spans.append(span)
         rows += len(labels)
-    _finish(device)
+    synchronize()
     seconds = time.perf_counter() - begin
     busy_s = sum(first.elapsed_time(last) for first, last in spans) / 1000
-    return {"rows_per_s": rows / seconds, "stall": wait_s / seconds, "busy": busy_s / seconds, "rows": rows}
+    return {"rows_per_s": rows / seconds, "stall": stall_s / seconds, "busy": busy_s / seconds, "rows": rows}
 
 
 class _Moment:
@@ -113,11 +106,6 @@ class _Moment:
 
 def _event(device: torch.device) -> Any:
     return torch.cuda.Event(enable_timing=True) if device.type == "cuda" else _Moment()
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _random_batch(rows: int, device: torch.device) -> Batch:

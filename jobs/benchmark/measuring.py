@@ -19,7 +19,8 @@ import psutil
 import torch
 
 from .decoding import touch
-from .readers import READERS, Entry, Job, Source
+from .readers import READERS, Entry, Source
+from .setting import Job
 
 _QUIET = 0.1  # of the cores: below it, the previous reader has finished
 _LONGEST_REST_S = 5.0
@@ -46,6 +47,29 @@ def rest(longest_s: float = _LONGEST_REST_S) -> None:
             return
 
 
+def waits(batches: Iterable[Any]) -> Iterator[tuple[Any, float, float]]:
+    """Takes batches until there are none, each with what it cost: seconds, and CPU seconds of this thread.
+
+    The first wait includes `iter()`. The last one brings None: it is the wait for the end.
+    """
+    begin = time.perf_counter()
+    taken = iter(batches)
+    while True:
+        begin_cpu = time.thread_time()
+        batch = next(taken, None)
+        yield batch, time.perf_counter() - begin, time.thread_time() - begin_cpu
+        if batch is None:
+            return
+        del batch  # its memory may be used again for the next one
+        begin = time.perf_counter()
+
+
+def own_batch_s(batches: Iterable[Any]) -> float:
+    """Seconds that a pass takes a batch after its first one, when nothing but the loader is awaited."""
+    found = [seconds for _, seconds, _ in waits(batches)]
+    return sum(found[1:]) / max(1, len(found) - 2)
+
+
 def measure(source: Source, number: int, epochs: int = EPOCHS, longest_rest_s: float = _LONGEST_REST_S) -> Result:
     """Times one pass; the head of command.py says what the clock covers."""
     if source.elsewhere:
@@ -58,26 +82,31 @@ def measure(source: Source, number: int, epochs: int = EPOCHS, longest_rest_s: f
     for one in made:
         numbers: list[torch.Tensor] = []
         epochs_numbers.append(numbers)
-        asked, batches = time.perf_counter(), iter(one)
-        while True:
-            begin = time.thread_time()
-            batch = next(batches, None)
-            cpu_s += time.thread_time() - begin
+        for batch, wait_s, wait_cpu_s in waits(one):
+            cpu_s += wait_cpu_s
             if batch is None:
                 break
             data, ids = batch
             if not numbers:
-                firsts_s.append(time.perf_counter() - asked)
+                firsts_s.append(wait_s)
             checksum += data if isinstance(data, int) else touch(data)
             numbers.append(ids.clone())  # a view would keep the whole batch
             del batch, data, ids
     seconds = time.perf_counter() - start
     by_epoch = [torch.cat(numbers) for numbers in epochs_numbers]
     rows, first_rows = sum(map(len, by_epoch)), len(epochs_numbers[0][0])
-    counts = {"rows": rows, "distinct_rows": min(len(numbers.unique()) for numbers in by_epoch), "epochs": epochs}
-    rates = {"rows_per_s": rows / seconds, "later_rows_per_s": (rows - first_rows) / (seconds - firsts_s[0])}
-    waits = {"first_batch_s": firsts_s[0], "turn_s": max(firsts_s[1:], default=0.0), "seconds": seconds}
-    return {**counts, **rates, **waits, "checksum": checksum, "thread_ms": 1e3 * cpu_s / sum(map(len, epochs_numbers))}
+    return {
+        "rows": rows,
+        "distinct_rows": min(len(numbers.unique()) for numbers in by_epoch),
+        "epochs": epochs,
+        "rows_per_s": rows / seconds,
+        "later_rows_per_s": (rows - first_rows) / (seconds - firsts_s[0]),
+        "first_batch_s": firsts_s[0],
+        "turn_s": max(firsts_s[1:], default=0.0),
+        "seconds": seconds,
+        "checksum": checksum,
+        "thread_ms": 1e3 * cpu_s / sum(map(len, epochs_numbers)),
+    }
 
 
 def open_best(job: Job, entry: Entry, stack: ExitStack) -> tuple[Source, Result]:
@@ -138,15 +167,20 @@ def fault(result: Result, peer: Result) -> str:
     return ""
 
 
+def values_of(result: Result, key: str) -> list[float]:
+    """One number of each pass of a reader."""
+    return [one[key] for one in result["passes"]]
+
+
 def median(result: Result, key: str) -> float:
     """The median of one number over the passes of a reader."""
-    return statistics.median(one[key] for one in result["passes"])
+    return statistics.median(values_of(result, key))
 
 
-def ratios(result: Result, other: Result, key: str = "rows_per_s") -> tuple[float, ...]:
+def ratios(result: Result, other: Result, key: str = "rows_per_s") -> list[float]:
     """The ratio of two readers' numbers in each round."""
-    pairs = zip(result["passes"], other["passes"], strict=True)
-    return tuple(one[key] / max(two[key], 1e-9) for one, two in pairs)
+    pairs = zip(values_of(result, key), values_of(other, key), strict=True)
+    return [one / max(two, 1e-9) for one, two in pairs]
 
 
 def open_before(job: Job, stack: ExitStack, kind: str, name: str, checkout: Path) -> Source:

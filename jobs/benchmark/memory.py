@@ -19,10 +19,11 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
+import raylance
+
 from .data import cached_dataset
 from .figures import Figure
-from .readers import start_ray
-from .setting import Setting, decoders_of, open_dataset
+from .setting import Setting, start_ray
 
 _MIB = 1 << 20
 _BATCHES = 4  # of a short epoch
@@ -39,7 +40,7 @@ def measure(setting: Setting) -> dict[str, Any]:
     job = setting.job("images", _BATCHES * setting.batch_size)
     start_ray(job)
     found: dict[str, Any] = {"epochs": _EPOCHS * setting.rounds, "samples": []}
-    with open_dataset(job).loader(num_decoders=decoders_of(job)) as loader:
+    with job.open().loader(num_decoders=job.decoders) as loader:
         batches = loader.batches(global_batch_size=job.batch_size)
         for epoch in range(found["epochs"]):
             for _ in batches:
@@ -128,11 +129,8 @@ def _tail_batches(seed: int) -> Iterator[pa.RecordBatch]:
 
 
 def _measure_tail(setting: Setting) -> dict[str, Any]:
-    import raylance
-
     sizes = tail_sizes(setting.seed)
-    path = setting.data_dir.absolute() / f"tail-{_TAIL_ROWS}-seed{setting.seed}.lance"
-    uri = cached_dataset(path, _TAIL_ROWS, _tail_batches(setting.seed))
+    uri = cached_dataset(setting.path(f"tail-{_TAIL_ROWS}"), _TAIL_ROWS, _tail_batches(setting.seed))
     before, rows, step_bytes = store_bytes(), 0, 0
     limits = {"max_window_bytes": _WINDOW_BYTES, "max_inflight_bytes": _INFLIGHT_BYTES}
     data = raylance.dataset(uri, seed=setting.seed, window_bytes=_WINDOW_BYTES, remainder="ragged")
@@ -173,21 +171,18 @@ def series(found: dict[str, Any]) -> dict[str, list[float]]:
     return own | {"object store": [float(one["store_bytes"]) for one in samples]}
 
 
-def figures(found: dict[str, Any]) -> list[Figure]:
+def figures(found: dict[str, Any]) -> Iterator[Figure]:
     """Slopes with their standard errors, and limits."""
-    made = []
     for name, values in series(found).items():
         warm = values[int(_WARM * len(values)) :]
         rise, error = (value / 1024 for value in slope(warm))
         words = f"{name}: an epoch adds, ± {error:.2g} ({warm[-1] / _MIB:.0f} MiB)"
-        made.append(Figure(name=words, values=(rise,), at_most=_KIB_AN_EPOCH, unit="KiB"))
+        yield Figure(words, [rise], "KiB", at_most=_KIB_AN_EPOCH)
     tail = found["tail"]
     spilled = (found["spilled_bytes"] + tail["spilled_bytes"]) / _MIB
-    made.append(Figure(name=f"spilled in {found['epochs']} epochs", values=(spilled,), at_most=0.0, unit="MiB"))
+    yield Figure(f"spilled in {found['epochs']} epochs", [spilled], "MiB", at_most=0.0)
     # As documented, max_window_bytes may be exceeded by a block, and max_inflight_bytes by a step.
     window = tail["held_bytes"] / (tail["max_window_bytes"] * (1 + 1 / 16))
-    made.append(Figure(name="heavy-tailed rows: held / max_window_bytes and a block", values=(window,), at_most=1.0))
+    yield Figure("heavy-tailed rows: held / max_window_bytes and a block", [window], at_most=1.0)
     inflight = tail["store_peak_bytes"] / (tail["max_inflight_bytes"] + tail["largest_step_bytes"])
-    name = "heavy-tailed rows: object store / max_inflight_bytes and a step"
-    made.append(Figure(name=name, values=(inflight,), at_most=1.0))
-    return made
+    yield Figure("heavy-tailed rows: object store / max_inflight_bytes and a step", [inflight], at_most=1.0)

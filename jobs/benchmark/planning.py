@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,12 @@ def measure(_: Setting) -> list[dict[str, Any]]:
     return json.loads(subprocess.run(command, cwd=_ROOT, stdout=subprocess.PIPE, check=True).stdout)
 
 
-def figures(found: list[dict[str, Any]]) -> list[Figure]:
+def figures(found: list[dict[str, Any]]) -> Iterator[Figure]:
     """The longest step of each order, and the most bytes."""
-    made = []
     for cost in found:
         order = short(cost["order"])
-        name, longest = f"rows of a step, 10¹⁰ on {RANKS}, {order}", 1000 * cost["longest_s"]
-        made.append(Figure(name=name, values=(longest,), at_most=5.0, unit="ms"))
-        peak = cost["peak_bytes"] / 1e6
-        made.append(Figure(name=f"…most memory, {order}", values=(peak,), at_most=50.0, unit="MB"))
-    return made
+        yield Figure(f"rows of a step, 10¹⁰ on {RANKS}, {order}", [1000 * cost["longest_s"]], "ms", at_most=5.0)
+        yield Figure(f"…most memory, {order}", [cost["peak_bytes"] / 1e6], "MB", at_most=50.0)
 
 
 def short(order: str) -> str:

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
+from .measuring import values_of
 from .memory import series
 from .planning import RANKS, short
 from .turns import TURNS, pauses_s
@@ -45,7 +46,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
 def _table(title: str, unit: str, axes: Axes, results: dict[str, Any]) -> None:
     """Readers as bars, from the least rate to the greatest of all rounds."""
     readers = [name for name in results if name != "raylance-free"][::-1]
-    rates = pd.DataFrame({name: [one["rows_per_s"] for one in results[name]["passes"]] for name in readers})
+    rates = pd.DataFrame({name: values_of(results[name], "rows_per_s") for name in readers})
     middle = rates.median()
     kinds = {"raylance": _MINE, "decode": _CEILING}
     axes.barh(
@@ -65,12 +66,12 @@ def _turns(axes: Axes, found: dict[str, Any]) -> None:
 
 
 def _turn_pauses(axes: Axes, found: dict[str, Any]) -> None:
-    for at, turn in enumerate(TURNS):
+    for turn, name in TURNS.items():
         pauses = [1000 * seconds for seconds in pauses_s(found, turn)]
-        axes.plot([at] * len(pauses), pauses, "o", color=_MINE)
+        axes.plot([name] * len(pauses), pauses, "o", color=_MINE)
     _one_batch(axes, found)
-    axes.set(title="Pause at a turn", ylabel="ms", ylim=(0, None), xticks=range(len(TURNS)))
-    axes.set_xticklabels(TURNS.values(), fontsize=8)
+    axes.set(title="Pause at a turn", ylabel="ms", ylim=(0, None))
+    axes.tick_params("x", labelsize=8)
 
 
 def _one_batch(axes: Axes, found: dict[str, Any]) -> None:
@@ -87,9 +88,8 @@ def _starting(axes: Axes, found: dict[str, Any]) -> None:
 
 
 def _resuming(kind: str, axes: Axes, found: dict[str, Any]) -> None:
-    for name, by_share in found[kind].items():
-        shares = [100 * float(share) for share in by_share]
-        axes.plot(shares, [statistics.median(seconds) for seconds in by_share.values()], marker="o", label=name)
+    table = pd.DataFrame({name: pd.DataFrame(by_share).median() for name, by_share in found[kind].items()})
+    table.set_axis(100 * table.index.astype(float)).plot(ax=axes, marker="o")
     axes.set(title=f"Resume, {kind}", xlabel="of the epoch consumed, %", ylabel="first batch, s", yscale="log")
 
 
@@ -101,7 +101,7 @@ def _planning(axes: Axes, found: list[dict[str, Any]]) -> None:
 
 
 def _memory(axes: Axes, found: dict[str, Any]) -> None:
-    axes.plot(pd.DataFrame(series(found)) * _MIB, label=[*series(found)], linewidth=1)
+    (pd.DataFrame(series(found)) * _MIB).plot(ax=axes, linewidth=1)
     axes.set(title="Many short epochs", xlabel="epoch", ylabel="memory of its own, MiB", ylim=(0, None))
 
 
@@ -121,13 +121,12 @@ def _tail(axes: Axes, found: dict[str, Any]) -> None:
 
 
 def _growing(name: str, key: str, title: str, ylabel: str, axes: Axes, found: dict[str, Any]) -> None:
-    scale = _MIB if key == "own_bytes" else 1
-    sizes = {int(size): one[key] * scale for size, one in found[name].items()}
-    axes.plot([*sizes], [*sizes.values()], marker="o", color=_MINE)
-    axes.set(title=title, xlabel=_SIZES[name], ylabel=ylabel, xscale="log", xticks=[*sizes])
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    axes.xaxis.set_minor_formatter(lambda *_: "")
-    axes.set_ylim(0, 1.15 * max(sizes.values()))
+    sizes = pd.Series({int(size): one[key] for size, one in found[name].items()})
+    sizes *= _MIB if key == "own_bytes" else 1
+    sizes.plot(ax=axes, marker="o", color=_MINE, logx=True, xticks=sizes.index, ylim=(0, 1.15 * sizes.max()))
+    axes.set(title=title, xlabel=_SIZES[name], ylabel=ylabel)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter("")
 
 
 _SIZES = {

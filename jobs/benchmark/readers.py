@@ -31,20 +31,11 @@ from .decoding import (
     decode_nothing,
     decode_one,
     decode_rows,
+    own_into,
+    pillow_into,
     touch,
 )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """What all readers of one dataset share; `columns` are the payload and the row's number."""
-
-    uri: str
-    columns: tuple[str, str]
-    rows: int
-    batch_size: int
-    workers: int
-    seed: int
+from .setting import Job, start_ray
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +49,7 @@ class Source:
     elsewhere: Callable[[int], dict[str, Any]] | None = None
 
 
-def open_decode(job: Job, stack: ExitStack, into: DecodeInto | None = None) -> Source:
+def open_decode(job: Job, stack: ExitStack, into: DecodeInto = pillow_into) -> Source:
     """Decoding alone: processes share the files in memory, and only sums and labels leave them."""
     path = Path(stack.enter_context(tempfile.TemporaryDirectory()), "images.arrow")
     table = lance.dataset(job.uri).to_table(columns=list(job.columns))
@@ -67,7 +58,7 @@ def open_decode(job: Job, stack: ExitStack, into: DecodeInto | None = None) -> S
     pool = stack.enter_context(ProcessPoolExecutor(job.workers, multiprocessing.get_context("spawn")))
 
     def one_pass(_: int) -> Iterator[Batch]:  # a generator: no work begins before the clock does
-        part = functools.partial(decode_part, path, job.batch_size, into or pillow_into)
+        part = functools.partial(decode_part, path, job.batch_size, into)
         yield from pool.map(part, range(0, job.rows, job.batch_size))
 
     return Source(claims=job.rows, open_pass=one_pass)
@@ -90,36 +81,6 @@ def files_and_buffer(path: Path, batch_size: int) -> tuple[pa.Table, np.ndarray]
     return table, np.zeros((batch_size, SIDE, SIDE, 3), np.uint8)
 
 
-def pillow_into(data: bytes, out: np.ndarray) -> None:
-    """The common decode function, into given memory."""
-    out[:] = decode_one(data)
-
-
-def open_own_decode(job: Job, stack: ExitStack) -> Source:
-    """The built-in decoder of raylance alone."""
-    own_image()  # fails here, and not in a process, where raylance cannot be imported
-    return open_decode(job, stack, own_into)
-
-
-def own_into(data: bytes, out: np.ndarray) -> None:
-    """The decoder of raylance, into given memory; the draws are for augmentation, of which there is none."""
-    own_rows().decode_into(data, np.zeros(41), out)
-
-
-@functools.cache
-def own_rows() -> Any:
-    """What decodes rows in this process: it keeps its memory, as in a decode actor."""
-    return own_image().open()
-
-
-@functools.cache
-def own_image(decode_fn: DecodeOne | None = None) -> Any:
-    """How raylance decodes."""
-    import raylance
-
-    return raylance.Image("image", size=(SIDE, SIDE), decode_fn=decode_fn)
-
-
 def open_safe_lance(job: Job, _: ExitStack, *, pins: bool = False) -> Source:
     """SafeLanceDataset in a shuffling DataLoader, whose spawned workers decode while they collate."""
     dataset = SafeLanceDataset(job.uri)
@@ -131,7 +92,7 @@ def open_safe_lance(job: Job, _: ExitStack, *, pins: bool = False) -> Source:
 
 def open_lance_torch(job: Job, _: ExitStack, workers: int = 0) -> Source:
     """lance.torch's LanceDataset, sequential: in this process, or in spawned workers by fragment."""
-    convert = {"to_tensor_fn": decode_arrow if "image" in job.columns else vectors_arrow}
+    convert = {"to_tensor_fn": decode_arrow if job.is_images else vectors_arrow}
     dataset = LanceDataset(job.uri, job.batch_size, columns=list(job.columns), **convert)
     options: dict[str, Any] = {"batch_size": None, "num_workers": workers}
     if workers:
@@ -159,7 +120,7 @@ def open_ray_data(job: Job, _: ExitStack) -> Source:
     scanner = {"batch_size": 8 * job.batch_size}
     dataset = ray.data.read_lance(job.uri, columns=list(job.columns), scanner_options=scanner)
     claims = dataset.count()
-    if "image" in job.columns:
+    if job.is_images:
         dataset = dataset.map_batches(
             lambda batch: {**batch, "image": decode_all(batch["image"])}, batch_size=job.batch_size
         )
@@ -183,7 +144,7 @@ def lancedb_streams(job: Job) -> Callable[[int], tuple[Any, DataLoader]]:
     table = lancedb.connect(folder).open_table(name.removesuffix(".lance"))
     convert: Callable[[pa.RecordBatch], Batch] = decode_arrow
     options: dict[str, Any] = {"columns": list(job.columns), "transform_parallelism": job.workers}
-    if "image" not in job.columns:
+    if not job.is_images:
         convert = vectors_arrow
         options |= {"shuffle_clump_size": 256, "read_batch_size": job.batch_size}
 
@@ -207,22 +168,15 @@ def open_raylance(
     """raylance, rank 0 of 1, shuffled in windows; images are decoded in `workers` actors. `loads` are options of its
     loader.
     """
-    import raylance
-
     start_ray(job)
-    images = "image" in job.columns
-    options: dict[str, Any] = {"order": "window", "seed": job.seed, "remainder": "ragged"}
-    if images:
-        options["decode"] = own_image(decode_fn)
-    dataset = raylance.dataset(job.uri, columns=list(job.columns), **options)
-    loader = dataset.loader(num_decoders=job.workers if images else 0, **loads)
-    stack.callback(loader.close)
+    dataset = job.open(decode_fn)
+    loader = stack.enter_context(dataset.loader(num_decoders=job.decoders, **loads))
 
     def one_pass(epoch: int) -> Iterator[Batch]:
         loader.set_epoch(epoch)
         batches = loader.iter_torch_batches(global_batch_size=job.batch_size, device=device)
         for data, numbers in two_columns(job, batches):
-            yield data.permute(0, 2, 3, 1) if images else data, numbers  # channels last, as with the others
+            yield data.permute(0, 2, 3, 1) if job.is_images else data, numbers  # channels last, as with the others
 
     return Source(claims=len(dataset), open_pass=one_pass)
 
@@ -231,15 +185,6 @@ def two_columns(job: Job, batches: Iterable[dict[str, torch.Tensor]]) -> Iterato
     """Dictionaries of columns → the two columns."""
     for batch in batches:
         yield batch[job.columns[0]], batch[job.columns[1]]
-
-
-def start_ray(job: Job) -> None:
-    """One Ray for all. Its CPUs are tokens: the idle actors of one reader must not keep them from another."""
-    import ray
-
-    if not ray.is_initialized():
-        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-        ray.init(address="local", num_cpus=8 * job.workers + 8, include_dashboard=False, **quiet)
 
 
 Reader = Callable[[Job, ExitStack], Source]
@@ -273,7 +218,7 @@ READERS: dict[str, dict[str, Entry]] = {
         "ray-data": Entry(open=open_ray_data, ceiling="decode", tries=_TRIES),
         "lancedb": Entry(open=open_lancedb, ceiling="decode", tries=_TRIES),
         "raylance": Entry(open=functools.partial(open_raylance, decode_fn=decode_one), ceiling="decode"),
-        "decode-own": Entry(open=open_own_decode, ceiling="decode-own"),
+        "decode-own": Entry(open=functools.partial(open_decode, into=own_into), ceiling="decode-own"),
         "raylance-own": Entry(open=open_raylance, ceiling="decode-own"),
         "raylance-own-256": Entry(
             open=lambda job, stack: open_raylance(replace(job, batch_size=256), stack), ceiling="decode-own"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 from .figures import Figure
 from .measuring import in_turns, rest
-from .readers import READERS, Job, lancedb_streams, start_ray
-from .setting import Setting, decoders_of, open_dataset
+from .readers import READERS, lancedb_streams
+from .setting import Job, Setting, start_ray
 
 SHARES = (0.0, 0.01, 0.5, 0.99)
 _TOLERATED = 1.1  # times the first batch at the start of an epoch
@@ -53,7 +53,7 @@ def steps_at(share: float, job: Job) -> int:
 
 def _raylance(job: Job, stack: ExitStack) -> Resume:
     """A loader with warm helpers; each epoch is another one, so that nothing of it was read before."""
-    loader = stack.enter_context(open_dataset(job).loader(num_decoders=decoders_of(job)))
+    loader = stack.enter_context(job.open().loader(num_decoders=job.decoders))
     batches = loader.batches(global_batch_size=job.batch_size)
     for _ in batches:
         pass
@@ -102,18 +102,12 @@ def _ray_data(job: Job, kind: str, stack: ExitStack) -> Resume:
     return resume
 
 
-def figures(found: Found) -> list[Figure]:
+def figures(found: Found) -> Iterator[Figure]:
     """The end of an epoch against its start, for raylance, and the seconds of all."""
-    made = []
     for kind, readers in found.items():
-        mine = readers["raylance"]
-        pairs = zip(mine[str(SHARES[-1])], mine[str(SHARES[0])], strict=True)
-        values = tuple(late / early for late, early in pairs)
-        name = f"first batch after a resume at 99 % / at 0 %, {kind}"
-        made.append(Figure(name=name, values=values, at_most=_TOLERATED))
-        made += [
-            Figure(name=f"…{name} at {float(share):.0%}, {kind}", values=tuple(seconds), unit="s")
-            for name, by_share in readers.items()
-            for share, seconds in by_share.items()
-        ]
-    return made
+        early, late = (readers["raylance"][str(share)] for share in (SHARES[0], SHARES[-1]))
+        values = [after / before for before, after in zip(early, late, strict=True)]
+        yield Figure(f"first batch after a resume at 99 % / at 0 %, {kind}", values, at_most=_TOLERATED)
+        for name, by_share in readers.items():
+            for share, seconds in by_share.items():
+                yield Figure(f"…{name} at {float(share):.0%}, {kind}", seconds, "s")

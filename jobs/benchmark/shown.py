@@ -7,6 +7,7 @@ and `loader.stats()` say of the same seconds may differ by 5 % or 20 ms, whichev
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import json
 import tempfile
@@ -15,11 +16,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 import raylance
 
 from .figures import Figure
-from .readers import start_ray
-from .setting import Setting, open_dataset
+from .measuring import waits
+from .setting import Setting, start_ray
 from .sizes import Sleeping
 
 _RANKS, _STEPS = 2, 40
@@ -38,21 +41,16 @@ class SlowStart(Sleeping):
         return self
 
 
-class SlowState(Mapping[str, int]):
+class SlowState(collections.UserDict[str, int]):
     """A state that takes a while to be collected, as that of a large model does."""
 
     def __init__(self, seconds: float) -> None:
+        super().__init__(step=0)
         self._seconds = seconds
 
     def __getitem__(self, name: str) -> int:
         time.sleep(self._seconds)
-        return 0
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(["step"])
-
-    def __len__(self) -> int:
-        return 1
+        return super().__getitem__(name)
 
 
 # By what limits the run: seconds of a step, of decoding a row, of opening a decoder, and of collecting the state.
@@ -85,11 +83,11 @@ def _run(setting: Setting, limit: str, case: Mapping[str, float]) -> dict[str, A
 
     if limit == "reading":
         job = setting.job("vectors", _RANKS * _STEPS * 512)
-        train = open_dataset(job)
+        train = job.open()
     else:
         job = setting.job("images", _RANKS * _STEPS * 8)
         decoder = SlowStart("image", case["row_s"], case.get("open_s", 0.0))
-        train = open_dataset(job, decode=decoder)
+        train = job.open(decode=decoder)
     with tempfile.TemporaryDirectory(prefix="raylance-benchmark-") as folder:
         TorchTrainer(
             train_fn,
@@ -110,24 +108,18 @@ def train_fn(config: dict[str, Any]) -> None:
 
     loader = ray.train.get_dataset_shard("train")
     clocked = {"waiting": 0.0, "starting": 0.0, "training": 0.0, "saving": 0.0}
-    batches, step, got = iter(loader.iter_batches(global_batch_size=config["batch"])), 0, 0.0
-    while True:
-        asked = time.perf_counter()
-        clocked["training"] += asked - got if step else 0.0  # all that is not waiting, nor saving
-        batch = next(batches, None)
-        got = time.perf_counter()
-        clocked["waiting" if step else "starting"] += got - asked
+    batches, begin = loader.iter_batches(global_batch_size=config["batch"]), time.perf_counter()
+    for step, (batch, wait_s, _) in enumerate(waits(batches), 1):
+        clocked["starting" if step == 1 else "waiting"] += wait_s
         if batch is None:
             break
-        step += 1
         time.sleep(config["step_s"])
         if "state_s" in config and step % 8 == 0:
-            begin = time.perf_counter()
+            begin_save = time.perf_counter()
             is_first = ray.train.get_context().get_world_rank() == 0
             raylance.report({"step": step}, loader, SlowState(config["state_s"] if is_first else 0.0))
-            saved_s = time.perf_counter() - begin
-            clocked["saving"] += saved_s
-            got += saved_s
+            clocked["saving"] += time.perf_counter() - begin_save
+    clocked["training"] = time.perf_counter() - begin - sum(clocked.values())  # all that is not waiting, nor saving
     loader.close()
     Path(config["folder"], f"{loader.rank}.json").write_text(json.dumps({"clock": clocked, "stats": loader.stats()}))
 
@@ -136,30 +128,22 @@ def _compare(found: dict[str, Any], limit: str) -> dict[str, float]:
     """How far each figure is from the clock, as a share of what may differ; a wrong limit is infinitely far."""
     clocks, stats = [rank["clock"] for rank in found["ranks"]], [rank["stats"] for rank in found["ranks"]]
     verdict = found["verdict"]
-    lates_s = [one["wait_start_s"] - one["first_batch_s"] for one in stats]  # helpers that start after the first batch
-    pairs: dict[str, list[tuple[float, float]]] = {
-        "wait_s": [(s["wait_s"], c["waiting"] + c["starting"]) for s, c in zip(stats, clocks, strict=True)],
-        "first_batch_s": [(s["first_batch_s"], c["starting"]) for s, c in zip(stats, clocks, strict=True)],
-        "user_s": [(s["user_s"], c["training"] + c["saving"]) for s, c in zip(stats, clocks, strict=True)],
-        "save_s": [(s["save_s"], c["saving"]) for s, c in zip(stats, clocks, strict=True)],
-        "the verdict's seconds": [
-            (verdict.seconds[name], sum(clock[name] for clock in clocks)) for name in ("training", "saving")
-        ],
-        "the verdict's waiting": [
-            (
-                sum(verdict.seconds[name] for name in ("starting", "reading", "decoding", "finishing")),
-                sum(clock["starting"] + clock["waiting"] for clock in clocks),
-            )
-        ],
-        "the verdict's rate": [
-            (
-                found["rows"] / verdict.rates["delivered"],
-                max(c["training"] + c["waiting"] - late_s for c, late_s in zip(clocks, lates_s, strict=True)),
-            )
-        ],
-    }
-    far = {name: max(_far(shown, clocked) for shown, clocked in each) for name, each in pairs.items()}
     spent = {name: sum(clock[name] for clock in clocks) for name in clocks[0]}
+    far = {
+        figure: max(_far(s[figure], sum(c[name] for name in names)) for s, c in zip(stats, clocks, strict=True))
+        for figure, names in {
+            "wait_s": ("waiting", "starting"),
+            "first_batch_s": ("starting",),
+            "user_s": ("training", "saving"),
+            "save_s": ("saving",),
+        }.items()
+    }
+    far["the verdict's seconds"] = max(_far(verdict.seconds[name], spent[name]) for name in ("training", "saving"))
+    waiting_s = sum(verdict.seconds[name] for name in ("starting", "reading", "decoding", "finishing"))
+    far["the verdict's waiting"] = _far(waiting_s, spent["starting"] + spent["waiting"])
+    lates_s = [one["wait_start_s"] - one["first_batch_s"] for one in stats]  # helpers that start after the first batch
+    slowest_s = max(c["training"] + c["waiting"] - late_s for c, late_s in zip(clocks, lates_s, strict=True))
+    far["the verdict's rate"] = _far(found["rows"] / verdict.rates["delivered"], slowest_s)
     limits = {limit, "finishing"} if limit == "reading" else {limit}
     if spent["starting"] > 0.5 * (spent["training"] + spent["waiting"]):  # on a machine that has much to do
         limits.add("starting")
@@ -173,13 +157,10 @@ def _far(shown_s: float, clocked_s: float) -> float:
     return abs(shown_s - clocked_s) / max(_LEAST_S, _SHARE * clocked_s)
 
 
-def figures(found: dict[str, Any]) -> list[Figure]:
+def figures(found: dict[str, Any]) -> Iterator[Figure]:
     """The figure of each case that is farthest from the clock, and which it is."""
-    made = []
     for limit, runs in found.items():
-        print(limit, *(f"{name} {max(run[name] for run in runs):.2f}" for name in runs[0]), sep="; ")
-        farthest = max(runs[0], key=lambda name: max(run[name] for run in runs))
-        values = tuple(max(run.values()) for run in runs)
-        name = f"limited by {limit}: shown and clocked differ / 5 % or 20 ms ({farthest})"
-        made.append(Figure(name=name, values=values, at_most=1.0))
-    return made
+        table = pd.DataFrame(runs)
+        print(limit, *(f"{name} {far:.2f}" for name, far in table.max().items()), sep="; ")
+        name = f"limited by {limit}: shown and clocked differ / 5 % or 20 ms ({table.max().idxmax()})"
+        yield Figure(name, table.max(axis=1).tolist(), at_most=1.0)

@@ -18,11 +18,11 @@ from PIL import Image
 import raylance
 
 from .data import HEIGHT, QUALITY, SIDE, WIDTH, cached_dataset, random_cut
+from .decoding import own_image
 from .figures import Figure
 from .measuring import APART, rest
 from .memory import processes
-from .readers import own_image, start_ray
-from .setting import Setting, open_dataset
+from .setting import Setting, start_ray
 
 FACTORS = (1, 10, 100)  # of rows
 SIDES = (224, 500, 1000, 2000)  # of square images
@@ -71,14 +71,13 @@ def _rows(setting: Setting) -> Iterator[tuple[str, dict[str, float]]]:
     for factor in FACTORS:
         job = setting.job("vectors", max(setting.vectors * factor // FACTORS[-1], 1))
         passes = max(2, 10 // factor)  # short ones are repeated
-        yield str(job.rows), _timed(open_dataset(job), job.batch_size, 0, passes)
+        yield str(job.rows), _timed(job.open(), job.batch_size, 0, passes)
 
 
 def _sides(setting: Setting) -> Iterator[tuple[str, dict[str, float]]]:
     for side in SIDES:
         rows = min(_MOST_IMAGES, _PIXELS // side**2)
-        path = setting.data_dir.absolute() / f"side{side}-{rows}-seed{setting.seed}.lance"
-        uri = cached_dataset(path, rows, _images(rows, side, setting.seed))
+        uri = cached_dataset(setting.path(f"side{side}-{rows}"), rows, _images(rows, side, setting.seed))
         dataset = raylance.dataset(uri, decode=own_image(), seed=setting.seed, remainder="ragged")
         yield str(side), _timed(dataset, _BATCH, setting.workers, 2)
 
@@ -186,19 +185,16 @@ def own_bytes() -> int:
     return total
 
 
-def figures(found: Found) -> list[Figure]:
+def figures(found: Found) -> Iterator[Figure]:
     """What grows with size, and how far decoders and ranks are from linear."""
-    made = []
     for name, rate in (("rows", "rows/s"), ("image side", "images/s")):
         for size, one in found[name].items():
-            made.append(Figure(name=f"{name} {size}: throughput", values=(one["rows_per_s"],), unit=rate))
-            made.append(Figure(name=f"{name} {size}: first batch", values=(one["first_batch_s"],), unit="s"))
-            made.append(Figure(name=f"{name} {size}: memory", values=(one["own_bytes"] / 2**20,), unit="MiB"))
+            yield Figure(f"{name} {size}: throughput", [one["rows_per_s"]], rate)
+            yield Figure(f"{name} {size}: first batch", [one["first_batch_s"]], "s")
+            yield Figure(f"{name} {size}: memory", [one["own_bytes"] / 2**20], "MiB")
     for name in ("decoders", "ranks"):
-        sizes = list(found[name].values())
-        values = (sizes[-1]["of_linear"] / sizes[0]["of_linear"],)
-        words = f"{name} {min(map(int, found[name]))} to {max(map(int, found[name]))}: share of linear"
-        made.append(Figure(name=words, values=values, at_least=_LINEAR))
-        for size, one in found[name].items():
-            made.append(Figure(name=f"…{name} {size}: share of decoding alone", values=(one["of_linear"],)))
-    return made
+        shares = {int(size): one["of_linear"] for size, one in found[name].items()}
+        least, most = min(shares), max(shares)
+        yield Figure(f"{name} {least} to {most}: share of linear", [shares[most] / shares[least]], at_least=_LINEAR)
+        for size, share in shares.items():
+            yield Figure(f"…{name} {size}: share of decoding alone", [share])

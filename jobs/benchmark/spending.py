@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import collections
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import lance
+import pandas as pd
 import psutil
 
-from .decoding import touch
+from .decoding import Batch, touch
 from .figures import Figure
 from .measuring import APART, EPOCHS, in_turns, rest
-from .readers import READERS, Batch, Job
-from .setting import Setting
+from .readers import READERS
+from .setting import Job, Setting
 
 READING = "Lance's scan alone"
 # Which readers, by dataset; those of raylance after what they are made of.
@@ -86,13 +87,11 @@ def _cpu_s() -> dict[int, tuple[str, float]]:
     return found
 
 
-def figures(found: dict[str, Any]) -> list[Figure]:
+def figures(found: dict[str, Any]) -> Iterator[Figure]:
     """A line for each process of each reader."""
-    made = []
     for kind, readers in found.items():
         for reader, rounds in readers.items():
-            for name in sorted({name for one in rounds for name in one}):
-                values = tuple(one.get(name, 0.0) for one in rounds)
-                if max(values) >= 0.01 * max(one["cores × clock"] for one in rounds):
-                    made.append(Figure(name=f"CPU of one of {kind}, {reader}: {name}", values=values, unit="µs"))
-    return made
+            table = pd.DataFrame(rounds).fillna(0.0)
+            for name in sorted(table):
+                if table[name].max() >= 0.01 * table["cores × clock"].max():
+                    yield Figure(f"CPU of one of {kind}, {reader}: {name}", table[name].tolist(), "µs")

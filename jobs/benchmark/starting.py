@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 from .figures import Figure
-from .measuring import one_thread_each, rest
-from .readers import Job, start_ray
-from .setting import Setting, decoders_of, open_dataset, own_batch_s
+from .measuring import one_thread_each, own_batch_s, rest
+from .setting import Job, Setting, start_ray
 
 _LEAST_MODEL_S = 5.0  # that a model takes to be built
 _LONGER = 1.5  # than the first batch takes when nothing hides it
@@ -52,10 +52,10 @@ def begin_run(job: Job, address: str, model_s: float) -> dict[str, float]:
     one_thread_each()
     ray.init(address=address, log_to_driver=False, logging_level="error")
     begin = time.perf_counter()
-    dataset = open_dataset(job)
+    dataset = job.open()
     opening_s = time.perf_counter() - begin
     begin = time.perf_counter()
-    with dataset.loader(num_decoders=decoders_of(job)) as loader:
+    with dataset.loader(num_decoders=job.decoders) as loader:
         if model_s:
             batches = loader.prepare(global_batch_size=job.batch_size)
             prepare_s = time.perf_counter() - begin
@@ -77,12 +77,10 @@ def begin_run(job: Job, address: str, model_s: float) -> dict[str, float]:
     }
 
 
-def figures(found: dict[str, Any]) -> list[Figure]:
+def figures(found: dict[str, Any]) -> Iterator[Figure]:
     """The first batch when nothing hides it, and what is left of the wait after the model was built."""
-    made = []
     for kind, runs in found.items():
-        at_once = tuple(run["first_batch_s"] for run in runs["at_once"])
-        made.append(Figure(name=f"first batch of a run, {kind}, at once", values=at_once, unit="s"))
-        left = tuple(run["first_batch_s"] / run["batch_s"] for run in runs["prepared"])
-        made.append(Figure(name=f"…after prepare() and a model / one batch's time, {kind}", values=left, at_most=1.0))
-    return made
+        at_once = [run["first_batch_s"] for run in runs["at_once"]]
+        yield Figure(f"first batch of a run, {kind}, at once", at_once, "s")
+        left = [run["first_batch_s"] / run["batch_s"] for run in runs["prepared"]]
+        yield Figure(f"…after prepare() and a model / one batch's time, {kind}", left, at_most=1.0)

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 from .figures import Figure
-from .readers import start_ray
-from .setting import Setting, decoders_of, open_dataset, own_batch_s, waits
+from .measuring import own_batch_s, waits
+from .setting import Setting, start_ray
 
 _SLOWER = 1.5  # times the loader's own time for a batch
 _PASSES = ("train", "train", "val")  # a round: both kinds of turns
@@ -30,36 +31,34 @@ def measure(setting: Setting) -> dict[str, Any]:
     start_ray(job)
     size: dict[str, Any] = {"global_batch_size": job.batch_size}
     datasets = {
-        "train": open_dataset(job),
-        "val": open_dataset(job, filter=f"label < {job.rows // _VALIDATED}", order="sequential"),
+        "train": job.open(),
+        "val": job.open(filter=f"label < {job.rows // _VALIDATED}", order="sequential"),
     }
-    with datasets["train"].loader(num_decoders=decoders_of(job)) as loader:
-        own_batch_s(iter(loader.batches(**size)))  # warms up
+    with datasets["train"].loader(num_decoders=job.decoders) as loader:
+        own_batch_s(loader.batches(**size))  # warms up
         loader.set_epoch(8)  # one that was not prepared
-        batch_s = own_batch_s(iter(loader.batches(**size)))
+        batch_s = own_batch_s(loader.batches(**size))
     step_s = _SLOWER * batch_s
     with ExitStack() as stack:
-        loaders = {
-            kind: stack.enter_context(dataset.loader(num_decoders=decoders_of(job)))
+        batches = {
+            kind: stack.enter_context(dataset.loader(num_decoders=job.decoders)).prepare(**size)
             for kind, dataset in datasets.items()
         }
-        batches = {kind: loader.prepare(**size) for kind, loader in loaders.items()}
-        kinds = _PASSES * setting.rounds
-        passes = [{"kind": kind, **_train(iter(batches[kind]), step_s)} for kind in kinds]
+        passes = [{"kind": kind, **_train(batches[kind], step_s)} for kind in _PASSES * setting.rounds]
     return {"batch_s": batch_s, "step_s": step_s, "batch_size": job.batch_size, "passes": passes}
 
 
-def _train(batches: Any, step_s: float) -> dict[str, Any]:
+def _train(batches: Iterable[Any], step_s: float) -> dict[str, Any]:
     begin, waited_s, cpu_s = time.perf_counter(), [], []
-    for wait in waits(batches):
-        waited_s.append(wait.seconds)
-        cpu_s.append(wait.cpu_s)
-        if wait.batch is not None:
+    for batch, wait_s, wait_cpu_s in waits(batches):
+        waited_s.append(wait_s)
+        cpu_s.append(wait_cpu_s)
+        if batch is not None:
             time.sleep(step_s)
     return {"seconds": time.perf_counter() - begin, "waited_s": waited_s, "cpu_s": cpu_s}
 
 
-def figures(found: dict[str, Any]) -> list[Figure]:
+def figures(found: dict[str, Any]) -> Iterator[Figure]:
     """The stall, turns in batches' times, and the CPU of the training thread.
 
     The first batch of the run is a figure of its own: no training came before it that could have hidden it.
@@ -72,18 +71,14 @@ def figures(found: dict[str, Any]) -> list[Figure]:
         left_out_s = 0.0 if at else first_s
         waited_s = sum(sum(one["waited_s"]) for one in part) - left_out_s
         stalls.append(waited_s / (sum(one["seconds"] for one in part) - left_out_s))
-    cpu_ms = [1000 * sum(one["cpu_s"]) / max(1, len(one["cpu_s"]) - 1) for one in passes]
-    made = [
-        Figure(name=f"stall of a trainer {_SLOWER:g} × as slow as the loader", values=tuple(stalls), at_most=0.01),
-        Figure(name="first batch of that run, not in the stall", values=(first_s,), unit="s"),
-    ]
+    yield Figure(f"stall of a trainer {_SLOWER:g} × as slow as the loader", stalls, at_most=0.01)
+    yield Figure("first batch of that run, not in the stall", [first_s], "s")
     for turn, name in TURNS.items():
         if pauses := pauses_s(found, turn):
-            values = tuple(pause / batch_s for pause in pauses)
-            made.append(Figure(name=f"pause at the turn {name} / one batch's time", values=values, at_most=1.0))
-    size = f"CPU a batch of {found['batch_size']} images"
-    made.append(Figure(name=f"training thread, {size}", values=tuple(cpu_ms), at_most=1.0, unit="ms"))
-    return made
+            values = [pause / batch_s for pause in pauses]
+            yield Figure(f"pause at the turn {name} / one batch's time", values, at_most=1.0)
+    cpu_ms = [1000 * sum(one["cpu_s"]) / max(1, len(one["cpu_s"]) - 1) for one in passes]
+    yield Figure(f"training thread, CPU a batch of {found['batch_size']} images", cpu_ms, "ms", at_most=1.0)
 
 
 def pauses_s(found: dict[str, Any], turn: str) -> list[float]:
