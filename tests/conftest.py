@@ -10,6 +10,8 @@ os.environ["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] = "0.1"  # read by Ray Train whe
 # On a loaded machine workers take long to import their framework, and a start that times out is a failure of the run.
 os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "240")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# No cloud announces that it takes this machine away: one process less to start for each run of Ray Train.
+os.environ.setdefault("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")
 # Ray Train asks the Ray that it finds on this machine whether its controller lives; where that is another Ray, which
 # has never heard of it, it ends the run. Nobody answers here, so that two can be tested side by side.
 os.environ["RAY_API_SERVER_ADDRESS"] = "http://127.0.0.1:9"

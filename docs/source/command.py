@@ -7,8 +7,6 @@
 Exit status: 1 where the site has a broken link, 2 for bad arguments.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -2,8 +2,6 @@
 never changes what stands in docs/.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 import subprocess

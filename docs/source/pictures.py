@@ -1,7 +1,5 @@
 """Owns docs/orders.png, which shows what each order reads when, and the figures beside it; never judges them."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

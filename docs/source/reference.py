@@ -4,8 +4,6 @@ griffe reads the sources and takes Google docstrings apart; here it is only writ
 without a site around it. Types stand in the signatures alone, as in the sources.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import sys

@@ -36,8 +36,6 @@ cost against rows, pixels, decoders and ranks (sizes). Each is a file of its nam
 Exit status: 1 when a reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import functools

@@ -1,7 +1,5 @@
 """Owns the datasets that are read, each made once and kept; never measures."""
 
-from __future__ import annotations
-
 import functools
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Owns the decoding that readers share, and how a batch is touched; never reads."""
 
-from __future__ import annotations
-
 import functools
 import io
 from collections.abc import Callable, Iterable

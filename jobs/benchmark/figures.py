@@ -1,7 +1,5 @@
 """Owns the figures that raylance wants to reach, and how tables are printed; never measures, never asserts a speed."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,25 +13,17 @@ from .readers import PEERS, Entry
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A measured number beside its target.
-
-    Attributes:
-        name: What was measured.
-        values: The measurements, one or more.
-        unit: Of all of them, "" for ratios.
-        at_least: The target, where more is better.
-        at_most: The target, where less is better.
-    """
+    """What was measured, once or more often, beside its target."""
 
     name: str
     values: Sequence[float]
-    unit: str = ""
-    at_least: float | None = None
-    at_most: float | None = None
+    unit: str = ""  # none for ratios
+    at_least: float | None = None  # the target, where more is better
+    at_most: float | None = None  # the target, where less is better
 
     @property
     def median(self) -> float:
-        """Of the measurements."""
+        """The middle one of the values."""
         return statistics.median(self.values)
 
     @property

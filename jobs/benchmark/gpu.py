@@ -8,14 +8,12 @@ the same batch from the GPU's own memory again and again. It reports images/s, t
 thread waited for a batch (stall), and the share that the GPU worked, by the events of its own stream.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -100,7 +98,7 @@ class _Moment:
     def record(self) -> None:
         self.at = time.perf_counter()
 
-    def elapsed_time(self, other: _Moment) -> float:
+    def elapsed_time(self, other: Self) -> float:
         return 1000 * (other.at - self.at)
 
 

@@ -1,7 +1,5 @@
 """Owns the passes that are timed, here or with another checkout; never asserts a speed, never prints a figure."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

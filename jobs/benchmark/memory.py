@@ -1,8 +1,4 @@
-"""Owns the memory of many short epochs, by process and in the object store, and how it stays below its limits when rows
-are of very different sizes; never a trace of what holds it.
-"""
-
-from __future__ import annotations
+"""Owns the memory of many short epochs and of rows of very different sizes; never a trace of what holds it."""
 
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Owns what any step's rows of one rank cost at 10¹⁰ rows on 1,024 ranks; never reads, never plans by itself."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -18,11 +16,7 @@ _PROGRAM = "tests.simulation.scale.planner"
 
 
 def measure(_: Setting) -> list[dict[str, Any]]:
-    """The costs of each built-in order, by a program of the checkout, in a process of its own.
-
-    Raises:
-        ImportError: This is no checkout.
-    """
+    """The costs of each built-in order, by a program of the checkout, in a process of its own."""
     if not (_ROOT / _PROGRAM.replace(".", "/")).with_suffix(".py").exists():
         raise ImportError(f"{_PROGRAM} is in the repository alone")
     command = [sys.executable, "-m", _PROGRAM, str(RANKS)]

@@ -1,7 +1,5 @@
 """Owns the picture of all that was measured; never measures."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Owns how each reader is opened, all with the same cores; never measures."""
 
-from __future__ import annotations
-
 import functools
 import logging
 import multiprocessing
@@ -40,9 +38,7 @@ from .setting import Job, start_ray
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """An open reader: the rows that an epoch of it claims to deliver, and what opens an epoch, or measures a pass
-    elsewhere.
-    """
+    """An open reader: the rows that it claims to deliver in an epoch; what opens one, or measures a pass elsewhere."""
 
     claims: int
     open_pass: Callable[[int], Iterable[Batch]] = lambda _: ()
@@ -165,9 +161,7 @@ def lancedb_streams(job: Job) -> Callable[[int], tuple[Any, DataLoader]]:
 def open_raylance(
     job: Job, stack: ExitStack, decode_fn: DecodeOne | None = None, *, device: str = "cpu", **loads: Any
 ) -> Source:
-    """raylance, rank 0 of 1, shuffled in windows; images are decoded in `workers` actors. `loads` are options of its
-    loader.
-    """
+    """raylance, rank 0 of 1, shuffled in windows; images are decoded in actors. `loads` are options of its loader."""
     start_ray(job)
     dataset = job.open(decode_fn)
     loader = stack.enter_context(dataset.loader(num_decoders=job.decoders, **loads))
@@ -192,17 +186,11 @@ Reader = Callable[[Job, ExitStack], Source]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A reader of the tables.
-
-    Attributes:
-        open: Opens it.
-        ceiling: Name of the reader that it is compared with.
-        tries: Multiples of the cores to try as its workers; the best of them takes part.
-    """
+    """A reader of the tables."""
 
     open: Reader
-    ceiling: str
-    tries: tuple[float, ...] = (1,)
+    ceiling: str  # the reader that it is compared with
+    tries: tuple[float, ...] = (1,)  # multiples of the cores to try as its workers; the best of them takes part
 
 
 _TRIES = (1, 1.5, 2)

@@ -1,8 +1,4 @@
-"""Owns what it costs that a loader is recorded and publishes metrics: rate, and CPU of the training thread, with and
-without; never measures anything else.
-"""
-
-from __future__ import annotations
+"""Owns what records and metrics cost: rate, and CPU of the training thread; never measures anything else."""
 
 import functools
 import tempfile

@@ -4,8 +4,6 @@ never trains.
 raylance and LanceDB go to a saved position. Ray Data has none: it reads and decodes what was consumed, and skips it.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Owns the command line's options for all parts, and what the readers of one dataset share; never measures."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,22 +41,16 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """The command line's options for all parts.
+    """The command line's options for all parts."""
 
-    Attributes:
-        data_dir: Where datasets are made once and kept.
-        workers: Cores to use.
-        rounds: How often a part repeats what it times.
-    """
-
-    data_dir: Path
+    data_dir: Path  # where datasets are made once and kept
     images: int
     vectors: int
     batch_size: int
     vector_batch_size: int
-    workers: int
+    workers: int  # cores to use
     seed: int
-    rounds: int
+    rounds: int  # how often a part repeats what it times
 
     def path(self, name: str) -> Path:
         """Where a dataset is kept."""

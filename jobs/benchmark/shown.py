@@ -5,8 +5,6 @@ while to be collected, decoders that start, and nothing but reading. Each rank c
 and `loader.stats()` say of the same seconds may differ by 5 % or 20 ms, whichever is more.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import json
@@ -14,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pandas as pd
 
@@ -35,7 +33,7 @@ class SlowStart(Sleeping):
 
     open_s: float = 0.0
 
-    def open(self) -> SlowStart:
+    def open(self) -> Self:
         """Sleeps."""
         time.sleep(self.open_s)
         return self
@@ -64,11 +62,7 @@ CASES: dict[str, dict[str, float]] = {
 
 
 def measure(setting: Setting) -> dict[str, list[dict[str, float]]]:
-    """Runs of each case.
-
-    Returns:
-        By case, a run a round: how far what is shown is from the clock, for each figure, as a share of what may differ.
-    """
+    """By case, a run a round: how far each figure that is shown is from the clock, as a share of what may differ."""
     start_ray(setting.job("images", _RANKS * _STEPS * 8))
     return {
         limit: [_compare(_run(setting, limit, case), limit) for _ in range(setting.rounds)]

@@ -1,14 +1,12 @@
 """Owns cost against size: rows, pixels, decoders and ranks; never compares with a peer."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import itertools
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import psutil
@@ -45,7 +43,7 @@ class Sleeping(raylance.Decoder):
     shape = (SIDE, SIDE, 3)
     dtype = "uint8"
 
-    def open(self) -> Sleeping:
+    def open(self) -> Self:
         """Needs no memory of its own."""
         return self
 
@@ -138,19 +136,11 @@ def _ranks(setting: Setting) -> Iterator[tuple[str, dict[str, float]]]:
 
 
 def _timed(
-    dataset: Any,
-    global_batch_size: int,
-    num_decoders: int,
-    passes: int,
-    *,
-    warm_steps: int | None = None,
-    **options: Any,
+    dataset: Any, global_batch_size: int, num_decoders: int, passes: int, warm_steps: int | None = None, **options: Any
 ) -> dict[str, float]:
-    """A pass that warms up, or its first steps, and some that are timed.
+    """A pass that warms up, or its first steps, and some that are timed; `first_batch_s` is the median of the latter.
 
-    Returns:
-        Rows a second of this rank, of whole passes; seconds to the first batch of the first pass, and the median of the
-        others; the most bytes that this process and its helpers have resident alone at the end of a pass.
+    `own_bytes` is the most that this process and its helpers have resident alone at the end of a pass.
     """
     firsts_s, seconds, rows, peak = list[float](), 0.0, 0, 0
     with dataset.loader(num_decoders=num_decoders, **options) as loader:

@@ -1,7 +1,5 @@
 """Owns where the CPU time of a row goes, by process, beside what its parts cost alone; never judges it."""
 
-from __future__ import annotations
-
 import collections
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,9 +28,7 @@ Spent = dict[str, float]  # CPU microseconds a row by the name of the process
 
 
 def measure(setting: Setting) -> dict[str, dict[str, list[Spent]]]:
-    """CPU microseconds of a row, by dataset and reader, for each round: by process, and what the clock and the cores
-    allow.
-    """
+    """What a row took, by dataset and reader, for each round; and what the clock and the cores allow."""
     found: dict[str, dict[str, list[Spent]]] = {}
     for kind, names in SPENDERS.items():
         job, found[kind] = setting.job(kind), {name: [] for name in names}

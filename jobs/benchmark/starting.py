@@ -1,7 +1,5 @@
 """Owns the first batch of a run, in a process of its own with a Ray that runs already; never measures a warm loader."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections.abc import Iterator
@@ -17,12 +15,7 @@ _LONGER = 1.5  # than the first batch takes when nothing hides it
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """Runs begin, one after another, each in a fresh process: at once, and with a model that is built meanwhile.
-
-    Returns:
-        Of each kind, a run a round: seconds of opening the dataset, of the wait for the first batch, and of each batch
-        of the second half of an epoch; and how long the model took.
-    """
+    """Runs begin, one after another, each in a fresh process: at once, and with a model that is built meanwhile."""
     import ray
 
     found: dict[str, Any] = {}
@@ -46,7 +39,7 @@ def _in_fresh_process(job: Job, address: str, model_s: float) -> dict[str, float
 
 
 def begin_run(job: Job, address: str, model_s: float) -> dict[str, float]:
-    """Runs to the end of an epoch; without a model to build, it is iterated at once."""
+    """Runs to the end of an epoch; without a model to build, it is iterated at once. All is in seconds."""
     import ray
 
     one_thread_each()

@@ -1,8 +1,4 @@
-"""Owns the trainer that is slower than its loader: what it still waits for, epoch turns and validation passes included;
-never reads anything but by raylance.
-"""
-
-from __future__ import annotations
+"""Owns what a trainer that is slower than its loader still waits for, also at turns; never reads but by raylance."""
 
 import itertools
 import time
@@ -21,12 +17,7 @@ TURNS = {"train-train": "epoch to epoch", "train-val": "into a validation pass",
 
 
 def measure(setting: Setting) -> dict[str, Any]:
-    """Trains some epochs with validation passes between, by steps that sleep.
-
-    Returns:
-        Seconds of a batch of the loader and of a step; passes in turn, each with its kind, its seconds, those that it
-        waited for each batch and for its end, and the CPU seconds of the training thread.
-    """
+    """Trains some epochs with validation passes between, by steps that sleep."""
     job = setting.job("images")
     start_ray(job)
     size: dict[str, Any] = {"global_batch_size": job.batch_size}
@@ -49,6 +40,7 @@ def measure(setting: Setting) -> dict[str, Any]:
 
 
 def _train(batches: Iterable[Any], step_s: float) -> dict[str, Any]:
+    """A pass: its seconds, and for each batch and the end what it waited, and the CPU seconds of this thread."""
     begin, waited_s, cpu_s = time.perf_counter(), [], []
     for batch, wait_s, wait_cpu_s in waits(batches):
         waited_s.append(wait_s)

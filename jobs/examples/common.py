@@ -98,13 +98,22 @@ def loss_of(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(model(batch["image"].float() / 255), batch["label"])
 
 
+def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, Any]) -> torch.Tensor:
+    """One step of plain PyTorch; returns the loss."""
+    optimizer.zero_grad()
+    loss = loss_of(model, batch)
+    loss.backward()
+    optimizer.step()
+    return loss.detach()
+
+
 class Witness:
     """Writes down which rows a rank was given, as it is given them: a killed process leaves what it had seen."""
 
     def __init__(
         self, config: Mapping[str, Any], loader: raylance.RankLoader | raylance.Batches | raylance.Dataset
     ) -> None:
-        """Opens a file of its own in the directory that --rows names; without one, nothing is written."""
+        """Each has a file of its own in the directory that --rows names; without one, nothing is written."""
         self._directory = None if config["rows"] is None else Path(config["rows"])
         self._die_at, self._loader, self._steps = config["die_at_step"], loader, 0
         context = ray.train.get_context()
@@ -155,8 +164,13 @@ def rows_by_epoch(directory: str) -> dict[int, list[int]]:
     return epochs
 
 
-def fit(args: argparse.Namespace, train_fn: Callable[[dict[str, Any]], Any], **changes: Any) -> int:
-    """Runs a training function under TorchTrainer, and prints how it ended; `changes` are the trainer's arguments."""
+def fit(
+    args: argparse.Namespace,
+    train_fn: Callable[[dict[str, Any]], Any],
+    trainer: Callable[..., Any] = ray.train.torch.TorchTrainer,
+    **changes: Any,
+) -> int:
+    """Runs a training function under a trainer, and prints how it ended; `changes` are the trainer's arguments."""
     if args.num_workers:
         start_ray()
     datasets = open_data(args)
@@ -167,30 +181,34 @@ def fit(args: argparse.Namespace, train_fn: Callable[[dict[str, Any]], Any], **c
         "scaling_config": ray.train.ScalingConfig(num_workers=args.num_workers),
         "run_config": run_config(args),
     }
-    result = ray.train.torch.TorchTrainer(train_fn, **(arguments | changes)).fit()
-    return summarise(args, datasets["train"], result)
-
-
-def summarise(args: argparse.Namespace, train: raylance.Dataset, result: ray.train.Result) -> int:
-    """Prints how a run ended, and whether every row came once; returns the exit status."""
+    result = trainer(train_fn, **(arguments | changes)).fit()
     print(f"run {args.run_name}: {result.return_value or result.metrics}")
-    if args.rows is None:
-        return 0
-    for killed in Path(args.rows).glob("killed"):
+    return 0 if args.rows is None else count_rows(args.rows, len(datasets["train"]))
+
+
+def count_rows(directory: str, expected: int) -> int:
+    """Prints whether every row came once in each epoch; returns the exit status."""
+    for killed in Path(directory).glob("killed"):
         print(f"{killed.read_text()}; the run continued from the previous checkpoint")
     status = 0
-    for epoch, rows in rows_by_epoch(args.rows).items():
-        once = len(rows) == len(set(rows)) == len(train)
+    for epoch, rows in rows_by_epoch(directory).items():
+        once = len(rows) == len(set(rows)) == expected
         status |= not once
-        result_of = (
-            "each row once" if once else f"NOT each row once: {len(rows):,} rows, {len(set(rows)):,} different ones"
-        )
-        print(f"epoch {epoch}: {result_of}, of {len(train):,}")
+        found = "each row once" if once else f"NOT each row once: {len(rows):,} rows, {len(set(rows)):,} different ones"
+        print(f"epoch {epoch}: {found}, of {expected:,}")
     return status
 
 
-def train(config: Mapping[str, Any], **reporting: Any) -> dict[str, float]:
-    """The plainest training function, for the guides that are not about the loop; returns the last metrics."""
+def train(
+    config: Mapping[str, Any], is_due: Callable[[int], bool] = lambda step: False, **reporting: Any
+) -> dict[str, float]:
+    """The plainest training function, for the guides that are not about the loop; returns the last metrics.
+
+    Args:
+        config: As `config` makes it.
+        is_due: Whether there is one more checkpoint after a step of the epoch; the same on all ranks.
+        reporting: Options of `raylance.report`.
+    """
     loader = ray.train.get_dataset_shard("train")
     loader.prepare(global_batch_size=config["global_batch_size"], with_row_offset=True)
     inner = build_model(config["image_size"])
@@ -205,11 +223,8 @@ def train(config: Mapping[str, Any], **reporting: Any) -> dict[str, float]:
     for epoch in range(loader.epoch, config["epochs"]):
         for step, batch in enumerate(batches, 1):
             witness.saw(batch)
-            optimizer.zero_grad()
-            loss = loss_of(model, batch)
-            loss.backward()
-            optimizer.step()
-            if step % config["checkpoint_every_steps"] == 0 or loader.epoch > epoch:
+            loss = train_step(model, optimizer, batch)
+            if step % config["checkpoint_every_steps"] == 0 or loader.epoch > epoch or is_due(step):
                 metrics = {"loss": loss.item(), "epoch": loader.epoch}
                 state = {"model": inner.state_dict(), "optimizer": optimizer.state_dict()}
                 raylance.report(metrics, loader, state=state, **reporting)

@@ -11,38 +11,23 @@ import sys
 from typing import Any
 
 import ray.train
-import ray.train.torch
-import torch
 
-import raylance
 from jobs.examples import common
 
 
-def train_fn(config: dict[str, Any]) -> None:
+def train_fn(config: dict[str, Any]) -> dict[str, float]:
     """Trains, with a checkpoint every some steps and one when a node is about to go."""
-    loader = ray.train.get_dataset_shard("train")
-    model = common.build_model(config["image_size"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    saved = raylance.restore(loader)
-    if saved is not None:
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-    parallel = ray.train.torch.prepare_model(model)
-    witness, announced = common.Witness(config, loader), False
-    for epoch in range(loader.epoch, config["epochs"]):
-        batches = loader.iter_torch_batches(global_batch_size=config["global_batch_size"], with_row_offset=True)
-        for step, batch in enumerate(batches, 1):
-            witness.saw(batch)
-            optimizer.zero_grad()
-            loss = common.loss_of(parallel, batch)
-            loss.backward()
-            optimizer.step()
-            # All ranks ask at the same step: the answer is rank 0's.
-            goes = step % 5 == 0 and not announced and ray.train.get_preemption_info() is not None
-            announced |= goes
-            if goes or step % config["checkpoint_every_steps"] == 0 or loader.epoch > epoch:
-                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                raylance.report({"loss": loss.item(), "epoch": loader.epoch}, loader, state=state)
+    announced = False
+
+    def goes(step: int) -> bool:
+        nonlocal announced
+        # All ranks ask at the same step: the answer is rank 0's.
+        if step % 5 or announced:
+            return False
+        announced = ray.train.get_preemption_info() is not None
+        return announced
+
+    return common.train(config, is_due=goes)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -48,10 +48,7 @@ def train_fn(config: dict[str, Any]) -> None:
         batches = loader.iter_torch_batches(global_batch_size=config["global_batch_size"], with_row_offset=True)
         for step, batch in enumerate(batches, 1):
             witness.saw(batch)
-            optimizer.zero_grad()
-            loss = common.loss_of(model, batch)
-            loss.backward()
-            optimizer.step()
+            loss = common.train_step(model, optimizer, batch)
             if step % config["checkpoint_every_steps"] == 0 or loader.epoch > epoch:
                 weights, moments = get_state_dict(model, optimizer)
                 with tempfile.TemporaryDirectory() as directory:

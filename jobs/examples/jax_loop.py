@@ -62,18 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs the example; returns its exit status."""
     parser = common.parser(__file__, __doc__)
     parser.set_defaults(num_workers=1)
-    args = parser.parse_args(argv)
-    common.start_ray()
-    data = common.open_data(args)
-    result = JaxTrainer(
-        train_fn,
-        train_loop_config=common.config(args),
-        datasets=data,
-        dataset_config=raylance.DataConfig(["train"]),
-        scaling_config=ray.train.ScalingConfig(num_workers=args.num_workers),
-        run_config=common.run_config(args),
-    ).fit()
-    return common.summarise(args, data["train"], result)
+    return common.fit(parser.parse_args(argv), train_fn, JaxTrainer)
 
 
 if __name__ == "__main__":

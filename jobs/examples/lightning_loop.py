@@ -29,7 +29,6 @@ class Classifier(pl.LightningModule):
     """The network, and how it is trained."""
 
     def __init__(self, image_size: int, witness: common.Witness) -> None:
-        """Builds the network."""
         super().__init__()
         self.model, self.witness = common.build_model(image_size), witness
 
@@ -49,7 +48,6 @@ class Report(pl.Callback):
     """Reports Lightning's checkpoint to Ray Train every some steps, and at the end of each epoch."""
 
     def __init__(self, batches: raylance.Batches, every_steps: int) -> None:
-        """Takes the batches, whose position goes into the checkpoint."""
         self.batches, self.every_steps = batches, every_steps
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:

@@ -28,9 +28,7 @@ def train_fn(config: dict[str, Any]) -> dict[str, str]:
     for _ in range(config["epochs"]):
         for batch in loader.iter_torch_batches(global_batch_size=config["global_batch_size"]):
             digest.update(batch["image"].contiguous().numpy().tobytes() + batch["label"].numpy().tobytes())
-            optimizer.zero_grad()
-            common.loss_of(parallel, batch).backward()
-            optimizer.step()
+            common.train_step(parallel, optimizer, batch)
     for weights in model.state_dict().values():
         digest.update(weights.numpy().tobytes())
     return {"digest": digest.hexdigest()}

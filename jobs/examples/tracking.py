@@ -37,10 +37,7 @@ def train_fn(config: dict[str, Any]) -> None:
         for batch in loader.iter_torch_batches(global_batch_size=config["global_batch_size"], with_row_offset=True):
             witness.saw(batch)
             step += 1
-            optimizer.zero_grad()
-            loss = common.loss_of(parallel, batch)
-            loss.backward()
-            optimizer.step()
+            loss = common.train_step(parallel, optimizer, batch)
             if writer is not None:
                 stats = loader.stats()
                 writer.add_scalar("loss", loss.item(), step)

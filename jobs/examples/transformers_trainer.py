@@ -26,7 +26,6 @@ class Epochs:
     """What the Trainer needs of a loader: one epoch each time that it is iterated, and its length."""
 
     def __init__(self, batches: raylance.Batches, witness: common.Witness) -> None:
-        """Takes the batches, which know the epoch themselves."""
         self.batches, self.witness = batches, witness
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -44,7 +43,6 @@ class Network(torch.nn.Module):
     """The network, with its loss, as the Trainer calls models."""
 
     def __init__(self, image_size: int) -> None:
-        """Builds the network."""
         super().__init__()
         self.model = common.build_model(image_size)
 
@@ -65,7 +63,6 @@ class Report(transformers.TrainerCallback):
     """Reports the Trainer's checkpoint to Ray Train as soon as it is saved."""
 
     def __init__(self, batches: raylance.Batches) -> None:
-        """Takes the batches, whose position goes into the checkpoint."""
         self.batches = batches
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -17,7 +17,7 @@ from jobs.train_images import messages, tracking
 from jobs.train_images.data import check_batch, count_classes, open_data
 from jobs.train_images.messages import SELF
 from jobs.train_images.model import check_model
-from jobs.train_images.run_folder import RunFolder, Standing, cannot_continue, look_up, run_folder
+from jobs.train_images.run_folder import RunFolder, cannot_continue, look_up, run_folder
 from jobs.train_images.training import train_fn
 
 PATIENCE = 30  # attempts, a minute each, to find a place for the workers
@@ -44,8 +44,9 @@ def run(args: argparse.Namespace) -> int:
         user.show(f"run {at.name}: {args.epochs} epochs of {plan.steps} steps{left}, {workers(args)}")
         user.show(*tracking.describe(trackers), f"what Ray and its workers print: {args.log}")
         if standing is not None:
-            path = standing.result.checkpoint.path
-            user.show(f"continues from checkpoint {path}: {where(args, standing, plan.steps)}")
+            epoch = f"epoch {standing.epoch} of {args.epochs}, after step {standing.step}/{plan.steps}"
+            row = f"row {standing.position:,} of its order"
+            user.show(f"continues from checkpoint {standing.result.checkpoint.path}: {epoch} ({row})")
         print(plan)
         ended = "FAILED"
         try:
@@ -66,12 +67,6 @@ def workers(args: argparse.Namespace) -> str:
     """How many there are."""
     kind = "GPU" if args.use_gpu else "CPU"
     return f"one {kind} worker" if args.num_workers == 1 else f"{args.num_workers} {kind} workers"
-
-
-def where(args: argparse.Namespace, standing: Standing, steps: int) -> str:
-    """Where a run continues."""
-    row = f"row {standing.position:,} of its order"
-    return f"epoch {standing.epoch} of {args.epochs}, after step {standing.step}/{steps} ({row})"
 
 
 def fit(
@@ -129,9 +124,8 @@ def check_machines(args: argparse.Namespace, started_here: bool, user: output.Us
 class ShowFailures(ray.train.UserCallback):
     """Prints why workers failed; Ray Train starts them again by itself, as often as --max-failures says."""
 
-    def __init__(self, most: int) -> None:
-        """None have failed yet; `most` is --max-failures."""
-        self.failures, self.most = 0, most
+    def __init__(self, max_failures: int) -> None:
+        self.failures, self.most = 0, max_failures
 
     def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
         """Runs in Ray Train's controller, whose output comes to the driver."""
@@ -152,21 +146,9 @@ def make_trainer(
 ) -> ray.train.torch.TorchTrainer:
     """The trainer, with the arguments' settings."""
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it shows twice what workers print
-    config = {
-        "network": network,
-        "image": args.image_column,
-        "label": args.label_column,
-        "batch": args.global_batch_size,
-        "prefetch": args.prefetch_batches,
-        "every": args.checkpoint_every_steps,
-        "trackers": trackers,
-        "track_every": args.track_every_steps,
-        "arguments": tracking.arguments(args),
-        **{name: getattr(args, name) for name in ("epochs", "learning_rate", "weight_decay", "precision", "seed")},
-    }
     return ray.train.torch.TorchTrainer(
         train_fn,
-        train_loop_config=config,
+        train_loop_config={"network": network, "trackers": trackers, "arguments": tracking.arguments(args)},
         scaling_config=ray.train.ScalingConfig(num_workers=args.num_workers, use_gpu=args.use_gpu),
         run_config=ray.train.RunConfig(
             name=at.name,

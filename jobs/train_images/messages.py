@@ -23,7 +23,6 @@ class Lines(io.TextIOBase):
     """A stream that is no terminal, so that no line moves in it."""
 
     def __init__(self, to: TextIO) -> None:
-        """Writes to a stream."""
         self.write, self.flush = to.write, to.flush  # type: ignore[method-assign]
 
 
@@ -81,14 +80,10 @@ def close(args: argparse.Namespace) -> int:
 def fail(args: argparse.Namespace, error: Exception) -> int:
     """Prints why training failed; returns the exit status."""
     show_report(args, run_folder(args))
-    say(f"training failed: {reason(error)}\n(the traceback is in {args.log})")
-    return 1
-
-
-def reason(error: Exception) -> str:
-    """Returns the message of a failure, without the traceback, which is in the log."""
     failures = getattr(error, "worker_failures", None)
-    return short(cause_of(failures)[1] if failures else getattr(error, "controller_failure", error))
+    cause = cause_of(failures)[1] if failures else getattr(error, "controller_failure", error)
+    say(f"training failed: {short(cause)}\n(the traceback is in {args.log})")
+    return 1
 
 
 def cause_of(failures: Mapping[int, Exception]) -> tuple[int, Exception]:

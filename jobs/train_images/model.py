@@ -43,10 +43,9 @@ def build_model(name: str, classes: int) -> nn.Module:
     return models.get_model(name, weights=None, num_classes=classes)
 
 
-def scores_of(model: nn.Module, batch: dict[str, torch.Tensor], config: dict[str, Any]) -> torch.Tensor:
-    """Returns the scores of a batch, (N, classes). Pixels become floats only here: the device gets them as bytes."""
-    images = batch[config["image"]]  # uint8 (N, 3, H, W), channels last
-    bf16 = config["precision"] == "bf16" or (config["precision"] == "auto" and images.is_cuda)
+def scores_of(model: nn.Module, images: torch.Tensor, precision: str) -> torch.Tensor:
+    """Scores (N, classes) of uint8 images (N, 3, H, W). They become floats only here: the device gets bytes."""
+    bf16 = precision == "bf16" or (precision == "auto" and images.is_cuda)
     with torch.autocast(images.device.type, torch.bfloat16, enabled=bf16):
         scores: torch.Tensor = model(images.float().div_(127.5).sub_(1))
     return scores.float()

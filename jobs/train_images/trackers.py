@@ -156,7 +156,7 @@ class Wandb:
 
 
 class Mlflow:
-    """A run of MLflow, the same in each attempt."""
+    """A run of MLflow, the same in each attempt; the driver closes it, because a worker may have been killed."""
 
     module = "mlflow"
 
@@ -173,26 +173,24 @@ class Mlflow:
                 f"--track mlflow: MLFLOW_TRACKING_URI is not set, and --storage-path {at.storage} cannot hold a "
                 "database. The run would not be tracked. Set the variable on all nodes, or leave mlflow out."
             )
-        settings = {"uri": plain(uri)}
+        noted, shown = notes.get("mlflow", {}), plain(uri)
         try:
-            noted = notes.get("mlflow", {})
-            is_same = noted.get("uri") == settings["uri"] and cls._is_active(uri, noted["run"])
-            settings["run"] = noted["run"] if is_same else cls._begin(uri, at.name)
+            client = _client_of_mlflow(uri)
+            is_same = noted.get("uri") == shown and cls._is_active(client, noted["run"])
+            run = noted["run"] if is_same else cls._begin(client, at.name)
         except Exception as error:  # MLflow's own, a database's, a network's
             raise raylance.ConfigError(
-                f"--track mlflow: {plain(uri)} cannot be used ({type(error).__name__}: {plain(str(error))}). The run "
+                f"--track mlflow: {shown} cannot be used ({type(error).__name__}: {plain(str(error))}). The run "
                 "would not be tracked. Set another MLFLOW_TRACKING_URI, or leave mlflow out."
             ) from error
-        notes["mlflow"] = settings
-        return dict(settings)
+        notes["mlflow"] = {"uri": shown, "run": run}
+        return dict(notes["mlflow"])
 
     @staticmethod
-    def _is_active(uri: str, run: str) -> bool:
+    def _is_active(client: Any, run: str) -> bool:
         """Whether the run is still there; if so, it is marked as running."""
         from mlflow.exceptions import MlflowException
-        from mlflow.tracking import MlflowClient
 
-        client = MlflowClient(tracking_uri=uri)
         try:
             is_active = client.get_run(run).info.lifecycle_stage == "active"
         except MlflowException as error:
@@ -204,11 +202,8 @@ class Mlflow:
         return is_active
 
     @staticmethod
-    def _begin(uri: str, run: str) -> str:
-        from mlflow.tracking import MlflowClient
-
+    def _begin(client: Any, run: str) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or "raylance"
-        client = MlflowClient(tracking_uri=uri)
         experiment = client.get_experiment_by_name(name)
         id = experiment.experiment_id if experiment else client.create_experiment(name)
         return str(client.create_run(id, run_name=run).info.run_id)
@@ -220,24 +215,18 @@ class Mlflow:
             return f"run {settings['run']} at {settings['uri']}"
         return f"mlflow ui --backend-store-uri {settings['uri']}"
 
-    @classmethod
-    def close(cls, settings: Settings, status: str) -> None:
-        """Records how the run ended, from the driver: a worker may have been killed."""
-        cls._client(settings).set_terminated(settings["run"], status)
-
     @staticmethod
-    def _client(settings: Settings) -> Any:
-        from mlflow.tracking import MlflowClient
-
-        return MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or settings["uri"])
+    def close(settings: Settings, status: str) -> None:
+        """Records how the run ended, from the driver."""
+        _client_of_mlflow(settings["uri"]).set_terminated(settings["run"], status)
 
     def __init__(self, settings: Settings, step: int, facts: Facts) -> None:
         """Continues the run that `resolve` found or made."""
         from mlflow.entities import Param, RunTag
 
-        self._client_of, self._run = self._client(settings), settings["run"]
-        run = self._client_of.get_run(self._run)
-        histories = [self._client_of.get_metric_history(self._run, name) for name in run.data.metrics]
+        self._client, self._run = _client_of_mlflow(settings["uri"]), settings["run"]
+        run = self._client.get_run(self._run)
+        histories = [self._client.get_metric_history(self._run, name) for name in run.data.metrics]
         self._logged = max((metric.step for history in histories for metric in history), default=0)
         texts = {
             f"{group}.{name}": value if isinstance(value, str) else json.dumps(value, default=str)
@@ -247,7 +236,7 @@ class Mlflow:
         # A parameter cannot be changed; tags hold what the last attempt had.
         params = [Param(name, text) for name, text in texts.items() if name not in run.data.params]
         tags = [RunTag(name, text) for name, text in texts.items()]
-        self._client_of.log_batch(self._run, params=params, tags=tags)
+        self._client.log_batch(self._run, params=params, tags=tags)
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         """Logs figures of a step, unless it has them."""
@@ -255,13 +244,20 @@ class Mlflow:
 
         if step > self._logged:
             now = int(1000 * time.time())
-            self._client_of.log_batch(self._run, metrics=[Metric(name, v, now, step) for name, v in figures.items()])
+            self._client.log_batch(self._run, metrics=[Metric(name, v, now, step) for name, v in figures.items()])
 
     def keep(self) -> None:
         """Does nothing: MLflow keeps each point."""
 
     def end(self, is_done: bool) -> None:
         """Does nothing: the driver closes the run."""
+
+
+def _client_of_mlflow(uri: str) -> Any:
+    """A client; a URI without its password is completed by the environment."""
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or uri)
 
 
 TRACKERS = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": Mlflow}

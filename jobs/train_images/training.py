@@ -1,5 +1,6 @@
 """Owns what each rank does: network, optimizer, loader, steps, checkpoints; never runs outside of a worker."""
 
+import argparse
 import math
 import os
 import random
@@ -27,33 +28,34 @@ REPORTED = {
 
 
 class Training:
-    """One rank's network, optimizer and loader, and the steps that they make."""
+    """One rank's network, optimizer and loader, and the steps that they make; `resume` continues from a checkpoint."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        """Makes a fresh one; `resume` continues from a checkpoint."""
         context = ray.train.get_context()
-        self.config, self.rank, self.ranks = config, context.get_world_rank(), context.get_world_size()
+        self.rank, self.ranks = context.get_world_rank(), context.get_world_size()
+        self.config, self.args = config, argparse.Namespace(**config["arguments"])
+        args = self.args
         # Ray allows one thread for each CPU that it counts for a rank; a GPU rank counts none, and others may lie idle.
         here = ray.get_runtime_context().get_node_id()
         cpus = next(node["Resources"].get("CPU", 1) for node in ray.nodes() if node["NodeID"] == here)
         torch.set_num_threads(max(1, int(min(cpus, os.cpu_count() or 1) / context.get_local_world_size())))
-        torch.manual_seed(config["seed"])
+        torch.manual_seed(args.seed)
         self.loader = ray.train.get_dataset_shard("train")
-        self.batches = {"global_batch_size": config["batch"], "prefetch_batches": config["prefetch"]}
+        self.batches = {"global_batch_size": args.global_batch_size, "prefetch_batches": args.prefetch_batches}
         self.loader.prepare(**self.batches)  # its helpers start while the model is built
         self.network = build_model(*config["network"]).to(memory_format=torch.channels_last)
         self.model = ray.train.torch.prepare_model(self.network)
         weights = self.network.parameters()
-        self.optimizer = torch.optim.AdamW(weights, config["learning_rate"], weight_decay=config["weight_decay"])
-        self.steps = self.loader.steps_per_epoch(global_batch_size=config["batch"])
+        self.optimizer = torch.optim.AdamW(weights, args.learning_rate, weight_decay=args.weight_decay)
+        self.steps = self.loader.steps_per_epoch(global_batch_size=args.global_batch_size)
         self.made = 0  # steps since the run began, whatever the batch was
-        self.pace, self.lap = Pace(self.loader, config["batch"]), Pace(self.loader, config["batch"])
+        self.pace, self.lap = (Pace(self.loader, args.global_batch_size) for _ in range(2))
         self.tracking = Tracking()
 
     @property
     def step(self) -> int:
         """Steps of the epoch that are done."""
-        return self.loader.state_dict()["position"] // self.config["batch"]
+        return self.loader.state_dict()["position"] // self.args.global_batch_size
 
     def resume(self) -> str:
         """Continues from the run's checkpoint, where there is one; returns why it cannot.
@@ -74,7 +76,7 @@ class Training:
 
     def track(self) -> None:
         """Begins to log this run, where it is tracked; rank 0 does."""
-        if self.rank == 0 and self.loader.epoch < self.config["epochs"]:
+        if self.rank == 0 and self.loader.epoch < self.args.epochs:
             facts = {"arguments": self.config["arguments"], "data": self.loader.identity()}
             self.tracking = Tracking(self.config["trackers"], self.made, facts)
 
@@ -87,14 +89,15 @@ class Training:
 
     def train_step(self, epoch: int, step: int, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Makes one step; returns the loss of the global batch, as far as it is this rank's."""
-        config = self.config
-        torch.manual_seed(random.Random(f"{config['seed']} {epoch} {step} {self.rank}").getrandbits(63))  # for dropout
-        progress = (epoch + (step - 0.5) / self.steps) / config["epochs"]
+        args = self.args
+        torch.manual_seed(random.Random(f"{args.seed} {epoch} {step} {self.rank}").getrandbits(63))  # for dropout
+        progress = (epoch + (step - 0.5) / self.steps) / args.epochs
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(config["learning_rate"], progress)
-        losses = cross_entropy(scores_of(self.model, batch, config), batch[config["label"]].long(), reduction="none")
+            group["lr"] = learning_rate(args.learning_rate, progress)
+        scores = scores_of(self.model, batch[args.image_column], args.precision)
+        losses = cross_entropy(scores, batch[args.label_column].long(), reduction="none")
         # DDP averages over ranks, whose shares may differ by a row: this makes it the mean of the global batch.
-        loss = (losses * batch.get("_valid", 1)).sum() * (self.ranks / config["batch"])
+        loss = (losses * batch.get("_valid", 1)).sum() * (self.ranks / args.global_batch_size)
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
@@ -110,13 +113,13 @@ class Training:
         for step, batch in enumerate(self.loader.iter_torch_batches(**self.batches), first + 1):
             loss = self.train_step(epoch, step, batch)
             loss_sum += loss
-            if self.tracking and self.made % self.config["track_every"] == 0:  # not often: a GPU has to be waited for
+            if self.tracking and self.made % self.args.track_every_steps == 0:  # not often: a GPU has to be waited for
                 rate = self.optimizer.param_groups[0]["lr"]
                 pace = self.lap.since(self.made)
                 self.tracking.log(self.made, {"loss": loss.item(), "learning_rate": rate, **pace})
                 if pace:
                     self.lap.begin(self.made)
-            if step % self.config["every"] == 0 and step < self.steps:
+            if step % self.args.checkpoint_every_steps == 0 and step < self.steps:
                 self.report({"epoch": epoch, "step": step, "train_loss": loss_sum.item() / (step - first)})
         return loss_sum, step - first
 
@@ -128,7 +131,6 @@ class Pace:
     """
 
     def __init__(self, loader: raylance.RankLoader, batch: int) -> None:
-        """Of a loader and a global batch."""
         self._loader, self._batch = loader, batch
         self.begin(0)
 
@@ -157,21 +159,21 @@ def train_fn(config: dict[str, Any]) -> dict[str, Any]:
             return {"refused": refused}
         training.track()
         with training.tracking:
-            return train(training, config)
+            return train(training)
 
 
-def train(training: Training, config: dict[str, Any]) -> dict[str, Any]:
+def train(training: Training) -> dict[str, Any]:
     """Trains and validates, epoch by epoch; returns figures for the summary."""
     val = ray.train.get_dataset_shard("val")
-    epochs = config["epochs"]
+    args = training.args
     training.pace.begin(training.made)
-    to_run = range(training.loader.epoch, epochs)
+    to_run = range(training.loader.epoch, args.epochs)
     if to_run:
-        val.prepare(global_batch_size=config["batch"])  # its helpers start while the first epoch is trained
+        val.prepare(global_batch_size=args.global_batch_size)  # its helpers start while the first epoch is trained
     for epoch in to_run:
         first = training.step
         loss_sum, steps = training.train_epoch(epoch)
-        sums = torch.stack([loss_sum / training.ranks, *count_right(training.network, val, config)])
+        sums = torch.stack([loss_sum / training.ranks, *count_right(training.network, val, args)])
         torch.distributed.all_reduce(sums)
         loss_of_ranks, right, rows = sums.tolist()
         # After a checkpoint at the end of an epoch there are no steps left; where all rows are masked, no rows.
@@ -190,17 +192,18 @@ def train(training: Training, config: dict[str, Any]) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def count_right(network: nn.Module, val: raylance.RankLoader, config: dict[str, Any]) -> torch.Tensor:
+def count_right(network: nn.Module, val: raylance.RankLoader, args: argparse.Namespace) -> torch.Tensor:
     """Counts right answers and rows in this rank's share of the validation rows; shape (2,)."""
     # Each rank has running statistics of its own; those of rank 0 are what checkpoints hold.
     for buffer in network.buffers():
         torch.distributed.broadcast(buffer, 0)
     network.eval()
     counts = torch.zeros(2, device=next(network.parameters()).device)
-    for batch in val.iter_torch_batches(global_batch_size=config["batch"]):
-        labels = batch[config["label"]]
+    for batch in val.iter_torch_batches(global_batch_size=args.global_batch_size):
+        labels = batch[args.label_column]
         if len(labels):  # the last step is smaller, and may have no row for this rank
             valid = batch.get("_valid", torch.ones_like(labels, dtype=torch.bool))
-            right = (scores_of(network, batch, config).argmax(1) == labels) & valid
+            scores = scores_of(network, batch[args.image_column], args.precision)
+            right = (scores.argmax(1) == labels) & valid
             counts += torch.stack([right.sum(), valid.sum()])
     return counts

@@ -45,11 +45,6 @@ def test_the_raylance_of_the_other_checkout_is_measured(
     assert "ImportError: of the other checkout" in capfd.readouterr().err
 
 
-def test_a_reader_that_fails_elsewhere_is_told_at_once(vectors: Job, tmp_path: Path) -> None:
-    with ExitStack() as stack, pytest.raises(SystemExit, match="nothing of .* failed; its message stands above"):
-        measuring.open_before(vectors, stack, "vectors", "nothing", tmp_path)
-
-
 def test_rows_and_values_that_differ_are_faults() -> None:
     def source(*numbers: int) -> Source:
         rows = torch.tensor(numbers)
