@@ -18,6 +18,7 @@ import ray.train.torch
 import torch
 
 import raylance
+from jobs.common import locate
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -31,10 +32,7 @@ def parser(file: str, doc: str | None) -> argparse.ArgumentParser:
     add("--data", required=True, metavar="URI", help="a dataset of `jobs/create_dataset.py demo`, or alike")
     add("--storage-path", default="~/raylance-runs", metavar="URI", help="where runs are kept")
     add(
-        "--run-name",
-        default=f"example-{name}",
-        metavar="NAME",
-        help="a run that exists continues, unless it is finished",
+        "--run-name", default=f"example-{name}", metavar="NAME", help="one that exists continues, unless it is finished"
     )
     add("--num-workers", type=int, default=2, metavar="N", help="ranks; 0 is Ray Train's local mode")
     add("--epochs", type=int, default=2, metavar="N", help="passes over the training rows")
@@ -48,31 +46,29 @@ def parser(file: str, doc: str | None) -> argparse.ArgumentParser:
 
 def config(args: argparse.Namespace) -> dict[str, Any]:
     """What training functions are given."""
-    rows = None if args.rows is None else os.path.abspath(args.rows)
-    if rows is not None:
-        os.makedirs(rows, exist_ok=True)
-    return vars(args) | {"rows": rows}
+    if args.rows is None:
+        return vars(args)
+    os.makedirs(args.rows, exist_ok=True)
+    return vars(args) | {"rows": os.path.abspath(args.rows)}
 
 
 def open_data(args: argparse.Namespace) -> dict[str, raylance.Dataset]:
     """The datasets of a run: shuffled rows to train on, and all rows to validate on, in order."""
-    uri = args.data if "://" in args.data else os.path.abspath(args.data)
     decode = raylance.Image("image", size=args.image_size)
-    columns = ["image", "label"]
     return {
-        "train": raylance.dataset(uri, columns=columns, filter="split = 'train'", decode=decode, remainder="ragged"),
-        "val": raylance.dataset(
-            uri, columns=columns, filter="split = 'val'", decode=decode, order="sequential", remainder="ragged"
-        ),
-    }
+        split: raylance.dataset(
+            locate(args.data), columns=["image", "label"], filter=f"split = '{split}'", decode=decode, order=order,
+            remainder="ragged",
+        )
+        for split, order in (("train", "window"), ("val", "sequential"))
+    }  # fmt: skip
 
 
 def run_config(args: argparse.Namespace, *, max_failures: int = 1) -> ray.train.RunConfig:
     """Where a run is kept, and how often it may restart by itself."""
-    storage = args.storage_path
     return ray.train.RunConfig(
         name=args.run_name,
-        storage_path=storage if "://" in storage else os.path.abspath(os.path.expanduser(storage)),
+        storage_path=locate(args.storage_path),
         checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
         failure_config=ray.train.FailureConfig(max_failures=max_failures),
     )
@@ -204,10 +200,7 @@ def train(
 ) -> dict[str, float]:
     """The plainest training function, for the guides that are not about the loop; returns the last metrics.
 
-    Args:
-        config: As `config` makes it.
-        is_due: Whether there is one more checkpoint after a step of the epoch; the same on all ranks.
-        reporting: Options of `raylance.report`.
+    `is_due` asks for one more checkpoint after a step, and must say the same on all ranks; `reporting` is for `report`.
     """
     loader = ray.train.get_dataset_shard("train")
     loader.prepare(global_batch_size=config["global_batch_size"], with_row_offset=True)

@@ -9,7 +9,6 @@ free.
 """
 
 import argparse
-import os
 import sys
 from typing import Any
 
@@ -19,12 +18,12 @@ from ray import tune
 from ray.tune.integration.ray_train import TuneReportCallback
 
 import raylance
+from jobs.common import locate
 from jobs.examples import common
 
 
 def drive(space: dict[str, Any], args: argparse.Namespace, data: dict[str, raylance.Dataset]) -> None:
     """One trial: a run of Ray Train with its own hyperparameters and name."""
-    kept = common.run_config(args)
     name = f"{args.run_name}-{tune.get_context().get_trial_id()}"
     ray.train.torch.TorchTrainer(
         common.train,
@@ -32,7 +31,9 @@ def drive(space: dict[str, Any], args: argparse.Namespace, data: dict[str, rayla
         datasets=data,
         dataset_config=raylance.DataConfig(["train"], num_decoders=0),
         scaling_config=ray.train.ScalingConfig(num_workers=args.num_workers),
-        run_config=ray.train.RunConfig(name=name, storage_path=kept.storage_path, callbacks=[TuneReportCallback()]),
+        run_config=ray.train.RunConfig(
+            name=name, storage_path=locate(args.storage_path), callbacks=[TuneReportCallback()]
+        ),
     ).fit()
 
 
@@ -53,9 +54,7 @@ def main(argv: list[str] | None = None) -> int:
         tune_config=tune.TuneConfig(
             num_samples=args.trials, max_concurrent_trials=args.at_once, metric="loss", mode="min"
         ),
-        run_config=tune.RunConfig(
-            name=f"{args.run_name}-search", storage_path=os.path.abspath(os.path.expanduser(args.storage_path))
-        ),
+        run_config=tune.RunConfig(name=f"{args.run_name}-search", storage_path=locate(args.storage_path)),
     ).fit()
     for trial in results:
         print(f"learning rate {trial.config['learning_rate']:.5f}: {trial.error or trial.metrics['loss']}")

@@ -15,16 +15,10 @@ from jobs.train_images.model import check_network
 
 @dataclasses.dataclass(frozen=True)
 class RunFolder:
-    """Where a run is kept.
+    """Where a run is kept."""
 
-    Attributes:
-        filesystem: pyarrow's, where storage options are needed: the path is one in it; else None.
-        storage: Where runs are kept, a path or URI.
-        name: Of the run.
-    """
-
-    filesystem: Any
-    storage: str
+    filesystem: Any  # pyarrow's, where storage options are needed: `storage` is a path in it; else None
+    storage: str  # of all runs, a path or URI
     name: str
 
     @property
@@ -48,11 +42,7 @@ class RunFolder:
         return (self.filesystem, self.folder) if self.filesystem else common.open_filesystem(self.folder, {})
 
     def make(self) -> None:
-        """Makes the folder.
-
-        Raises:
-            ConfigError: If it cannot be made.
-        """
+        """Makes the folder, or raises a ConfigError."""
         try:
             filesystem, path = self.opened
             filesystem.create_dir(path)

@@ -111,13 +111,7 @@ class Tracking:
     def __init__(
         self, resolved: Mapping[str, Settings] | None = None, step: int = 0, facts: Facts | None = None
     ) -> None:
-        """Begins, or continues.
-
-        Args:
-            resolved: What `resolve` gave; none tracks nothing.
-            step: The step that the checkpoint was made at, 0 for none.
-            facts: What to record of the run, by group.
-        """
+        """`step` is that of the checkpoint, 0 for none; no trackers track nothing."""
         self._queue: queue.SimpleQueue[tuple[str, tuple[Any, ...]] | None] = queue.SimpleQueue()
         self._kept = threading.Event()  # unless it is being kept
         self._kept.set()
@@ -128,7 +122,6 @@ class Tracking:
             self._thread.start()
 
     def __bool__(self) -> bool:
-        """Whether anything is tracked."""
         return self._thread is not None
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
