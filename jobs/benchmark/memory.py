@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import psutil
@@ -97,7 +97,7 @@ class Peak:
     most: int = 0
     _stop: threading.Event = field(default_factory=threading.Event)
 
-    def __enter__(self) -> Peak:
+    def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._watch)
         self._thread.start()
         return self
