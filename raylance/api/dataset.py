@@ -21,7 +21,7 @@ from raylance.batches.batches import Batches
 from raylance.batches.display import Display
 from raylance.batches.lookup import Lookup
 from raylance.columns import COMPONENT_SHIFT, ROW_OFFSET, VALID
-from raylance.decode.arrays import Lists, NumpyBatch, list_lengths, to_numpy
+from raylance.decode.arrays import NumpyBatch, list_lengths, to_numpy
 from raylance.environment import process
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
@@ -338,4 +338,4 @@ def adapter_of(handle: Dataset) -> TrainAdapter:
 
 def _to_numpy(table: pa.Table) -> NumpyBatch:
     """As `iter_batches` gives it, but lists are one array wherever those of this table are all of one length."""
-    return to_numpy(table, Lists(lengths=list_lengths(table)))
+    return to_numpy(table, list_lengths(table))

@@ -2,33 +2,25 @@
 
 import dataclasses
 from collections import deque
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from raylance.columns import COMPONENT, COMPONENT_SHIFT, OFFSET_MASK, ROW_OFFSET, VALID, dataset_names, describe_rows
 from raylance.errors import CoverageError
-from raylance.orders.permutation import Int64Array
+from raylance.orders.permutation import BoolArray, Int64Array
 from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan, WorkItem
 from raylance.read_spec import ReadSpec
 
-_NONE = np.empty(0, dtype=np.int64)
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A step of one rank.
+    """A step of one rank, from position `before` to `after`.
 
     Attributes:
-        before: Position before it.
-        after: Position after it.
-        is_last: Whether the epoch ends with it.
         rows: Rows of this rank, padding included.
-        nbytes: Their bytes.
         masked: Offsets of the rows that could not be decoded, with component bits, int64.
-        digest: Digest of the rows that were received.
     """
 
     before: int
@@ -63,18 +55,23 @@ class Assembly:
         Raises:
             CoverageError: If these are other rows than the plan's.
         """
-        table, valid, digests = self._merge(item, plain, decoded)
+        positions = self._plan.item_positions(item)
+        offsets = self._selection.offsets(self._plan.select(item.epoch, positions))
+        came = plain[ROW_OFFSET].to_numpy()
+        if not np.array_equal(came, offsets):
+            raise self._other_rows(item)
+        real = positions < self._plan.epoch_rows
+        table, bad = self._merge(offsets, real, plain, decoded)
         rows = item.high - item.low
         low, high = self._plan.rank_slice(item.position, self._rank)
-        for step in range(item.steps):
-            self._parts.append(table if item.steps == 1 else table.slice(step * rows, rows))
-            bad = ~valid[step * rows : (step + 1) * rows]
-            if bad.any():
-                self._masked.append(_offsets(self._parts[-1])[bad])
-            self._digest += digests[step]
+        for step, digest in enumerate(Digest.of_steps(came, real, item.steps)):
+            own = slice(step * rows, (step + 1) * rows)
+            self._parts.append(table if item.steps == 1 else table.slice(own.start, rows))
+            self._masked.append(offsets[own][bad[own]])
+            self._digest += digest
             if item.high == high - low:
                 whole = self._parts[0] if len(self._parts) == 1 else pa.concat_tables(self._parts)
-                self._steps.append((whole, np.concatenate([_NONE, *self._masked]), self._digest))
+                self._steps.append((whole, np.concatenate(self._masked), self._digest))
                 self._parts, self._masked, self._digest = [], [], Digest()
 
     def __bool__(self) -> bool:
@@ -98,25 +95,21 @@ class Assembly:
     def describe(self, table: pa.Table) -> str:
         """Names the rows of a step, for an error."""
         names = dataset_names(self._read_spec.source.uri)
-        return describe_rows(_offsets(table), names) if len(table) else f"no row of {', '.join(names)}"
+        offsets = table[ROW_OFFSET].to_numpy() | table[COMPONENT].to_numpy() << COMPONENT_SHIFT
+        return describe_rows(offsets, names) if len(table) else f"no row of {', '.join(names)}"
 
-    def _merge(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> tuple[pa.Table, Any, list[Digest]]:
-        """Joins the columns in the order of delivery; returns also which rows are valid, and a digest of each step."""
-        positions = self._plan.item_positions(item)
-        wanted = self._selection.offsets(self._plan.select(item.epoch, positions))
-        came = plain[ROW_OFFSET].to_numpy()
-        if not np.array_equal(came, wanted):
-            raise self._other_rows(item)
-        real = positions < self._plan.epoch_rows
-        digests = Digest.of_steps(came, real, item.steps)
+    def _merge(
+        self, offsets: Int64Array, real: BoolArray, plain: pa.Table, decoded: pa.Table | None
+    ) -> tuple[pa.Table, BoolArray]:
+        """Joins the columns in the order of delivery; returns also which rows could not be decoded, bool (n,)."""
         parts = [plain] if decoded is None else [plain, decoded]
         columns = {name: part[name] for part in parts for name in part.column_names}
-        done = columns[VALID].to_numpy() if VALID in columns else np.ones(item.rows, dtype=np.bool_)
-        columns[COMPONENT] = pa.chunked_array([wanted >> COMPONENT_SHIFT])
-        columns[ROW_OFFSET] = pa.chunked_array([wanted & OFFSET_MASK])
-        columns[VALID] = pa.chunked_array([done & real if self._plan.remainder == "pad" else done])
+        good = columns[VALID].to_numpy() if VALID in columns else np.ones(len(offsets), dtype=np.bool_)
+        columns[COMPONENT] = pa.chunked_array([offsets >> COMPONENT_SHIFT])
+        columns[ROW_OFFSET] = pa.chunked_array([offsets & OFFSET_MASK])
+        columns[VALID] = pa.chunked_array([good & real if self._plan.remainder == "pad" else good])
         names = (*self._read_spec.delivers, COMPONENT, ROW_OFFSET, VALID)
-        return pa.table({name: columns[name] for name in names}), done, digests
+        return pa.table({name: columns[name] for name in names}), ~good
 
     def _other_rows(self, item: WorkItem) -> CoverageError:
         """The error for a helper that delivered other rows than the plan's."""
@@ -132,9 +125,3 @@ class Assembly:
             f"the helpers delivered other rows than planned at position {item.position} of epoch {item.epoch}, rank "
             f"{item.rank}. The epoch stops here, because rows would be lost or repeated. {fix}"
         )
-
-
-def _offsets(table: pa.Table) -> Int64Array:
-    """Row offsets of a step's rows, with component bits."""
-    found: Int64Array = table[ROW_OFFSET].to_numpy() | table[COMPONENT].to_numpy() << COMPONENT_SHIFT
-    return found

@@ -45,9 +45,6 @@ class BatchSpec:
     """Checked arguments of an iterator.
 
     Attributes:
-        global_batch_size: Rows of a step over all ranks.
-        remainder: What happens to the rows after the last whole step.
-        prefetch_batches: Steps to keep in flight.
         hidden: Columns that batches leave out.
         convert: Makes a batch of a table.
         device: Where tensors go; None for batches that hold none.
@@ -79,18 +76,9 @@ class Batches:
         start: Callable[[], Iterator[Any]],
         steps: Callable[[], int],
         description: str,
-        loader: _Positioned | None,
-        prepare: Callable[[], None] | None = None,
+        loader: _Positioned | None,  # None for a handle's, which have no position
+        prepare: Callable[[], None] | None = None,  # None where helpers begin with the pass
     ) -> None:
-        """Takes what the batches need of their iterator.
-
-        Args:
-            start: Begins a pass.
-            steps: Returns the steps of a whole epoch.
-            description: What `repr` shows.
-            loader: Has the position; None for a handle, which has none.
-            prepare: Prepares the next pass; None if nothing does.
-        """
         self._start, self._steps, self._description = start, steps, description
         self._loader, self._prepare = loader, prepare
         self._current: Iterator[Any] | None = None
@@ -114,7 +102,7 @@ class Batches:
 
     def prepare(self) -> None:
         """Starts to make the first batches of the next pass, and returns at once; see `RankLoader.prepare`."""
-        if self._prepare is not None:  # a handle's helpers begin with the pass
+        if self._prepare is not None:
             self._prepare()
 
     def __len__(self) -> int:
@@ -181,10 +169,10 @@ def make_batch_spec(
     Raises:
         ConfigError: For an argument that cannot be honoured.
     """
+    remainder = delivery_spec.remainder
     if drop_last is not None:
-        drop_last = check_flag("drop_last", drop_last)
+        remainder = "drop" if check_flag("drop_last", drop_last) else "ragged"
     with_row_offset = check_flag("with_row_offset", with_row_offset)
-    remainder: Remainder = delivery_spec.remainder if drop_last is None else "drop" if drop_last else "ragged"
     hidden = [] if with_row_offset else [ROW_OFFSET]
     if not (isinstance(delivery_spec.order, MixOrder) and with_row_offset):
         hidden.append(COMPONENT)
@@ -208,12 +196,7 @@ def torch_converter(
 ) -> Convert:
     """Checks arguments of `iter_torch_batches`, and returns the function that makes its batches of tables.
 
-    Args:
-        read_spec: What is read.
-        dtypes: As `iter_torch_batches` takes it; so are the next two.
-        collate_fn: Makes the batch of a dict of arrays.
-        pad_lists: Values to pad lists with, by column.
-        pins: Whether joined batches are made in pinned memory.
+    With `pins`, batches that are joined of pieces are made in pinned memory.
 
     Raises:
         ConfigError: For an argument that cannot be honoured.
@@ -226,8 +209,10 @@ def torch_converter(
             raise ConfigError("dtypes= and collate_fn= exclude each other: collate_fn makes the batch, so cast there.")
         return lambda table: collate_fn(to_numpy(table, lists, join))
     by_column = _dtypes(read_spec, dtypes)
-    for name, value in lists.paddings.items():
-        if name in by_column and value is not None and value.dtype.kind not in "mM":  # no tensor holds dates
+    for name, value in lists.items():
+        if (
+            name in by_column and isinstance(value, np.ndarray) and value.dtype.kind not in "mM"
+        ):  # no tensor holds dates
             made = torch.as_tensor(value).to(by_column[name])
             if not is_kept(value.item(), made.item()) or _is_cut_off(value.item(), made):
                 raise _cannot_pad(name, value.item(), f"dtypes= converts them to {by_column[name]}")
@@ -279,11 +264,14 @@ def _lists(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
     if not isinstance(pad_lists, Mapping | None):
         raise ConfigError(f"pad_lists={pad_lists!r}: say which column to pad with what, as {{'tokens': 0}}.")
     paddings = {name: _padding(read_spec, name, value) for name, value in (pad_lists or {}).items()}
-    fitting = [name for name, dtype in read_spec.list_dtypes.items() if not (tensors and dtype.kind in "mM")]
-    ragged = [name for name in fitting if read_spec.list_lengths[name] is None and name not in paddings]
+    ragged = [
+        name
+        for name, dtype in read_spec.list_dtypes.items()
+        if read_spec.list_lengths[name] is None and name not in paddings and not (tensors and dtype.kind in "mM")
+    ]
     if ragged:
         _warn_of_ragged(str(read_spec.source.uri), tuple(ragged))
-    return Lists(paddings=paddings, lengths=read_spec.list_lengths)
+    return {**read_spec.list_lengths, **paddings}
 
 
 def _padding(read_spec: ReadSpec, name: str, value: Any) -> Padding | None:
@@ -301,8 +289,7 @@ def _padding(read_spec: ReadSpec, name: str, value: Any) -> Padding | None:
         raise ConfigError(
             f"pad_lists={{{name!r}: {value!r}}}: pad {name!r} with a number, or None to leave lists as they are."
         )
-    held = as_padding(value, dtype)
-    if held is None:
+    if (held := as_padding(value, dtype)) is None:
         raise _cannot_pad(name, value, f"the lists hold {dtype}")
     return held
 

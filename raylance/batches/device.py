@@ -58,13 +58,13 @@ def move(batch: Any, transfer: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 class Sender:
-    """Moves batches to a device; on CUDA through pinned memory, on a side stream.
+    """Moves batches to a device; on CUDA through pinned memory, on a side stream. With `pin_memory`, batches that stay
+    on the CPU are pinned, for a copy that the caller makes.
 
     `send` and `receive` are for two threads: the one that makes batches, and the consumer, whose current stream waits.
     """
 
     def __init__(self, device: torch.device, pin_memory: bool) -> None:
-        """Takes the device; `pin_memory` pins batches that stay on the CPU, for a copy that the caller makes."""
         self._device, self._pins = device, pin_memory
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":

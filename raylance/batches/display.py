@@ -21,7 +21,6 @@ class Display:
     """What is displayed: HTML in a notebook, text elsewhere."""
 
     def __init__(self, markup: str, text: str) -> None:
-        """Takes both forms."""
         self._markup, self._text = markup, text
 
     def _repr_html_(self) -> str:
@@ -32,14 +31,8 @@ class Display:
 
 
 def display_rows(batch: Mapping[str, Any], rows: int, title: str, label: str, classes: Sequence[str] | None) -> Display:
-    """Displays the first rows of a batch.
-
-    Args:
-        batch: By column, arrays, tensors or lists of n values; images uint8 (n, H, W, 3), or (n, 3, H, W) in tensors.
-        rows: Most rows to display.
-        title: What they are.
-        label: Column of labels; it need not be in the batch.
-        classes: Names of the labels, which are then integers; None for labels without names.
+    """Displays the first rows of a batch, whose images are uint8 (n, H, W, 3), or (n, 3, H, W) in tensors. The column
+    `label` holds indices of `classes` where these are given; it need not be in the batch.
     """
     columns = {name: [_plain(value) for value in values[:rows]] for name, values in batch.items()}
     named = dict(columns)

@@ -23,8 +23,7 @@ class Joiner:
     """
 
     def __init__(self, *, pins: bool = False) -> None:
-        """Holds nothing yet; with `pins`, batches are in pinned memory, which torch reuses by itself."""
-        self._pins = pins and torch.cuda.is_available()
+        self._pins = pins and torch.cuda.is_available()  # torch reuses pinned memory by itself
         self._spare: dict[int, npt.NDArray[np.uint8]] = {}
 
     def __call__(self, pieces: list[Array]) -> Array:

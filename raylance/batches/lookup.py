@@ -22,15 +22,8 @@ class Lookup:
         self.bad_rows: tuple[tuple[int, str, str], ...] = ()  # of the last read: offset, column, reason
 
     def read(self, offsets: Int64Array, epoch: int = 0, draws: Int64Array | None = None) -> pa.Table:
-        """Reads rows, each from storage once.
-
-        Args:
-            offsets: Row offsets as readers take them, int64, shape (k,), in any order, duplicates included.
-            epoch: Epoch, which keys random augmentation.
-            draws: Where rows repeat, the position of each in the epoch, int64, shape (k,).
-
-        Returns:
-            k rows in memory of their own: the delivered columns, `_component`, `_rowoffset` and `_valid`.
+        """Reads k rows, in any order, duplicates included, each from storage once. They have memory of their own: the
+        delivered columns, `_component`, `_rowoffset` and `_valid`. `draws` are the positions of rows that may repeat.
 
         Raises:
             DatasetError: If the dataset cannot give these rows.

@@ -20,7 +20,6 @@ class MaskedRows:
     """Counts the masked rows of one rank, over all its passes."""
 
     def __init__(self, read_spec: ReadSpec) -> None:
-        """Starts at zero; the limit is that of the decoding."""
         decoding = read_spec.decoding
         self._most = decoding.max_bad_rows if decoding else None
         self._datasets = decoding.datasets if decoding else ()
@@ -36,11 +35,8 @@ class MaskedRows:
                 self._reasons[offset] = column, reason
 
     def add(self, rows: int, masked: Int64Array) -> None:
-        """Counts rows that are about to be handed out.
-
-        Args:
-            rows: Their number.
-            masked: Offsets of the masked ones, with component bits, int64, shape (k,).
+        """Counts rows that are about to be handed out, of which `masked` are the offsets, with component bits, of the
+        masked ones.
 
         Raises:
             BadRowError: If `max_bad_rows` is exceeded; it names the first masked rows.

@@ -4,7 +4,6 @@ reorders.
 Arrays of numbers are views of the received memory wherever the data is in one piece.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -19,23 +18,12 @@ from raylance.errors import DatasetError
 NumpyBatch = dict[str, npt.NDArray[Any]]
 Paddings = Mapping[str, int | float | None]
 Padding = npt.NDArray[Any]  # a value in the dtype of the lists, shape ()
+# What becomes of lists of numbers, by column: padded with a value, of one length, or left as they are.
+Lists = Mapping[str, Padding | int | None]
 Join = Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]]  # joins arrays (n, …) along their first axis
 
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Lists:
-    """How columns of lists of numbers are converted: padded, or of one length, to one array; else they stay lists.
-
-    Attributes:
-        paddings: The value to pad with, by column; None leaves lists.
-        lengths: The one length of all lists, by column; None leaves lists.
-    """
-
-    paddings: Mapping[str, Padding | None] = dataclasses.field(default_factory=dict)
-    lengths: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
-
-
-AS_LISTS = Lists()
+AS_LISTS: Lists = {}
+_LISTS = pa.ListType, pa.LargeListType
 _INSIDE = " inside its lists"
 
 
@@ -48,26 +36,17 @@ def to_numpy(table: pa.Table, lists: Lists = AS_LISTS, join: Join = np.concatena
     reader; chunks are joined by `join`.
 
     Raises:
-        DatasetError: For nulls among numbers, lists that cannot be padded, and a list of another length.
+        DatasetError: For nulls among numbers, and a list of another length than its column's one.
     """
-    return {name: _numpy_column(name, table[name], lists, join) for name in table.column_names}
+    return {name: _numpy_column(name, table[name], lists.get(name), join) for name in table.column_names}
 
 
-def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists, join: Join) -> npt.NDArray[Any]:
+def _numpy_column(name: str, column: pa.ChunkedArray, padding: Padding | int | None, join: Join) -> npt.NDArray[Any]:
     kind = column.type
     if pa.types.is_dictionary(kind):
-        return _numpy_column(name, column.cast(kind.value_type), lists, join)
-    padding = lists.paddings.get(name)
-    length = None if name in lists.paddings else lists.lengths.get(name)
-    if _is_list(kind) and (padding is not None or length is not None):
-        return _padded(name, column, padding, length)
-    if _is_list(kind) and pa.types.is_primitive(kind.value_type):
-        joined = column.combine_chunks().flatten()
-        _refuse_nulls(name, joined, _INSIDE)
-        values, lengths = _writable(joined), pc.list_value_length(column).fill_null(0).to_numpy()
-        ends, valid = lengths.cumsum(), column.is_valid().to_pylist()
-        rows = zip((ends - lengths).tolist(), ends.tolist(), valid, strict=True)
-        return np.fromiter((values[start:end] if given else None for start, end, given in rows), dtype=object)
+        return _numpy_column(name, column.cast(kind.value_type), padding, join)
+    if _is_number_list(kind):
+        return _number_lists(name, column.combine_chunks(), padding)
     shape, axes, leaf = _layout(kind)
     if leaf is None:
         return np.fromiter(column.to_pylist(), dtype=object)
@@ -83,8 +62,32 @@ def _numpy_column(name: str, column: pa.ChunkedArray, lists: Lists, join: Join) 
     return stored.transpose(0, *(axis + 1 for axis in axes))
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+def _number_lists(name: str, lists: pa.Array, padding: Padding | int | None) -> npt.NDArray[Any]:
+    if padding is not None:
+        _refuse_nulls(name, lists)
+    flat = lists.flatten()
+    _refuse_nulls(name, flat, _INSIDE)
+    values, lengths = _writable(flat), pc.list_value_length(lists).fill_null(0).to_numpy()
+    if padding is None:
+        ends, valid = lengths.cumsum(), lists.is_valid().to_pylist()
+        rows = zip((ends - lengths).tolist(), ends.tolist(), valid, strict=True)
+        return np.fromiter((values[start:end] if given else None for start, end, given in rows), dtype=object)
+    if isinstance(padding, int):
+        other = np.flatnonzero(lengths != padding)
+        if len(other):
+            raise DatasetError(
+                f"column {name!r} has a list of {lengths[other[0]]} numbers, while all rows sampled at the opening "
+                f"have {padding}: a batch of both is no tensor. Pad them, pad_lists={{{name!r}: 0}}, or take them as "
+                f"lists, pad_lists={{{name!r}: None}}."
+            )
+        return values.reshape(len(lists), padding)
+    out = np.full((len(lists), lengths.max(initial=0)), padding, dtype=values.dtype)
+    out[np.arange(out.shape[1])[None, :] < lengths[:, None]] = values
+    return out
+
+
+def _is_number_list(kind: pa.DataType) -> bool:
+    return isinstance(kind, _LISTS) and pa.types.is_primitive(kind.value_type)
 
 
 def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.DataType | None]:
@@ -124,42 +127,19 @@ def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
         )
 
 
-def _padded(name: str, column: pa.ChunkedArray, value: Padding | None, length: int | None) -> npt.NDArray[Any]:
-    lists = column.combine_chunks()
-    _refuse_nulls(name, lists)
-    flat = lists.flatten()
-    _refuse_nulls(name, flat, _INSIDE)
-    if not pa.types.is_primitive(flat.type):
-        raise DatasetError(f"column {name!r} holds lists of {flat.type}, which cannot be padded: pad lists of numbers.")
-    lengths = np.diff(lists.offsets.to_numpy())
-    if length is not None:
-        other = np.flatnonzero(lengths != length)
-        if len(other):
-            raise DatasetError(
-                f"column {name!r} has a list of {lengths[other[0]]} numbers, while all rows sampled at the opening "
-                f"have {length}: a batch of both is no tensor. Pad them, pad_lists={{{name!r}: 0}}, or take them as "
-                f"lists, pad_lists={{{name!r}: None}}."
-            )
-        return _writable(flat).reshape(len(lists), length)
-    out = np.full((len(lists), lengths.max(initial=0)), value, dtype=_writable(flat[:0]).dtype)
-    out[np.arange(out.shape[1])[None, :] < lengths[:, None]] = flat.to_numpy(zero_copy_only=False)
-    return out
-
-
 def list_lengths(table: pa.Table) -> dict[str, int | None]:
     """The one length of all lists, by column of lists of numbers; None where lengths differ or are 0."""
     found: dict[str, int | None] = {}
-    for name in table.column_names:
-        kind = table.schema.field(name).type
-        if _is_list(kind) and pa.types.is_primitive(kind.value_type):
-            lengths = pc.unique(pc.list_value_length(table[name])).to_pylist()  # None for a null
-            found[name] = lengths[0] or None if len(lengths) == 1 else None
+    for field in table.schema:
+        if _is_number_list(field.type):
+            lengths = pc.unique(pc.list_value_length(table[field.name])).to_pylist()  # None for a null
+            found[field.name] = lengths[0] or None if len(lengths) == 1 else None
     return found
 
 
 def list_dtypes(schema: pa.Schema) -> dict[str, np.dtype[Any]]:
     """The dtype of the values, by column of lists that can be padded."""
-    lists = [field for field in schema if _is_list(field.type) and pa.types.is_primitive(field.type.value_type)]
+    lists = [field for field in schema if _is_number_list(field.type)]
     found = {field.name: _writable(pa.array([], field.type.value_type)).dtype for field in lists}
     return {name: dtype for name, dtype in found.items() if not dtype.hasobject}  # times of a day are objects
 
@@ -169,19 +149,21 @@ def as_padding(value: Any, dtype: np.dtype[Any]) -> Padding | None:
 
     Fractions may be rounded. A whole number must not change, and nothing may become a bool, an infinity or a zero.
     """
-    if isinstance(value, bool | np.bool_) and dtype.kind != "b":
-        return None
     try:
         with np.errstate(all="ignore"):
             given = np.asarray(value)
             held = given.astype(dtype)
-            if dtype.kind in "mM":  # a time, or a number in the column's unit
-                whole = held if given.dtype.kind == dtype.kind else held.astype(np.int64)
-                return held if given.dtype.kind in ("i", "u", dtype.kind) and _is_one(whole, given) else None
-            kept = is_kept(given.item(), held.item())
+            if given.ndim or (isinstance(value, bool | np.bool_) and dtype.kind != "b"):
+                return None
+            if dtype.kind not in "mM":
+                kept = is_kept(given.item(), held.item())
+            elif given.dtype.kind == dtype.kind:
+                kept = bool(held == given) or bool(np.isnat(given))
+            else:  # a number in the column's unit
+                kept = given.dtype.kind in "iu" and bool(held.astype(np.int64) == given)
     except (TypeError, ValueError, OverflowError):
         return None
-    return held if given.ndim == 0 and kept else None
+    return held if kept else None
 
 
 def is_kept(given: Any, held: Any) -> bool:
@@ -190,17 +172,8 @@ def is_kept(given: Any, held: Any) -> bool:
     # A float beyond 2**53 has no fraction, but is no count either: -1e30, for example.
     is_whole = isinstance(number, int) or (abs(number) < 2**53 and number.is_integer())
     if isinstance(held, float) and not is_whole:
-        return _size(number) == _size(held)
+        return all(test(number) == test(held) for test in (math.isnan, math.isinf, bool))
     return bool(held == given)
-
-
-def _is_one(held: npt.NDArray[Any], given: npt.NDArray[Any]) -> bool:
-    """Whether `given` is one value and equals `held`; NaT equals NaT."""
-    return given.ndim == 0 and bool((held == given) | (given.dtype.kind in "mM" and np.isnat(given)))
-
-
-def _size(number: float) -> tuple[bool, bool, bool]:
-    return math.isnan(number), math.isinf(number), number == 0
 
 
 def is_dense(kind: pa.DataType) -> bool:
@@ -219,7 +192,7 @@ def _blank(first: pa.ChunkedArray) -> pa.Array:
     kind = first.type
     if is_dense(kind):
         return _zeros(kind, 1)
-    if _is_list(kind) and is_dense(kind.value_type):
+    if isinstance(kind, _LISTS) and is_dense(kind.value_type):
         length = pc.list_value_length(first)[0].as_py() or 0
         ends = pa.array([0, length], pa.int64() if pa.types.is_large_list(kind) else pa.int32())
         return pa.Array.from_buffers(kind, 1, [None, ends.buffers()[1]], children=[_zeros(kind.value_type, length)])
@@ -237,8 +210,7 @@ def _zeros(kind: pa.DataType, rows: int) -> pa.Array:
 
 def is_bytes(kind: pa.DataType) -> bool:
     """Whether values become Python bytes or strings."""
-    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string, pa.types.is_large_string)
-    return any(test(kind) for test in tests)
+    return kind in (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
 
 
 def to_arrow(array: npt.NDArray[Any]) -> pa.Array:

@@ -256,21 +256,9 @@ class _ImageRows:
             )
 
     def decode_into(self, encoded: bytes | memoryview, draws: Draws, out: Pixels) -> None:
-        """Decodes one image.
-
-        Args:
-            encoded: The encoded image.
-            draws: Uniform numbers of this row and epoch, shape (41,).
-            out: Where the pixels go, uint8 (H, W, 3 or 1).
-
-        Raises:
-            ConfigError: For an image of another size than `out` when the size is kept.
-            ValueError, OSError, …: As Pillow raises for data that is no image.
-        """
+        """Decodes one image to `out`, uint8 (H, W, 3 or 1); see `raylance.Decoder`."""
         image, size = self._image, (out.shape[0], out.shape[1])
-        leader, crop_size = image, size  # defines crop and flip
-        if image.follows is not None:
-            leader, crop_size = image.follows, image.follows.shape[:2]
+        leader = image.follows or image  # defines crop and flip
         if image.decode_fn is not None:
             pixels = image.decode_fn(bytes(encoded))
             if pixels.dtype == np.uint8 and pixels.shape[2:] == out.shape[2:]:
@@ -282,7 +270,7 @@ class _ImageRows:
             def cut(height: int, width: int) -> Box:
                 if leader.augment is None:
                     return _whole(height, width)
-                return leader.augment.box(width, height, crop_size, draws[:_BOX_DRAWS])
+                return leader.augment.box(width, height, leader.shape[:2], draws[:_BOX_DRAWS])
 
             if image.mode == "L":
                 pixels = decode_grey(encoded, cut)

@@ -42,17 +42,11 @@ class PixelDecoder:
         self._memory = np.empty(0, dtype=np.uint8)
 
     def decode(self, encoded: bytes | memoryview, cut: Cut, reduce_to: tuple[int, int] | None = None) -> Pixels:
-        """Decodes the box of an image, EXIF rotation applied.
+        """Decodes the box of an image, EXIF rotation applied: uint8 (h, w, 3), or (h, w, 4) with padding after the
+        colours; valid until the next call, and maybe read-only.
 
-        Args:
-            encoded: The encoded image.
-            cut: Chooses the box.
-            reduce_to: (height, width) that the box will be resized to: where it is at least twice as large, a JPEG is
-                decoded at half of its size or less.
-
-        Returns:
-            The box, uint8 (h, w, 3), or (h, w, 4) with padding after the colours; valid until the next call, and maybe
-            read-only.
+        `reduce_to` is the (height, width) that the box will be resized to: where it is at least twice as large, a JPEG
+        is decoded at half of its size or less.
 
         Raises:
             ValueError, OSError, …: As Pillow raises for data that is no image.
@@ -73,7 +67,7 @@ class PixelDecoder:
             high, wide, colours, _ = simplejpeg.decode_jpeg_header(data)
             if colours not in _COLOURS or high * wide > (PIL.Image.MAX_IMAGE_PIXELS or high * wide):
                 return None
-            orientation = _orientation(data)
+            orientation = _orientation(PIL.Image.open(io.BytesIO(data))) if _may_have_exif(data) else 1
             is_turned = orientation > 4  # by a quarter: stored rows are displayed as columns
             shown_high, shown_wide = (wide, high) if is_turned else (high, wide)
             left, top, width, height = cut(shown_high, shown_wide)
@@ -95,14 +89,8 @@ class PixelDecoder:
         return pixels[top : top + height, left : left + width]
 
 
-def _orientation(data: memoryview) -> int:
+def _orientation(image: PIL.Image.Image) -> int:
     """EXIF orientation, 1 to 8."""
-    if not _may_have_exif(data):
-        return 1
-    return _orientation_of(PIL.Image.open(io.BytesIO(data)))
-
-
-def _orientation_of(image: PIL.Image.Image) -> int:
     found = image.getexif().get(_EXIF_ORIENTATION, 1) if "exif" in image.info else 1
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
@@ -167,7 +155,7 @@ def decode_grey(encoded: bytes | memoryview, cut: Cut) -> Pixels:
 def shown_size(encoded: bytes | memoryview) -> tuple[int, int, int]:
     """Displayed width and height of an image, and its EXIF orientation, without decoding its pixels."""
     image = PIL.Image.open(io.BytesIO(encoded))
-    orientation = _orientation_of(image)
+    orientation = _orientation(image)
     return (*((image.height, image.width) if orientation > 4 else image.size), orientation)
 
 

@@ -17,13 +17,7 @@ import pyarrow as pa
 from raylance.columns import COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, TRANSFORM, VALID, describe_rows
 from raylance.decode.arrays import blank_row, is_bytes, to_arrow
 from raylance.decode.decoder import Decoder, RowDecoder, check_decoder_output
-from raylance.decode.transforms import (
-    Transform,
-    Transformer,
-    TransformError,
-    describe_exception,
-    error_of_no_row,
-)
+from raylance.decode.transforms import Transform, Transformer, TransformError, describe_exception, error_of_no_row
 from raylance.errors import BadRowError, ConfigError, DatasetError, HelperError
 from raylance.observe import Receipt, clock
 from raylance.orders.permutation import BoolArray, UInt64Array, derive_key, mix64, subkeys, uniform
@@ -40,16 +34,10 @@ class Decoding:
     """What happens to rows between reading and collating; picklable, and opened where it happens.
 
     Attributes:
-        decoders: One for each decoded column.
-        seed: The dataset's seed, which keys random augmentation.
         mask_bad_rows: Whether a row that cannot be decoded becomes zeros with `_valid` False, instead of an error.
         max_bad_rows: How many of the rows that a rank is handed may be bad: a count of different rows, or a fraction.
             None for any number.
-        transform: The user's function, or None. It gets a dict of arrays by column, as `iter_batches` gives them, with
-            `_rowoffset` (int64) and `_seed` (uint64, of the row, the epoch and the seed: for `numpy.random.default_rng`
-            or `torch.Generator`), which it may change in place, and returns such a dict with as many rows; a pyarrow
-            array gives a column's type. It gets pieces of batches, so what it does to a row must not depend on the
-            others; a row on which it fails by itself is a bad row.
+        transform: As `raylance.dataset` takes it. A row on which it fails by itself is a bad row.
         blank: One row of zeros, of the schema that the transform returned at the opening. Every piece is cast to that
             schema, and the row replaces one that the transform fails on. The transform is not called for no row.
         datasets: Names of the dataset for errors; in a mixture, of the datasets by component.
@@ -79,11 +67,7 @@ class Decoding:
         return sum(math.prod(decoder.shape) * np.dtype(decoder.dtype).itemsize for decoder in self.decoders)
 
     def open(self) -> "OpenDecoding":
-        """Opens it in this process.
-
-        Raises:
-            ConfigError: If a decoder has a shape, a dtype or draws that no column can have.
-        """
+        """Opens it in this process, and refuses decoders with a shape, a dtype or draws that no column can have."""
         return OpenDecoding(self)
 
 
@@ -100,17 +84,11 @@ class OpenDecoding:
     def apply(
         self, table: pa.Table, epoch: int, executor: Executor | None = None, *, own_memory: bool = False
     ) -> tuple[pa.Table, Receipt]:
-        """Decodes and transforms the rows of a table.
+        """Decodes and transforms the rows of a table, in the threads of `executor`, or in this one.
 
-        Args:
-            table: The encoded columns and `_rowoffset`; with a transform, all columns; where rows repeat, `_draw` too.
-            epoch: Epoch, which keys random augmentation.
-            executor: Its threads decode; None decodes in this thread.
-            own_memory: Whether the result has memory of its own; otherwise the next call overwrites it: copy it (as
-                sending it through Ray does) before then.
-
-        Returns:
-            As many rows with `_valid` (bool), without `_rowoffset` and `_draw`; and what decoding took.
+        The table has the encoded columns and `_rowoffset`; with a transform, all columns; where rows repeat, `_draw`
+        too. The result has `_valid` (bool) in place of `_rowoffset` and `_draw`. Without `own_memory`, the next call
+        overwrites it: copy it (as sending it through Ray does) before then.
 
         Raises:
             BadRowError: For a bad row, unless bad rows are masked.
@@ -118,8 +96,9 @@ class OpenDecoding:
             HelperError: If the transform fails on rows together only.
         """
         if executor is None and table.num_rows:
-            for column in self._columns:
-                column.open_here()  # not counted as decoding: a model is loaded once
+            for column in self._columns:  # not counted as decoding: a model is loaded once
+                with contextlib.suppress(ConfigError):  # decoding a row raises it again, and names the row
+                    _ = column.local.decode_into
         begin, fallbacks, bad_rows = clock.now(), -self.fallbacks, BadRows()
         made, valid = self._decode(table, epoch, bad_rows, executor, own_memory=own_memory)
         blank = self._decoding.blank
@@ -168,9 +147,7 @@ class OpenDecoding:
         kept = {*self._decoding.columns, ROW_OFFSET, DRAW}
         names = [field.name for field in table.schema if field.name not in kept and not is_bytes(field.type)]
         copied = own_memory(table.select(names))
-        for name in names:
-            table = table.set_column(table.column_names.index(name), name, copied[name])
-        return table
+        return pa.table({name: (copied if name in names else table)[name] for name in table.column_names})
 
     def _transform(
         self, decoded: pa.Table, encoded: pa.Table, epoch: int, valid: BoolArray, bad_rows: BadRows
@@ -299,11 +276,6 @@ class _Column:
         self.opened: list[RowDecoder] = []  # of all threads
         self.local = _Local(decoder, self.opened)
         self._buffer: npt.NDArray[Any] = np.empty((0, *decoder.shape), decoder.dtype)
-
-    def open_here(self) -> None:
-        """Opens the decoder of this thread."""
-        with contextlib.suppress(ConfigError):  # decoding the first row opens it again, and the error names the row
-            _ = self.local.decode_into
 
     def buffer(self, rows: int, own_memory: bool) -> npt.NDArray[Any]:
         """Memory for so many rows, (rows, *shape)."""

@@ -22,11 +22,7 @@ Transform = Callable[[NumpyBatch], dict[str, Any]]
 
 
 class TransformError(Exception):
-    """What the transform raised: wrapped, because a StopIteration would end a loop in silence.
-
-    Attributes:
-        error: The error of the transform.
-    """
+    """What the transform raised, `error`: wrapped, because a StopIteration would end a loop in silence."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(error)
@@ -37,18 +33,11 @@ class Transformer:
     """Calls a transform."""
 
     def __init__(self, transform: Transform | None, blank: pa.Table | None, datasets: tuple[str, ...]) -> None:
-        """Takes the attributes of `Decoding` with these names."""
         self._transform, self._blank, self._datasets = transform, blank, datasets
 
     def __call__(self, table: pa.Table, seeds: UInt64Array) -> pa.Table:
-        """Transforms rows, which the transform may change in place.
-
-        Args:
-            table: The rows, decoded.
-            seeds: A seed for each row, uint64, shape (n,).
-
-        Returns:
-            As many rows, of the schema of the opening.
+        """Transforms decoded rows, which it may change in place, to as many rows of the schema of the opening; `seeds`
+        has one for each row, uint64.
 
         Raises:
             TransformError: If the transform fails; an error of Ray's is raised as it is.

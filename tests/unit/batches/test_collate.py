@@ -21,7 +21,7 @@ from raylance.batches import joining
 from raylance.batches.batches import to_torch
 from raylance.batches.device import Sender, move, torch_device
 from raylance.batches.joining import Joiner
-from raylance.decode.arrays import Lists, to_numpy
+from raylance.decode.arrays import to_numpy
 from raylance.errors import ConfigError, DatasetError
 from tests.helpers.images import make_images
 
@@ -58,7 +58,7 @@ def cut(table: pa.Table) -> pa.Table:
 
 @pytest.mark.parametrize("table", [TABLE, cut(TABLE), pa.concat_tables([TABLE, TABLE]).slice(3, 3)])
 def test_numpy(table: pa.Table) -> None:
-    batch = to_numpy(table, Lists(paddings={"tokens": np.array(-1)}))
+    batch = to_numpy(table, {"tokens": np.array(-1)})
     assert batch["int"].tolist() == [1, 2, 3]
     assert batch["int"].dtype == np.int32
     assert batch["half"].dtype == np.float16
@@ -106,7 +106,7 @@ def test_numbers_are_views() -> None:
 
 def test_empty_tables_keep_shapes_and_dtypes() -> None:
     for table in (TABLE.slice(0, 0), TABLE.schema.empty_table()):
-        batch = to_numpy(table, Lists(paddings={"tokens": np.array(0)}))
+        batch = to_numpy(table, {"tokens": np.array(0)})
         assert batch["vector"].shape == (0, 2)
         assert batch["image"].shape == (0, 2, 2, 3)
         assert batch["int"].dtype == np.int32
@@ -189,11 +189,6 @@ def test_permuted_tensors_reach_every_rank_also_one_without_a_row(write_dataset:
     assert sorted(row for row, _ in found) == [0, 0, 1, 1]
     for row, tensor in found:
         np.testing.assert_array_equal(tensor, values[row])
-
-
-def test_only_lists_of_numbers_are_padded() -> None:
-    with pytest.raises(DatasetError, match="lists of numbers"):
-        to_numpy(pa.table({"c": [["a"], ["b", "c"]]}), Lists(paddings={"c": np.array(0)}))
 
 
 @pytest.mark.parametrize("storage", ["2.0", "2.1", "2.2"])
