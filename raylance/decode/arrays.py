@@ -67,10 +67,12 @@ def _number_lists(name: str, lists: pa.Array, padding: Padding | int | None) -> 
         _refuse_nulls(name, lists)
     flat = lists.flatten()
     _refuse_nulls(name, flat, _INSIDE)
-    values, lengths = _writable(flat), pc.list_value_length(lists).fill_null(0).to_numpy()
+    values, lengths = _writable(flat), np.diff(lists.offsets.to_numpy())
     if padding is None:
-        ends, valid = lengths.cumsum(), lists.is_valid().to_pylist()
-        rows = zip((ends - lengths).tolist(), ends.tolist(), valid, strict=True)
+        valid = lists.is_valid().to_numpy(zero_copy_only=False)
+        lengths = lengths * valid  # a null may have numbers, which are not among the values
+        ends = lengths.cumsum()
+        rows = zip((ends - lengths).tolist(), ends.tolist(), valid.tolist(), strict=True)
         return np.fromiter((values[start:end] if given else None for start, end, given in rows), dtype=object)
     if isinstance(padding, int):
         other = np.flatnonzero(lengths != padding)

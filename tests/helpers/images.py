@@ -1,16 +1,26 @@
 """Owns small encoded images that tests make their datasets of."""
 
 import io
+from typing import Any
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 
 
-def encode(pixels: np.ndarray, kind: str = "PNG", **options: object) -> bytes:
-    """Encodes uint8 pixels."""
-    buffer = io.BytesIO()
-    PIL.Image.fromarray(pixels).save(buffer, kind, **options)
+def encode(image: np.ndarray | PIL.Image.Image, kind: str = "PNG", *, orientation: int = 0, **options: Any) -> bytes:
+    """Encodes pixels or a picture; with an EXIF orientation, unless that is 0."""
+    if orientation:
+        options["exif"] = PIL.Image.Exif()
+        options["exif"][0x0112] = orientation
+    picture = image if isinstance(image, PIL.Image.Image) else PIL.Image.fromarray(image)
+    picture.save(buffer := io.BytesIO(), kind, **options)
     return buffer.getvalue()
+
+
+def by_pillow(data: bytes) -> np.ndarray:
+    """The RGB pixels that Pillow makes of an image, as it is displayed."""
+    return np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data))).convert("RGB"))
 
 
 def make_images(rows: int, seed: int = 0, size: tuple[int, int] = (24, 32)) -> list[bytes]:
@@ -18,4 +28,4 @@ def make_images(rows: int, seed: int = 0, size: tuple[int, int] = (24, 32)) -> l
     rng = np.random.default_rng(seed)
     small = rng.integers(0, 255, (rows, 6, 8, 3), dtype=np.uint8)
     resized = (PIL.Image.fromarray(pixels).resize(size[::-1], PIL.Image.Resampling.BICUBIC) for pixels in small)
-    return [encode(np.asarray(image), "JPEG", quality=90) for image in resized]
+    return [encode(image, "JPEG", quality=90) for image in resized]

@@ -1,6 +1,7 @@
 """Owns the checks that pixels are Pillow's whichever codec made them, on every processor, and that the fast one did."""
 
-import io
+import functools
+import hashlib
 import os
 import subprocess
 import sys
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 import PIL.Image
 import PIL.ImageFilter
-import PIL.ImageOps
 import pyarrow as pa
 import pytest
 import simplejpeg
@@ -21,7 +21,7 @@ import raylance
 from raylance.decode.images import Image
 from raylance.decode.pixels import CODEC, PixelDecoder, Pixels
 from raylance.decode.rows import Decoding
-from tests.helpers.images import make_images
+from tests.helpers.images import by_pillow, encode, make_images
 
 
 def picture(width: int, height: int, seed: int = 0) -> PIL.Image.Image:
@@ -33,24 +33,11 @@ def picture(width: int, height: int, seed: int = 0) -> PIL.Image.Image:
     return PIL.Image.fromarray((smooth + rng.integers(-12, 13, smooth.shape)).clip(0, 255).astype(np.uint8))
 
 
-def saved(image: PIL.Image.Image, **how: Any) -> bytes:
-    image.save(buffer := io.BytesIO(), "JPEG", **how)
-    return buffer.getvalue()
-
-
-def by_pillow(data: bytes) -> Pixels:
-    image = PIL.ImageOps.exif_transpose(PIL.Image.open(io.BytesIO(data)))
-    return np.asarray(image.convert("RGB"))
+jpeg = functools.partial(encode, kind="JPEG")
 
 
 def whole(height: int, width: int) -> tuple[int, int, int, int]:
     return 0, 0, width, height
-
-
-def rotated(image: PIL.Image.Image, orientation: int) -> bytes:
-    exif = PIL.Image.Exif()
-    exif[0x0112] = orientation
-    return saved(image, exif=exif)
 
 
 def behind(data: bytes, before: bytes) -> bytes:
@@ -59,30 +46,30 @@ def behind(data: bytes, before: bytes) -> bytes:
 
 
 KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
-    "4:4:4": lambda image: saved(image, subsampling="4:4:4"),
-    "4:2:2": lambda image: saved(image, subsampling="4:2:2"),
-    "4:2:0": lambda image: saved(image, subsampling="4:2:0"),
+    "4:4:4": lambda image: jpeg(image, subsampling="4:4:4"),
+    "4:2:2": lambda image: jpeg(image, subsampling="4:2:2"),
+    "4:2:0": lambda image: jpeg(image, subsampling="4:2:0"),
     "4:4:0": lambda image: simplejpeg.encode_jpeg(np.asarray(image), colorsubsampling="440"),
     "4:1:1": lambda image: simplejpeg.encode_jpeg(np.asarray(image), colorsubsampling="411"),
-    "grey": lambda image: saved(image.convert("L")),
-    "colours as they are": lambda image: saved(image, keep_rgb=True),
-    "progressive": lambda image: saved(image, progressive=True),
-    "progressive 4:4:4": lambda image: saved(image, progressive=True, subsampling="4:4:4", quality=95),
-    "restart markers": lambda image: saved(image, restart_marker_rows=1),
-    "restart markers of blocks": lambda image: saved(image, restart_marker_blocks=3, optimize=True),
-    "best": lambda image: saved(image, quality=100),
-    "worst": lambda image: saved(image, quality=1),
-    "trailing bytes": lambda image: saved(image) + b"\xff\xd8 and more \0" * 7,
-    "a thumbnail's data behind it": lambda image: saved(image) + saved(image.resize((8, 8))),
-    **{f"EXIF {number}": lambda image, number=number: rotated(image, number) for number in range(1, 10)},
-    "EXIF behind a segment": lambda image: behind(rotated(image, 6), b"\xff\xe2\0\x0aICC\xff\xda\xff\xda\0"),
-    "EXIF behind a fill byte": lambda image: behind(rotated(image, 6), b"\xff"),
-    "a thumbnail in a segment": lambda image: behind(saved(image), b"\xff\xe5\0\x0aExif\0\0\xff\xda"),
-    "Exif as a comment": lambda image: saved(image, comment=b"Exif\0\0 is not there"),
+    "grey": lambda image: jpeg(image.convert("L")),
+    "colours as they are": lambda image: jpeg(image, keep_rgb=True),
+    "progressive": lambda image: jpeg(image, progressive=True),
+    "progressive 4:4:4": lambda image: jpeg(image, progressive=True, subsampling="4:4:4", quality=95),
+    "restart markers": lambda image: jpeg(image, restart_marker_rows=1),
+    "restart markers of blocks": lambda image: jpeg(image, restart_marker_blocks=3, optimize=True),
+    "best": lambda image: jpeg(image, quality=100),
+    "worst": lambda image: jpeg(image, quality=1),
+    "trailing bytes": lambda image: jpeg(image) + b"\xff\xd8 and more \0" * 7,
+    "a thumbnail's data behind it": lambda image: jpeg(image) + jpeg(image.resize((8, 8))),
+    **{f"EXIF {number}": lambda image, number=number: jpeg(image, orientation=number) for number in range(1, 10)},
+    "EXIF behind a segment": lambda image: behind(jpeg(image, orientation=6), b"\xff\xe2\0\x0aICC\xff\xda\xff\xda\0"),
+    "EXIF behind a fill byte": lambda image: behind(jpeg(image, orientation=6), b"\xff"),
+    "a thumbnail in a segment": lambda image: behind(jpeg(image), b"\xff\xe5\0\x0aExif\0\0\xff\xda"),
+    "Exif as a comment": lambda image: jpeg(image, comment=b"Exif\0\0 is not there"),
 }
 TO_PILLOW: dict[str, Callable[[PIL.Image.Image], bytes]] = {
-    "CMYK": lambda image: saved(image.convert("CMYK")),
-    "damage that is decoded around": lambda image: saved(image)[:-300] + b"\xff\xd9",
+    "CMYK": lambda image: jpeg(image.convert("CMYK")),
+    "damage that is decoded around": lambda image: jpeg(image)[:-300] + b"\xff\xd9",
 }
 
 
@@ -126,7 +113,7 @@ def test_what_the_fast_codec_refuses_is_pillows(kind: str) -> None:
 
 @pytest.mark.parametrize("cut", [0.3, 0.9, 0.999])
 def test_a_truncated_image_is_a_bad_row(cut: float) -> None:
-    data = saved(picture(61, 47))
+    data = jpeg(picture(61, 47))
     with pytest.raises(OSError, match="(?i)truncated"):
         PixelDecoder().decode(data[: int(len(data) * cut)], whole)
 
@@ -134,12 +121,12 @@ def test_a_truncated_image_is_a_bad_row(cut: float) -> None:
 def test_what_is_too_large_for_pillow_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
     with pytest.raises(PIL.Image.DecompressionBombError):
-        PixelDecoder().decode(saved(picture(61, 47)), whole)
+        PixelDecoder().decode(jpeg(picture(61, 47)), whole)
 
 
 def test_the_fast_way_is_taken_and_stats_count_the_slow_one(write_dataset: Callable[..., str]) -> None:
     """From Lance to the batch: Arrow lends memory in a format that simplejpeg refuses, and nobody would notice."""
-    jpegs = [saved(picture(40, 30, seed)) for seed in range(20)]
+    jpegs = [jpeg(picture(40, 30, seed)) for seed in range(20)]
     for slow in ([], [3, 17]):
         images = [TO_PILLOW["CMYK"](picture(40, 30)) if row in slow else data for row, data in enumerate(jpegs)]
         uri = write_dataset(pa.table({"image": pa.array(images, pa.binary())}))
@@ -165,7 +152,7 @@ def shrunk(data: bytes, size: tuple[int, int], *, draft: bool) -> Pixels:
 
 @pytest.mark.parametrize("orientation", [1, 6])
 def test_drafts_are_near_and_only_from_twice_the_size_on(orientation: int) -> None:
-    data = rotated(picture(400, 300).filter(PIL.ImageFilter.GaussianBlur(3)), orientation)
+    data = jpeg(picture(400, 300).filter(PIL.ImageFilter.GaussianBlur(3)), orientation=orientation)
     high, wide = by_pillow(data).shape[:2]
     for factor in (1.5, 1.99, 2, 2.5, 4, 9):
         size = int(high / factor), int(wide / factor)
@@ -179,7 +166,7 @@ def test_drafts_are_near_and_only_from_twice_the_size_on(orientation: int) -> No
 
 
 def test_a_draft_of_a_box_lies_where_the_box_lies() -> None:
-    data = saved(picture(400, 300).filter(PIL.ImageFilter.GaussianBlur(3)), quality=95)
+    data = jpeg(picture(400, 300).filter(PIL.ImageFilter.GaussianBlur(3)), quality=95)
     decoder = PixelDecoder()
     for box in ((40, 30, 200, 160), (199, 139, 201, 161), (0, 0, 400, 300)):
         size = box[3] // 2 - 1, box[2] // 2 - 1
@@ -192,21 +179,17 @@ def test_a_draft_of_a_box_lies_where_the_box_lies() -> None:
         assert np.abs(there - here).mean() < 4
 
 
-SCRIPT = """
-import hashlib, io, sys
-import numpy as np
-from raylance import Image, RandomResizedCrop
-from tests.unit.decode.test_pixels import KINDS, picture
-found = hashlib.sha256()
-image = Image("image", size=(37, 50), augment=RandomResizedCrop(), hflip=0.5)
-rows, out = image.open(), np.empty(image.shape, np.uint8)
-for number, make in enumerate(KINDS.values()):
-    data = make(picture(211 + number, 160, number))
-    for draw in range(4):
-        rows.decode_into(data, np.random.default_rng((number, draw)).random(41), out)
-        found.update(out.tobytes())
-print(found.hexdigest())
-"""
+def digest() -> str:
+    """A hash of every kind of JPEG, decoded and augmented."""
+    found = hashlib.sha256()
+    image = Image("image", size=(37, 50), augment=raylance.RandomResizedCrop(), hflip=0.5)
+    rows, out = image.open(), np.empty(image.shape, np.uint8)
+    for number, make in enumerate(KINDS.values()):
+        data = make(picture(211 + number, 160, number))
+        for draw in range(4):
+            rows.decode_into(data, np.random.default_rng((number, draw)).random(41), out)
+            found.update(out.tobytes())
+    return found.hexdigest()
 
 
 @pytest.mark.parametrize(
@@ -219,18 +202,14 @@ print(found.hexdigest())
 )
 def test_pixels_are_the_same_on_lesser_processors(setting: dict[str, str]) -> None:
     """Without AVX-512 in torch, without AVX2, without any vectors in libjpeg-turbo; beside this machine's best."""
-
-    def digest(more: dict[str, str]) -> str:
-        command = [sys.executable, "-c", SCRIPT]
-        run = subprocess.run(command, env=os.environ | more, capture_output=True, text=True, timeout=120, check=False)
-        assert run.returncode == 0, run.stderr
-        return run.stdout
-
-    assert digest(setting) == digest({})
+    command = [sys.executable, "-c", f"from {__name__} import digest; print(digest())"]
+    run = subprocess.run(command, env=os.environ | setting, capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == digest()
 
 
 def test_states_name_the_codec(write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
-    uri = write_dataset(pa.table({"image": pa.array([saved(picture(8, 8))] * 4, pa.binary())}))
+    uri = write_dataset(pa.table({"image": pa.array([jpeg(picture(8, 8))] * 4, pa.binary())}))
     opened = raylance.dataset(uri, decode=Image("image", size=8))
     state = opened.loader().state_dict()
     assert state["codecs"] == {"image": CODEC}
@@ -247,7 +226,7 @@ def test_states_name_the_codec(write_dataset: Callable[..., str], caplog: pytest
 
 
 def test_a_draft_is_recorded(write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
-    uri = write_dataset(pa.table({"image": pa.array([saved(picture(8, 8))] * 4, pa.binary())}))
+    uri = write_dataset(pa.table({"image": pa.array([jpeg(picture(8, 8))] * 4, pa.binary())}))
     state = raylance.dataset(uri, decode=Image("image", size=8)).loader().state_dict()
     drafts = raylance.dataset(uri, decode=Image("image", size=8, draft=True)).loader()
     assert drafts.state_dict()["decode"][0]["draft"] is True
