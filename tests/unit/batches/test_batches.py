@@ -68,14 +68,6 @@ def test_a_consumer_that_stops_by_count_gets_every_epoch(uri: str) -> None:
         assert loader.stats()["epoch_certificate"]["epoch"] == 2
 
 
-def test_zipped_loaders_stay_together(uri: str) -> None:
-    with open_ids(uri).loader() as left, open_ids(uri, seed=4).loader() as right:
-        for epoch in range(3):
-            batches = left.iter_batches(global_batch_size=26), right.iter_batches(global_batch_size=26)
-            assert len(list(zip(*batches, strict=False))) == 3
-            assert (left.epoch, right.epoch) == (epoch + 1, epoch + 1)
-
-
 def test_an_iterator_is_kept_for_every_epoch(uri: str) -> None:
     with open_ids(uri).loader() as loader, open_ids(uri).loader() as other:
         batches = loader.iter_batches(global_batch_size=10)

@@ -21,16 +21,8 @@ from hypothesis import strategies as st
 import raylance
 from raylance.api.loader import recorder_of
 from raylance.decode.images import CenterCrop, Image, RandomResizedCrop
-from raylance.decode.rows import Decoding
 from raylance.errors import BadRowError, ConfigError
-from tests.helpers.images import by_pillow, encode, make_images
-
-
-def decode(values: list[bytes | None], image: Image, epoch: int = 0, offsets: list[int] | None = None, **more: object):
-    table = pa.table({"image": pa.array(values, pa.binary()), "_rowoffset": offsets or list(range(len(values)))})
-    arguments = {"decoders": (image,), "seed": 7, "mask_bad_rows": False} | more
-    decoded, receipt = Decoding(**arguments).open().apply(table, epoch)
-    return decoded["image"].combine_chunks().to_numpy_ndarray(), decoded["_valid"].to_numpy(), receipt
+from tests.helpers.images import by_pillow, decode, encode, make_images
 
 
 @pytest.fixture(scope="module")
@@ -113,9 +105,7 @@ def test_augmentation_depends_on_seed_epoch_and_row_alone() -> None:
         alone, _, _ = decode([values[row]], AUGMENTED, offsets=[row])
         np.testing.assert_array_equal(alone[0], whole[row])
     with ThreadPoolExecutor(3) as threads:
-        table = pa.table({"image": pa.array(values, pa.binary()), "_rowoffset": range(12)})
-        threaded, _ = Decoding(decoders=(AUGMENTED,), seed=7, mask_bad_rows=False).open().apply(table, 0, threads)
-    np.testing.assert_array_equal(threaded["image"].combine_chunks().to_numpy_ndarray(), whole)
+        np.testing.assert_array_equal(decode(values, AUGMENTED, executor=threads)[0], whole)
     same = [values[0]] * 3
     rows = decode(same, AUGMENTED)[0]
     assert not np.array_equal(rows[0], rows[1]), "two rows with the same bytes are augmented differently"
@@ -400,7 +390,7 @@ def test_what_a_checkpoint_says_of_a_mask(masks_uri: str) -> None:
 
 def test_what_a_mask_cannot_be_like(masks_uri: str) -> None:
     image = Image("image", size=8)
-    for decode, message in (
+    for decoders, message in (
         ([MASK], r"Image\('mask', like='image'\): must name a column that is decoded here.*; these are none"),
         ([MASK, Image("image", like="mask", size=8)], "must name a column .* is itself like no other"),
         ([image, MASK, Image("indexed", like="mask")], r"'indexed', like='mask'.*these are image\."),
@@ -411,7 +401,7 @@ def test_what_a_mask_cannot_be_like(masks_uri: str) -> None:
         ([Image("mask", like="mask", size=8)], "must name a column"),
     ):
         with pytest.raises(ConfigError, match=message):
-            raylance.dataset(masks_uri, decode=decode)
+            raylance.dataset(masks_uri, decode=decoders)
 
 
 def test_two_columns_with_crops_of_their_own_are_warned_of(masks_uri: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 import raylance
 from raylance.decode.images import Image
 from raylance.decode.pixels import CODEC, PixelDecoder, Pixels
-from raylance.decode.rows import Decoding
-from tests.helpers.images import by_pillow, encode, make_images
+from tests.helpers.images import by_pillow, decode, encode
 
 
 def picture(width: int, height: int, seed: int = 0) -> PIL.Image.Image:
@@ -139,9 +138,7 @@ def test_the_fast_way_is_taken_and_stats_count_the_slow_one(write_dataset: Calla
 
 
 def test_other_formats_are_no_fallback() -> None:
-    table = pa.table({"image": pa.array(make_images(3), pa.binary()), "_rowoffset": range(3)})
-    _, receipt = Decoding(decoders=(Image("image", size=8),), seed=0, mask_bad_rows=False).open().apply(table, 0)
-    assert receipt.fallback_rows == 0
+    assert decode([encode(picture(8, 8))] * 3, Image("image", size=8))[2].fallback_rows == 0
 
 
 def shrunk(data: bytes, size: tuple[int, int], *, draft: bool) -> Pixels:
@@ -208,7 +205,7 @@ def test_pixels_are_the_same_on_lesser_processors(setting: dict[str, str]) -> No
     assert run.stdout.strip() == digest()
 
 
-def test_states_name_the_codec(write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
+def test_states_name_the_codec_and_drafts(write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
     uri = write_dataset(pa.table({"image": pa.array([jpeg(picture(8, 8))] * 4, pa.binary())}))
     opened = raylance.dataset(uri, decode=Image("image", size=8))
     state = opened.loader().state_dict()
@@ -223,11 +220,6 @@ def test_states_name_the_codec(write_dataset: Callable[..., str], caplog: pytest
     older = {key: value for key, value in state.items() if key != "codecs"} | {"format": 2}
     opened.loader().load_state_dict(older)
     assert not caplog.records
-
-
-def test_a_draft_is_recorded(write_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture) -> None:
-    uri = write_dataset(pa.table({"image": pa.array([jpeg(picture(8, 8))] * 4, pa.binary())}))
-    state = raylance.dataset(uri, decode=Image("image", size=8)).loader().state_dict()
     drafts = raylance.dataset(uri, decode=Image("image", size=8, draft=True)).loader()
     assert drafts.state_dict()["decode"][0]["draft"] is True
     drafts.load_state_dict(state)
