@@ -14,7 +14,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 
 from jobs.common import RefusedError, identity, is_blob, locate, reason
-from jobs.create_dataset.fitting import check_schema
+from jobs.create_dataset.fitting import as_read, check_schema, is_number, kind_of, to_numbers
 from jobs.create_dataset.shaping import is_image, plain, take_bytes
 from jobs.create_dataset.sources import (
     ALIGNED,
@@ -28,7 +28,6 @@ from jobs.create_dataset.sources import (
     in_blocks,
     with_split,
 )
-from jobs.create_dataset.texts import as_read, is_number, kind_of, to_numbers
 
 PARQUET, TEXT, ARROW = (".parquet", ".pq"), (".csv", ".tsv", ".csv.gz", ".tsv.gz"), (".arrow", ".feather", ".ipc")
 _MAGIC = b"ARROW1"  # of an Arrow file, which lists its batches; a stream begins otherwise

@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -51,28 +52,26 @@ from .planning import Plan, Wish, make_plan
 
 
 class Progress:
-    """A bar for each phase, on terminals only."""
+    """A bar for each phase, which counts up to `rows`; on terminals only."""
 
     def __init__(self, rows: int, shown: bool) -> None:
-        """A bar counts up to `rows`."""
-        self.rows, self.shown = rows, shown
-        self.bar: tqdm.tqdm | None = None
-        self.file = sys.stderr  # as it is before Ray's output is separated
+        self.bars: dict[str, tqdm.tqdm] = {}
+        # The file as it is before Ray's output is separated.
+        self.new = functools.partial(
+            tqdm.tqdm, total=rows, unit="row", unit_scale=True, disable=not shown, file=sys.stderr
+        )
 
     def __call__(self, phase: str, rows: int) -> None:
         """Adds finished rows; a new phase ends the previous one."""
-        if self.bar is None or self.bar.desc != phase:
+        if phase not in self.bars:
             self.close()
-            self.bar = tqdm.tqdm(
-                desc=phase, total=self.rows, unit="row", unit_scale=True, disable=not self.shown, file=self.file
-            )
-            self.bar.desc = phase
-        self.bar.update(rows)
+            self.bars[phase] = self.new(desc=phase)
+        self.bars[phase].update(rows)
 
     def close(self) -> None:
-        """Ends the last bar."""
-        if self.bar is not None:
-            self.bar.close()
+        """Ends all bars."""
+        for bar in self.bars.values():
+            bar.close()
 
 
 def run(args: argparse.Namespace) -> str:

@@ -10,6 +10,7 @@ import dataclasses
 import itertools
 
 import numpy as np
+from lance.fragment import FragmentMetadata
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +19,7 @@ class Run:
 
     first: int  # place of its chunk among the selected rows: runs are ordered by it
     part: int  # place of the run in its chunk
-    fragment: str  # as JSON
+    fragment: FragmentMetadata
     slot_rows: np.ndarray  # rows of it in each slot, int64 (slots,)
     slot_bytes: np.ndarray  # bytes of these, int64 (slots,)
 

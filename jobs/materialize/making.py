@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import lance
-import pyarrow as pa
 import ray
 from lance.file import LanceFileSession
-from lance.fragment import FragmentMetadata
 
 import raylance
 from jobs.common import exists, remove_files, run_tasks, taken
@@ -46,7 +44,8 @@ def make(plan: Plan, progress: Bar) -> lance.LanceDataset:
         sorting = stack.enter_context(contextlib.closing(each(scatter, plan.found.chunks, work)))
         runs = [run for done in sorting for run in counted(progress, "sorting", done)]
         runs.sort(key=lambda run: (run.first, run.part))
-        commit(work.scratch, work.scratch_schema, [run.fragment for run in runs], options)
+        operation = lance.LanceOperation.Overwrite(work.scratch_schema, [run.fragment for run in runs])
+        lance.LanceDataset.commit(work.scratch, operation, storage_options=options)
         buckets = plan_buckets(plan.fragments, work.bounds, runs, work.bucket_bytes)
         writing = stack.enter_context(contextlib.closing(each(gather, buckets, work)))
         made = [one for done in writing for one in counted(progress, "writing", done)]
@@ -63,7 +62,8 @@ def make(plan: Plan, progress: Bar) -> lance.LanceDataset:
                 f"--out {work.out} became a dataset of another run meanwhile. It is left as it is, and nothing "
                 "was committed. Choose another --out."
             )
-        return commit(work.out, work.schema, [one.fragment for one in made], options)
+        operation = lance.LanceOperation.Overwrite(work.schema, [one.fragment for one in made])
+        return lance.LanceDataset.commit(work.out, operation, storage_options=options)
 
 
 def counted(progress: Bar, phase: str, done: list[Any]) -> list[Any]:
@@ -82,12 +82,6 @@ def each(task: Callable[[Any, Work], list[Any]], items: list[Any], work: Work) -
             f"{has:,.0f}. None would ever start. Give a smaller --bucket-bytes."
         )
     return run_tasks(task, items, work, num_cpus=1, memory=need)
-
-
-def commit(uri: str, schema: pa.Schema, fragments: list[str], options: dict[str, str]) -> lance.LanceDataset:
-    """Makes a version of fragments, in their order."""
-    found = [FragmentMetadata.from_json(text) for text in fragments]
-    return lance.LanceDataset.commit(uri, lance.LanceOperation.Overwrite(schema, found), storage_options=options)
 
 
 def check_target(wish: Wish, present: bool) -> None:

@@ -94,7 +94,9 @@ def make_plan(wish: Wish, progress: Bar) -> Plan:
     """Counts what is selected, and decides sizes."""
     facts, source = open_source(wish)
     stored = stored_row_bytes(source, wish.columns)
-    bucket_bytes = wish.bucket_bytes or bucket_size(facts["rows"] * stored)
+    # Enough to hold at a time for the second pass to read whole pieces, and no more than Arrow can take.
+    usual_bytes = min(max(LEAST_BUCKET, math.isqrt(int(facts["rows"] * stored * PIECE_BYTES))), LARGEST_BUCKET)
+    bucket_bytes = wish.bucket_bytes or usual_bytes
     found = survey(
         source,
         rows=facts["rows"],
@@ -146,11 +148,6 @@ def describe(wish: Wish, facts: dict[str, Any]) -> raylance.Provenance:
         transform=None if wish.images is None else wish.images.describe(),
         raylance=raylance.__version__,
     )
-
-
-def bucket_size(total_bytes: float) -> int:
-    """Bytes to hold at a time: enough for the second pass to read whole pieces, and no more than Arrow can take."""
-    return min(max(LEAST_BUCKET, math.isqrt(int(total_bytes * PIECE_BYTES))), LARGEST_BUCKET)
 
 
 def task_bytes(bucket_bytes: int) -> int:

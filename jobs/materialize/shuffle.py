@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import json
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -116,7 +115,7 @@ class Made:
     """A fragment of the new dataset."""
 
     start: int  # its first place
-    fragment: str  # as JSON
+    fragment: FragmentMetadata
     rows: int
     checksum: int  # of the source's row offsets in it
 
@@ -190,7 +189,7 @@ def write_run(work: Work, chunk: Chunk, part: int, held: list[pa.Table]) -> Run:
     return Run(
         first=chunk.first,
         part=part,
-        fragment=fragment_json(written),
+        fragment=written,
         slot_rows=np.diff(edges),
         slot_bytes=np.asarray(slot_bytes, np.int64),
     )
@@ -204,7 +203,7 @@ def gather(bucket: Bucket, work: Work) -> list[Made]:
         loaded.checksum = 0
         batches = loaded.between(scratch, bucket, start, stop, work)
         written = work.write(batches, work.schema, work.out, work.mode)
-        made.append(Made(start=start, fragment=fragment_json(written), rows=stop - start, checksum=loaded.checksum))
+        made.append(Made(start=start, fragment=written, rows=stop - start, checksum=loaded.checksum))
         if written.physical_rows != stop - start:
             raise raylance.CoverageError(
                 f"{written.physical_rows:,} rows were written for the places {start:,} to {stop:,} of {work.out!r}. "
@@ -267,8 +266,3 @@ def one_chunk(tables: list[pa.Table]) -> pa.Table:
     table = pa.concat_tables(tables).unify_dictionaries()
     tables.clear()
     return table.combine_chunks()
-
-
-def fragment_json(fragment: FragmentMetadata) -> str:
-    """The JSON of a fragment, with which it travels."""
-    return json.dumps(fragment.to_json())
