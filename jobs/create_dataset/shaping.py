@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from jobs.common import RefusedError
 from jobs.create_dataset.fitting import fit
 from jobs.create_dataset.labels import is_text, to_labels
-from jobs.create_dataset.sources import SPLIT, Left, to_splits, where_from
+from jobs.create_dataset.sources import SPLIT, Left, replaced, to_splits, where_from
 from jobs.materialize.images import Reencode, why_no_image
 
 
@@ -43,11 +43,9 @@ class Shape:
         if self.split_by:
             table = table.append_column(SPLIT, self._draw_splits(table))
         else:
-            place = table.schema.get_field_index(SPLIT)
-            table = table.set_column(place, SPLIT, to_splits(table[SPLIT], where))
+            table = replaced(table, SPLIT, to_splits(table[SPLIT], where))
         if self.label is not None:
-            place = table.schema.get_field_index(self.label)
-            table = table.set_column(place, self.label, self._number(table[self.label], where))
+            table = replaced(table, self.label, self._number(table[self.label], where))
         for field in self.schema:
             if pa.types.is_fixed_size_list(field.type) and not pa.types.is_fixed_size_list(table[field.name].type):
                 check_lengths(table[field.name], field.type.list_size, field.name, where)
@@ -156,7 +154,7 @@ def take_bytes(table: pa.Table, name: str) -> pa.Table:
             f"column {name} has {lost:,} images that are paths without bytes in {where_from(table, 'the source')}. "
             "They would be lost. Save them with their bytes."
         )
-    return table.set_column(table.schema.get_field_index(name), name, encoded)
+    return replaced(table, name, encoded)
 
 
 def absent(label: str, count: int, rows: int, where: str) -> str:

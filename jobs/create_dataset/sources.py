@@ -287,6 +287,11 @@ def to_splits(column: pa.ChunkedArray, where: str) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(known, pa.string())]).take(places)
 
 
+def replaced(table: pa.Table, name: str, column: pa.ChunkedArray) -> pa.Table:
+    """The table with other values in a column."""
+    return table.set_column(table.schema.get_field_index(name), name, column)
+
+
 def from_file(table: pa.Table, file: str) -> pa.Table:
     """The table, noting the file that its rows are from: for messages."""
     return table.replace_schema_metadata({_FILE: file})

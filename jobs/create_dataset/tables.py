@@ -26,6 +26,7 @@ from jobs.create_dataset.sources import (
     cut,
     from_file,
     in_blocks,
+    replaced,
     with_split,
 )
 
@@ -77,13 +78,8 @@ class Tables(Files):
         kept = {file: self._keep(schema.empty_table(), file).schema for file, schema in schemas.items()}
         for file, schema in kept.items():
             check_schema(schema, plain(next(iter(kept.values()))), file)
-        self.left_out = [
-            *self.listing.left_out,
-            *(
-                Left(f"column {name}", "is the index of a pandas frame; name it by --columns to keep it")
-                for name in self.index
-            ),
-        ]
+        why = "is the index of a pandas frame; name it by --columns to keep it"
+        self.left_out = [*self.listing.left_out, *(Left(f"column {name}", why) for name in self.index)]
 
     def _look(self, file: str) -> tuple[pa.Schema, list[int | None]]:
         """Columns of a file, and the rows of each part of it."""
@@ -92,16 +88,13 @@ class Tables(Files):
         with self.listing.open(file) as opened:
             if file.lower().endswith(PARQUET):
                 found = pq.ParquetFile(opened)
-                return found.schema_arrow, [
-                    found.metadata.row_group(group).num_rows for group in range(found.num_row_groups)
-                ]
+                groups = range(found.num_row_groups)
+                return found.schema_arrow, [found.metadata.row_group(group).num_rows for group in groups]
             if not is_file(opened):
                 with pa.ipc.open_stream(opened) as stream:
                     return stream.schema, [None]
-            with pa.ipc.open_file(opened) as batches:
-                return batches.schema, [
-                    batches.get_batch(batch).num_rows for batch in range(batches.num_record_batches)
-                ]
+            with pa.ipc.open_file(opened) as read:
+                return read.schema, [read.get_batch(batch).num_rows for batch in range(read.num_record_batches)]
 
     def _look_into_text(self, file: str) -> tuple[pa.Schema, list[int | None]]:
         """Columns of the header; their types come from the first rows of all text files, and hold for the rest."""
@@ -152,15 +145,9 @@ class Tables(Files):
                 f"{file} has several columns {', '.join(twice)}. A dataset has one of a name, the others would be "
                 "lost. Write it again with other names."
             )
-        if missing := [name for name in self.columns or () if name not in schema.names]:
-            raise RefusedError(
-                f"{file} lacks the column {', '.join(missing)}, it has {', '.join(schema.names)}. --columns would not "
-                "be what it says. Name columns that all files have."
-            )
+        check_asked(self.columns, schema, file)
         pandas = json.loads((schema.metadata or {}).get(b"pandas", b"{}"))
-        index |= {
-            name: None for name in pandas.get("index_columns", ()) if isinstance(name, str) and name in schema.names
-        }
+        index |= dict.fromkeys(name for name in pandas.get("index_columns", ()) if name in schema.names)
 
     def pieces(self, rows: int) -> list[Piece]:
         """Spans of row groups and batches; a whole file where its number of rows is unknown."""
@@ -198,11 +185,11 @@ class Tables(Files):
     def _read_text(self, file: str) -> Iterator[pa.Table]:
         """The rows of a text file, of the types of the first rows."""
         for table in self._batches(file, as_read(self.kinds)):
-            for place, name in enumerate(table.column_names):
+            for name in table.column_names:
                 kind = self.kinds.get(name, pa.null())
                 if is_number(kind) and (self.columns is None or name in self.columns):
                     try:
-                        table = table.set_column(place, name, to_numbers(table[name], kind))
+                        table = replaced(table, name, to_numbers(table[name], kind))
                     except ValueError as error:
                         raise self._misfit(file, name, error) from None
             yield table
@@ -228,6 +215,15 @@ class Tables(Files):
             f"column {name} is {kind}, and not in {file} ({reason(error)}). Its values would be changed or lost. Give "
             f"--text-columns {name} to keep them as they are written, write all alike, or as Parquet, where columns "
             "have types."
+        )
+
+
+def check_asked(columns: Sequence[str] | None, schema: pa.Schema, where: str) -> None:
+    """Refuses --columns that a file or a dataset does not have."""
+    if missing := [name for name in columns or () if name not in schema.names]:
+        raise RefusedError(
+            f"{where} lacks the column {', '.join(missing)}, it has {', '.join(schema.names)}. --columns would not be "
+            "what it says. Name columns that are in all that is read."
         )
 
 
@@ -266,11 +262,7 @@ class LanceTable(Source):
                 f"--input {location} can't be read as a Lance dataset ({reason(error)}). There is nothing to copy. "
                 "Give the URI of one; a table of LanceDB lies at <database>/<table>.lance."
             ) from error
-        if missing := [name for name in columns or () if name not in opened.schema.names]:
-            raise RefusedError(
-                f"--input {location} lacks the column {', '.join(missing)}, it has {', '.join(opened.schema.names)}. "
-                "--columns would not be what it says. Name columns that it has."
-            )
+        check_asked(columns, opened.schema, f"--input {location}")
         self.columns = list(columns or opened.schema.names)
         if blobs := [name for name in self.columns if is_blob(opened.schema.field(name))]:
             raise RefusedError(
