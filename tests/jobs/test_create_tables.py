@@ -536,26 +536,30 @@ NUMBERS = {
 }
 
 
+def read_column(texts: list[str], folder: Path) -> tuple[Tables, pa.ChunkedArray]:
+    """A column of a CSV file, and the source that reads it."""
+    read = Tables(str(plant(folder, {"a.csv": "code,x\n" + "".join(f"{text},1\n" for text in texts)})), None, "", {})
+    return read, pa.concat_tables(part for piece in read.pieces(10) for part in read.read(piece, []))["code"]
+
+
 @pytest.mark.parametrize("name", CODES)
 def test_text_that_numbers_would_change_stays_what_it_is(name: str, tmp_path: Path) -> None:
     texts, kind, why = CODES[name]
-    read = Tables(str(plant(tmp_path, {"a.csv": "code,x\n" + "".join(f"{text},1\n" for text in texts)})), None, "", {})
+    read, column = read_column(texts, tmp_path)
     [remark] = read.remarks
     assert remark.startswith(f"code is {kind}: as ")
     assert why in remark
-    made = pa.concat_tables(part for piece in read.pieces(10) for part in read.read(piece, []))
-    assert made.schema.field("code").type == kind
-    assert [str(value) for value in made["code"].to_pylist()] == texts
+    assert column.type == kind
+    assert [str(value) for value in column.to_pylist()] == texts
 
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_text_that_is_the_same_as_numbers_becomes_numbers(name: str, tmp_path: Path) -> None:
     texts, kind, values = NUMBERS[name]
-    read = Tables(str(plant(tmp_path, {"a.csv": "x,y\n" + "".join(f"{text},1\n" for text in texts)})), None, "", {})
-    made = pa.concat_tables(part for piece in read.pieces(10) for part in read.read(piece, []))
+    read, column = read_column(texts, tmp_path)
     assert read.remarks == []
-    assert made.schema.field("x").type == kind
-    assert made["x"].to_pylist() == values
+    assert column.type == kind
+    assert column.to_pylist() == values
 
 
 @pytest.mark.usefixtures("ray_session")

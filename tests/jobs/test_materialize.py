@@ -97,9 +97,13 @@ def fragment_rows(dataset: lance.LanceDataset) -> list[int]:
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_every_selected_row_comes_once_and_whole(source: str, tmp_path: Path) -> None:
-    made = make(source, tmp_path / "out.lance", "--filter", "split = 'train'", "--rows-per-fragment", 110, *SMALL)
-    wanted = lance.dataset(source).to_table(filter="split = 'train'")
+def test_every_selected_row_comes_once_and_the_copy_says_what_it_was_made_from(
+    source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows, columns = "split = 'train'", ["id", "label", "data"]
+    options = ["--filter", rows, "--columns", ",".join(columns), "--seed", 5, "--rows-per-fragment", 110, *SMALL]
+    made = make(source, tmp_path / "out.lance", *options)
+    wanted = lance.dataset(source).to_table(filter=rows, columns=columns)
     found = made.to_table()
     assert found["id"].to_pylist() != wanted["id"].to_pylist()
     assert found.sort_by("id").equals(wanted)
@@ -108,6 +112,19 @@ def test_every_selected_row_comes_once_and_whole(source: str, tmp_path: Path) ->
     assert max(counts) <= 110
     assert len(counts) == -(-len(wanted) // 110)
     assert made.schema.metadata[b"classes"] == b'["a", "b", "c"]'
+    said = raylance.Provenance.read(raylance.dataset(str(made.uri)).schema)
+    state = raylance.dataset(source, filter=rows).loader(rank=0, runtime="threads").state_dict()
+    for name in ("uri", "version", "branch", "identity", "filter", "rows", "fingerprint"):
+        assert getattr(said, name) == state[name], name
+    assert (said.columns, said.seed, said.order, said.group_by) == (columns, 5, "shuffled", None)
+    assert (said.transform, said.raylance) == (None, raylance.__version__)
+    with caplog.at_level(logging.DEBUG, logger="raylance"):
+        raylance.dataset(str(made.uri), stale="refuse")
+    assert "made from" not in caplog.text
+    assert "was not compared" not in caplog.text
+    lance.dataset(source).delete("id = 3")
+    with pytest.raises(raylance.DatasetError, match="made from version 2 of .* which is at version 3: .* Nothing"):
+        raylance.dataset(str(made.uri), stale="refuse")
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -317,24 +334,6 @@ def copied(write_dataset: Callable[..., str], tmp_path: Path) -> tuple[str, str]
     lance.write_dataset(table, str(tmp_path / "copy.lance"))
     provenance.warn_once.cache_clear()
     return uri, str(tmp_path / "copy.lance")
-
-
-@pytest.mark.usefixtures("ray_session")
-def test_the_copy_says_what_it_was_made_from(source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    made = make(source, tmp_path / "out", "--filter", "id < 900", "--columns", "id,label", "--seed", 5)
-    said = raylance.Provenance.read(raylance.dataset(str(made.uri)).schema)
-    state = raylance.dataset(source, filter="id < 900").loader(rank=0, runtime="threads").state_dict()
-    for name in ("uri", "version", "branch", "identity", "filter", "rows", "fingerprint"):
-        assert getattr(said, name) == state[name], name
-    assert (said.columns, said.seed, said.order, said.group_by) == (["id", "label"], 5, "shuffled", None)
-    assert (said.transform, said.raylance) == (None, raylance.__version__)
-    with caplog.at_level(logging.DEBUG, logger="raylance"):
-        raylance.dataset(str(made.uri), stale="refuse")
-    assert "made from" not in caplog.text
-    assert "was not compared" not in caplog.text
-    lance.dataset(source).delete("id = 3")
-    with pytest.raises(raylance.DatasetError, match="made from version 2 of .* which is at version 3: .* Nothing"):
-        raylance.dataset(str(made.uri), stale="refuse")
 
 
 def test_a_stale_copy_is_told_once_or_refused(copied: tuple[str, str], caplog: pytest.LogCaptureFixture) -> None:
