@@ -96,31 +96,29 @@ class Span(NamedTuple):
 
 def cut(counted: Sequence[tuple[Any, int | None]], rows: int, name: str) -> list[Piece]:
     """Cuts what is read in a row into pieces of so many rows; what was not counted is a piece by itself."""
-    pieces: list[Piece] = []
-    spans: list[Span] = []
-    held = 0
-
-    def close() -> None:
-        nonlocal held
-        if spans:
-            pieces.append(Piece(name=f"{name} {len(pieces) + 1}", parts=tuple(spans), rows=held))
-        spans.clear()
-        held = 0
-
+    pieces: list[list[Span]] = []
+    room = 0  # for rows in the last piece
     for what, count in counted:
         if count is None:
-            close()
-            pieces.append(Piece(name=f"{name} {len(pieces) + 1}", parts=(Span(what, 0, None),), rows=None))
+            pieces.append([Span(what, 0, None)])
+            room = 0
             continue
         at = 0
         while at < count:
-            take = min(count - at, rows - held)
-            spans.append(Span(what, at, at + take))
-            at, held = at + take, held + take
-            if held == rows:
-                close()
-    close()
-    return pieces
+            if not room:
+                pieces.append([])
+                room = rows
+            take = min(count - at, room)
+            pieces[-1].append(Span(what, at, at + take))
+            at, room = at + take, room - take
+    return [
+        Piece(
+            name=f"{name} {number}",
+            parts=tuple(spans),
+            rows=None if spans[0].high is None else sum(high - low for _, low, high in spans),
+        )
+        for number, spans in enumerate(pieces, 1)
+    ]
 
 
 class Listing(NamedTuple):

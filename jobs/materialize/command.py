@@ -119,20 +119,15 @@ def open_source(args: argparse.Namespace) -> Wish:
         raise raylance.ConfigError(
             f"--out {args.out} is the source itself. It would be overwritten. Give another name."
         )
+    as_given = ("filter", "group_by", "seed", "image_column", "rows_per_fragment", "bucket_bytes", "overwrite")
     return Wish(
         data=data,
         out=out.rstrip("/"),
         columns=columns,
-        filter=args.filter,
-        group_by=args.group_by,
-        seed=args.seed,
         images=images,
-        image_column=args.image_column,
-        rows_per_fragment=args.rows_per_fragment,
-        bucket_bytes=args.bucket_bytes,
-        overwrite=args.overwrite,
         scratch=locate(args.scratch).rstrip("/") if args.scratch else None,
         storage_options=options,
+        **{name: getattr(args, name) for name in as_given},
     )
 
 
