@@ -29,7 +29,7 @@ def plant(folder: Path, files: Mapping[str, Any]) -> Path:
         if isinstance(content, (str, bytes)):
             (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
         else:
-            pq.write_table(pa.table(content), folder / name)
+            pq.write_table(content if isinstance(content, pa.Table) else pa.table(content), folder / name)
     return folder
 
 

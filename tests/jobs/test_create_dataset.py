@@ -145,9 +145,8 @@ def test_huggingface_reads_the_layout_of_the_hub(tmp_path):
 def test_huggingface_of_plain_columns_without_splits_or_class_names(tmp_path):
     table = hub_table(range(40), struct=False).rename_columns(["img", "fine_label"])
     table = table.set_column(1, "fine_label", table["fine_label"].cast(pa.uint8()))
-    (tmp_path / "in").mkdir()
-    pq.write_table(table, tmp_path / "in" / "train-00000-of-00001.parquet")
-    options = ("--input", tmp_path / "in", "--image-column", "img", "--label-column", "fine_label")
+    root = created.plant(tmp_path / "in", {"train-00000-of-00001.parquet": table})
+    options = ("--input", root, "--image-column", "img", "--label-column", "fine_label")
     _, rows, classes = make("huggingface", tmp_path / "out.lance", *options)
     assert classes == ["0", "1", "2"]
     assert rows["image"].to_pylist() == table["img"].to_pylist()
@@ -171,9 +170,7 @@ def test_huggingface_numbers_labels_that_are_strings(tmp_path, kind):
 def test_classes_come_in_the_order_of_a_file(photos, tmp_path, capsys, source):
     root, out, file = photos, tmp_path / "out.lance", tmp_path / "classes.txt"
     if source == "huggingface":
-        root = tmp_path / "in"
-        root.mkdir()
-        pq.write_table(with_names(hub_table(range(6))), root / "0.parquet")
+        root = created.plant(tmp_path / "in", {"0.parquet": with_names(hub_table(range(6)))})
     file.write_text("cat\ndog\nant\nbee\n")
     _, rows, classes = make(source, out, "--input", root, "--classes", file)
     assert classes == ["cat", "dog", "ant", "bee"]  # dogs are in another dataset
@@ -196,11 +193,9 @@ def test_classes_come_in_the_order_of_a_file(photos, tmp_path, capsys, source):
 
 
 def test_classes_of_labels_that_are_integers_are_not_reordered(tmp_path, capsys):
-    (tmp_path / "in").mkdir()
-    (tmp_path / "classes.txt").write_text("bee\nant\ncat\n")
-    pq.write_table(hub_table(range(6)), tmp_path / "in" / "0.parquet")
-    command = ("huggingface", "--out", tmp_path / "o.lance", "--input", tmp_path / "in")
-    assert "Leave --classes out" in refusal(capsys, *command, "--classes", tmp_path / "classes.txt")
+    root = created.plant(tmp_path / "in", {"classes.txt": "bee\nant\ncat\n", "0.parquet": hub_table(range(6))})
+    command = ("huggingface", "--out", tmp_path / "o.lance", "--input", root)
+    assert "Leave --classes out" in refusal(capsys, *command, "--classes", root / "classes.txt")
 
 
 def write_birds(path: Path, names: list[str | None]) -> str:
@@ -425,13 +420,7 @@ def test_missing_and_empty_inputs_are_refused(tmp_path, capsys, source):
 
 def test_bad_parquet_is_refused(tmp_path, capsys):
     def message(files: dict[str, pa.Table | bytes], *options: object) -> str:
-        root = tmp_path / str(len(list(tmp_path.iterdir())))
-        root.mkdir()
-        for name, content in files.items():
-            if isinstance(content, bytes):
-                (root / name).write_bytes(content)
-            else:
-                pq.write_table(content, root / name)
+        root = created.plant(tmp_path / str(len(list(tmp_path.iterdir()))), files)
         return refusal(capsys, "huggingface", "--out", root / "out.lance", "--input", root, *options)
 
     good = hub_table(range(6), names=["a", "b", "c"])
