@@ -57,8 +57,6 @@ NEEDS = {
     "image_size": "image_column",
     "on_bad_row": "image_column",
 }
-
-
 LACKING = ("order", "pack")  # what the records of a run may lack
 BESIDE_RUN = ("run", "dataset", "uri", "storage_options", "json", *LACKING)  # all that means something with --run
 
@@ -80,8 +78,7 @@ def open_data(args: argparse.Namespace) -> raylance.Dataset:
     parts = {
         name: (raylance.dataset(uri, **given), weight) for uri, (name, weight) in zip(args.uri, args.mix, strict=True)
     }
-    stop = int(args.stop) if args.stop.isdigit() else args.stop
-    return raylance.mix(parts, stop=stop, remainder=args.remainder)
+    return raylance.mix(parts, stop=args.stop, remainder=args.remainder)
 
 
 def audit(epoch: raylance.audit.EpochAudit, args: argparse.Namespace) -> dict[str, Any]:
@@ -117,12 +114,8 @@ def rows_of_step(epoch: raylance.audit.EpochAudit, args: argparse.Namespace) -> 
 def complete_shards(epoch: raylance.audit.EpochAudit, state: dict[str, Any]) -> dict[str, Any]:
     """Prints the IDs of the shards that are complete at a checkpoint, as ranges; its own list is compared with them."""
     done = epoch.completed_shards(state)
-    ends = np.flatnonzero(np.diff(done, append=-1) != 1)
-    firsts = np.append(0, ends[:-1] + 1)[: len(ends)]
-    names = [
-        f"{first}" if first == last else f"{first}-{last}"
-        for first, last in zip(done[firsts].tolist(), done[ends].tolist(), strict=True)
-    ]
+    neighbours = np.split(done, np.flatnonzero(np.diff(done) != 1) + 1) if len(done) else []
+    names = [f"{ids[0]}" if len(ids) == 1 else f"{ids[0]}-{ids[-1]}" for ids in neighbours]
     print(
         f"{len(done):,} of {epoch.plan.order.shard_count:,} shards are complete at position {state['position']:,} of "
         f"epoch {state['epoch']}, counted from 0: {', '.join(names) or 'none'}"
@@ -203,7 +196,12 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--lanes", type=int, help="number")
     add("--seed", type=int, help="default: 0")
     add("--mix", type=weights, metavar="A=W,B=W", help="mixture: names and weights of the datasets, in their order")
-    add("--stop", default="first_exhausted", help="… first_exhausted (default), all_exhausted, or a number of rows")
+    add(
+        "--stop",
+        type=number_or_name,
+        default="first_exhausted",
+        help="… first_exhausted (default), all_exhausted, or a number of rows",
+    )
     stored = {"type": key_value, "action": "append", "default": [], "metavar": "KEY=VALUE"}
     add("--storage-options", "--storage-option", help="of the object store; may be repeated", **stored)
     add("--remainder", choices=("drop", "pad", "ragged"), default="drop", help="default: %(default)s")
