@@ -75,7 +75,7 @@ class ReadSchedule:
         while True:
             at += 1
             if at == len(self.assignments):
-                chunk = plan.chunk_behind(self.assignments[-1].chunk, rank)
+                chunk = plan.likely_next_chunk(self.assignments[-1].chunk, rank)
                 if chunk is None:
                     return
                 self.assignments.append(ChunkAssignment(chunk))

@@ -206,7 +206,7 @@ class Plan:
         """The chunk after this one, or None at the end of the epoch."""
         return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.stride)
 
-    def chunk_behind(self, chunk: Chunk, rank: int) -> Chunk | None:
+    def likely_next_chunk(self, chunk: Chunk, rank: int) -> Chunk | None:
         """The chunk that a rank most likely reads next: one with rows of it, or the next epoch's first."""
         after = self.next_chunk(chunk)
         if after is not None and self.chunk_size(after, rank):

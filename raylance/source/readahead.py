@@ -218,7 +218,7 @@ class ReadAhead:
         plan_key, rank, _, _ = used.track
         chunk, begin = used.chunk, used.end
         if begin == used.chunk_end:
-            after = following or used.plan.chunk_behind(chunk, rank)
+            after = following or used.plan.likely_next_chunk(chunk, rank)
             if after is None:
                 return None
             chunk, begin = after, used.plan.line(after.position, rank)

@@ -56,7 +56,7 @@ def test_components_keep_their_own_order_and_repeat_only_as_stop_allows(order: R
         assert len(set(rows[:-1].tolist())) < order.rows, "the epoch ends as soon as all were seen"
 
 
-@hypothesis.settings(max_examples=30)
+@hypothesis.settings(max_examples=12)
 @given(order=mixtures(), batch=st.integers(1, 30), worlds=st.lists(st.integers(1, 5), min_size=2, max_size=2))
 def test_same_global_batches_for_every_world_size(order: Resolved, batch: int, worlds: list[int]) -> None:
     first, second = (global_batches(make_plan(order, batch, world), 1, 0) for world in worlds)
@@ -469,13 +469,6 @@ def test_a_mixture_reads_each_datasets_schema_once(
     assert reads == 5
 
 
-def test_a_checkpoint_of_another_mixture_is_refused(parts: dict[str, Any]) -> None:
-    state = raylance.mix(parts).loader().state_dict()
-    other = raylance.mix({"large": (parts["large"][0], 0.5), "small": (parts["small"][0], 0.5)})
-    with pytest.raises(raylance.StateError, match="order.components.large.quota: saved 3, now 1"):
-        other.loader().load_state_dict(state)
-
-
 def test_bad_mixtures(parts: dict[str, Any], write_dataset: Callable[..., str]) -> None:
     large = parts["large"][0]
     other = raylance.dataset(write_dataset(pa.table({"id": ["a", "b"]})))
@@ -507,24 +500,24 @@ def test_bad_mixtures(parts: dict[str, Any], write_dataset: Callable[..., str]) 
 GOLDEN_SEEDS = [16391082371309026713, 1384234292565451594, 12541704517497926162, 16119218604280180747]
 
 
-def tell_offsets(batch: dict[str, Any]) -> dict[str, Any]:
-    return {"told": batch["_rowoffset"].copy(), "seed": batch["_seed"].copy()}
+def copy_offsets(batch: dict[str, Any]) -> dict[str, Any]:
+    return {"seen": batch["_rowoffset"].copy(), "seed": batch["_seed"].copy()}
 
 
 def test_transforms_in_mixtures_see_the_offsets_of_the_dataset(write_dataset: Callable[..., str]) -> None:
-    datasets = [raylance.dataset(write_dataset(table(first, 40)), transform=tell_offsets) for first in (0, 1000)]
+    datasets = [raylance.dataset(write_dataset(table(first, 40)), transform=copy_offsets) for first in (0, 1000)]
     mixed = raylance.mix({"a": (datasets[0], 1), "b": (datasets[1], 1)}, stop="all_exhausted", remainder="ragged")
     batches = list(IterableDataset(mixed, global_batch_size=20, dist_info=(0, 1), with_row_offset=True))
-    told, offsets, component, seeds = (
-        np.concatenate([batch[name] for batch in batches]) for name in ("told", "_rowoffset", "_component", "seed")
+    seen, offsets, component, seeds = (
+        np.concatenate([batch[name] for batch in batches]) for name in ("seen", "_rowoffset", "_component", "seed")
     )
-    np.testing.assert_array_equal(told, offsets)
+    np.testing.assert_array_equal(seen, offsets)
     assert offsets.max() == 39
     order = np.lexsort((offsets, component))
     # Frozen, as test_order.GOLDEN is: seeds are made of the offset and the component.
     assert seeds[order[[0, 39, 40, 79]]].tolist() == GOLDEN_SEEDS
     head = mixed.head(80)
-    for name in ("told", "_rowoffset"):
+    for name in ("seen", "_rowoffset"):
         np.testing.assert_array_equal(head[name], np.tile(np.arange(40), 2))
 
 

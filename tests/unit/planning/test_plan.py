@@ -136,11 +136,6 @@ def test_steps_are_arranged_by_lane_wherever_they_begin(
     assert np.concatenate(arranged).tolist() == wanted
 
 
-def test_a_step_that_begins_between_two_rounds_of_the_lanes() -> None:
-    plan = make_plan(resolve(WindowShuffle(shard_rows=5, window_shards=1, lanes=3), 100), 7, 1)
-    assert plan.positions(4, 0, 7).tolist() == [6, 9, 4, 7, 10, 5, 8]
-
-
 def test_ranks_own_lanes_where_lanes_divide_the_batch() -> None:
     order = WindowShuffle(shard_rows=10, window_shards=2, lanes=8)
     plan = make_plan(resolve(order, 1000), 32, 4)
@@ -167,8 +162,8 @@ def test_items_are_of_the_size_that_is_aimed_at_and_can_be_cut(
         begin = item.chunk.position
         unit = begin // plan.chunk_positions
         assert (begin + (item.chunk.steps - 1) * plan.stride) // plan.chunk_positions == unit
-        behind = begin + item.chunk.steps * plan.stride
-        assert behind // plan.chunk_positions > unit or behind >= plan.epoch_rows
+        end = begin + item.chunk.steps * plan.stride
+        assert end // plan.chunk_positions > unit or end >= plan.epoch_rows
         assert item.rows <= item_rows
         parts = data.draw(st.integers(0, 5))
         cut = plan.cut(item, parts)
@@ -262,10 +257,10 @@ def test_summary_says_what_is_held_where_a_step_is_larger_than_the_limit() -> No
     """The window has 32 rows, and a step 256: what is read together is neither."""
     plan = make_plan(resolve(WindowShuffle(shard_rows=1, window_shards=1, lanes=32), 2000), 256, 1, "drop")
     limit = 32 << 20
-    told = summarise(plan, 1 << 20, "take", limit, "the mean of a few rows")
-    assert limit // 4 < told.window_bytes <= limit // 2
-    assert limit // 2 < told.held_bytes <= limit
-    assert "MiB held (1,048,576 bytes a row, the mean of a few rows)" in repr(told)
+    summary = summarise(plan, 1 << 20, "take", limit, "the mean of a few rows")
+    assert limit // 4 < summary.window_bytes <= limit // 2
+    assert limit // 2 < summary.held_bytes <= limit
+    assert "MiB held (1,048,576 bytes a row, the mean of a few rows)" in repr(summary)
     roomy = summarise(plan, 1 << 20, "take", 1 << 30, "the mean of a few rows")
     assert (roomy.window_bytes, roomy.held_bytes) == (256 << 20, 512 << 20), "a step is read at once where it fits"
 
@@ -285,6 +280,6 @@ def test_a_consumer_slower_than_its_helpers_does_not_wait_while_items_grow(helpe
         if before >= 160:
             free.sort()
             free[0] += rows
-            assert free[0] <= 1.5 * before / helpers, f"{rows} rows are awaited behind {before}"
+            assert free[0] <= 1.5 * before / helpers, f"{rows} rows are awaited after {before}"
         before += rows
     assert max(free) - min(free) <= 80 // helpers

@@ -297,7 +297,7 @@ def test_epochs_that_leave_rows_out_need_the_order() -> None:
     assert {proof.status for proof in whole.prove(Expected(selection=SELECTION, order=None))} == {"proven"}
 
 
-def test_a_loader_that_was_closed_tells_all_of_it_again() -> None:
+def test_a_loader_that_was_closed_reports_all_of_it_again() -> None:
     run = Run()
     ledgers = run.start(2, 12, 5, ledgers=[Ledger(), Ledger()])
     run.start(2, 12, 5, ledgers=ledgers, begin=(0, 60))

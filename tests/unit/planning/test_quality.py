@@ -180,7 +180,7 @@ def test_small_datasets(order: Order, rows: int, batch: int) -> None:
     assert order.name in repr(found)
 
 
-def test_repr_tells_what_was_measured() -> None:
+def test_repr_says_what_was_measured() -> None:
     text = repr(shuffle_quality(make_plan(window(8, 4)), epochs=2, sample_steps=10))
     for part in ("window_shards=4", "60,000 rows", "10 of 937 steps", "2 epoch", "neighbour distance", "10 blocks"):
         assert part in text

@@ -79,7 +79,7 @@ def test_the_main_branch_by_a_branchs_uri(write_dataset: Callable[..., str]) -> 
     assert raylance.dataset(branch.uri, version="trunk")[:]["id"].tolist()[10:] == [*range(900, 905)]
 
 
-def test_a_dataset_written_anew_in_its_place_is_noticed(tmp_path: Path) -> None:
+def test_another_dataset_in_the_same_place_is_noticed(tmp_path: Path) -> None:
     uri = str(tmp_path / "a.lance")
     lance.write_dataset(numbers(0, 50), uri)
     state = position_of(raylance.dataset(uri))
@@ -94,7 +94,7 @@ def test_a_dataset_written_anew_in_its_place_is_noticed(tmp_path: Path) -> None:
     raylance.dataset(uri).loader().load_state_dict(state)  # the same files are the same dataset
 
 
-def test_components_that_change_places_are_noticed(write_dataset: Callable[..., str]) -> None:
+def test_mixtures_that_differ_are_noticed(write_dataset: Callable[..., str]) -> None:
     """The places of a mixture's components decide which rows come when, whatever their names."""
     left, right = (raylance.dataset(write_dataset(numbers(start, 60))) for start in (0, 1000))
     state = position_of(raylance.mix({"a": (left, 1), "b": (right, 1)}))
@@ -103,13 +103,15 @@ def test_components_that_change_places_are_noticed(write_dataset: Callable[..., 
         raylance.mix({"b": (right, 1), "a": (left, 1)}).loader().load_state_dict(state)
     with pytest.raises(raylance.StateError, match="uri.a: saved"):
         raylance.mix({"a": (right, 1), "b": (left, 1)}).loader().load_state_dict(state)
+    with pytest.raises(raylance.StateError, match="order.components.a.quota: saved 1, now 3"):
+        raylance.mix({"a": (left, 0.75), "b": (right, 0.25)}).loader().load_state_dict(state)
 
 
 def double(batch: dict[str, Any]) -> dict[str, Any]:
     return batch | {"label": batch["label"] * 2}
 
 
-def test_another_decoding_is_told_in_one_warning(images_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_decoding_is_named_in_one_warning(images_uri: str, caplog: pytest.LogCaptureFixture) -> None:
     decode = raylance.Image("image", size=8, augment=raylance.RandomResizedCrop(scale=(0.5, 1)))
     saved = position_of(raylance.dataset(images_uri, decode=decode, transform=double))
     with caplog.at_level(logging.WARNING, logger="raylance"):
@@ -157,7 +159,7 @@ def test_a_fragment_order_takes_its_own_state(images_uri: str) -> None:
 
 
 def test_the_end_of_an_epoch_is_the_start_of_the_next(images_uri: str) -> None:
-    """0.1.0 saved the position behind the last step: a resume there gave an epoch of no steps."""
+    """0.1.0 saved the position after the last step: a resume there gave an epoch of no steps."""
     handle = raylance.dataset(images_uri, columns=["id"])
     with handle.loader() as loader:
         for _ in range(2):
@@ -172,7 +174,7 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next(images_uri: str) -> None:
         handle.loader().load_state_dict(state | {"position": 960})
 
 
-def test_rows_that_an_old_state_leaves_out_are_told(images_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_that_an_old_state_leaves_out_are_named(images_uri: str, caplog: pytest.LogCaptureFixture) -> None:
     """0.1.0 could stand before a smaller last step, by drop_last=False, which its state does not say."""
     handle = raylance.dataset(images_uri, columns=["id"])
     state = as_of_format(1, handle.loader().state_dict())

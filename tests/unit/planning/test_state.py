@@ -155,7 +155,7 @@ def test_another_batch_world_or_auto_is_accepted() -> None:
     check_state(dataclasses.replace(STATE, order=AUTO | {"lanes": 1}), dataclasses.replace(STATE, order=AUTO))
 
 
-def test_components_are_told_apart_by_their_place() -> None:
+def test_components_differ_by_their_place() -> None:
     parts = {"a": {"quota": 1}, "b": {"quota": 2}}
     mixed, turned = (
         dataclasses.replace(STATE, order={"name": "mix", "components": dict(items)})
@@ -170,12 +170,12 @@ def test_components_are_told_apart_by_their_place() -> None:
         check_state(mixed, other)
 
 
-def test_what_is_made_of_the_rows_may_change_and_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_made_of_the_rows_may_change_and_is_named(caplog: pytest.LogCaptureFixture) -> None:
     check_state(STATE, STATE)
     assert not caplog.records
     check_state(STATE, dataclasses.replace(STATE, columns=["image"], transform="of.mine"))
-    told = "  columns: saved ['image', 'label'], now ['image']\n  transform: saved None, now 'of.mine'"
-    assert [record.args for record in caplog.records] == [(told,)]
+    logged = "  columns: saved ['image', 'label'], now ['image']\n  transform: saved None, now 'of.mine'"
+    assert [record.args for record in caplog.records] == [(logged,)]
     assert "continues with the same rows, but makes other batches of them" in caplog.text
 
 
@@ -252,7 +252,7 @@ class Crop:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "described"),
     [
         (
             Crop((2, 3), functools.partial(sorted, [1], key=len)),
@@ -269,8 +269,8 @@ class Crop:
     ],
     ids=["settings", "mapping", "function", "number", "object"],
 )
-def test_settings_are_described_by_names(value: Any, told: Any) -> None:
-    assert json.loads(json.dumps(describe(value))) == told
+def test_settings_are_described_by_names(value: Any, described: Any) -> None:
+    assert json.loads(json.dumps(describe(value))) == described
 
 
 @pytest.mark.parametrize(
@@ -350,7 +350,7 @@ def test_what_a_state_says() -> None:
         (1, "ragged", 90, 20, (1, 90)),
     ],
 )
-def test_where_a_run_goes_on(
+def test_where_a_run_continues(
     version: int,
     remainder: Remainder,
     position: int,
@@ -358,14 +358,14 @@ def test_where_a_run_goes_on(
     wanted: tuple[int, int],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Format 1 stood behind the last step of an epoch that leaves rows out, where format 2 is in the next epoch."""
+    """Format 1 stood after the last step of an epoch that leaves rows out, where format 2 is in the next epoch."""
     current = dataclasses.replace(DELIVERY, order=WindowShuffle(), remainder=remainder)
     delivery, state = load(as_of_format(version, at(position, batch=batch).to_dict()), current)
     window_bytes = None if version < 4 else 512 << 20
     assert delivery == dataclasses.replace(current, order=DELIVERY.order, window_bytes=window_bytes)
     assert (state.epoch, state.position) == wanted
-    told = [record.args for record in caplog.records if "earlier raylance is" in record.getMessage()]
-    assert told == ([(10, 1, 20, 2)] if version == 1 and wanted == (2, 0) and position == 90 else [])
+    logged = [record.args for record in caplog.records if "earlier raylance is" in record.getMessage()]
+    assert logged == ([(10, 1, 20, 2)] if version == 1 and wanted == (2, 0) and position == 90 else [])
 
 
 @pytest.mark.parametrize(
@@ -408,7 +408,7 @@ def test_sizes_that_no_order_has_are_damage(size: str) -> None:
         load(saved, current)
 
 
-def test_a_position_behind_the_end_is_damage() -> None:
+def test_a_position_after_the_end_is_damage() -> None:
     with pytest.raises(StateError, match="position 101 of an epoch of 100"):
         load(at(100).to_dict() | {"position": 101}, DELIVERY)
 
