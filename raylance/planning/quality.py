@@ -25,6 +25,7 @@ Classes = tuple[str, Callable[[Int64Array], Int64Array], Floats]  # kind; select
 _BLOCKS = (10, 100)  # pseudo-classes: few large ones, many small ones
 _CLOSE = 1000  # rows within a thousandth of the selection are close
 _PAIRED_ROWS = 1 << 14  # positions compared between two epochs
+_COMPARED_STEPS = 128  # sampled for each window
 _NOTHING = 1e-12  # a zero, after rounding
 _TITLES = {
     "distance": "neighbour distance, rows",
@@ -137,18 +138,10 @@ def shuffle_quality(plan: Plan, labels: Labels = None, epochs: int = 1, sample_s
         raise ConfigError(
             f"epochs={epochs}, sample_steps={sample_steps}: there is nothing to measure. Both must be at least 1."
         )
-    n = plan.rows
-    blocks = sorted({min(count, n) for count in _BLOCKS})
-    classings = [_block_classes(count, n) for count in blocks] if labels is None else [_label_classes(labels, n)]
-    starts = _sample_starts(plan, sample_steps)
+    classings, starts = _classings(labels, plan.rows), _sample_starts(plan, sample_steps)
     value = _observe(plan, epochs, starts, classings)
-    # With the same seed, a row shuffle would be compared with itself. More epochs if an epoch is short: less noise.
-    ideal_order = RowShuffle().resolve(Facts(rows=n, seed=derive_key(plan.order.seed, "quality", "ideal")))
-    ideal_plan = dataclasses.replace(plan, order=ideal_order, remainder="ragged")
-    ideal = _observe(ideal_plan, max(epochs, -(-sample_steps // len(starts))), starts, classings)
-    reach = max(1, n // _CLOSE)
-    ideal[0] = (n + 1) / 3  # mean distance of two different rows
-    ideal[3] = (2 * n - reach - 1) * reach / max(n * (n - 1), 1)
+    # More epochs if an epoch is short: less noise.
+    ideal = _ideal(plan, max(epochs, -(-sample_steps // len(starts))), starts, classings)
     measures = [Measure(value=float(a), ideal=float(b)) for a, b in zip(value, ideal, strict=True)]
     return ShuffleQuality(
         plan=plan,
@@ -175,16 +168,22 @@ def compare_windows(plan: Plan, labels: Labels = None) -> dict[int, dict[int, fl
         return {}
     facts = Facts(rows=plan.rows, seed=plan.order.seed, tables=plan.order.tables)
     lanes = sorted({plan.order.lane_count} | {2**k for k in range(7) if size % 2**k == 0 and 2**k <= plan.rows})
+    classings, starts = _classings(labels, plan.rows), _sample_starts(plan, _COMPARED_STEPS)
+    ideal = _ideal(plan, -(-_COMPARED_STEPS // len(starts)), starts, classings)
 
     def ratio(window: int, lane_count: int) -> float:
         order = dataclasses.replace(settings, window_shards=window, lanes=lane_count).resolve(facts)
-        return shuffle_quality(dataclasses.replace(plan, order=order), labels, 1, 128).class_divergence
+        value = _observe(dataclasses.replace(plan, order=order), 1, starts, classings)
+        divergences = list(zip(value, ideal, strict=True))[len(_TITLES) :]
+        return max(Measure(value=float(a), ideal=float(b)).ratio for a, b in divergences)
 
     windows = sorted({int(settings.window_shards), 1, 4, 16, 64})
     return {window: {lane_count: ratio(window, lane_count) for lane_count in lanes} for window in windows}
 
 
-def _label_classes(labels: npt.ArrayLike, n: int) -> Classes:
+def _classings(labels: Labels, n: int) -> list[Classes]:
+    if labels is None:
+        return [_block_classes(count, n) for count in sorted({min(count, n) for count in _BLOCKS})]
     array: npt.NDArray[Any] = np.asarray(labels)
     if array.shape != (n,):
         raise ConfigError(
@@ -192,7 +191,7 @@ def _label_classes(labels: npt.ArrayLike, n: int) -> Classes:
             "for each selected row, in storage order."
         )
     _, codes, counts = np.unique(array, return_inverse=True, return_counts=True)
-    return f"{len(counts)} labels", lambda rows: codes[rows], counts / n
+    return [(f"{len(counts)} labels", lambda rows: codes[rows], counts / n)]
 
 
 def _block_classes(count: int, n: int) -> Classes:
@@ -217,6 +216,18 @@ def _observe(plan: Plan, epochs: int, starts: list[int], classings: list[Classes
     """Means of distance, nearest, spread, close pairs, and of the divergence for each kind of classes."""
     steps = [_observe_step(plan, epoch, at, classings) for epoch in range(epochs) for at in starts]
     return np.asarray(np.mean(steps, axis=0))
+
+
+def _ideal(plan: Plan, epochs: int, starts: list[int], classings: list[Classes]) -> Floats:
+    """What `_observe` would find for a row shuffle, by formulas where there are some."""
+    # With the same seed, a row shuffle would be compared with itself.
+    seed, n = derive_key(plan.order.seed, "quality", "ideal"), plan.rows
+    order = RowShuffle().resolve(Facts(rows=n, seed=seed))
+    ideal = _observe(dataclasses.replace(plan, order=order, remainder="ragged"), epochs, starts, classings)
+    reach = max(1, n // _CLOSE)
+    ideal[0] = (n + 1) / 3  # mean distance of two different rows
+    ideal[3] = (2 * n - reach - 1) * reach / max(n * (n - 1), 1)
+    return ideal
 
 
 def _observe_step(plan: Plan, epoch: int, start: int, classings: list[Classes]) -> list[float]:
