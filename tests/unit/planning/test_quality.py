@@ -31,7 +31,7 @@ def window(lanes: int, window_shards: int, shard_rows: int = 200) -> WindowShuff
 
 @functools.cache
 def quality(order: Order, **changes: int) -> ShuffleQuality:
-    return shuffle_quality(make_plan(order, **changes))
+    return shuffle_quality(make_plan(order, **changes), sample_steps=100)
 
 
 def test_a_row_shuffle_is_ideal() -> None:
@@ -187,7 +187,7 @@ def test_repr_says_what_was_measured() -> None:
 
 
 def test_the_same_plan_measures_the_same() -> None:
-    assert shuffle_quality(make_plan(window(32, 16))) == quality(window(32, 16))
+    assert shuffle_quality(make_plan(window(32, 16)), sample_steps=100) == quality(window(32, 16))
     assert quality(window(32, 16)) != quality(window(32, 16), seed=2)
 
 
