@@ -43,6 +43,15 @@ MIXED: tuple[Order, ...] = (
 )
 
 
+def mix_of(stop: str | int, *parts: tuple[Order, int, int], **settings: int) -> MixOrder:
+    """A mixture of orders, each with its rows and its quota; they are called a, b, …, and have the seeds 1, 2, …"""
+    components = [
+        Component(name=chr(ord("a") + index), order=order, seed=index + 1, rows=rows, quota=quota)
+        for index, (order, rows, quota) in enumerate(parts)
+    ]
+    return MixOrder(components=tuple(components), stop=stop, **settings)
+
+
 @st.composite
 def mixtures(draw: st.DrawFn, draws: bool = True) -> Resolved:
     """A resolved mixture of one to four small datasets; `draws` has some drawn with replacement."""

@@ -1,7 +1,9 @@
 """Owns the contract that every order keeps, as properties; and the frozen orders."""
 
 import dataclasses
-from typing import ClassVar
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -9,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from raylance.errors import ConfigError
-from raylance.orders.mixture import Component, MixOrder
+from raylance.orders.mixture import MixOrder
 from raylance.orders.order import Epoch, Facts, Order, Resolved, Rows, Tables
 from raylance.orders.permutation import Int64Array
 from raylance.orders.registry import make_order
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle, auto_lanes
 from raylance.testing import check_order
-from tests.helpers.orders import SHUFFLES, cases, every_row, resolve, sample
+from tests.helpers.orders import SHUFFLES, cases, every_row, mix_of, resolve, sample
 
 
 @given(case=cases(), seed=st.integers(), epoch=st.integers(0, 9))
@@ -135,9 +137,9 @@ GOLDEN_SIZES = [
 ]
 
 
-@pytest.mark.parametrize(("given", "window", "row", "mixed"), GOLDEN_SIZES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("given", "window", "row", "mixture"), GOLDEN_SIZES, ids=lambda value: str(value))
 def test_golden_sizes(
-    given: tuple[int, float, int, int], window: tuple[int, ...], row: int, mixed: tuple[int, ...]
+    given: tuple[int, float, int, int], window: tuple[int, ...], row: int, mixture: tuple[int, ...]
 ) -> None:
     rows, row_bytes, batch, mebibytes = given
     facts = Facts(rows=rows, seed=0, row_bytes=row_bytes, global_batch_size=batch, window_bytes=mebibytes << 20)
@@ -146,15 +148,12 @@ def test_golden_sizes(
     assert (order.shard_rows, order.lane_count) == (window[0], window[2])
     assert order.read_positions == window[0] * window[1] * window[2]
     assert RowShuffle().resolve(facts).shard_rows == row
-    parts = tuple(
-        Component(name=str(quota), order=WindowShuffle(), seed=0, rows=max(1, rows // 2), quota=quota)
-        for quota in (3, 7)
-    )
-    settings = MixOrder(components=parts, stop="all_exhausted").resolve(facts).settings
+    parts = [(WindowShuffle(), max(1, rows // 2), quota) for quota in (3, 7)]
+    settings = mix_of("all_exhausted", *parts).resolve(facts).settings
     assert isinstance(settings, MixOrder)
     first = settings.components[0].order
     assert isinstance(first, WindowShuffle)
-    assert (settings.chunk_positions, first.shard_rows, first.window_shards) == mixed
+    assert (settings.chunk_positions, first.shard_rows, first.window_shards) == mixture
 
 
 def test_windows_of_fragments_are_sized_by_their_mean() -> None:
@@ -189,11 +188,22 @@ def test_explicit_values_are_kept() -> None:
     assert (resolved.shard_rows, resolved.lane_count, resolved.read_positions) == (77, 5, 5 * 3 * 77)
 
 
-@pytest.mark.parametrize("wrong", [{"shard_rows": 0}, {"lanes": -1}, {"window_shards": 1.5}, {"lanes": True}])
-def test_wrong_parameters(wrong: dict[str, object]) -> None:
-    [(name, value)] = wrong.items()
-    with pytest.raises(ConfigError, match=rf'{name}={value}\): must be "auto" or .*an integer of at least 1'):
-        WindowShuffle(**wrong)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("make", "name", "value"),
+    [
+        (WindowShuffle, "shard_rows", 0),
+        (WindowShuffle, "lanes", -1),
+        (WindowShuffle, "window_shards", 1.5),
+        (WindowShuffle, "lanes", True),
+        (functools.partial(Weighted, weights="w"), "rows_per_epoch", 0),
+        (functools.partial(ClassBalanced, column="c"), "batch_rows", 0),
+        (functools.partial(ClassBalanced, column="c"), "classes_per_batch", 0),
+    ],
+)
+def test_wrong_parameters(make: Callable[..., Order], name: str, value: Any) -> None:
+    auto = "" if name == "classes_per_batch" else '"auto" or '
+    with pytest.raises(ConfigError, match=rf"{name}={value}\): must be {auto}.*an integer of at least 1"):
+        make(**{name: value})
 
 
 def test_saved_sizes_are_taken_over_where_none_are_given() -> None:
