@@ -1,7 +1,6 @@
 """Owns the handle of an opened dataset: describes it, reads single rows, makes loaders; never holds a position."""
 
 import contextlib
-import functools
 import operator
 import weakref
 from collections.abc import Mapping, Sequence
@@ -13,8 +12,8 @@ import pandas as pd
 import pyarrow as pa
 
 from raylance.api.display import describe, describe_rows, display_batch, display_sample, how_read
-from raylance.api.handle_passes import HandlePasses
 from raylance.api.loader import RankLoader
+from raylance.api.passes import HandlePasses
 from raylance.api.train_adapter import LOADER_NAMES, RAY_DATA_NAMES, TrainAdapter
 from raylance.arguments import check_integer
 from raylance.batches.batches import Batches
@@ -58,8 +57,9 @@ class Dataset:
         if name in RAY_DATA_NAMES:
             return getattr(self._train, name)
         if name in LOADER_NAMES:
-            ask = functools.partial(self._train.ask_loader, self, name)
-            return ask if callable(getattr(RankLoader, name)) else ask()
+            if callable(getattr(RankLoader, name)):  # to ask whether there is such a method is no mistake
+                return lambda *args, **options: getattr(self._train.require_local_loader(self), name)(*args, **options)
+            return getattr(self._train.require_local_loader(self), name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
@@ -235,17 +235,16 @@ class Dataset:
             ConfigError: For a rank outside the world, or an unknown or impossible option; for no rank in a worker of
                 Ray Train that is not alone.
         """
+        size = check_integer("world_size", 1 if world_size is None else world_size, 1)
         if rank is None:
             self._refuse_in_larger_world()
-            if world_size is not None and check_integer("world_size", world_size, 1) != 1:
+            if size != 1:
                 raise ConfigError(
                     f"loader(world_size={world_size!r}) without rank=: every process would be rank 0, and the rows of "
                     "the others would never come. Say which rank this is."
                 )
         checked = make_options("loader()", options, ("rank", "world_size"))
-        rank = 0 if rank is None else check_integer("rank", rank, 0)
-        world_size = 1 if world_size is None else check_integer("world_size", world_size, 1)
-        context = ShardContext(rank=rank, world_size=world_size)
+        context = ShardContext(rank=check_integer("rank", 0 if rank is None else rank, 0), world_size=size)
         made = RankLoader(self._read_spec, self._delivery_spec, checked, context)
         self._loaders.append(weakref.ref(made, self._loaders.remove))
         return made

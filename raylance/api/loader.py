@@ -6,11 +6,12 @@ steps.
 
 import dataclasses
 import logging
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator
 from typing import Any, NoReturn, Self
 
 import torch
 
+from raylance.api.positioned import Positioned
 from raylance.api.recording import Recorder
 from raylance.arguments import check_batch_size, check_flag, refuse_unknown
 from raylance.batches.assembly import Step
@@ -29,13 +30,12 @@ from raylance.environment import process
 from raylance.errors import ConfigError, RaylanceError
 from raylance.observe.verdict import Verdict
 from raylance.orders.permutation import Int64Array
-from raylance.planning.cursor import Cursor
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.digest import Digest
 from raylance.planning.plan import Plan, Remainder, no_step_left
 from raylance.planning.proof import check_permutation
 from raylance.planning.shard_context import ShardContext
-from raylance.planning.state import identity_of
+from raylance.planning.state import State, identity_of
 from raylance.read_spec import ReadSpec
 from raylance.runtime.session import Session
 from raylance.settings import Options
@@ -43,7 +43,7 @@ from raylance.settings import Options
 logger = logging.getLogger(__name__)
 
 
-class RankLoader:
+class RankLoader(Positioned):
     """One rank's loader. `ray.train.get_dataset_shard` returns it; picklable until it is iterated."""
 
     def __init__(
@@ -53,22 +53,12 @@ class RankLoader:
         options: Options,
         context: ShardContext | None = None,
         *,
-        session: Session | None = None,
-        is_recorded: bool = True,
+        session: Session | None = None,  # the helpers of an earlier loader of the same data, which the caller keeps
+        is_recorded: bool = True,  # whether a run has a record of it; not where it is a pass over a handle
     ) -> None:
-        """Makes a loader; nothing is started before the first iteration.
-
-        Args:
-            read_spec: What is read.
-            delivery_spec: What is delivered.
-            options: How the machine is used.
-            context: Which rank it serves; None for rank 0 of 1.
-            session: The helpers of an earlier loader of the same data, which the caller keeps; None for new ones.
-            is_recorded: Whether a run has a record of it; not where it is a pass over a handle.
-        """
+        super().__init__(read_spec, delivery_spec)
         self._context = context = context or ShardContext()
         self._read_spec, self._options = read_spec, options
-        self._cursor = Cursor(read_spec.origin, delivery_spec)
         self._recorder = Recorder(read_spec, options, context, self._cursor, is_recorded=is_recorded)
         self._batch_size: int | None = None  # of the last pass
         self._session = session or Session(read_spec, options, context.world_size)
@@ -83,23 +73,6 @@ class RankLoader:
     def world_size(self) -> int:
         """Ranks that share the epoch."""
         return self._context.world_size
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next batch is of; moves on when the last batch of an epoch has been handed out."""
-        return self._cursor.epoch
-
-    @property
-    def step(self) -> int:
-        """Steps of this epoch that were handed out, also before a resume; 0 when the last one has been."""
-        return self._cursor.step
-
-    @property
-    def global_step(self) -> int:
-        """Steps that were handed out since the run began, over all epochs; a resume continues the count, and
-        `set_epoch` leaves it as it is.
-        """
-        return self._cursor.global_step
 
     def completed_shards(self) -> Int64Array:
         """IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
@@ -208,15 +181,8 @@ class RankLoader:
     ) -> Batches:
         """Iterates over the rest of the epoch in NumPy, pyarrow or pandas batches; iterated again, over the next epoch.
 
-        Args:
-            global_batch_size: As in `iter_torch_batches`.
-            batch_size: As in `iter_torch_batches`.
-            batch_format: "numpy" for dicts of arrays, images (n, H, W, 3); "pyarrow" for tables; "pandas" for frames.
-            prefetch_batches: As in `iter_torch_batches`.
-            drop_last: As in `iter_torch_batches`.
-            with_row_offset: As in `iter_torch_batches`.
-            pad_lists: As in `iter_torch_batches`, for "numpy" alone.
-            **unknown: Refused, with what to write instead.
+        `batch_format` is "numpy" for dicts of arrays, images (n, H, W, 3); "pyarrow" for tables; "pandas" for frames.
+        `pad_lists` is for "numpy" alone. The other arguments are those of `iter_torch_batches`.
 
         Returns:
             Batches that belong to their consumer: NumPy arrays may be changed in place, as tensors may; tables and
@@ -248,20 +214,6 @@ class RankLoader:
         batches = self.batches(**arguments)
         batches.prepare()
         return batches
-
-    def state_dict(self) -> dict[str, Any]:
-        """The consumed position and what it refers to: JSON-able, the same on every rank."""
-        return self._cursor.state(self._batch_size, self.world_size).to_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a saved position; world size, batch size and decoders may have changed since.
-
-        Raises:
-            StateError: If the state is damaged, newer, or belongs to other rows or another order.
-        """
-        saved = self._cursor.load(state)
-        self._batch_size = saved.global_batch_size
-        self._recorder.on_resume(saved)
 
     def stats(self) -> dict[str, Any]:
         """Timings and counters since the loader was made; `raylance.observe.Stats` describes each."""
@@ -322,6 +274,13 @@ class RankLoader:
 
     def __bool__(self) -> bool:
         return True
+
+    def _state(self) -> State:
+        return self._cursor.state(self._batch_size, self.world_size)
+
+    def _on_load(self, saved: State) -> None:
+        self._batch_size = saved.global_batch_size
+        self._recorder.on_resume(saved)
 
     def _plan(self, global_batch_size: int, remainder: Remainder | None = None) -> Plan:
         return self._cursor.plan(

@@ -1,16 +1,83 @@
-"""Owns the warning that a whole epoch was handed out twice, in one order; never makes a pass, and never stops one."""
+"""Owns the passes over a handle: each is a loader of its own, from the start of an epoch; and the warning that two in a
+row had one order. Never keeps a position.
+"""
 
-import inspect
+import contextlib
 import logging
+import traceback
+from collections.abc import Iterator
 from types import CodeType
+from typing import Any
 
 import numpy as np
 
+from raylance.api.loader import RankLoader
+from raylance.batches.batches import Batches
 from raylance.planning.delivery_spec import DeliverySpec
+from raylance.planning.shard_context import ShardContext
+from raylance.read_spec import ReadSpec
+from raylance.runtime.session import Session
+from raylance.settings import Options
 
 logger = logging.getLogger(__name__)
 
 _COMPARED = 1024  # positions of an epoch and the next one
+_MOVES = (
+    "Give the batches of a loader, which moves from epoch to epoch: loader = handle.loader(), then "
+    "loader.batches(global_batch_size=…) in place of the handle's; or say which epoch: iter_torch_batches(epoch=…)."
+)
+
+
+class HandlePasses:
+    """Passes over a whole epoch as rank 0 of 1; the helpers of one serve the next."""
+
+    def __init__(self, read_spec: ReadSpec, delivery_spec: DeliverySpec) -> None:
+        self._read_spec, self._delivery_spec, self._context = read_spec, delivery_spec, ShardContext()
+        self._idle: Session | None = None  # of the last pass, for the next one
+        self._whole_passes = WholePasses()
+        self.running: set[RankLoader] = set()  # of the passes that have not ended
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return HandlePasses, (self._read_spec, self._delivery_spec)  # another process makes passes of its own
+
+    def iterate(self, method: str, epoch: int, arguments: dict[str, Any], whose: str) -> Batches:
+        """Batches of an iterator of `RankLoader`, with a loader for each pass; `whose` names the handle in repr."""
+        first: Batches = getattr(RankLoader(self._read_spec, self._delivery_spec, Options()), method)(**arguments)
+
+        def whole_epoch() -> Iterator[Any]:
+            session = self._take_idle() or Session(self._read_spec, Options())
+            loader = RankLoader(
+                self._read_spec, self._delivery_spec, Options(), self._context, session=session, is_recorded=False
+            )
+            loader.set_epoch(epoch)
+            self.running.add(loader)
+            try:
+                with contextlib.closing(iter(getattr(loader, method)(**arguments))) as batches:
+                    for batch in batches:
+                        if loader.epoch != epoch:  # it moves on with the last batch
+                            what = f"a handle of {self._read_spec.source.uri!r}, which has no position,"
+                            self._whole_passes.add(epoch, self._delivery_spec, what, _MOVES)
+                        yield batch
+            finally:
+                if loader in self.running:  # else close() ended it
+                    self.running.remove(loader)
+                    if self._idle is not None:  # another pass ended meanwhile
+                        self._idle.close()
+                    self._idle = session
+
+        return Batches(whole_epoch, first.__len__, f"{method}() of {whose}, epoch {epoch}", None)
+
+    def close(self) -> None:
+        """Ends the passes and their helpers."""
+        for loader in self.running:
+            loader.close()
+        self.running = set()
+        if (idle := self._take_idle()) is not None:
+            idle.close()
+
+    def _take_idle(self) -> Session | None:
+        session, self._idle = self._idle, None
+        return session
 
 
 class WholePasses:
@@ -29,14 +96,7 @@ class WholePasses:
         return WholePasses, ()  # another process makes passes of its own
 
     def add(self, epoch: int, delivery_spec: DeliverySpec, what: str, fix: str) -> None:
-        """Counts a pass that has just handed out its last batch; called where the consumer asks for that batch.
-
-        Args:
-            epoch: The epoch.
-            delivery_spec: What was delivered.
-            what: What the passes are over.
-            fix: What moves from epoch to epoch.
-        """
+        """Counts a pass over `what` that has just handed out its last batch; called where the consumer asks for it."""
         statement = _statement()
         made = epoch, id(statement)
         if made in self._seen and not self._has_warned:
@@ -63,9 +123,7 @@ def warn_of_one_order(epoch: int, delivery_spec: DeliverySpec, what: str, fix: s
 
 def _statement() -> CodeType | None:
     """The innermost code that runs at the top level: of a script, of one cell's statement, of a line at a prompt."""
-    frame = inspect.currentframe()
-    while frame is not None:
+    for frame, _ in traceback.walk_stack(None):
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__":
             return frame.f_code
-        frame = frame.f_back
     return None

@@ -31,24 +31,19 @@ class TrainAdapter:
 
     With `dataset_config=raylance.DataConfig()`, Ray Train asks for nothing but loaders. Ray's own DataConfig treats
     every dataset as one of Ray Data: it names it, copies it, sets its context, and splits it.
-
-    Attributes:
-        name: What the run calls the dataset, once Ray's own DataConfig has set it.
-        context: Where that sets execution options, which nothing reads.
     """
 
     def __init__(self, read_spec: ReadSpec, delivery_spec: DeliverySpec) -> None:
-        """Makes no loader yet."""
         self._read_spec, self._delivery_spec = read_spec, delivery_spec
-        self.name: str | None = None
-        self.context = SimpleNamespace(execution_options=None)
+        self.name: str | None = None  # in the run, once Ray's own DataConfig has set it
+        self.context = SimpleNamespace(execution_options=None)  # where that sets options which nothing reads
         self._local: tuple[object, RankLoader] | None = None  # a run in local mode, and its loader
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_local": None}
 
     def set_name(self, name: str | None) -> None:
-        """Sets what the run calls the dataset."""
+        """As Ray Data's."""
         self.name = name
 
     def copy(self, dataset: Any) -> Any:
@@ -101,15 +96,6 @@ class TrainAdapter:
                 "of Ray Train, handle.loader() elsewhere."
             )
         return loader
-
-    def ask_loader(self, handle: object, name: str, *positional: Any, **arguments: Any) -> Any:
-        """Calls a method of the loader of a run in local mode, or reads a property.
-
-        Raises:
-            ConfigError: Outside of local mode.
-        """
-        found = getattr(self.require_local_loader(handle), name)
-        return found(*positional, **arguments) if callable(found) else found
 
     def close(self) -> None:
         """Ends the helpers of the loader of a run in local mode."""

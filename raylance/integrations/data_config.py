@@ -6,12 +6,9 @@ import ray.train
 
 from raylance.api.dataset import Dataset, adapter_of
 from raylance.errors import ConfigError
-from raylance.integrations.checkpoints import report, restore
 from raylance.planning.shard_context import Assignment
 from raylance.runtime.ray.decoders import options_of_ranks
 from raylance.settings import make_options, takes_options
-
-__all__ = ["DataConfig", "report", "restore"]  # with what a training function calls, as ray.train has both
 
 
 class DataConfig(ray.train.DataConfig):

@@ -11,12 +11,13 @@ import torch.utils.data
 
 from raylance.api.dataset import Dataset, specs_of
 from raylance.api.passes import WholePasses, warn_of_one_order
+from raylance.api.positioned import Positioned
 from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
 from raylance.environment.process import DistInfo, RankAndSize, find_place
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, RaylanceError
-from raylance.planning.cursor import Cursor
 from raylance.planning.plan import Plan, Remainder, no_step_left
+from raylance.planning.state import State
 from raylance.read_spec import map_shared
 from raylance.settings import Options
 
@@ -54,7 +55,7 @@ class Opened:
             )
 
 
-class Steps:
+class Steps(Positioned):
     """One rank's steps: its rank and world size, the plan, and the consumed position in `epoch`."""
 
     def __init__(
@@ -89,7 +90,7 @@ class Steps:
         if drop_last is not None:
             remainder: Remainder = "drop" if check_flag("drop_last", drop_last) else "ragged"
             delivery_spec = dataclasses.replace(delivery_spec, remainder=remainder)
-        self._cursor = Cursor(self._opened.read_spec.origin, delivery_spec)
+        super().__init__(self._opened.read_spec, delivery_spec)
         self._options = Options(
             max_window_bytes=check_integer("max_window_bytes", max_window_bytes, 1), num_decoders=0, runtime="threads"
         )
@@ -98,24 +99,9 @@ class Steps:
         self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch, from 1; whether warned
 
     @property
-    def epoch(self) -> int:
-        """The epoch that the next batch is of."""
-        return self._cursor.epoch
-
-    @property
     def position(self) -> int:
         """Positions of this epoch that were consumed."""
         return self._cursor.position
-
-    @property
-    def step(self) -> int:
-        """Steps of this epoch that were consumed, also before a resume."""
-        return self._cursor.step
-
-    @property
-    def global_step(self) -> int:
-        """Steps that were consumed since the run began, over all epochs."""
-        return self._cursor.global_step
 
     @property
     def moves(self) -> int:
@@ -125,9 +111,9 @@ class Steps:
     def set_epoch(self, epoch: int) -> None:
         """Goes to the start of an epoch; a plain DataLoader needs it before each, `Loader` moves on by itself."""
         self._cursor.set_epoch(epoch)
-        self._tell_workers()
+        self._send_start()
 
-    def _tell_workers(self) -> None:
+    def _send_start(self) -> None:
         """Writes where the next pass begins; torch sends tensors as shared memory, which workers that persist see."""
         if self._writer != os.getpid():  # sent here by another process, to which the memory belongs
             self._start, self._writer = self._start.clone(), os.getpid()
@@ -159,22 +145,15 @@ class Steps:
         position = plan.after(self.position)
         self._cursor.advance(position, is_last=plan.steps(position) <= 0)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The consumed position and what it refers to: JSON-able, the same on every rank."""
-        world_size = self._rank_and_size()[1]
-        return self._cursor.state(check_batch_size(*self._sizes, world_size), world_size).to_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a saved position; world size, batch size and workers may have changed since.
-
-        Raises:
-            StateError: If the state is damaged, newer, or belongs to other rows or another order.
-        """
-        self._cursor.load(state)
-        self._tell_workers()
-
     def _rank_and_size(self) -> RankAndSize:
         return find_place(self._dist_info)
+
+    def _state(self) -> State:
+        world_size = self._rank_and_size()[1]
+        return self._cursor.state(check_batch_size(*self._sizes, world_size), world_size)
+
+    def _on_load(self, saved: State) -> None:
+        self._send_start()
 
     def _plan(self) -> tuple[Plan, int]:
         rank, world_size = self._rank_and_size()
@@ -187,7 +166,7 @@ class Steps:
         plan, rank = self._plan()
         plan.check_order(self.epoch)
         self._cursor.follow(plan)
-        self._tell_workers()
+        self._send_start()
         if plan.steps(self.position) <= 0:
             logger.warning("%s", no_step_left(plan, self.epoch, self.position))
         return plan, rank
@@ -201,7 +180,7 @@ class Pass(Iterator[Any]):
     """
 
     def __init__(self, begin: Callable[[int, int], Iterator[Any]], epoch: int, position: int, rows: int) -> None:
-        """Takes what begins a pass at an epoch and a position, both, and the rows from one batch to the next."""
+        """`begin` begins a pass at an epoch and a position; a batch begins `rows` after the one before."""
         self._begin, self._epoch, self._position, self._rows = begin, epoch, position, rows
         self._batches: Iterator[Any] | None = None
 
