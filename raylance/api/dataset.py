@@ -110,12 +110,8 @@ class Dataset:
     def head(self, rows: int = 5) -> NumpyBatch:
         """Reads the first selected rows in storage order, in this process; needs no Ray.
 
-        Args:
-            rows: How many.
-
         Returns:
-            By column what `iter_batches` gives, and `_rowoffset`; with `on_bad_row="mask"`, `_valid`, False where a
-            row could not be decoded. Images are those of epoch 0.
+            As `take`.
         """
         return self[: check_integer("head(): rows", rows, 0)]
 
@@ -330,8 +326,13 @@ def specs_of(handle: Dataset) -> tuple[ReadSpec, DeliverySpec]:
     return handle._read_spec, handle._delivery_spec  # noqa: SLF001
 
 
+def context_of(handle: Dataset) -> ShardContext:
+    """Where a handle can be used, as `specs_of`."""
+    return handle._context  # noqa: SLF001
+
+
 def adapter_of(handle: Dataset) -> TrainAdapter:
-    """A handle as Ray Train sees it: for raylance's own modules, and of no use to others."""
+    """A handle as Ray Train sees it, as `specs_of`."""
     return handle._train  # noqa: SLF001
 
 

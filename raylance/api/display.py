@@ -26,7 +26,7 @@ _LABEL = "label"  # where the schema names no other column beside the classes
 
 def describe(data: "Dataset", source: RowSource, delivery_spec: DeliverySpec) -> Display:
     """A dataset: what it is, with a few rows."""
-    schema, order = data.schema, delivery_spec.order
+    order = delivery_spec.order
     facts = {
         "dataset": source.uri,
         "version": data.version,
@@ -41,10 +41,8 @@ def describe(data: "Dataset", source: RowSource, delivery_spec: DeliverySpec) ->
             f"{100 * part.quota / sum(order.quotas):.4g}% of an epoch"
             for part in order.components
         }
-        facts |= {"rows": describe_rows(delivery_spec)}
-    facts |= {
-        **{name: _type_name(kind) for name, kind in zip(schema.names, schema.types, strict=True)},
-    }
+        facts["rows"] = describe_rows(delivery_spec)
+    facts |= {field.name: _type_name(field.type) for field in data.schema}
     return stacked(Display(facts_table(facts), repr(data)), display_sample(data, source, 4))
 
 

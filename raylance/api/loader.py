@@ -159,12 +159,13 @@ class RankLoader(Positioned):
             HelperError: If work on the same rows is lost again and again.
         """
         refuse_unknown("iter_torch_batches()", unknown, RankLoader.iter_torch_batches.__kwdefaults__ or ())
-        spec = self._batch_spec((global_batch_size, batch_size), prefetch_batches, drop_last, with_row_offset)
+        size = check_batch_size(global_batch_size, batch_size, self.world_size)
         pin_memory = can_pin(check_flag("pin_memory", pin_memory))
         target = process.default_device() if device == "auto" else torch_device(device)
         if callable(collate_fn):
             collate_fn = self._recorder.stats.timed("collate_fn_s")(collate_fn)
         convert = torch_converter(self._read_spec, dtypes, collate_fn, pad_lists, pin_memory or target.type == "cuda")
+        spec = make_batch_spec(self._cursor.delivery_spec, size, prefetch_batches, drop_last, with_row_offset)
         return self._batches(dataclasses.replace(spec, convert=convert, device=target, pin_memory=pin_memory), "torch")
 
     def iter_batches(
@@ -192,7 +193,8 @@ class RankLoader(Positioned):
             ConfigError, BadRowError, PlacementError, HelperError: As `iter_torch_batches`.
         """
         refuse_unknown("iter_batches()", unknown, RankLoader.iter_batches.__kwdefaults__ or ())
-        spec = self._batch_spec((global_batch_size, batch_size), prefetch_batches, drop_last, with_row_offset)
+        size = check_batch_size(global_batch_size, batch_size, self.world_size)
+        spec = make_batch_spec(self._cursor.delivery_spec, size, prefetch_batches, drop_last, with_row_offset)
         convert = host_converter(self._read_spec, batch_format, pad_lists)
         return self._batches(dataclasses.replace(spec, convert=convert), batch_format)
 
@@ -290,24 +292,18 @@ class RankLoader(Positioned):
             remainder=remainder,
         )
 
-    def _batch_spec(
-        self, sizes: tuple[int | None, int | None], prefetch_batches: int, drop_last: bool | None, with_row_offset: bool
-    ) -> BatchSpec:
-        """Checks what all iterators take; `sizes` are rows of a step over all ranks, or of each rank."""
-        size = check_batch_size(*sizes, self.world_size)
-        spec = make_batch_spec(self._cursor.delivery_spec, size, prefetch_batches, drop_last, with_row_offset)
-        self._plan(size, spec.remainder)
-        return spec
-
     def _batches(self, spec: BatchSpec, kind: str) -> Batches:
-        size = spec.global_batch_size
+        def plan() -> Plan:
+            return self._plan(spec.global_batch_size, spec.remainder)
+
+        plan()  # or an error, before anything starts
         whose = f"rank {self.rank} of {self.world_size}"
         return Batches(
             lambda: self._recorder.time(self._take_all(spec)),
-            lambda: self._plan(size, spec.remainder).steps(),
-            f"{kind} batches of {self._read_spec.source.uri!r}, global batch {size}, {whose}",
+            lambda: plan().steps(),
+            f"{kind} batches of {self._read_spec.source.uri!r}, global batch {spec.global_batch_size}, {whose}",
             self,
-            lambda: self._prepare(spec, self._plan(size, spec.remainder), self._cursor.epoch, self._cursor.position),
+            lambda: self._prepare(spec, plan(), self.epoch, self._cursor.position),
         )
 
     def _prepare(self, spec: BatchSpec, plan: Plan, epoch: int, position: int) -> None:

@@ -126,11 +126,8 @@ def test_a_row_that_is_larger_than_all_that_may_be_held(write_dataset: Callable[
         state = loader.state_dict()
     with dataset.loader() as loader:
         loader.load_state_dict(state)
-        rows = [
-            row
-            for batch in loader.iter_batches(global_batch_size=10, with_row_offset=True)
-            for row in batch["_rowoffset"]
-        ]
+        batches = loader.iter_batches(global_batch_size=10, with_row_offset=True)
+        rows = [row for batch in batches for row in batch["_rowoffset"]]
         assert rows == list(range(50, 100)), "with more room, it continues"
 
 

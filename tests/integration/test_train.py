@@ -81,24 +81,40 @@ def train_fn(config: dict[str, Any]) -> None:
     Path(config["log"], f"rank-{loader.rank}.json").write_text(json.dumps(told))
 
 
-def fit(
-    uri: str, storage: Path, name: str, workers: int, failures: int = 0, cpus: float = 1, **config: Any
-) -> ray.train.Result:
-    log = storage / f"log-{name}"
-    log.mkdir(parents=True, exist_ok=True)
-    trainer = TorchTrainer(
+def make_trainer(
+    train_fn: Any,
+    storage: Path,
+    *,
+    name: str | None = None,
+    workers: int = 2,
+    cpus: float = 1,
+    failures: int = 0,
+    **options: Any,
+) -> TorchTrainer:
+    return TorchTrainer(
         train_fn,
-        train_loop_config={"log": str(log), "epochs": 1, **config},
         scaling_config=ray.train.ScalingConfig(num_workers=workers, resources_per_worker={"CPU": cpus}),
         run_config=ray.train.RunConfig(
-            name=name,
-            storage_path=str(storage),
-            failure_config=ray.train.FailureConfig(max_failures=failures),
+            name=name, storage_path=str(storage), failure_config=ray.train.FailureConfig(max_failures=failures)
         ),
+        **options,
+    )
+
+
+def fit(uri: str, storage: Path, name: str, **options: Any) -> ray.train.Result:
+    """Trains an epoch of `train_fn`; options that are no trainer's are its configuration."""
+    log = storage / f"log-{name}"
+    log.mkdir(parents=True, exist_ok=True)
+    config = {"log": str(log), "epochs": 1} | {key: options.pop(key, None) for key in ("die_at", "stop_at")}
+    return make_trainer(
+        train_fn,
+        storage,
+        name=name,
+        train_loop_config=config,
         datasets={"train": open_train(uri), "val": open_val(uri)},
         dataset_config=raylance.DataConfig(datasets_to_split=["train"]),
-    )
-    return trainer.fit()
+        **options,
+    ).fit()
 
 
 Steps = dict[int, list[tuple[int, int]]]
@@ -194,14 +210,14 @@ def hand_fn(config: dict[str, Any]) -> None:
     """Loaders that the training function makes by itself, of handles that it was given."""
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
-    train = config["train"].loader(rank=rank, world_size=world, num_decoders=0)
+    train = config["train"].loader(rank=rank, world_size=world, runtime="threads")
     raylance.restore(train)
     for _ in range(train.epoch, 2):
         for step, batch in enumerate(train.iter_batches(global_batch_size=BATCH)):
             del batch
             if step % 8 == 7:
                 raylance.report({"step": step}, train, state={})
-        with config["train"].loader(rank=0, world_size=1, num_decoders=0) as whole:
+        with config["train"].loader(rank=0, world_size=1, runtime="threads") as whole:
             list(whole.iter_batches(batch_size=200))
         marker, done = Path(config["log"]) / "killed", Path(config["log"]) / "done"
         if rank == 0:
@@ -217,14 +233,8 @@ def hand_fn(config: dict[str, Any]) -> None:
 
 def test_loaders_made_by_hand_in_a_worker_are_recorded_and_proven(images_uri: str, tmp_path: Path) -> None:
     train = open_train(images_uri, decode=None, columns=["id"])
-    TorchTrainer(
-        hand_fn,
-        train_loop_config={"train": train, "log": str(tmp_path)},
-        scaling_config=ray.train.ScalingConfig(num_workers=2),
-        run_config=ray.train.RunConfig(
-            name="hand", storage_path=str(tmp_path), failure_config=ray.train.FailureConfig(max_failures=1)
-        ),
-    ).fit()
+    config = {"train": train, "log": str(tmp_path)}
+    make_trainer(hand_fn, tmp_path, name="hand", failures=1, train_loop_config=config).fit()
     run = read_run(tmp_path / "hand")
     assert {record.facts["dataset"] for record in run.records} == {"images", "images-2"}
     assert run.main == "images"
@@ -280,16 +290,10 @@ def test_resume_on_other_world_sizes(images_uri: str, tmp_path: Path, undisturbe
     assert str(raylance.prove_run(tmp_path / "resized", dataset="train")) == (
         "train, epoch 0: 953 rows were handed out: every selected row exactly once"
     ), "of three starts on 2, 1 and 3 ranks"
-    other_seed = TorchTrainer(
-        refused_fn,
-        scaling_config=ray.train.ScalingConfig(num_workers=1),
-        run_config=ray.train.RunConfig(name="resized", storage_path=str(tmp_path)),
-        datasets={"train": open_train(images_uri, seed=12)},
-        dataset_config=raylance.DataConfig(),
-    )
-    with pytest.raises(ray.train.TrainingFailedError) as caught:
+    data = {"datasets": {"train": open_train(images_uri, seed=12)}, "dataset_config": raylance.DataConfig()}
+    other_seed = make_trainer(refused_fn, tmp_path, name="resized", workers=1, **data)
+    with pytest.raises(ray.train.TrainingFailedError, match="seed: saved 11, now 12"):
         other_seed.fit()
-    assert "seed: saved 11, now 12" in str(caught.value)
 
 
 def whole_fn(config: dict[str, Any]) -> None:
@@ -301,14 +305,8 @@ def whole_fn(config: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_decode_actors_take_the_cpus_that_are_left(images_uri: str, tmp_path: Path) -> None:
-    TorchTrainer(
-        whole_fn,
-        train_loop_config={"out": str(tmp_path)},
-        scaling_config=ray.train.ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
-        run_config=ray.train.RunConfig(storage_path=str(tmp_path / "runs")),
-        datasets={"train": open_train(images_uri)},
-        dataset_config=raylance.DataConfig(),
-    ).fit()
+    data = {"datasets": {"train": open_train(images_uri)}, "dataset_config": raylance.DataConfig()}
+    make_trainer(whole_fn, tmp_path / "runs", train_loop_config={"out": str(tmp_path)}, **data).fit()
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     assert [rank["decoders"] for rank in ranks] == [1, 1]
     assert sorted(ranks[0]["rows"] + ranks[1]["rows"]) == [row for row in range(1003) if not 200 <= row < 250]
@@ -340,8 +338,8 @@ def mistakes_fn(config: dict[str, Any]) -> None:
     expect("iterated", lambda: next(handle.iter_batches(batch_size=10)))
     expect("loader", handle.loader)
     assert len(handle.loader(rank=0, world_size=1).batches(batch_size=100)) == 10, "on purpose it is possible"
-    loaders = {name: ray.train.get_dataset_shard(name) for name in ("train", "extra", "val")}
-    assert raylance.restore({"train": loaders["train"], "extra": loaders["extra"]}) is None
+    loaders = {name: ray.train.get_dataset_shard(name) for name in ("train", "extra")}
+    assert raylance.restore(loaders) is None
     rows: dict[str, list[int]] = {}
     for name, loader in loaders.items():
         rows[name] = [row for batch in loader.iter_batches(global_batch_size=100) for row in batch["id"].tolist()]
@@ -359,15 +357,9 @@ def test_without_a_data_config_and_with_common_mistakes(images_uri: str, tmp_pat
     data = {
         "train": open_train(images_uri, decode=None, columns=["id"]),
         "extra": open_train(images_uri, decode=None, columns=["id"], seed=5),
-        "val": open_train(images_uri, decode=None, columns=["id"], order="sequential"),
     }
-    result = TorchTrainer(
-        mistakes_fn,
-        train_loop_config={"out": str(tmp_path), "handle": open_train(images_uri)},
-        scaling_config=ray.train.ScalingConfig(num_workers=2),
-        run_config=ray.train.RunConfig(storage_path=str(tmp_path / "runs")),
-        datasets=data,
-    ).fit()
+    config = {"out": str(tmp_path), "handle": open_train(images_uri)}
+    result = make_trainer(mistakes_fn, tmp_path / "runs", train_loop_config=config, datasets=data).fit()
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]
     for name in data:
         assert sorted(ranks[0]["rows"][name] + ranks[1]["rows"][name]) == [r for r in range(1003) if not 200 <= r < 250]
@@ -377,23 +369,18 @@ def test_without_a_data_config_and_with_common_mistakes(images_uri: str, tmp_pat
         assert "the loader of 'extra' stands at epoch 1 and is not reported" in said["missing"]
         assert "no loader was given" in said["nothing"]
         assert "'train': int is no loader" in said["no loader"]
-    loaders = {name: data[name].loader(rank=1, world_size=3) for name in ("train", "extra")}
+    loaders = {name: dataset.loader(rank=1, world_size=3) for name, dataset in data.items()}
     assert raylance.restore(loaders, result.checkpoint) == {}
     assert [(loader.epoch, loader.state_dict()["position"]) for loader in loaders.values()] == [(1, 0), (1, 100)]
     with pytest.raises(raylance.StateError, match="positions of 'train', 'extra', restore.. was given one loader"):
         raylance.restore(loaders["train"], result.checkpoint)
 
 
-@pytest.mark.parametrize("kind", [raylance.DataConfig, pytest.param(ray.train.DataConfig, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", [raylance.DataConfig, ray.train.DataConfig])
 @pytest.mark.slow
 def test_datasets_to_split_that_names_no_dataset(images_uri: str, tmp_path: Path, kind: type) -> None:
-    trainer = TorchTrainer(
-        refused_fn,
-        scaling_config=ray.train.ScalingConfig(num_workers=2),
-        run_config=ray.train.RunConfig(storage_path=str(tmp_path)),
-        datasets={"train": open_train(images_uri)},
-        dataset_config=kind(datasets_to_split=["trian"]),
-    )
+    data = {"datasets": {"train": open_train(images_uri)}, "dataset_config": kind(datasets_to_split=["trian"])}
+    trainer = make_trainer(refused_fn, tmp_path, **data)
     with pytest.raises(ray.train.TrainingFailedError, match="'trian', which is no dataset of this run"):
         trainer.fit()
     with pytest.raises(raylance.ConfigError, match="give a list of names"):
@@ -405,7 +392,7 @@ def local_fn(config: dict[str, Any]) -> None:
     assert (loader.rank, loader.world_size) == (0, 1)
     other = config["other"]
     assert len({next(iter(other.iter_batches(batch_size=10)))["id"].tobytes() for _ in range(2)}) == 1, "a value"
-    methods = {name for name in vars(raylance.RankLoader) if not name.startswith("_")}
+    methods = {name for name in dir(raylance.RankLoader) if not name.startswith("_")}
     assert methods <= set(dir(loader)), "what a training function calls on ranks, it calls here"
     assert raylance.restore(loader) is None
     loader.prepare(batch_size=100)
@@ -436,13 +423,8 @@ def test_local_mode_hands_over_a_working_loader(
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     out, plain = tmp_path / "seen.json", {"columns": ["id"], "decode": None}
     handle, other = open_train(images_uri, **plain), open_train(images_uri, seed=1, **plain)
-    trainer = TorchTrainer(
-        local_fn,
-        train_loop_config={"out": str(out), "other": other, "mine": str(tmp_path / "raylance-mine")},
-        scaling_config=ray.train.ScalingConfig(num_workers=0),
-        run_config=ray.train.RunConfig(storage_path=str(tmp_path)),
-        datasets={"train": handle},
-    )
+    config = {"out": str(out), "other": other, "mine": str(tmp_path / "raylance-mine")}
+    trainer = make_trainer(local_fn, tmp_path, workers=0, train_loop_config=config, datasets={"train": handle})
     made = trainer.fit().checkpoint
     assert raylance.restore(None, made) == {"epoch": 1}
     assert len(list(temporary.glob("raylance-report-*"))) == 3, "of each epoch's two, and the last"

@@ -1,1 +1,1 @@
-"""Owns what `raylance.torch_data` gives: raylance under torch's DataLoader; never starts Ray or an actor."""
+"""Owns the datasets and the sampler of `raylance.torch_data`, for torch's DataLoader; never starts Ray or an actor."""

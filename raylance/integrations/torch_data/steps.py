@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.utils.data
 
-from raylance.api.dataset import Dataset, specs_of
+from raylance.api.dataset import Dataset, context_of, specs_of
 from raylance.api.passes import WholePasses, warn_of_one_order
 from raylance.api.positioned import Positioned
 from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
@@ -23,10 +23,8 @@ from raylance.settings import Options
 
 logger = logging.getLogger(__name__)
 
-_ARGUMENTS = ("global_batch_size", "batch_size", "dist_info", "drop_last", "max_window_bytes")
 _DEFAULTS = Options()
 _MOVES = "Call set_epoch() before each epoch, or take raylance.torch_data.Loader in place of DataLoader."
-_lance_pid: int | None = None  # the process that Lance's threads belong to
 
 
 class Opened:
@@ -36,19 +34,11 @@ class Opened:
         if not isinstance(handle, Dataset):
             raise ConfigError(f"a {type(handle).__name__} is no handle: pass what raylance.dataset(…) returned.")
         self.read_spec, self.delivery_spec = map_shared(*specs_of(handle), Shared.here)
-        self._own_process()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._own_process()
-
-    def _own_process(self) -> None:
-        global _lance_pid
-        _lance_pid = _lance_pid or os.getpid()  # None in a spawned process; in a forked one, its parent's
+        self._context = context_of(handle)
 
     def check_process(self) -> None:
-        """Refuses to read in a forked process."""
-        if _lance_pid != os.getpid():
+        """Refuses to read in a fork of the process that opened the handle, or was sent it."""
+        if self._context.pid != os.getpid():
             raise RaylanceError(
                 "forked from a process that uses Lance, whose threads a fork does not copy: the first read would hang. "
                 'Start workers with multiprocessing_context="spawn" or "forkserver".'
@@ -80,7 +70,7 @@ class Steps(Positioned):
             max_window_bytes: Most bytes of raw rows that a process holds; see `raylance.Options`. It changes no batch.
             **unknown: Refused, with what to write instead.
         """
-        refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, _ARGUMENTS)
+        refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, Steps.__init__.__kwdefaults__ or ())
         check_batch_size(global_batch_size, batch_size, 1)
         if isinstance(dist_info, tuple):
             find_place(dist_info)

@@ -1,12 +1,11 @@
 """Owns the checks of raylance under DataLoader: the plan's batches and an exact resume, for any ranks and workers."""
 
+import functools
 import importlib.util
 import itertools
 import json
-import multiprocessing
+import logging
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,9 @@ from torch.utils.data import DataLoader
 
 import raylance
 from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler, find_place
+from tests.helpers.scripts import FORKED, run_script
 
 STYLES = ["iterable", "map"]
-# A worker that is forked from a server which has loaded torch starts in a tenth of the time. Tests that name no context
-# have Loader's own, "spawn".
-multiprocessing.set_forkserver_preload(["torch"])
 
 
 @pytest.fixture(scope="module")
@@ -40,14 +37,24 @@ def open_dataset(uri: str, **options: Any) -> raylance.Dataset:
     return raylance.dataset(uri, **({"columns": ["id"], "remainder": "ragged"} | options))
 
 
-def make_loader(handle: raylance.Dataset, style: str, size: int, workers: int = 0, **options: Any) -> Loader:
+def make(
+    kind: Any, handle: raylance.Dataset, style: str, size: int, workers: int = 0, **options: Any
+) -> tuple[Any, Any]:
+    """What has the steps, and a loader of a kind: DataLoader, StatefulDataLoader, `Loader`."""
     place = {"dist_info": options.pop("dist_info", None)}
-    if workers:
-        options |= {"num_workers": workers}
     shown = {"with_row_offset": options.pop("with_row_offset", False)}
+    if workers:
+        options = {"num_workers": workers, "multiprocessing_context": FORKED} | options
     if style == "map":
-        return Loader(MapDataset(handle, **shown), RowSampler(handle, global_batch_size=size, **place), **options)
-    return Loader(IterableDataset(handle, global_batch_size=size, **place, **shown), **options)
+        sampler = RowSampler(handle, global_batch_size=size, **place)
+        return sampler, kind(MapDataset(handle, **shown), batch_sampler=sampler, **options)
+    steps = IterableDataset(handle, global_batch_size=size, **place, **shown)
+    return steps, kind(steps, **({} if kind is Loader else {"batch_size": None}), **options)
+
+
+def make_loader(*arguments: Any, **options: Any) -> Loader:
+    _, loader = make(Loader, *arguments, **options)
+    return loader
 
 
 def ids(batches: Iterator[dict[str, Any]]) -> list[list[int]]:
@@ -86,7 +93,7 @@ def test_padding_is_marked(uri: str, style: str) -> None:
     assert sorted(ids[valid].tolist()) == list(range(1003))
 
 
-@pytest.mark.parametrize("style", ["iterable", pytest.param("map", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("style", STYLES)
 def test_workers_that_persist_keep_order_epochs_and_state(uri: str, style: str) -> None:
     """Two workers over two epochs, an iteration left half-way, and a resume with none."""
     handle = open_dataset(uri)
@@ -106,16 +113,16 @@ def test_workers_that_persist_keep_order_epochs_and_state(uri: str, style: str) 
     assert ids(resumed) == rest
 
 
-def test_forkserver_workers_and_images(images_uri: str) -> None:
-    """Workers by forkserver give the very bytes of this process, in both styles, augmented by epoch and row."""
+def test_spawned_workers_and_images(images_uri: str) -> None:
+    """`Loader`'s own workers give the very bytes of this process, in both styles, augmented by epoch and row."""
     image = raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5)
     handle = open_dataset(images_uri, columns=["image", "id"], decode=image, filter="id < 300")
     here, sampled = make_loader(handle, "iterable", 50), make_loader(handle, "map", 50)
-    forked = make_loader(handle, "iterable", 50, workers=1, multiprocessing_context="forkserver")
+    spawned = Loader(IterableDataset(handle, global_batch_size=50), num_workers=1)
     first = [batch["image"] for batch in here]
-    for loader in (here, sampled, forked):
+    for loader in (here, sampled, spawned):
         loader.set_epoch(1)
-    for one, two, three in zip(here, sampled, forked, strict=True):
+    for one, two, three in zip(here, sampled, spawned, strict=True):
         assert one["image"].shape == (50, 3, 16, 16)
         assert one["image"].dtype == torch.uint8
         assert torch.equal(one["image"], two["image"])
@@ -125,7 +132,7 @@ def test_forkserver_workers_and_images(images_uri: str) -> None:
 
 
 @pytest.mark.parametrize("order", ["window", raylance.ClassBalanced(column="label")], ids=["window", "balanced"])
-def test_batches_are_those_of_the_rank_loader(images_uri: str, ray_session: None, order: Any) -> None:
+def test_batches_are_those_of_the_rank_loader(images_uri: str, order: Any) -> None:
     """To the byte, also where a row comes again in another augmentation."""
     image = raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5)
     handle = open_dataset(images_uri, columns=None, decode=image, filter="id < 200", order=order, remainder="pad")
@@ -163,8 +170,7 @@ def _train(rank: int, world_size: int, uri: str, folder: str, phases: list[tuple
     for style, chain in phases:
         state, parts = None, []
         for link, workers in enumerate(chain):
-            context = {"multiprocessing_context": "forkserver"} if workers else {}
-            loader = make_loader(open_dataset(uri), style, 60, workers=workers, **context)
+            loader = make_loader(open_dataset(uri), style, 60, workers=workers)
             if state is not None:
                 loader.load_state_dict(state)
             part = []
@@ -252,50 +258,36 @@ def test_a_plain_dataloader_is_counted_by_the_caller(uri: str) -> None:
     assert ids(plain) == planned(handle, 1, 64)
 
 
+def log_to(path: str, _: int) -> None:
+    logging.basicConfig(filename=path)
+
+
 @pytest.mark.parametrize(("style", "workers"), [("iterable", 0), ("map", 0), ("iterable", 2)])
 def test_a_plain_dataloader_that_repeats_an_epoch_is_warned_once(
-    uri: str, style: str, workers: int, tmp_path: Path
+    uri: str, style: str, workers: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In a process of its own, because workers tell it on its stderr."""
-    script = tmp_path / "train.py"
-    script.write_text(f"""
-import multiprocessing, raylance
-from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler
-from torch.utils.data import DataLoader
+    """Workers log to a file here, and to the stderr that they share with their loader elsewhere."""
+    log = tmp_path / "log"
+    options = {"worker_init_fn": functools.partial(log_to, str(log))} if workers else {}
 
-def parts(order):
-    handle = raylance.dataset({uri!r}, columns=["id"], order=order)
-    if {style!r} == "iterable":
-        steps = IterableDataset(handle, global_batch_size=100)
-        return steps, {{"dataset": steps, "batch_size": None}}
-    steps = RowSampler(handle, global_batch_size=100)
-    return steps, {{"dataset": MapDataset(handle), "batch_sampler": steps}}
+    def passes(steps: Any, loader: Any, moves: bool = False) -> str:
+        """What is logged of three passes."""
+        for epoch in range(3):
+            if moves:
+                steps.set_epoch(epoch)
+            assert len(list(loader)) == 11
+        return caplog.text + (log.read_text() if workers else "")
 
-def passes(loader, before=lambda epoch: None):
-    for epoch in range(3):
-        before(epoch)
-        assert len(list(loader)) == 10
+    def plain(order: str, **more: Any) -> tuple[Any, Any]:
+        return make(DataLoader, open_dataset(uri, order=order), style, 100, workers, **options, **more)
 
-if __name__ == "__main__":
-    multiprocessing.set_forkserver_preload(["torch"])
-    options = {{"num_workers": {workers}, "multiprocessing_context": "forkserver"}} if {workers} else {{}}
-    keep = {{"persistent_workers": True}} if {workers} else {{}}
-    steps, arguments = parts("window")
-    passes(DataLoader(**arguments, **options, **keep), steps.set_epoch)
-    if not {workers}:
-        passes(DataLoader(**parts("sequential")[1]))
-        arguments = parts("window")[1]
-        passes(Loader(arguments["dataset"], arguments.get("batch_sampler")))
-    print("so far", flush=True)
-    passes(DataLoader(**parts("window")[1], **options))
-""")
-    run = subprocess.run(
-        [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=True
-    )
-    before, after = run.stdout.split("so far")
-    assert "second time" not in before
-    assert after.count("was handed out whole a second time, as epoch 0 again") == 1, run.stdout
-    assert "set_epoch() before each epoch" in after
+    assert "second time" not in passes(*plain("window", persistent_workers=workers > 0), moves=True)
+    if not workers:
+        assert "second time" not in passes(*plain("sequential"))
+        assert "second time" not in passes(*make(Loader, open_dataset(uri), style, 100))
+    text = passes(*plain("window"))
+    assert text.count("was handed out whole a second time, as epoch 0 again") == 1, text
+    assert "set_epoch() before each epoch" in text
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -308,65 +300,48 @@ def test_a_consumer_that_stops_by_count_gets_every_epoch(uri: str, style: str) -
         assert (loader.steps.epoch, loader.state_dict()["position"]) == (epoch + 1, 0)
 
 
-@pytest.mark.parametrize("kind", ["torch", pytest.param("torchdata", marks=pytest.mark.slow)])
-def test_set_epoch_reaches_workers_that_persist(uri: str, kind: str) -> None:
+def stateful() -> Any:
+    return pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+
+@pytest.mark.parametrize("kind", [lambda: DataLoader, stateful], ids=["torch", "torchdata"])
+def test_set_epoch_reaches_workers_that_persist(uri: str, kind: Callable[[], Any]) -> None:
     """Of loaders that know nothing of epochs; and so does a state that is loaded in mid-epoch."""
-    if kind == "torch":
-        loader_class: Any = torch.utils.data.DataLoader
-    else:
-        loader_class = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
     handle = open_dataset(uri)
-    steps = IterableDataset(handle, global_batch_size=64)
-    loader = loader_class(
-        steps, batch_size=None, num_workers=2, multiprocessing_context="forkserver", persistent_workers=True
-    )
+    steps, loader = make(kind(), handle, "iterable", 64, workers=2, persistent_workers=True)
     for epoch in (0, 1, 3):
         steps.set_epoch(epoch)
         assert ids(loader) == planned(handle, epoch, 64)
-    if kind == "torch":
+    if kind is not stateful:
         steps.load_state_dict(steps.state_dict() | {"epoch": 2, "position": 320})
         assert ids(loader) == planned(handle, 2, 64)[5:]
 
 
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("style", STYLES)
-def test_torchdatas_stateful_dataloader_goes_on_where_it_was(uri: str, style: str, workers: int) -> None:
+def test_torchdatas_stateful_dataloader_continues_where_it_was(uri: str, style: str, workers: int) -> None:
     """It asks iterators for their state, of each worker; what it has not handed out does not count."""
-    stateful = pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
-    handle = open_dataset(uri)
-
-    def make() -> tuple[Any, Any]:
-        options = {"num_workers": workers, "multiprocessing_context": "forkserver" if workers else None}
-        if style == "map":
-            steps: Any = RowSampler(handle, global_batch_size=64)
-            return steps, stateful(MapDataset(handle), batch_sampler=steps, **options)
-        steps = IterableDataset(handle, global_batch_size=64)
-        return steps, stateful(steps, batch_size=None, **options)
-
-    steps, loader = make()
+    kind, handle = stateful(), open_dataset(uri)
+    steps, loader = make(kind, handle, style, 64, workers)
     steps.set_epoch(1)
     batches = iter(loader)
     before = [next(batches)["id"].tolist() for _ in range(5)]
     state = loader.state_dict()
     assert before + ids(batches) == planned(handle, 1, 64)
-    steps, loader = make()
+    steps, loader = make(kind, handle, style, 64, workers)
     loader.load_state_dict(state)
     assert ids(loader) == planned(handle, 1, 64)[5:]
     steps.set_epoch(2)
     assert ids(loader) == planned(handle, 2, 64)
-    with pytest.raises(raylance.StateError, match="seed"):
-        other = IterableDataset(open_dataset(uri, seed=1), global_batch_size=64)
-        iter_of = stateful(other, batch_size=None)
-        iter_of.load_state_dict(make_state_of(handle, stateful))
-        next(iter(iter_of))
 
 
-def make_state_of(handle: raylance.Dataset, stateful: Any) -> dict[str, Any]:
-    """What StatefulDataLoader says of a dataset in mid-epoch."""
-    loader = stateful(IterableDataset(handle, global_batch_size=64), batch_size=None)
+def test_a_stateful_dataloaders_state_of_other_data_is_refused(uri: str) -> None:
+    _, loader = make(stateful(), open_dataset(uri), "iterable", 64)
     next(iter(loader))
-    state: dict[str, Any] = loader.state_dict()
-    return state
+    _, other = make(stateful(), open_dataset(uri, seed=1), "iterable", 64)
+    other.load_state_dict(loader.state_dict())
+    with pytest.raises(raylance.StateError, match="seed"):
+        next(iter(other))
 
 
 def test_an_empty_pass_is_said(uri: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -391,13 +366,6 @@ def test_options_of_the_rank_loader(uri: str) -> None:
     sums = list(IterableDataset(handle, collate_fn=lambda batch: int(batch["id"].sum()), **arguments))
     assert sums == [int(batch["id"].sum()) for batch in batches]
     assert len(RowSampler(handle, **arguments)) == 10
-
-
-def test_a_position_beyond_the_epoch_is_refused(uri: str) -> None:
-    loader = make_loader(open_dataset(uri), "iterable", 100)
-    state = loader.state_dict()
-    with pytest.raises(raylance.StateError, match="position 2000 of an epoch of 1003"):
-        loader.load_state_dict(state | {"position": 2000})
 
 
 def test_rows_by_index(write_dataset: Callable[..., str]) -> None:
@@ -439,12 +407,11 @@ def test_blobs_come_as_bytes(tmp_path: Path) -> None:
             assert batch["blob"] == [blobs[row] for row in batch["id"].tolist()]
 
 
-def test_a_fork_is_refused_and_does_not_hang(uri: str) -> None:
+def test_a_fork_is_refused_and_does_not_hang(uri: str, tmp_path: Path) -> None:
     script = f"""
-import warnings, torch, raylance
+import raylance
 from torch.utils.data import DataLoader
-from raylance.torch_data import IterableDataset, Loader, MapDataset, RowSampler
-warnings.simplefilter("ignore")
+from raylance.torch_data import IterableDataset, Loader, MapDataset
 handle = raylance.dataset({uri!r})
 steps = IterableDataset(handle, global_batch_size=10)
 forked = dict(num_workers=1, multiprocessing_context="fork")
@@ -456,7 +423,7 @@ for loader in (DataLoader(MapDataset(handle), **forked), DataLoader(steps, None,
     else:
         raise SystemExit("not refused")
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, stderr=subprocess.DEVNULL)
+    run_script(script, tmp_path)
 
 
 @pytest.mark.parametrize(
