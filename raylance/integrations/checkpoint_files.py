@@ -145,9 +145,6 @@ class _Counter(io.RawIOBase):
 
     count = 0
 
-    def writable(self) -> bool:
-        return True
-
     def write(self, data: Any) -> int:
         size = memoryview(data).nbytes
         self.count += size

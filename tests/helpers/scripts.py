@@ -3,6 +3,7 @@
 Lance refuses a fork of a process that has used it, and warns of any; the server has loaded it, and never uses it.
 """
 
+import logging
 import multiprocessing
 import os
 import runpy
@@ -24,6 +25,11 @@ def run_script(text: str, folder: Path) -> str:
     printed = output.read_text()
     assert process.exitcode == 0, printed[-3000:]
     return printed
+
+
+def log_to(path: Path, _worker: int) -> None:
+    """For a worker of DataLoader, which logs to its stderr: logs to a file."""
+    logging.basicConfig(filename=path)
 
 
 def _run(script: Path, output: Path, environment: dict[str, str]) -> None:
