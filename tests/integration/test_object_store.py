@@ -17,6 +17,7 @@ import raylance
 from raylance.integrations.checkpoint_files import write_files
 from raylance.source import reader
 from raylance.source.reader import Reader, ReadMode
+from raylance.source.version import Source
 
 ROWS = 3000
 OPTIONS = "scheme=http&endpoint_override={}"  # Arrow's words for where the API is
@@ -52,7 +53,7 @@ def test_pieces_come_in_order(uri: str, offsets: list[int], runs: int, mode: Rea
     wanted = np.unique(np.concatenate([np.arange(first, min(first + runs, ROWS)) for first in offsets]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "_PIECE_BYTES", piece_bytes)
-        opened = Reader(dataset=lance.dataset(uri), columns=["id", "vector", "word"], row_bytes=450, mode=mode)
+        opened = Reader(pinned=Source(uri=uri, version=1), columns=["id", "vector", "word"], row_bytes=450, mode=mode)
         pieces: list[pa.Table] = []
         opened.read_into(wanted, pieces.append)
     found = pa.concat_tables(pieces)
