@@ -69,6 +69,19 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
 
 
+def test_concepts_name_what_there_is() -> None:
+    """It named a method that has another name by now."""
+    files = list((ROOT / "raylance").rglob("*"))
+    code = "\n".join(path.read_text() for path in files if path.suffix == ".py")
+    for name in re.findall(r"`([\w./]+)`", (ROOT / "docs" / "concepts.md").read_text()):
+        owner, _, member = name.partition(".")
+        if name.endswith((".py", "/")):
+            assert (ROOT / name).exists() or any(path.match(name) for path in files), name
+        elif owner[0].isupper() and member:
+            assert f"class {owner}" in code, name
+            assert f"def {member}(" in code, name
+
+
 def test_the_reference_is_that_of_the_docstrings() -> None:
     pytest.importorskip("griffe", reason="griffe makes the reference: pip install griffe")
     from docs.source.reference import PAGE, render_reference
