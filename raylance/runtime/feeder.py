@@ -84,6 +84,7 @@ class Feeder:
             self._sender = None if spec.device is None else Sender(spec.device, spec.pin_memory)
             self._spec = spec
             self._say(Wanted())
+            self._changed.notify_all()  # where all rows are here already, no event wakes the thread
 
     @property
     def has_ended(self) -> bool:

@@ -310,6 +310,20 @@ def test_the_next_epoch_is_prepared_while_the_last_batches_are_consumed(images_u
     assert not feeders()
 
 
+def test_what_was_prepared_whole_is_handed_out_at_once(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows of a short epoch are here, so that no event follows: asking for them wakes the thread."""
+    monkeypatch.setattr(feeder_module, "_LOOK_S", 1000.0)
+    with loader_of(uri, filter="id < 40") as loader:
+        batches, deadline = loader.prepare(global_batch_size=BATCH), time.monotonic() + 30
+        while not loader._session._prepared.feeder._is_over and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)  # it waits for its consumer
+        taking = threading.Thread(target=lambda: ids_of(batches), daemon=True)
+        taking.start()
+        taking.join(60)
+        assert not taking.is_alive()
+
+
 def batches_of(loader: raylance.RankLoader) -> raylance.Batches:
     return loader.iter_torch_batches(global_batch_size=8, with_row_offset=True)
 
