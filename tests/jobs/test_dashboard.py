@@ -86,8 +86,7 @@ def test_causes_are_those_of_the_metrics() -> None:
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
 def test_a_panel_tells_how_to_read_it(panel: dict[str, Any]) -> None:
-    told = panel["description"] if panel["type"] != "text" else panel["options"]["content"]
-    assert len(told) > 60
+    assert len(panel["description"] if panel["type"] != "text" else panel["options"]["content"]) > 60
     for target in panel.get("targets", ()):
         assert target["datasource"]["uid"] == "${datasource}"
         assert '$run"' in target["expr"], "it would add up all runs"
@@ -128,11 +127,22 @@ def test_kustomize_makes_a_dashboard_that_grafana_finds() -> None:
     assert json.loads(made["ConfigMap"]["data"]["raylance.json"]) == DASHBOARD
 
 
+def promtool(folder: Path, *words: str) -> None:
+    done = subprocess.run(["promtool", *words], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def check_rules(folder: Path, tests: dict[str, Any]) -> None:
+    """Has promtool make a test of the alerts, with a value a minute."""
+    content = {"rule_files": [str(FOLDER / "prometheus.rules")], "tests": [{"interval": "1m", **tests}]}
+    (folder / "test.yaml").write_text(yaml.safe_dump(content | {"evaluation_interval": "1m"}, allow_unicode=True))
+    promtool(folder, "test", "rules", "test.yaml")
+
+
 @needs_promtool
 def test_promtool_takes_rules_and_configuration() -> None:
-    for what in (["rules", "prometheus.rules"], ["config", "prometheus.yml"]):
-        done = subprocess.run(["promtool", "check", *what], cwd=FOLDER, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+    promtool(FOLDER, "check", "rules", "prometheus.rules")
+    promtool(FOLDER, "check", "config", "prometheus.yml")
 
 
 # Of a run r whose dataset is train, one value a minute for an hour.
@@ -206,13 +216,7 @@ def test_alerts_are_raised_when_they_should_be(name: str, tmp_path: Path) -> Non
         found.append({"eval_time": "30m", "alertname": rule["alert"], "exp_alerts": expected})
     of = 'run="r",dataset="train",rank="0"'
     given = [{"series": key % of, "values": values} for key, values in series.items()]
-    tests = {"interval": "1m", "input_series": given, "alert_rule_test": found}
-    content = {"rule_files": [str(FOLDER / "prometheus.rules")], "evaluation_interval": "1m", "tests": [tests]}
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump(content, allow_unicode=True))
-    done = subprocess.run(
-        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    check_rules(tmp_path, {"input_series": given, "alert_rule_test": found})
 
 
 @needs_promtool
@@ -238,16 +242,9 @@ def test_training_alone_is_what_the_verdict_says_of_ranks_that_keep_step(tmp_pat
     shown = re.match(r"clamp_max\((.*), 5 \* scalar", rates_of_stages(Scope('run="r"', "5m"))["training"])
     assert shown
     wanted = [{"labels": "{}", "value": training_rate(parts)}]
-    tests = {
-        "interval": "1m",
-        "input_series": [{"series": key, "values": values} for key, values in series.items()],
-        "promql_expr_test": [{"expr": shown[1], "eval_time": "30m", "exp_samples": wanted}],
-    }
-    (tmp_path / "test.yaml").write_text(yaml.safe_dump({"evaluation_interval": "1m", "tests": [tests]}))
-    done = subprocess.run(
-        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    given = [{"series": key, "values": values} for key, values in series.items()]
+    asked = [{"expr": shown[1], "eval_time": "30m", "exp_samples": wanted}]
+    check_rules(tmp_path, {"input_series": given, "promql_expr_test": asked})
 
 
 def answers(source: asking.Prometheus, values: dict[str, str]) -> dict[str, list[asking.Series]]:
@@ -276,17 +273,10 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def training(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
     """A run of train_images that goes on until it is ended; gives the folder where Ray writes its nodes, and it."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))  # a short name: Ray's sockets lie in it
-    arguments = [
-        "--storage-path",
-        tmp_path / "runs",
-        "--run-name",
-        "digits",
-        "--epochs",
-        "100000",
-    ]
-    arguments += ["--num-workers", "2", "--num-decoders", "1", "--checkpoint-every-steps", "10", "--no-progress"]
+    arguments = f"--storage-path {tmp_path / 'runs'} --run-name digits --epochs 100000 --no-progress --num-workers 2"
+    arguments += " --num-decoders 1 --checkpoint-every-steps 10"
     environment = os.environ | {"RAY_metrics_report_interval_ms": "2000", "RAY_ADDRESS": "local"}
-    command = [sys.executable, "-c", TRAINING, tmp_path / "digits.lance", folder, *arguments]
+    command = [sys.executable, "-c", TRAINING, tmp_path / "digits.lance", folder, *arguments.split()]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(
             [str(word) for word in command], cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT

@@ -10,20 +10,12 @@ OF_A_RUN, OF_A_DATASET = "run", "run, dataset"
 
 
 def _cause(then: str) -> str:
-    """What the trainer waits for most, in an annotation: Prometheus asks for it when the alert is raised.
-
-    Args:
-        then: The text about it, in Go's templates, as .Labels.cause.
+    """What the trainer waits for most, in an annotation: Prometheus asks for it when the alert is raised. `then` is the
+    text about it in Go's templates, as .Labels.cause.
     """
     name = NAMES["raylance_wait_seconds_total"]
     asked = f"topk(1, sum by (cause) (rate({name}{{run=%q,dataset=%q}}[10m])))"
     return f"{{{{ range printf `{asked}` $labels.run $labels.dataset | query }}}}{then}{{{{ end }}}}"
-
-
-def _changes() -> str:
-    """What to change against that cause, for the same place."""
-    chosen = [f'{{{{ if eq .Labels.cause "{cause}" }}}}{what_to_change(cause)}{{{{ end }}}}' for cause in CAUSES]
-    return _cause("".join(chosen))
 
 
 def _alert(name: str, expr: str, for_: str, severity: str, summary: str, description: str) -> dict[str, Any]:
@@ -46,11 +38,13 @@ def rules() -> dict[str, Any]:
     begun = f"count by (run) ({scope.series('epoch')} offset 15m)"
     of = "run {{ $labels.run }}, dataset {{ $labels.dataset }}"
     cause = _cause("{{ .Labels.cause }}")
+    chosen = [f'{{{{ if eq .Labels.cause "{name}" }}}}{what_to_change(name)}{{{{ end }}}}' for name in CAUSES]
+    changes = _cause("".join(chosen))
     alerts = [
         _alert(
             "TrainerStarves", f"{share} > 0.2", "10m", "warning",
             f"{of}: the trainers wait for {{{{ $value | humanizePercentage }}}} of their time, most of it for {cause}",
-            f"Training gets slower by as much. Against waiting for {cause}: {_changes()}. The dashboard 'raylance' "
+            f"Training gets slower by as much. Against waiting for {cause}: {changes}. The dashboard 'raylance' "
             "shows the waiting by rank, and loader.explain() gives the numbers.",
         ),
         _alert(

@@ -43,11 +43,11 @@ class Prometheus:
 
     def values(self, expr: str, *, now: bool, step: int = 5) -> list[Series]:
         """What a query gives, over the time or at its end."""
-        if now:
-            found = self.ask("query", query=expr, time=self.end)["result"]
-            return [(one["metric"], [(float(one["value"][0]), float(one["value"][1]))]) for one in found]
-        found = self.ask("query_range", query=expr, start=self.start, end=self.end, step=step)["result"]
-        return [(one["metric"], [(float(at), float(value)) for at, value in one["values"]]) for one in found]
+        span = {"time": self.end} if now else {"start": self.start, "end": self.end, "step": step}
+        found = self.ask("query" if now else "query_range", query=expr, **span)["result"]
+        values = [[one["value"]] if now else one["values"] for one in found]
+        series = [[(float(at), float(value)) for at, value in each] for each in values]
+        return [(one["metric"], each) for one, each in zip(found, series, strict=True)]
 
 
 def filled(expr: str, values: Mapping[str, str]) -> str:

@@ -4,6 +4,8 @@ What is peculiar to these metrics: Ray publishes a counter from its first step o
 there; counters of a process that has ended stay until its node goes; gauges of one are gone after 20 seconds.
 """
 
+import dataclasses
+
 from raylance.observe.figures import IN_STEP
 from raylance.observe.metrics import METRICS
 from raylance.observe.verdict import WAITS
@@ -14,26 +16,27 @@ STARTING, LATER = 'cause="starting"', 'cause!="starting"'
 SHOWN = 5  # times what is delivered: as much as is shown of what a stage could do
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
 class Scope:
-    """What an expression is about: its series, and over which time their rates are taken."""
+    """What an expression is about: its series, and over which time their rates are taken.
 
-    def __init__(self, labels: str, window: str, by: str = "") -> None:
-        """Sets both.
+    Attributes:
+        labels: Matchers of the series; "" for all.
+        window: A range as PromQL writes it, without brackets.
+        by: Labels to keep in sums; "" for one sum of all.
+    """
 
-        Args:
-            labels: Matchers of the series; "" for all.
-            window: A range as PromQL writes it, without brackets.
-            by: Labels to keep in sums; "" for one sum of all.
-        """
-        self.labels, self.window, self.by = labels, window, by
+    labels: str
+    window: str
+    by: str = ""
 
     def keeping(self, by: str) -> "Scope":
         """The same, with other labels kept."""
-        return Scope(self.labels, self.window, by)
+        return dataclasses.replace(self, by=by)
 
     def during(self, window: str) -> "Scope":
         """The same, with rates over another time."""
-        return Scope(self.labels, window, self.by)
+        return dataclasses.replace(self, window=window)
 
     def series(self, name: str, extra: str = "") -> str:
         """A selector of a metric, named without prefixes.

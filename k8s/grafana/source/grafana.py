@@ -20,13 +20,7 @@ _LAST = {"calcs": ["lastNotNull"], "fields": "", "values": False}  # of each ser
 
 
 def query(expr: str, legend: str = "", *, now: bool = False) -> Query:
-    """A query.
-
-    Args:
-        expr: PromQL.
-        legend: Name of the series, with {{label}} for a label.
-        now: Whether the last value alone is asked for.
-    """
+    """A query in PromQL; its legend has {{label}} for a label. `now` asks for the last value alone."""
     return {
         "datasource": SOURCE,
         "editorMode": "code",
@@ -48,17 +42,8 @@ def stat(
     decimals: int | None = None,
     empty: str = "–",
 ) -> Panel:
-    """A tile with the last value.
-
-    Args:
-        title: Its title.
-        description: How to read it.
-        queries: What it shows.
-        unit: Grafana's name of the unit.
-        steps: From which value on it has which colour; the first below all others.
-        names: Whether it shows the name of its series, in the colour of that name, in place of the value.
-        decimals: How many; None as Grafana likes.
-        empty: What it shows without data.
+    """A tile with the last value, in the colour of the step that the value has reached; or with `names`, the name of
+    its series in the colour of that name. Without data, it shows `empty`.
     """
     options = {
         "colorMode": "background" if names else "value",
@@ -99,17 +84,7 @@ def lines(
     most: float | None = None,
     dashed: Sequence[str] = (),
 ) -> Panel:
-    """Values over time.
-
-    Args:
-        title: Its title.
-        description: How to read it.
-        queries: What it shows.
-        unit: Grafana's name of the unit.
-        stacked: Whether series stand upon each other, filled.
-        most: The end of the axis; None as the data have it.
-        dashed: Names of series that are limits: red, dashed, never filled.
-    """
+    """Values over time, on an axis that ends at `most`. The series named in `dashed` are limits: red and not filled."""
     custom = {
         "drawStyle": "line",
         "fillOpacity": 70 if stacked else 8,
@@ -156,15 +131,7 @@ def source_variable() -> dict[str, Any]:
 
 
 def label_variable(name: str, label: str, asked: str, *, several: bool, help: str) -> dict[str, Any]:
-    """The choice of a label's values.
-
-    Args:
-        name: The variable's name.
-        label: What it is called on the page.
-        asked: What Grafana asks Prometheus for: label_values(…).
-        several: Whether several may be chosen, and all are at first.
-        help: Its description.
-    """
+    """The choice of a label's values, which Grafana asks Prometheus for; of `several`, all are chosen at first."""
     everything = {"selected": True, "text": ["All"], "value": ["$__all"]}
     return {
         "name": name, "label": label, "description": help, "type": "query", "datasource": SOURCE, "definition": asked,
@@ -175,10 +142,7 @@ def label_variable(name: str, label: str, asked: str, *, several: bool, help: st
 
 
 def place(panels: Sequence[tuple[Panel, int, int]]) -> list[Panel]:
-    """Lays panels from left to right, 24 columns wide, and numbers them.
-
-    Args:
-        panels: Each with its width and height; those of a line have one height.
+    """Lays panels, each with its width and height, from left to right, 24 columns wide, and numbers them.
 
     Raises:
         ValueError: Where a line is not filled: there would be a hole.

@@ -146,11 +146,11 @@ def _throughput() -> list[tuple[Panel, int, int]]:
 
 
 def _helpers() -> list[tuple[Panel, int, int]]:
-    shared = BY_RANK  # datasets of a process share its decoders
+    # Datasets of a process share its decoders.
     there, wanted, busy = (
-        f"sum({shared.total(name, 'max')})" for name in ("decoders", "decoders_wanted", "decoders_busy")
+        f"sum({BY_RANK.total(name, 'max')})" for name in ("decoders", "decoders_wanted", "decoders_busy")
     )
-    replaced = Scope(RANKS, "5m").grown("helpers_replaced_total")
+    replaced = ALL.during("5m").grown("helpers_replaced_total")
     return [
         (grafana.lines(
             "Decoders",
@@ -175,7 +175,6 @@ def _helpers() -> list[tuple[Panel, int, int]]:
 
 
 def _memory() -> list[tuple[Panel, int, int]]:
-    fullest = Scope(RANKS, WINDOW)
     return [
         (grafana.lines(
             "Bytes in flight, by rank",
@@ -183,7 +182,7 @@ def _memory() -> list[tuple[Panel, int, int]]:
             f"the loader is ahead. At the limit while the trainer waits: {what_to_change('inflight_limit')}. Far below "
             "it while the trainer waits: the stage that is the limit gives no more.",
             [query(BY_RANK.total("inflight_bytes"), "rank {{rank}}"),
-             query(fullest.total("inflight_limit_bytes", "max"), "limit")], unit="bytes", dashed=["limit"],
+             query(ALL.total("inflight_limit_bytes", "max"), "limit")], unit="bytes", dashed=["limit"],
         ), 8, 7),
         (grafana.lines(
             "Windows, by rank",
@@ -191,7 +190,7 @@ def _memory() -> list[tuple[Panel, int, int]]:
             "next window needs waits until there is room. A limit that its node has no memory for kills the actor: "
             "lower max_window_bytes.",
             [query(BY_RANK.total("window_bytes", "max"), "rank {{rank}}"),
-             query(fullest.total("window_limit_bytes", "max"), "limit")], unit="bytes", dashed=["limit"],
+             query(ALL.total("window_limit_bytes", "max"), "limit")], unit="bytes", dashed=["limit"],
         ), 8, 7),
         (grafana.lines(
             "Items in flight, and ready batches",
@@ -239,7 +238,7 @@ def _stages() -> list[tuple[Panel, int, int]]:
 
 def _epochs() -> list[tuple[Panel, int, int]]:
     done = f"{BY_DATASET.total('position_rows', 'max')} / ({BY_DATASET.total('epoch_rows', 'max')} > 0)"
-    grown = [Scope(RANKS, "5m").grown(name) for name in ("bad_rows_total", "fallback_rows_total")]
+    grown = [ALL.during("5m").grown(name) for name in ("bad_rows_total", "fallback_rows_total")]
     none = f"0 * {ALL.total('epoch', 'max')}"
     return [
         (grafana.lines(

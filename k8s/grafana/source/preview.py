@@ -55,22 +55,10 @@ class Drawing:
     """A dashboard, panel by panel, of one run after the other."""
 
     def __init__(self, panels: list[Panel], source: Prometheus) -> None:
-        """Draws nothing yet.
-
-        Args:
-            panels: What is drawn of each run.
-            source: What it asks.
-        """
         self._panels, self._source, self._values = panels, source, {"run": ""}
 
     def draw(self, runs: list[str], path: Path, dpi: int) -> None:
-        """Draws runs as PNG.
-
-        Args:
-            runs: Their names.
-            path: Where.
-            dpi: Pixels of an inch.
-        """
+        """Draws runs, one below the other, as PNG."""
         lines = 1 + max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in self._panels)
         high = lines * len(runs)
         page = Figure(figsize=(24 * COLUMN, high * LINE), facecolor=PAPER)
