@@ -4,29 +4,28 @@ position, and never writes a file itself.
 
 import contextlib
 import dataclasses
-import functools
 import importlib
-import itertools
 import os
 import socket
 import threading
-import uuid
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
+from raylance.api.naming import choose_name, release_name
 from raylance.batches.assembly import Step
 from raylance.batches.display import display_rows
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, dataset_stem
 from raylance.decode.arrays import to_numpy
 from raylance.decode.images import Image
+from raylance.environment import facts as surroundings
 from raylance.environment import process
-from raylance.environment.connection import current_session, long_call, ray_session
+from raylance.environment.connection import ray_session
 from raylance.errors import DatasetError
 from raylance.observe import Stats, clock
-from raylance.observe.events import now_s
+from raylance.observe.clock import now_s
 from raylance.observe.figures import RankFigures
 from raylance.observe.metrics import Publisher
 from raylance.observe.record import FOLDER, Record, RecordFolder, open_folder, public_uri
@@ -55,20 +54,12 @@ class Recorder:
     def __init__(
         self, read_spec: ReadSpec, options: Options, context: ShardContext, cursor: Cursor, *, is_recorded: bool = True
     ) -> None:
-        """Starts with empty counters and without a record.
-
-        Args:
-            read_spec: What the loader reads.
-            options: How the loader uses the machine.
-            context: Which rank the loader serves.
-            cursor: Where the loader stands.
-            is_recorded: Whether a run may have a record of it; not of one pass over a handle.
-        """
+        """Has empty counters and no record yet; a pass over a handle never has one, and is not `is_recorded`."""
         self.stats, self.ledger = Stats(), Ledger()
         self.context, self.cursor = context, cursor
         self._read_spec, self._options, self._is_recorded = read_spec, options, is_recorded
-        self._called: str | None = None  # its name in the record
-        self._number = 1  # among the loaders of the same data that are iterated at one time
+        self._stem = context.name or options.name or dataset_stem(read_spec.source.uri)
+        self._name, self._number = self._stem, 1  # in the record; among loaders of the same data iterated at one time
         self._recording: Recording | None = None
         self._passed = Digest()  # handed out in this pass
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
@@ -80,12 +71,22 @@ class Recorder:
 
     def _enter_process(self) -> None:
         self._made_at_s = clock.now()
-        if self.context.assignment is not None:
-            _assigned.add(self)
+        with _entering:
+            _recorders.add(self)
+
+    @property
+    def is_assigned(self) -> bool:
+        """Whether Ray Train gave the loader to this process."""
+        return self.context.assignment is not None
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether it has a record or metrics now."""
+        return self._recording is not None
 
     def explain(self) -> Verdict:
         """Judges this rank's figures so far; see `RankLoader.explain`."""
-        facts = {**self._facts(), "cluster_cpus": _cluster_cpus()}
+        facts = {**self._facts(), "cluster_cpus": surroundings.cluster_cpus()}
         return judge([RankFigures(figures=self.stats.sample(), facts=facts)])
 
     def flush(self, *, may_wait: bool = True) -> None:
@@ -150,14 +151,8 @@ class Recorder:
 
     @contextlib.contextmanager
     def reporting(self, metrics: Mapping[str, Any], *, has_checkpoint: bool) -> Iterator[None]:
-        """Records a report to Ray Train, and writes the record before and after it: a run often ends with one.
-
-        Args:
-            metrics: What is reported; numbers among it are recorded.
-            has_checkpoint: Whether a checkpoint comes with it.
-
-        Yields:
-            Nothing. The body makes the report, and counts as saving.
+        """Records a report to Ray Train, which the body makes: it counts as saving. Writes the record before and after
+        it, as a run often ends with a report.
         """
         begin = clock.now()
         with saving([self.stats]):
@@ -171,12 +166,7 @@ class Recorder:
             self.flush()
 
     def begin_pass(self, plan: Plan, state: Callable[[], dict[str, Any]]) -> None:
-        """Begins to count a pass; with the first one, begins record and metrics, where there are to be any.
-
-        Args:
-            plan: Of the pass.
-            state: Gives the loader's state.
-        """
+        """Begins to count a pass; with the first one, begins record and metrics, where there are to be any."""
         if self._recording is None and self._options.record is not False:
             self._begin_record(plan, state())
         self.ledger.cut()
@@ -184,16 +174,19 @@ class Recorder:
 
     def _begin_record(self, plan: Plan, state: dict[str, Any]) -> None:
         folder, run = _folder_of(self._options.record, is_recorded=self._is_recorded)
-        if folder is not None:
-            self._choose_name(folder.path, f"{subject_of(state)} {self._is_whole}")
+        rank = self._worker[0]
+        if folder is not None and not self.is_assigned:
+            data = (folder.path, self._stem, f"{subject_of(state)} {self._is_whole}")
+            others = {other.context.name or "" for other in assigned_recorders()}
+            self._name, self._number = choose_name(self, rank, data, others)
         # Not 0 where the loader was closed, and continues. The first batch is being waited for already.
-        before, waited_s = self.stats.counted(), self.stats.timed_s("wait_s")
-        publisher = Publisher(run, self._name, self._worker[0], before) if ray_session() else None
+        before, waited_s = self.stats.sample(up_to_now=False), self.stats.timed_s("wait_s")
+        publisher = Publisher(run, self._name, rank, before) if ray_session() else None
         if folder is None:
             self.stats.first_rows = pa.table({})  # nothing shows them
         if folder is None and publisher is None:
             return
-        start = _start_of_run()
+        start = surroundings.placement_group() if process.train_rank() is not None else ""
         facts = self._facts() | {
             "run": run,
             "start": start,
@@ -202,7 +195,7 @@ class Recorder:
             "raylance": importlib.import_module("raylance").__version__,
             "host": socket.gethostname(),
             "pid": os.getpid(),
-            "cluster_cpus": _cluster_cpus(),
+            "cluster_cpus": surroundings.cluster_cpus(),
             "state": state,
             "stem": self._stem,
             "number": self._number,
@@ -221,7 +214,7 @@ class Recorder:
             "start": start,
             "rank": self.context.rank,
             "world_size": self.context.world_size,
-            "process": _process(),
+            "process": surroundings.process_id(),
         }
         ledger = self.ledger
         self.stats.called, self.stats.shared_s = self._name, {}
@@ -234,46 +227,13 @@ class Recorder:
             _rows_html,
             lambda: origin | ledger.to_dict(),
         )
-        with _naming:
-            _recorded.setdefault(self, (self._worker[0], (), 1))
 
     def end(self) -> None:
         """Ends the record and the metrics; another pass begins others."""
         recording, self._recording = self._recording, None
-        with _naming:
-            _recorded.pop(self, None)
+        release_name(self)
         if recording is not None:
             recording.end()
-
-    @property
-    def _stem(self) -> str:
-        return self.context.name or self._options.name or dataset_stem(self._read_spec.source.uri)
-
-    @property
-    def _name(self) -> str:
-        return self._called or self._stem
-
-    def _choose_name(self, folder: str, subject: str) -> None:
-        """Chooses the loader's name in the record.
-
-        Loaders of different data get different names for as long as the process lives. So do two loaders of the same
-        data that one rank iterates at one time: under one name, their figures would be added up.
-
-        Args:
-            folder: Of the records.
-            subject: Which data the loader reads.
-        """
-        if self.context.assignment is not None:
-            return
-        kind, rank = (folder, self._stem, subject), self._worker[0]
-        with _naming:
-            taken = {number for other, (*of, number) in _recorded.items() if other is not self and of == [rank, kind]}
-            self._number = next(number for number in itertools.count(1) if number not in taken)
-            _recorded[self] = rank, kind, self._number
-            given = {name for (there, *_), name in _names.items() if there == folder}
-            given |= {other.context.name for other in _assigned if other.context.name}
-            names = itertools.chain([self._stem], (f"{self._stem}-{number}" for number in itertools.count(2)))
-            self._called = _names.setdefault((*kind, self._number), next(name for name in names if name not in given))
 
     @property
     def _is_whole(self) -> bool:
@@ -306,45 +266,25 @@ class Recorder:
             "prepared": self._prepared_after_s is not None,
             "prepared_after_s": self._prepared_after_s,
             "options": options | {"record": public_uri(record) if isinstance(record, str) else record},
-            "worker_cpus": _worker_cpus(),
-            "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+            "worker_cpus": surroundings.worker_cpus(),
+            "cpus": surroundings.node_cpus(),
         }
 
 
-_assigned: "weakref.WeakSet[Recorder]" = weakref.WeakSet()  # of the loaders that Ray Train gave to this process
-_recorded: "weakref.WeakKeyDictionary[Recorder, tuple[int, tuple[str, ...], int]]" = weakref.WeakKeyDictionary()
-_names: dict[tuple[Any, ...], str] = {}  # given in this process, by folder, stem, data and number
-_naming = threading.Lock()  # loaders may begin in several threads
-
-
-@functools.cache
-def _id_of(pid: int) -> str:
-    return f"{uuid.uuid4().hex}-{pid}"
-
-
-def _process() -> str:
-    """This process, and no other one: containers start again with the same host name and process ID."""
-    return _id_of(os.getpid())
+_recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()  # of this process
+_entering = threading.Lock()  # loaders may be made in several threads
 
 
 def all_recorders() -> list[Recorder]:
     """Of the loaders that Ray Train gave to this process, and of those that have a record or metrics now."""
-    with _naming:
-        return list(dict.fromkeys([*_assigned, *_recorded]))
+    with _entering:
+        return [recorder for recorder in _recorders if recorder.is_assigned or recorder.is_recording]
 
 
 def assigned_recorders() -> list[Recorder]:
     """Of the loaders that Ray Train gave to this process."""
-    return list(_assigned)
-
-
-def _start_of_run() -> str:
-    """What the workers of one start of a Ray Train run have in common, and no others: "" outside of one."""
-    if process.train_rank() is None:
-        return ""
-    with current_session() as session:
-        group = importlib.import_module("ray").get_runtime_context().get_placement_group_id() if session else None
-    return str(group or "")
+    with _entering:
+        return [recorder for recorder in _recorders if recorder.is_assigned]
 
 
 def _folder_of(wanted: bool | str, *, is_recorded: bool) -> tuple[RecordFolder | None, str]:
@@ -357,30 +297,6 @@ def _folder_of(wanted: bool | str, *, is_recorded: bool) -> tuple[RecordFolder |
         return None, "interactive"
     filesystem, path, run = found
     return RecordFolder(filesystem, f"{path}/{FOLDER}"), run
-
-
-def _cluster_cpus() -> float | None:
-    """CPUs of the cluster as Ray counts them; None where no Ray runs."""
-    session = ray_session()
-    if not session:
-        return None
-    try:
-        resources: dict[str, float] = long_call(session, importlib.import_module("ray").cluster_resources)
-    except Exception:  # of a head that is away for a moment, say: no run ends for it
-        return None
-    return resources.get("CPU")
-
-
-def _worker_cpus() -> float:
-    """CPUs that Ray counts as this worker's; 0 for a driver, and where no Ray runs."""
-    with current_session() as session:
-        if not session:
-            return 0.0
-        try:
-            assigned = importlib.import_module("ray").get_runtime_context().get_assigned_resources()
-        except (AssertionError, AttributeError):  # how Ray says that this is a driver, or the client of one
-            return 0.0
-    return float(assigned.get("CPU", 0.0))
 
 
 def _rows_html(rows: pa.Table) -> str:

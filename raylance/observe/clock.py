@@ -5,7 +5,14 @@ Callers say `clock.now()`, so that a test can put virtual time in its place for 
 
 import time
 
+_BEGUN = time.time() - time.monotonic()
+
 
 def now() -> float:
     """Seconds of a clock that never goes back."""
     return time.monotonic()
+
+
+def now_s() -> float:
+    """Seconds since 1970, by a clock that does not jump while the process lives."""
+    return _BEGUN + now()

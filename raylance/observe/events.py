@@ -1,21 +1,44 @@
-"""Owns the events of one loader, as many as are kept; never what they mean."""
+"""Owns the events of one loader, and how a list that grows with the run is bounded; never what they mean."""
 
-import time
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from raylance.observe import clock
+from raylance.observe.clock import now_s
 
 _MOST = 500  # of a kind
 _MOST_OLD_REPORTS = 250  # besides, spread over all of the run: reports make a curve
-_BEGUN = time.time() - time.monotonic()
 
 Event = tuple[float, str, Any]
 """Seconds since 1970, kind, and what happened, JSON-able."""
 
+T = TypeVar("T")
 
-def now_s() -> float:
-    """Seconds since 1970, by a clock that does not jump while the process lives."""
-    return _BEGUN + clock.now()
+
+class Thinned(Generic[T]):
+    """The last so many items, and so many older ones, spread over all of them: where there are more of these, every
+    second one is dropped, and from then on half as many are kept.
+    """
+
+    def __init__(self, recent: int, old: int) -> None:
+        self._most_recent, self._most_old = recent, old
+        self._recent: list[T] = []
+        self._old: list[T] = []
+        self._skipped, self._every = 0, 1  # of the old ones, every so many is kept
+
+    def add(self, item: T) -> None:
+        """Takes the newest item."""
+        self._recent.append(item)
+        if len(self._recent) > self._most_recent:
+            oldest = self._recent.pop(0)
+            self._skipped += 1
+            if self._most_old and self._skipped == self._every:
+                self._old.append(oldest)
+                self._skipped = 0
+        if len(self._old) > self._most_old:
+            self._old, self._every = self._old[::2], 2 * self._every
+
+    def all(self) -> list[T]:
+        """All that are kept, oldest first."""
+        return [*self._old, *self._recent]
 
 
 class EventLog:
@@ -25,28 +48,15 @@ class EventLog:
     """
 
     def __init__(self) -> None:
-        self._by_kind: dict[str, list[Event]] = {}
-        self._old_reports: list[Event] = []
-        self._skipped, self._every = 0, 1  # of old reports, every so many is kept
+        self._by_kind: dict[str, Thinned[Event]] = {}
 
     def add(self, kind: str, what: Any) -> None:
         """Keeps an event of now."""
-        kept = self._by_kind.setdefault(kind, [])
-        kept.append((now_s(), kind, what))
-        if len(kept) > _MOST:
-            oldest = kept.pop(0)
-            if kind == "report":
-                self._keep_report(oldest)
-
-    def _keep_report(self, report: Event) -> None:
-        self._skipped += 1
-        if self._skipped == self._every:
-            self._old_reports.append(report)
-            self._skipped = 0
-        if len(self._old_reports) > _MOST_OLD_REPORTS:
-            self._old_reports, self._every = self._old_reports[::2], 2 * self._every
+        if kind not in self._by_kind:
+            self._by_kind[kind] = Thinned(_MOST, _MOST_OLD_REPORTS if kind == "report" else 0)
+        self._by_kind[kind].add((now_s(), kind, what))
 
     def all(self) -> list[Event]:
         """All that are kept, oldest first."""
-        lists = [self._old_reports, *self._by_kind.values()]
-        return sorted((event for kept in lists for event in list(kept)), key=lambda event: event[0])
+        found = [event for kept in list(self._by_kind.values()) for event in kept.all()]
+        return sorted(found, key=lambda event: event[0])

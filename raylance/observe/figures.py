@@ -122,33 +122,23 @@ def saving_share(ranks: Sequence[RankFigures]) -> float:
     return saving_s / max(1e-9, saving_s + sum(rank.steady_s for rank in ranks))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFigures:
     """The figures of all ranks together; see `Verdict` for rates, waiting and seconds."""
 
-    ranks: Sequence[RankFigures]
-    rates: Mapping[str, float]
-    waiting: float
-    seconds: Mapping[str, float]
-
-    @classmethod
-    def of(cls, ranks: Sequence[RankFigures]) -> "RunFigures":
-        """Adds up the figures of each rank."""
-        seconds = {
-            "training": sum(rank.trained_s for rank in ranks),
-            "saving": sum(rank.figures["save_s"] for rank in ranks),
-        }
-        seconds |= {cause: sum(rank.figures[name] for rank in ranks) for cause, name in WAITS.items()}
-        waited_s = sum(rank.waited_s for rank in ranks)
-        steady_s = seconds["training"] + waited_s
+    def __init__(self, ranks: Sequence[RankFigures]) -> None:
+        self.ranks = ranks
+        self.seconds = {"training": sum(rank.trained_s for rank in ranks), "saving": self.sum("save_s")}
+        self.seconds |= {cause: self.sum(name) for cause, name in WAITS.items()}
+        self.waited_s = sum(rank.waited_s for rank in ranks)
+        self.steady_s = self.seconds["training"] + self.waited_s  # training and waiting, but for the start
+        self.waiting = self.waited_s / self.steady_s if self.steady_s else 0.0
         there = [rank for rank in ranks if rank.presence]
-        rates = {
+        self.rates = {
             "delivered": delivered_rate(there),
             "training": training_rate(there),
             "reading": sum(rank.presence * rank.read_rate for rank in there),
             "decoding": sum(rank.presence * rank.decode_rate for rank in there),
         }
-        return cls(ranks=ranks, rates=rates, waiting=waited_s / steady_s if steady_s else 0.0, seconds=seconds)
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -184,11 +174,6 @@ class RunFigures:
     def is_remote(self) -> bool:
         """Whether data come over a network."""
         return any("://" in name and "file://" not in name for name in self.facts.get("sources", ()))
-
-    @property
-    def steady_s(self) -> float:
-        """Seconds of training and waiting of all ranks, but for the start."""
-        return sum(rank.steady_s for rank in self.ranks)
 
     def most(self, name: str) -> float:
         """The largest value of a figure over all ranks."""

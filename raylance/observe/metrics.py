@@ -100,14 +100,7 @@ class Publisher:
     """Gives one loader's figures to Ray."""
 
     def __init__(self, run: str, dataset: str, rank: int, before: Mapping[str, float] | None = None) -> None:
-        """Publishes nothing yet.
-
-        Args:
-            run: Its name.
-            dataset: Its name in the run.
-            rank: Whose figures they are.
-            before: What was counted before, and published.
-        """
+        """Publishes nothing yet; `before` was counted before, and published."""
         self._labels = dict(zip(LABELS, (run, dataset, str(rank)), strict=True))
         self._before: dict[str, float] = dict(before or {})
 

@@ -11,16 +11,17 @@ import os
 import re
 import string
 import urllib.parse
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.fs
 
 from raylance.errors import ConfigError
-from raylance.observe.events import now_s
+from raylance.observe.clock import now_s
+from raylance.observe.events import Thinned
 from raylance.observe.stats import GAUGES, NUMBERS
 
 FOLDER = "raylance"
@@ -79,11 +80,7 @@ def public_uri(uri: str) -> str:
 
 
 def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) -> tuple[Any, str]:
-    """The file system of a run's folder, and the path in it.
-
-    Args:
-        path: Path or URI; with a file system, the path in it.
-        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it.
+    """The file system of a run's folder, and the path in it; given a file system, `path` is one in it.
 
     Raises:
         ConfigError: For a URI that pyarrow does not read.
@@ -113,53 +110,30 @@ class Record:
     """
 
     def __init__(self, facts: Mapping[str, Any], before: Mapping[str, float] | None = None) -> None:
-        """Begins one.
-
-        Args:
-            facts: See `raylance.api.recording` for them.
-            before: What the loader had counted before: an earlier record of it has that.
-        """
-        self._before = before or {}
+        self._before = before or {}  # what the loader had counted before: an earlier record of it has that
         self.facts = {"format": FORMAT, "started": now_s(), **facts}
         start = int(1000 * self.facts["started"])
         dataset = re.sub(r"[^\w.-]", "_", self.facts["dataset"]).lstrip(".")  # a dot would hide the file
         self.name = f"{dataset}-rank{self.facts['rank']:05d}-{start}"
-        self._old: list[list[float]] = []
-        self._recent: deque[list[float]] = deque()
-        self._every = self._skipped = 1
+        self._samples = Thinned[list[float]](_RECENT, _MOST)
+        self._last: dict[str, float] = {}
 
     def add(self, figures: Mapping[str, float]) -> None:
         """Adds a sample of all figures, as they are now."""
-        before = dict(zip(COLUMNS, self._recent[-1], strict=True)) if self._recent else {}
-        sample = [now_s()]
+        sample = {"time_s": now_s()}
         for name in COLUMNS[1:]:
-            value = figures[name]
+            sample[name] = figures[name]
             if name not in STANDING:
                 # A sample that meets the end of a timed step may lack that step; counters never fall.
-                value = max(value - self._before.get(name, 0.0), before.get(name, 0.0))
-            sample.append(value)
-        self._recent.append(sample)
-        if len(self._recent) > _RECENT:
-            self._keep(self._recent.popleft())
-
-    def _keep(self, sample: list[float]) -> None:
-        """Keeps one of several that are no longer recent."""
-        if self._skipped < self._every:
-            self._skipped += 1
-            return
-        self._skipped = 1
-        self._old.append(sample)
-        if len(self._old) > _MOST:
-            self._old, self._every = self._old[::2], 2 * self._every
+                sample[name] = max(figures[name] - self._before.get(name, 0.0), self._last.get(name, 0.0))
+        self._samples.add(list(sample.values()))
+        self._last = sample
 
     def content(self, **latest: Any) -> bytes:
         """The file: samples, facts, and what changes besides, JSON-able."""
-        rows = [*self._old, *self._recent]
-        arrays = [pa.array(values, pa.float64()) for values in zip(*rows, strict=True)]
-        arrays = arrays or [pa.array([], pa.float64()) for _ in COLUMNS]
+        samples = np.array(self._samples.all(), np.float64).reshape(-1, len(COLUMNS))
         metadata = {"raylance": json.dumps(self.facts | latest, default=str)}
-        table = pa.table(arrays, names=list(COLUMNS)).replace_schema_metadata(metadata)
+        table = pa.table(list(samples.T), names=list(COLUMNS), metadata=metadata)
         sink = pa.BufferOutputStream()
         pyarrow.feather.write_feather(table, sink, compression="zstd")
-        content: bytes = sink.getvalue().to_pybytes()
-        return content
+        return bytes(sink.getvalue())

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from raylance.observe.events import now_s
+from raylance.observe.clock import now_s
 from raylance.observe.metrics import Publisher
 from raylance.observe.record import Record, RecordFolder
 from raylance.observe.stats import Stats
@@ -28,8 +28,7 @@ _LAST_TRIES = 8  # to write the last samples, when the loader is gone
 _PATIENCE_S = 10.0  # that a training thread waits for a storage, once: it may hang
 
 Position = Callable[[], tuple[int, int] | None]
-ToHtml = Callable[[Any], str]
-Digest = Callable[[], Any]
+"""Gives (epoch, position), and None when the loader is gone."""
 
 
 class Recording:
@@ -42,19 +41,11 @@ class Recording:
         position: Position,
         folder: RecordFolder | None,
         publisher: Publisher | None,
-        to_html: ToHtml,
-        digest: Digest | None = None,
+        to_html: Callable[[Any], str],
+        digest: Callable[[], Any] | None = None,
     ) -> None:
-        """Begins, in the threads of this process.
-
-        Args:
-            record: What is written.
-            stats: Whose figures are sampled.
-            position: Gives (epoch, position), and None when the loader is gone.
-            folder: Where it is written; None for nowhere.
-            publisher: Publishes metrics; None where no Ray takes them.
-            to_html: Makes HTML of a table of the first rows.
-            digest: Gives which rows were handed out, JSON-able; None where they are not counted.
+        """Begins, in the threads of this process. `to_html` shows the first rows; `digest` gives which rows were handed
+        out, JSON-able.
         """
         self._record, self._stats, self._position, self._folder = record, stats, position, folder
         self._publisher, self._to_html, self._digest = publisher, to_html, digest
@@ -88,11 +79,8 @@ class Recording:
             return self._answered < self._asked or 0 < self._failures <= _LAST_TRIES
 
     def flush(self, *, may_wait: bool = True) -> None:
-        """Samples now, and has the writing thread write: the process may end soon.
-
-        Args:
-            may_wait: Whether to wait until it is written, unless the storage fails or hangs. Otherwise, only a local
-                storage is waited for, as long as that takes next to nothing of the time.
+        """Samples now, and has the writing thread write: the process may end soon. Waits until it is written, unless
+        the storage fails or hangs; without `may_wait`, only for a local storage, as long as that takes next to no time.
         """
         if self._pid != os.getpid():  # the record is of the process that was forked
             return
@@ -130,7 +118,7 @@ class Recording:
         self._due = 0.0
         self._asked += 1
         asked = self._asked
-        sampler.wake()
+        sampler.woken.set()
         if may_wait and not sampler.is_stuck:
             sampler.is_stuck = not self._changed.wait_for(lambda: self._answered >= asked, _PATIENCE_S)
 
@@ -162,14 +150,20 @@ class Recording:
             asked, begin = self._asked, time.monotonic()
             if self._folder is None:
                 return
-            latest: dict[str, Any] = {"events": self._stats.events, "bad_rows": self._stats.bad_rows}
-            latest |= {"ended": self._ended, "shared_s": dict(self._stats.shared_s)}
+            latest = {
+                "events": self._stats.events,
+                "bad_rows": self._stats.bad_rows,
+                "ended": self._ended,
+                "shared_s": dict(self._stats.shared_s),
+            }
             if self._digest is not None:
                 latest["digest"] = self._digest()
         least_s = _LOCAL_S if self._folder.is_local else _REMOTE_S
         try:
             name = f"{self._record.name}.arrow"
-            self._folder.write(name, self._content(latest))
+            with self._changed:
+                content = self._record.content(**latest)
+            self._folder.write(name, content)
             if "begun_s" not in self._record.facts:  # the next write brings it into the file
                 self._record.facts["begun_s"] = self._folder.written_s(name)
             self._failures = 0
@@ -192,10 +186,6 @@ class Recording:
                 self._due = now + min(_MOST_S, max(least_s, (now - begin) / _SHARE) * 2.0 ** min(self._failures, 10))
             self._changed.notify_all()
 
-    def _content(self, latest: dict[str, Any]) -> bytes:
-        with self._changed:
-            return self._record.content(**latest)
-
     def _show_first(self, folder: RecordFolder) -> None:
         """Writes the first rows as HTML, once, and drops them."""
         rows = self._stats.first_rows
@@ -215,7 +205,7 @@ class _Sampler:
         self.pid, self.is_stuck = os.getpid(), False  # in a storage that hangs, as far as is known
         self._recordings: set[Recording] = set()
         self._lock = threading.Lock()
-        self._has_some, self._woken = threading.Event(), threading.Event()
+        self._has_some, self.woken = threading.Event(), threading.Event()
         for run in (self._sample, self._write):
             threading.Thread(target=run, name=f"raylance-recorder{run.__name__}", daemon=True).start()
 
@@ -248,11 +238,8 @@ class _Sampler:
                         self._recordings.discard(recording)
                     if not self._recordings:
                         self._has_some.clear()
-            self._woken.wait(_TICK_S)
-            self._woken.clear()
-
-    def wake(self) -> None:
-        self._woken.set()
+            self.woken.wait(_TICK_S)
+            self.woken.clear()
 
 
 @contextlib.contextmanager

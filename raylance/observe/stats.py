@@ -146,7 +146,7 @@ class Stats:
         self.decoders, self.decoders_wanted = status.decoders, status.decoders_wanted
         self.decoders_busy = status.decoders_busy
         self.inflight_items, self.inflight_bytes = status.inflight_items, status.inflight_bytes
-        self._waits_for(status.cause, now)
+        self._take_wait(status, now)
 
     def _take_work(self, work: WorkDone, now: float) -> None:
         self.lap(now)
@@ -157,8 +157,9 @@ class Stats:
         self.helpers_replaced += fault.replaces_helper
         self.record_event("fault", fault.line)
 
-    def _take_wait(self, wait: WaitsFor, now: float) -> None:
-        self._waits_for(wait.cause, now)
+    def _take_wait(self, wait: WaitsFor | Status, now: float) -> None:
+        is_first = wait.cause is not None and not self.batches  # all that comes before the first batch is its start
+        self.awaits("start" if is_first else wait.cause, now)
 
     def _take_ready(self, ready: BatchesReady, _: float) -> None:
         self.ready_batches = ready.batches
@@ -168,10 +169,6 @@ class Stats:
         self.rows += batch.rows
         self.nbytes += batch.nbytes
         self.masked_rows += batch.masked_rows
-
-    def _waits_for(self, cause: Cause | None, now: float) -> None:
-        is_first = cause is not None and not self.batches  # all that comes before the first batch is its start
-        self.awaits("start" if is_first else cause, now)
 
     def _take_rows(self, batch: BatchGathered, _: float) -> None:
         """Keeps a copy of the first rows of the first batch."""
@@ -205,12 +202,8 @@ class Stats:
         return now
 
     def end(self, field: str, begun: float | None = None) -> float:
-        """Adds the seconds since `begin` to a field; returns them, 0 where nothing was begun.
-
-        Args:
-            field: Its name.
-            begun: What `begin` returned: where the field was begun again since, that timing continues. None for the
-                last one.
+        """Adds the seconds since `begin` to a field; returns them, 0 where nothing was begun. `begun` is what `begin`
+        returned: where the field was begun again since, that timing continues.
         """
         if begun is not None and self._going.get(field) != begun:
             return 0.0
@@ -348,21 +341,17 @@ class Stats:
         begun = self._going.get(field)
         return 0.0 if begun is None else clock.now() - begun
 
-    def counted(self) -> dict[str, float]:
-        """All numbers without what is being timed now."""
-        figures = {name: float(getattr(self, name)) for name in NUMBERS}
-        return figures | {"train_s": figures["user_s"] - figures["other_s"]}
-
-    def sample(self) -> dict[str, float]:
-        """All numbers as they are now, with what has passed of those that are being timed; and `train_s`, which is
-        `user_s` without `other_s`.
+    def sample(self, *, up_to_now: bool = True) -> dict[str, float]:
+        """All numbers, with what has passed of those that are being timed, unless not `up_to_now`; and `train_s`, which
+        is `user_s` without `other_s`.
         """
-        figures, now = self.counted(), clock.now()
-        for name, begun in list(self._going.items()):
-            figures[name] += now - begun
-        awaited = self._awaited.get(_IT)
-        if awaited is not None and awaited[1] != "there":
-            figures[f"wait_{awaited[1]}_s"] += max(0.0, now - awaited[0])
+        figures, now = {name: float(getattr(self, name)) for name in NUMBERS}, clock.now()
+        if up_to_now:
+            for name, begun in list(self._going.items()):
+                figures[name] += now - begun
+            awaited = self._awaited.get(_IT)
+            if awaited is not None and awaited[1] != "there":
+                figures[f"wait_{awaited[1]}_s"] += max(0.0, now - awaited[0])
         figures["train_s"] = figures["user_s"] - figures["other_s"]
         return figures
 
@@ -375,10 +364,8 @@ class Stats:
 @contextmanager
 def saving(reported: Iterable[Stats]) -> Iterator[None]:
     """Counts the seconds of the body as saving, for the loaders that are reported and for all of which this thread has
-    a batch in hand. After the last batch of a pass, no step is under way: the seconds are added to the steps.
-
-    Args:
-        reported: Of the reported loaders; one that has handed nothing out yet saves nothing.
+    a batch in hand; one that has handed nothing out yet saves nothing. After the last batch of a pass, no step is under
+    way: the seconds are added to the steps.
     """
     found = {id(stats): stats for stats in (*reported, *_in_step()) if stats.batches and not stats.is_timed("save_s")}
     with ExitStack() as stack:

@@ -69,57 +69,42 @@ class Verdict:
 
 
 def judge(ranks: Sequence[RankFigures]) -> Verdict:
-    """Judges what limits a run.
-
-    Args:
-        ranks: The figures of each rank.
-    """
-    run = RunFigures.of(ranks)
+    """Judges what limits a run, by the figures of each rank."""
+    run = RunFigures(ranks)
     limit = _find_limit(run)
     summary, advice = _describe(run, limit)
     return Verdict(
-        limit=limit,
-        summary=summary,
-        advice=tuple(advice),
-        waiting=run.waiting,
-        rates=run.rates,
-        seconds=run.seconds,
+        limit=limit, summary=summary, advice=tuple(advice), waiting=run.waiting, rates=run.rates, seconds=run.seconds
     )
 
 
 def judge_beside(dataset: str, by_dataset: Mapping[str, Sequence[RankFigures]]) -> Verdict:
-    """Judges a run by one of the datasets that it trains on side by side, and whether the others are waited for, too.
-
-    Args:
-        dataset: The one that is judged.
-        by_dataset: Figures of each rank by dataset, this one included.
-    """
-    verdict, others = judge(by_dataset[dataset]), [name for name in by_dataset if name != dataset]
-    if not others:
+    """Judges a run by one of the datasets that it trains on side by side; says whether others are waited for, too."""
+    judged = {name: judge(ranks) for name, ranks in by_dataset.items()}
+    verdict = judged.pop(dataset)
+    if not judged:
         return verdict
-    judged = {name: judge(by_dataset[name]) for name in others}
     lines = [f"{name} is waited for, too: {one.summary}" for name, one in judged.items() if one.waiting >= WAITS]
-    summary = f"{dataset}, iterated side by side with {' and '.join(others)}: {verdict.summary}"
+    summary = f"{dataset}, iterated side by side with {' and '.join(judged)}: {verdict.summary}"
     return dataclasses.replace(verdict, summary=summary, advice=(*verdict.advice, *lines))
 
 
 def _find_limit(run: RunFigures) -> Limit:
     mostly = [rank for rank in run.ranks if rank.presence >= MOSTLY]
-    waited_s, steady_s = sum(rank.waited_s for rank in run.ranks), run.steady_s
     if min((rank.figures["batches"] for rank in mostly), default=0) < _LEAST_BATCHES:
         return "unknown"
-    if run.seconds["saving"] > waited_s and saving_share(run.ranks) > _SAVES:
+    if run.seconds["saving"] > run.waited_s and saving_share(run.ranks) > _SAVES:
         return "saving"
     if run.waiting >= WAITS:
         return max(STAGES, key=lambda stage: run.seconds[stage])
-    return "starting" if run.seconds["starting"] > 0.5 * steady_s else "training"
+    return "starting" if run.seconds["starting"] > 0.5 * run.steady_s else "training"
 
 
 def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
     """A sentence about the limit, and what to change."""
     if limit == "unknown":
         batches = min((rank.figures["batches"] for rank in run.ranks), default=0)
-        waited_s = run.seconds["starting"] + sum(rank.waited_s for rank in run.ranks)
+        waited_s = run.seconds["starting"] + run.waited_s
         return f"too early to tell: batches so far {batches:.0f}, {waited_s:.1f} s waited", []
     diagnosis = DIAGNOSES[limit]
     if limit in STAGES and run.rates.get(limit, 0.0) > SPARE * run.rates["training"]:

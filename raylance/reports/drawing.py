@@ -53,17 +53,12 @@ def draw_shares(seconds: Mapping[str, float]) -> str:
             )
         left += share
     axes.set(xlim=(0, 100), yticks=[], xlabel="% of the time of all ranks")
-    _bare(axes)
     return picture(figure, "share of time by what it went to")
 
 
 def draw_timeline(found: Timeline, events: Sequence[tuple[float, int, str]], ranks: Sequence[int]) -> str:
-    """One strip for each rank: what its time went to, second by second.
-
-    Args:
-        found: The run in bins.
-        events: When (seconds since 1970), of which rank, and of which kind.
-        ranks: Those to draw, from above.
+    """One strip for each of these ranks, from above: what its time went to, second by second; and events: when, in
+    seconds since 1970, of which rank, and of which kind.
     """
     figure, axes = _figure(1.3 + 0.42 * len(ranks))
     for row, rank in enumerate(ranks):
@@ -83,7 +78,6 @@ def draw_timeline(found: Timeline, events: Sequence[tuple[float, int, str]], ran
     named = list(range(len(ranks))) if len(ranks) <= _MOST_LABELS else list(range(0, len(ranks), 8))
     axes.set_yticks(named, [f"rank {ranks[row]}" for row in named])
     axes.set(ylim=(len(ranks) - 0.4, -0.75), xlim=(0, found.edges[-1]), xlabel="s since the start, restarts joined")
-    _bare(axes)
     _legend(figure)
     return picture(figure, "what the time of each rank went to, over time")
 
@@ -96,7 +90,6 @@ def draw_rate(found: Timeline) -> str:
     axes.step(middles, found.rate, where="mid", color="#3f9b6c", linewidth=1.2)
     axes.set(ylim=(0, None), xlim=(0, found.edges[-1]), xlabel="s", ylabel="rows/s")
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    _bare(axes)
     return picture(figure, "rows a second over time")
 
 
@@ -115,7 +108,6 @@ def draw_rates(rates: Mapping[str, float], limit: str) -> str:
     names = [name if name == "delivered" else f"{name} alone" for name in rates]
     axes.set_yticks(range(len(rates)), names)
     axes.set(xlim=(0, 1.25 * shown), ylim=(len(rates) - 0.5, -0.5), xticks=[])
-    _bare(axes)
     return picture(figure, "rows a second that each part could do by itself")
 
 
@@ -147,7 +139,6 @@ def draw_helpers(found: Timeline, records: Sequence[LoaderRecord]) -> str:
     memory.set(ylim=(0, None), xlabel="s", ylabel="MiB of all ranks")
     for axes in all_axes:
         axes.set_xlim(0, found.edges[-1])
-        _bare(axes)
         axes.legend(loc="upper left", bbox_to_anchor=(0, 1.22), ncols=4, frameon=False, fontsize=8, handlelength=1.2)
     return picture(figure, "helpers and bytes over time")
 
@@ -165,7 +156,6 @@ def draw_metrics(reports: Sequence[tuple[float, Mapping[str, float]]]) -> str:
         axes.plot(*zip(*points, strict=True), ".-", color="#333333", linewidth=1.2, markersize=4)
         axes.set_title(name, fontsize=9, parse_math=False)
         axes.set_xlabel("s")
-        _bare(axes)
     return picture(figure, "what was reported to Ray Train")
 
 
@@ -174,7 +164,6 @@ def draw_plan(summary: Any) -> str:
     figure, axes = _figure(3.2)
     summary.plot(axes=axes)
     axes.set_title("")
-    _bare(axes)
     return picture(figure, "rows that the first steps take", is_cloud=True)
 
 
@@ -196,12 +185,11 @@ def _figure(height: float, columns: int = 1) -> Any:
     """A figure of the page's width, and its axes."""
     of_report_extra("matplotlib")
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(_WIDTH, height), layout="constrained")
-    return figure, figure.subplots(1, columns)
-
-
-def _bare(axes: Any) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.tick_params(labelsize=9)
+    all_axes = figure.subplots(1, columns)
+    for axes in np.atleast_1d(all_axes):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(labelsize=9)
+    return figure, all_axes
 
 
 def _legend(figure: Any) -> None:

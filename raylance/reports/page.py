@@ -23,7 +23,7 @@ from raylance.observe.verdict import Verdict, judge
 from raylance.planning.state import identity_of
 from raylance.reports import drawing
 from raylance.reports.progress import events
-from raylance.reports.proving import FEW_ROWS, RunProof, of_epochs, prove_records
+from raylance.reports.proving import FEW_ROWS, RunProof, of_epochs, prove_records, storage_argument
 from raylance.reports.reading import LoaderRecord, Run, read_first_rows, read_run
 from raylance.reports.timeline import Timeline, timeline
 from raylance.source.rows import TableRows
@@ -75,27 +75,17 @@ def report_run(
 
 
 def render(run: Run, first_rows: str = "", storage_options: Mapping[str, str] | None = None) -> str:
-    """The report as HTML.
-
-    Args:
-        run: The run.
-        first_rows: HTML of the first rows.
-        storage_options: Of the dataset.
-    """
+    """The report as HTML, with the HTML of the first rows."""
     template = _template()
     found, verdict, main = timeline(run), run.verdict(run.main), run.of(run.main)
-    waited = {record.rank: 0.0 for record in main}
-    for record in main:
-        waited[record.rank] += float(record.at("wait_s", record.last))
-    ranks = sorted(sorted(waited, key=lambda rank: -waited[rank])[:_RANKS])
+    parts = run.ranks(run.main)
+    ranks = sorted(part.facts["rank"] for part in sorted(parts, key=lambda part: -part.figures["wait_s"])[:_RANKS])
     happened = events(run)
-    marks = [(when, record.rank, kind) for when, record, kind, _ in happened if record.facts["dataset"] == run.main]
+    marks = [(when, record.rank, kind) for when, record, kind, _ in happened if record.dataset == run.main]
     lists = {kind: [(when, r, what) for when, r, of, what in happened if of == kind] for kind in ("fault", "error")}
     reports = [(found.run_s(at), what["metrics"]) for at, r, kind, what in happened if kind == "report" and not r.rank]
-    options = {"storage_options": dict(storage_options)} if storage_options else {}
-    names = sorted({str(record.facts["dataset"]) for record in run.records})
-    proof = prove_records(run, names, most_rows=FEW_ROWS, **options)
-    epochs = _epochs(proof)
+    proof = prove_records(run, run.datasets, most_rows=FEW_ROWS, **storage_argument(storage_options))
+    epochs, verdicts = _epochs(proof), {name: judge(run.ranks(name)) for name in run.datasets}
     pictures = {
         "shares": drawing.draw_shares(_spent(run, verdict)),
         "rates": drawing.draw_rates(verdict.rates, verdict.limit),
@@ -112,14 +102,14 @@ def render(run: Run, first_rows: str = "", storage_options: Mapping[str, str] | 
         color=drawing.COLORS.get(verdict.limit, "#8a8f98"),
         main=run.main,
         shown_ranks=len(ranks),
-        hidden_ranks=len(waited) - len(ranks),
+        hidden_ranks=len(parts) - len(ranks),
         cuts=len(found.cuts),
         rank_heads=_HEADS,
         dataset_heads=_DATASET_HEADS,
-        rank_rows=[_rank_row(run, part) for part in run.ranks(run.main) if part.facts["rank"] in ranks],
+        rank_rows=[_rank_row(part) for part in parts if part.facts["rank"] in ranks],
         smoothed_s=f"{found.smoothed_s:,.1f}",
-        starts_late=any(_starts_late(run, name) for name in {record.facts["dataset"] for record in run.records}),
-        datasets=[_dataset_row(run, name) for name in sorted({record.facts["dataset"] for record in run.records})],
+        starts_late=any(_starts_late(run.ranks(name), verdict) for name, verdict in verdicts.items()),
+        datasets=[_dataset_row(name, run.ranks(name), verdict) for name, verdict in verdicts.items()],
         epochs=epochs[-_LINES:],
         more_epochs=max(0, len(epochs) - _LINES),
         proof=proof,
@@ -151,7 +141,7 @@ def _clock(when: float) -> str:
 
 
 def _describe_events(events: Sequence[tuple[float, LoaderRecord, Any]]) -> list[tuple[str, str, Any]]:
-    return [(_clock(when), f"{r.facts['dataset']}, rank {r.rank}", what) for when, r, what in events[:_LINES]]
+    return [(_clock(when), f"{r.dataset}, rank {r.rank}", what) for when, r, what in events[:_LINES]]
 
 
 def _failed(run: Run, errors: Sequence[tuple[float, LoaderRecord, Any]]) -> str:
@@ -162,17 +152,17 @@ def _failed(run: Run, errors: Sequence[tuple[float, LoaderRecord, Any]]) -> str:
 
 def _spent(run: Run, verdict: Verdict) -> dict[str, float]:
     """Seconds of all ranks by what they went to, with those of the datasets that are not trained on."""
-    others = [record for record in run.records if record.facts["dataset"] != run.main]
-    spent = sum(float(record.at("wait_s", record.last)) for record in others)
-    within = [record for record in others if record.facts["dataset"] not in run.trained_on]  # a step of the main one
-    spent += sum(float(record.at("user_s", record.last)) - float(record.at("save_s", record.last)) for record in within)
+    others = [record for record in run.records if record.dataset != run.main]
+    spent = sum(record.latest("wait_s") for record in others)
+    within = [record for record in others if record.dataset not in run.trained_on]  # a step of the main one
+    spent += sum(record.latest("user_s") - record.latest("save_s") for record in within)
     return {**verdict.seconds, "other datasets": spent}
 
 
 def _describe_masked(run: Run) -> str:
     """How often rows were masked, and how many different ones are known: rows are decoded ahead of training."""
-    times = int(sum(record.at("masked_rows", record.last) for record in run.records))
-    rows = {(record.facts["dataset"], *row[:2]) for record in run.records for row in record.bad_rows}
+    times = int(sum(record.latest("masked_rows") for record in run.records))
+    rows = {(record.dataset, *row[:2]) for record in run.records for row in record.bad_rows}
     ahead = ", some of what was decoded and not handed out yet" * (len(rows) > times)
     return f"{times:,} times a row was handed out masked; {len(rows):,} different ones are named{ahead}"
 
@@ -201,9 +191,7 @@ _HEADS = (
 _DATASET_HEADS = ("dataset", "ranks", "rows", "rows/s", "s of each rank", "waiting", "of it: starting, s", "mostly")
 
 
-def _dataset_row(run: Run, name: str) -> tuple[str, ...]:
-    parts = run.ranks(name)
-    verdict = judge(parts)
+def _dataset_row(name: str, parts: Sequence[RankFigures], verdict: Verdict) -> tuple[str, ...]:
     spent = sum(part.trained_s + part.figures["wait_s"] for part in parts)
     return (
         name,
@@ -213,36 +201,31 @@ def _dataset_row(run: Run, name: str) -> tuple[str, ...]:
         f"{spent / len(parts):,.1f}",
         f"{sum(part.figures['wait_s'] for part in parts) / max(1e-9, spent):.0%}",
         f"{verdict.seconds['starting'] / len(parts):,.1f}",
-        max(verdict.seconds, key=lambda part: verdict.seconds[part]),
+        _longest(verdict),
     )
 
 
-def _starts_late(run: Run, name: str) -> bool:
+def _longest(verdict: Verdict) -> str:
+    """What most of the time went to."""
+    return max(verdict.seconds, key=lambda part: verdict.seconds[part])
+
+
+def _starts_late(parts: Sequence[RankFigures], verdict: Verdict) -> bool:
     """Whether most of a dataset's time goes to its start, and nothing was prepared."""
-    parts = run.ranks(name)
-    seconds = judge(parts).seconds
-    return max(seconds, key=lambda part: seconds[part]) == "starting" and not all(
-        part.facts.get("prepared") for part in parts
-    )
+    return _longest(verdict) == "starting" and not all(part.facts.get("prepared") for part in parts)
 
 
-def _rank_row(run: Run, part: RankFigures) -> tuple[str, ...]:
-    rank = part.facts["rank"]
-    records = [record for record in run.of(run.main) if record.rank == rank]
-
-    def total(name: str) -> float:
-        return sum(float(record.at(name, record.last)) for record in records)
-
-    seconds = (total("user_s") - total("save_s") - total("other_s"), total("save_s"), total("wait_s"))
-    causes = (total(name) for name in WAITS.values())
+def _rank_row(part: RankFigures) -> tuple[str, ...]:
+    figures = part.figures
+    seconds = (part.trained_s, *(figures[name] for name in ("save_s", "wait_s", *WAITS.values())))
     return (
-        str(rank),
-        str(records[-1].facts["host"]),
-        f"{total('rows'):,.0f}",
+        str(part.facts["rank"]),
+        str(part.facts["host"]),
+        f"{figures['rows']:,.0f}",
         f"{part.rate:,.0f}",
-        *(f"{value:,.1f}" for value in (*seconds, *causes)),
-        f"{total('helpers_replaced'):.0f}",
-        f"{total('masked_rows'):.0f}",
+        *(f"{value:,.1f}" for value in seconds),
+        f"{figures['helpers_replaced']:.0f}",
+        f"{figures['masked_rows']:.0f}",
     )
 
 
@@ -277,12 +260,12 @@ def _identity(record: LoaderRecord) -> list[tuple[str, Any]]:
 def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, Any]:
     """What needs the dataset: how it was shuffled, and what is left of its damaged rows."""
     record = run.of(run.main)[-1]
-    rows = ((r.facts["dataset"], *row, tuple(r.facts.get("sources", ()))) for r in run.records for row in r.bad_rows)
+    rows = ((r.dataset, *row, tuple(r.facts.get("sources", ()))) for r in run.records for row in r.bad_rows)
     bad = list(dict.fromkeys(rows))[:_BAD_ROWS]
     found: dict[str, Any] = {"quality": None, "quality_note": "", "bad_note": ""}
-    opened, pictures = None, ["" for _ in bad]
+    pictures = ["" for _ in bad]
     try:
-        options: dict[str, Any] = {"storage_options": dict(storage_options)} if storage_options else {}
+        options = storage_argument(storage_options)
         opened = _open_again(record.facts, options)
         summary = opened.plan(
             record.facts["global_batch_size"], record.facts["world_size"] if record.facts["split"] else 1

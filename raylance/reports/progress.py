@@ -81,7 +81,7 @@ def progress(run: Run) -> Progress | None:
 def recent_s(record: LoaderRecord) -> float:
     """Seconds that its rates and shares are taken over while it runs: they hold some of its steps."""
     begin = max(record.started, record.last - _PACE_S)
-    steps = float(record.at("batches", record.last)) - float(record.at("batches", begin))
+    steps = record.rank_figures(begin).figures["batches"]
     return max(_RECENT_S, _STEPS * (record.last - begin) / max(1.0, steps))
 
 
@@ -93,21 +93,21 @@ def _recent(record: LoaderRecord) -> RankFigures:
 
 def _pace(record: LoaderRecord) -> float:
     """Rows a second of the wall clock, since its first batch."""
-    first_s = float(record.at("wait_start_s", record.last))
-    begin = max(record.started + first_s, record.last - _PACE_S)
-    return record.since(begin)["rows"] / (record.last - begin) if record.last - begin > 1.0 else 0.0
+    begin = max(record.started + record.latest("wait_start_s"), record.last - _PACE_S)
+    rows = record.rank_figures(begin).figures["rows"]
+    return rows / (record.last - begin) if record.last - begin > 1.0 else 0.0
 
 
 def _beside(run: Run) -> str:
     """How far another dataset is that the process of the first rank iterates now."""
-    process = [run.newest(run.main)[0].facts.get(name) for name in ("host", "pid")]
-    for dataset in dict.fromkeys(str(record.facts["dataset"]) for record in run.records):
-        for record in run.newest(dataset)[:1] if dataset != run.main else ():
-            part = record.rank_figures(record.last - _NOW_S)
-            is_there = not record.ended and [record.facts.get(name) for name in ("host", "pid")] == process
-            if is_there and part.trained_s + part.figures["wait_s"] > 0.1:
-                _, rows = record.position
-                return f"{dataset} {rows:,}/{record.facts['limits']['epoch_rows']:,.0f}"
+    main = run.newest(run.main)[0]
+    for dataset in dict.fromkeys(record.dataset for record in run.records):
+        record = run.newest(dataset)[0]
+        is_there = not record.ended and all(record.facts.get(name) == main.facts.get(name) for name in ("host", "pid"))
+        part = record.rank_figures(record.last - _NOW_S)
+        if dataset != run.main and is_there and part.trained_s + part.figures["wait_s"] > 0.1:
+            _, rows = record.position
+            return f"{dataset} {rows:,}/{record.facts['limits']['epoch_rows']:,.0f}"
     return ""
 
 
@@ -116,7 +116,7 @@ def events(run: Run) -> list[tuple[float, LoaderRecord, str, Any]]:
     found = {}
     for record in run.records:  # two may hold the same event, where a loader was closed and continued
         for when, kind, what in record.events:
-            found[when, record.facts["dataset"], record.rank, kind] = (when, record, kind, what)
+            found[when, record.dataset, record.rank, kind] = (when, record, kind, what)
     return sorted(found.values(), key=lambda event: event[0])
 
 
@@ -127,17 +127,12 @@ _HEADS = (
 
 
 def table(run: Run, now: float, most: int = 32) -> str:
-    """How all loaders of a run stand, one line each.
-
-    Args:
-        run: The run.
-        now: Seconds since 1970.
-        most: Lines at the most; the ranks that wait most come first where there are more.
+    """How all loaders of a run stand at a time in seconds since 1970, one line each; where there are more than `most`,
+    the ranks that wait most.
     """
-    datasets = dict.fromkeys(str(record.facts["dataset"]) for record in run.records)
-    lines: list[tuple[float, tuple[str, ...]]] = []
-    for dataset in datasets:
-        lines += [_line(record, now) for record in run.newest(dataset) if len(record.series["time_s"])]
+    datasets = dict.fromkeys(record.dataset for record in run.records)
+    records = [record for dataset in datasets for record in run.newest(dataset) if len(record.series["time_s"])]
+    lines = [_line(record, now) for record in records]
     left = len(lines) - most
     if left > 0:
         lines = sorted(lines, key=lambda line: -line[0])[:most]
@@ -149,13 +144,13 @@ def table(run: Run, now: float, most: int = 32) -> str:
 
 def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
     """How long it waited, and its cells."""
-    part, last = _recent(record), record.last
-    recent, (epoch, rows) = part.figures, record.position
+    part, (epoch, rows) = _recent(record), record.position
+    recent = part.figures
     waiting = recent["wait_s"] / max(1e-9, recent["wait_s"] + part.trained_s)
     cause = max(_CAUSES, key=lambda name: recent[_CAUSES[name]])
     limits, silent_s = record.facts["limits"], _silent_s(record, now)
     return waiting, (
-        str(record.facts["dataset"]),
+        record.dataset,
         str(record.rank),
         str(record.facts["host"])[:20],
         f"{epoch}",
@@ -167,8 +162,8 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
         f"{recent['ready_batches']:.0f}",
         _share(recent["inflight_bytes"], limits["inflight_limit_bytes"]),
         _share(recent["window_bytes"], limits["window_limit_bytes"]),
-        f"{record.at('helpers_replaced', last):.0f}",
-        f"{record.at('masked_rows', last):.0f}",
+        f"{record.latest('helpers_replaced'):.0f}",
+        f"{record.latest('masked_rows'):.0f}",
         "ended" if has_ended(record, now) else "running" if silent_s < _SILENT_S else f"gone for {silent_s:,.0f} s",
     )
 
@@ -176,17 +171,13 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
 def _decoders(record: LoaderRecord, now: Mapping[str, float]) -> tuple[str, str]:
     """How many decoders there are of those that are wanted, and how many are at work; without any, what decodes."""
     if not record.has_decoders:
-        return "in readers" if record.at("decoded_rows", record.last) else "-", "-"
+        return "in readers" if record.latest("decoded_rows") else "-", "-"
     return f"{now['decoders']:.0f}/{now['decoders_wanted']:.0f}", f"{now['decoders_busy']:.0f}"
 
 
 def has_ended(record: LoaderRecord, now: float) -> bool:
     """Whether a loader was closed, or its process ended after an epoch: a training function that returns need not close
     what it iterates. A process that ended in mid-epoch was killed.
-
-    Args:
-        record: What is known of it.
-        now: Seconds since 1970.
     """
     is_through = record.position[1] >= record.facts["limits"]["epoch_rows"]
     return bool(record.ended) or (is_through and _silent_s(record, now) >= _SILENT_S)

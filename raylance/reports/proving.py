@@ -172,20 +172,18 @@ def explain_run(
         ConfigError: If there is no record of the run.
     """
     run = read_run(path, storage_filesystem)
-    options = {"storage_options": dict(storage_options)} if storage_options else {}
-    proof = prove_records(run, run.trained_on, most_rows=FEW_ROWS, **options)
+    proof = prove_records(run, run.trained_on, most_rows=FEW_ROWS, **storage_argument(storage_options))
     return dataclasses.replace(run.verdict(run.main), rows=proof.verdict)
 
 
-def prove_records(run: Run, names: Sequence[str], *, most_rows: int | None = None, **changes: Any) -> RunProof:
-    """Proves some datasets of a run by its records; see `prove_run`.
+def storage_argument(storage_options: Mapping[str, str] | None) -> dict[str, Any]:
+    """The argument of `raylance.dataset`, where there is one: without it, a dataset is opened as its state says."""
+    return {"storage_options": dict(storage_options)} if storage_options else {}
 
-    Args:
-        run: The run.
-        names: The datasets, as the run or a proof calls them.
-        most_rows: Rows of each one's plan that may be computed; epochs that take more, earlier ones first, are only
-            counted.
-        **changes: As `prove_run` takes them.
+
+def prove_records(run: Run, names: Sequence[str], *, most_rows: int | None = None, **changes: Any) -> RunProof:
+    """Proves some datasets of a run by its records; see `prove_run`. Of each, so many rows of plans may be computed:
+    epochs that take more, earlier ones first, are only counted.
     """
     proofs: list[Proof] = []
     notes: list[str] = []
@@ -260,21 +258,16 @@ def _groups(run: Run) -> dict[str, list[LoaderRecord]]:
     labels: dict[str, list[LoaderRecord]] = {}
     for number, (key, records) in enumerate(groups.items()):
         others = {name for other, found in groups.items() if other != key for name in _names(found)}
-        label = str(records[-1].facts["dataset"])
+        label, state = records[-1].dataset, records[-1].facts["state"]
         if others & _names(records):
-            label = f"{label} ({_words_of_subject(records[-1])})"
+            known = {name: state.get(name) for name in ("uri", "branch", "filter", "split")}
+            label += f" ({', '.join(f'{name} {value}' for name, value in known.items() if value)})"
         labels[label if label not in labels else f"{label}, number {number + 1}"] = records
     return dict(sorted(labels.items()))
 
 
 def _names(records: Sequence[LoaderRecord]) -> set[str]:
-    return {str(record.facts["dataset"]) for record in records}
-
-
-def _words_of_subject(record: LoaderRecord) -> str:
-    state = record.facts["state"]
-    found = {name: state.get(name) for name in ("uri", "branch", "filter", "split")}
-    return ", ".join(f"{name} {value}" for name, value in found.items() if value)
+    return {record.dataset for record in records}
 
 
 def _joined(by_who: Mapping[str, list[EpochProof]]) -> dict[str, list[EpochProof]]:
@@ -288,7 +281,6 @@ class _Plans:
     """What the epochs of a dataset are compared with: each start's rows with what that start selected."""
 
     def __init__(self, records: Sequence[LoaderRecord], changes: dict[str, Any], most_rows: int | None) -> None:
-        """Opens nothing yet; `most_rows` are for all plans."""
         self._records = {_plan_of(record): record for record in records}
         self._changes, self._most_rows = changes, most_rows
         self._known: dict[str, Expected | str] = {}
@@ -297,7 +289,7 @@ class _Plans:
         """What a plan's epochs are compared with; or why that is not known."""
         if plan not in self._known:
             left = [one.most_rows for one in self._known.values() if isinstance(one, Expected) and one.most_rows]
-            most_rows = min([self._most_rows, *left]) if self._most_rows is not None else None
+            most_rows = None if self._most_rows is None else min([self._most_rows, *left])  # for all plans together
             try:
                 self._known[plan] = _expected(self._records[plan], self._changes, most_rows)
             except Exception as error:  # of a storage, of a dataset that was moved: its rows are still counted

@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,7 @@ FloatArray = npt.NDArray[np.float64]
 _SIDE_BY_SIDE = 0.25  # of the time between batches: shared for less, a dataset is not trained on beside another
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Version:
+class Version(NamedTuple):
     """When a file was written last, in seconds since 1970 by the clock of its storage, and its bytes."""
 
     written_s: float
@@ -63,6 +62,11 @@ class LoaderRecord:
     shared_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     @property
+    def dataset(self) -> str:
+        """Its dataset's name in the run."""
+        return str(self.facts["dataset"])
+
+    @property
     def rank(self) -> int:
         """Its rank."""
         return int(self.facts["rank"])
@@ -89,7 +93,7 @@ class LoaderRecord:
         """Epoch and rows of it that were handed out over all ranks, in the last sample: after the last batch of an
         epoch, that epoch, until the first batch of the next.
         """
-        epoch, position = int(self.at("epoch", self.last)), int(self.at("position", self.last))
+        epoch, position = int(self.latest("epoch")), int(self.latest("position"))
         return (epoch - 1, int(self.facts["limits"]["epoch_rows"])) if epoch and not position else (epoch, position)
 
     @property
@@ -113,14 +117,15 @@ class LoaderRecord:
         begun, nothing = np.array([self.started]), np.zeros(1)
         return np.interp(times, np.concatenate((begun, known)), np.concatenate((nothing, self.series[name])), left=0.0)
 
-    def rank_figures(self, begin: float = -np.inf) -> RankFigures:
-        """Its figures from a time on, as verdicts take them."""
-        return RankFigures(figures=self.since(begin), facts=self.facts)
+    def latest(self, name: str) -> float:
+        """A figure in the last sample."""
+        return float(self.at(name, self.last))
 
-    def since(self, begin: float) -> dict[str, float]:
-        """What was counted from a time on; other figures as they are last."""
-        now = {name: float(self.at(name, self.last)) for name in NUMBERS}
-        return {name: value if name in GAUGES else value - float(self.at(name, begin)) for name, value in now.items()}
+    def rank_figures(self, begin: float = -np.inf) -> RankFigures:
+        """What was counted from a time on, and other figures as they are last, as verdicts take them."""
+        figures = {name: self.latest(name) for name in NUMBERS}
+        figures |= {name: figures[name] - float(self.at(name, begin)) for name in figures.keys() - GAUGES}
+        return RankFigures(figures=figures, facts=self.facts)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -141,6 +146,11 @@ class Run:
         return str(self.records[-1].facts["run"] or os.path.basename(self.uri.rstrip("/")))
 
     @property
+    def datasets(self) -> list[str]:
+        """Their names in the run, sorted."""
+        return sorted({record.dataset for record in self.records})
+
+    @property
     def main(self) -> str:
         """The dataset that is trained on; where several are iterated side by side, the one that is waited for most."""
         return self.trained_on[0]
@@ -152,26 +162,18 @@ class Run:
         """
         spent: dict[str, float] = {}
         for record in self.records:
-            dataset = str(record.facts["dataset"])
-            seconds = float(record.at("user_s", record.last)) - float(record.at("other_s", record.last))
-            spent[dataset] = spent.get(dataset, 0.0) + seconds + 1e-9 * record.facts["split"]
+            seconds = record.latest("user_s") - record.latest("other_s") + 1e-9 * record.facts["split"]
+            spent[record.dataset] = spent.get(record.dataset, 0.0) + seconds
         longest = max(spent, key=lambda name: spent[name])
-        shared = {
-            name: sum(record.shared_s.get(name, 0.0) for record in self.of(longest))
-            for name in spent.keys() - {longest}
-        }
+        records = self.of(longest)
+        shared = {name: sum(record.shared_s.get(name, 0.0) for record in records) for name in spent if name != longest}
         beside = sorted(name for name in shared if shared[name] > _SIDE_BY_SIDE * spent[longest])
         waited = {name: sum(rank.waited_s for rank in self.ranks(name)) for name in (longest, *beside)}
         return sorted(waited, key=lambda name: -waited[name])
 
     def of(self, dataset: str) -> list[LoaderRecord]:
         """The records of a dataset's loaders, later starts after earlier ones."""
-        return [record for record in self.records if record.facts["dataset"] == dataset]
-
-    def before(self, record: LoaderRecord) -> list[LoaderRecord]:
-        """The records of a loader's dataset of earlier starts."""
-        found = self.of(record.facts["dataset"])
-        return found[: found.index(record)]
+        return [record for record in self.records if record.dataset == dataset]
 
     def newest(self, dataset: str) -> list[LoaderRecord]:
         """The newest record of each rank of a dataset, as many ranks as there were last; by rank."""
@@ -180,31 +182,18 @@ class Run:
         return [by_rank[rank] for rank in sorted(by_rank) if rank < ranks]
 
     def verdict(self, dataset: str, last_s: float | None = None) -> Verdict:
-        """What limits a dataset's ranks.
-
-        Args:
-            dataset: Its name in the run.
-            last_s: The last seconds of each rank, by its own clock; None judges all of the run.
-        """
+        """What limits a dataset's ranks: in the last seconds of each, by its own clock; None judges all of the run."""
         trained_on = self.trained_on if dataset in self.trained_on else [dataset]
-        beside = [name for name in trained_on if name != dataset]
         if last_s is not None:
-            return judge_beside(
-                dataset,
-                {
-                    name: [record.rank_figures(record.last - last_s) for record in self.newest(name)]
-                    for name in (dataset, *beside)
-                },
-            )
-        verdict = judge_beside(dataset, {name: self.ranks(name) for name in (dataset, *beside)})
+            latest = {name: [r.rank_figures(r.last - last_s) for r in self.newest(name)] for name in trained_on}
+            return judge_beside(dataset, latest)
+        verdict = judge_beside(dataset, {name: self.ranks(name) for name in trained_on})
         late_starts = [
             describe_late_start(
-                RunFigures.of(self.ranks(other)),
-                other,
-                seconds=verdict.seconds,
-                is_trained_on=other in trained_on,
+                RunFigures(self.ranks(other)), other, verdict.seconds, is_trained_on=other in trained_on
             )
-            for other in sorted({str(record.facts["dataset"]) for record in self.records} - {dataset})
+            for other in self.datasets
+            if other != dataset
         ]
         return dataclasses.replace(verdict, advice=(*verdict.advice, *filter(None, late_starts)))
 
@@ -229,15 +218,7 @@ class RunFolder:
     """The folder of a run, to be read again and again: a file that has not changed is read once."""
 
     def __init__(self, path: str | os.PathLike[str], storage_filesystem: Any = None) -> None:
-        """Reads nothing yet.
-
-        Args:
-            path: The run's folder, in which its checkpoints are: <storage path>/<run name>, as a path or URI.
-            storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
-
-        Raises:
-            ConfigError: If `path` cannot be a folder.
-        """
+        """Reads nothing yet; see `open_folder` for both."""
         self.path = os.fspath(path)
         self.filesystem, self._folder = open_folder(path, storage_filesystem)
         self._known: dict[str, tuple[Version, LoaderRecord | None]] = {}
@@ -252,17 +233,10 @@ class RunFolder:
         }
 
     def load(self, files: Mapping[str, Version]) -> Run:
-        """Reads the records of some files; one that is damaged, or gone, is left out.
-
-        Args:
-            files: Of `list`.
-        """
+        """Reads the records of some files of `list`; one that is damaged, or gone, is left out."""
         for path, version in files.items():
             if path not in self._known or self._known[path][0] != version or not version.written_s:
-                record = _read_whole(self.filesystem, path)
-                if record is not None:
-                    record.written_s = version.written_s
-                self._known[path] = version, record
+                self._known[path] = version, _read(self.filesystem, path, version.written_s)
         records = [record for path in files if (record := self._known[path][1]) is not None]
         return Run(uri=self.path, records=sorted(records, key=lambda record: (record.begun_s, record.started)))
 
@@ -304,35 +278,36 @@ def read_run(path: str | os.PathLike[str], storage_filesystem: Any = None) -> Ru
     return RunFolder(path, storage_filesystem).read()
 
 
-def _read_whole(filesystem: Any, path: str) -> LoaderRecord | None:
-    """A record; None for one that is damaged, as by a machine that lost its power: others are still shown."""
+def _read(filesystem: Any, path: str, written_s: float) -> LoaderRecord | None:
+    """A record; None for one of a newer raylance, one that was moved away meanwhile, and one that is damaged, as by a
+    machine that lost its power: others are still shown.
+    """
     try:
-        return _read(filesystem, path)
+        with filesystem.open_input_file(path) as file:
+            table = pa.feather.read_table(pa.BufferReader(file.read()))
+        return _parse(table, os.path.basename(path).removesuffix(".arrow"), written_s)
+    except FileNotFoundError:
+        return None
     except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as error:
         logger.warning("the record %s is damaged, and left out (%s: %s)", path, type(error).__name__, error)
         return None
 
 
-def _read(filesystem: Any, path: str) -> LoaderRecord | None:
-    """A record; None for one of a newer raylance, or that was moved away meanwhile."""
-    try:
-        with filesystem.open_input_file(path) as file:
-            table = pa.feather.read_table(pa.BufferReader(file.read()))
-    except FileNotFoundError:
-        return None
+def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
     facts = json.loads((table.schema.metadata or {}).get(b"raylance", b"{}"))
     if facts.get("format") != FORMAT:
         return None
     latest = {name: facts.pop(name, None) for name in ("events", "bad_rows", "ended", "digest", "shared_s")}
     columns = {name: table[name].to_numpy() for name in COLUMNS if name in table.column_names}
     return LoaderRecord(
-        name=os.path.basename(path).removesuffix(".arrow"),
+        name=name,
         facts=facts,
         events=[tuple(event) for event in latest["events"] or ()],
         bad_rows=[tuple(row) for row in latest["bad_rows"] or ()],
         ended=latest["ended"],
         digest=latest["digest"],
         shared_s=latest["shared_s"] or {},
+        written_s=written_s,
         series={name: columns.get(name, np.zeros(table.num_rows)) for name in COLUMNS},
     )
 

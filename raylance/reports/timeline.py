@@ -45,12 +45,7 @@ class Timeline:
 
 
 def timeline(run: Run, bins: int = 160) -> Timeline:
-    """Puts a run into bins of time.
-
-    Args:
-        run: The run.
-        bins: How many.
-    """
+    """Puts a run into so many bins of time."""
     spans = _spans(run.records)
     known = np.array([point for span in spans for point in span])  # seconds since 1970
     lengths = np.array([[0.0, end - begin] for begin, end in spans])
@@ -63,12 +58,12 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
     shares: dict[int, dict[str, FloatArray]] = {}
     for rank in sorted({record.rank for record in main}):
         ours = [record for record in main if record.rank == rank]
-        others = [record for record in run.records if record.rank == rank and record.facts["dataset"] != run.main]
+        others = [record for record in run.records if record.rank == rank and record.dataset != run.main]
         spent = {part: _grown(ours, name, times) for part, name in _FIELDS.items()}
         spent["training"] = _grown(ours, "user_s", times) - _grown(ours, "other_s", times) - spent["saving"]
         # What is saved while another dataset has a batch out is counted of both; and steps of one that is iterated side
         # by side are this one's steps.
-        within = [record for record in others if record.facts["dataset"] not in run.trained_on]
+        within = [record for record in others if record.dataset not in run.trained_on]
         spent["other datasets"] = _grown(within, "user_s", times) - _grown(within, "save_s", times)
         spent["other datasets"] = np.maximum(0.0, spent["other datasets"]) + _grown(others, "wait_s", times)
         spent["training"] = np.maximum(0.0, spent["training"])

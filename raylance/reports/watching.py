@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import itertools
 import logging
 import os
 import sys
@@ -111,7 +112,7 @@ class _Watcher:
                 time.sleep(_RETRY_S)
                 continue
             self._happened = {_key(*event) for event in events(run)}
-            self._bad_rows = {(r.facts["dataset"], *row[:2]) for r in run.records for row in r.bad_rows}
+            self._bad_rows = {(r.dataset, *row[:2]) for r in run.records for row in r.bad_rows}
             return
 
     def look_safely(self) -> None:
@@ -143,7 +144,7 @@ class _Watcher:
                 continue
             self._happened.add(event)
             line = self._line(run, record, kind, what)
-            if line and not (kind == "report" and self._is_repeated(line, when, str(record.facts["dataset"]))):
+            if line and not (kind == "report" and self._is_repeated(line, when, record.dataset)):
                 self._write(line)
         self._show_bad_rows(run)
         if (found := progress(run)) is not None:
@@ -166,10 +167,11 @@ class _Watcher:
                 return ""
             self._errors.add(what)
         if kind in ("fault", "error"):
-            return f"{record.facts['dataset']}, rank {record.rank}: {what}"
+            return f"{record.dataset}, rank {record.rank}: {what}"
         # Users know where a run begins, but not where it continues after a fault.
-        if kind == "resume" and any(each.rank == record.rank == 0 for each in run.before(record)):
-            return f"{record.facts['dataset']} continues in epoch {what['epoch']} after {what['position']:,} rows"
+        earlier = itertools.takewhile(lambda each: each is not record, run.of(record.dataset))
+        if kind == "resume" and any(each.rank == record.rank == 0 for each in earlier):
+            return f"{record.dataset} continues in epoch {what['epoch']} after {what['position']:,} rows"
         return ""
 
     def _show_bad_rows(self, run: Run) -> None:
@@ -178,7 +180,7 @@ class _Watcher:
         for record in run.records:
             sources = tuple(record.facts.get("sources", ()))
             for offset, column, why in record.bad_rows:
-                row = str(record.facts["dataset"]), offset, column
+                row = record.dataset, offset, column
                 if row not in self._bad_rows:
                     new[row] = f"{row[0]}: {column} of {describe_rows(np.array([offset]), sources)} is masked, {why}"
         self._bad_rows |= new.keys()
@@ -229,7 +231,7 @@ def _newest(files: Mapping[str, Version]) -> dict[str, Version]:
 
 def _key(when: float, record: LoaderRecord, kind: str, what: Any) -> tuple[Any, ...]:
     """Of an event: by which it is known again."""
-    return when, record.facts["dataset"], record.rank, kind
+    return when, record.dataset, record.rank, kind
 
 
 def _make_bar(file: TextIO) -> Any:

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance import top
 from raylance.api.loader import recorder_of
 from raylance.observe import metrics
 from raylance.observe.stats import WAITS
 from raylance.observe.verdict import Verdict
 from raylance.planning.shard_context import ShardContext
-from raylance.reports import top
 from raylance.reports.page import _spent as spent
 from raylance.reports.page import render
 from raylance.reports.progress import progress
@@ -227,7 +227,6 @@ def check_pages(run: Run, watch: Watch) -> None:
     assert rank[2:11] == [f"{ROWS}", rate, *(f"{seconds:,.1f}" for seconds in spent)]
     assert verdict.summary[1:] in page
     found = progress(run)
-    assert found is not None
     assert (found.epoch, found.rows, found.epoch_rows) == (0, ROWS, ROWS)
     assert found.rate == pytest.approx(ROWS / steady_s, rel=1e-12)
     assert found.waiting == pytest.approx(waited_s / (waited_s + slept["training"]), rel=1e-12)
@@ -343,7 +342,6 @@ def test_ranks_that_wait_for_each_other_are_no_stragglers(uri: str, time: Virtua
     assert verdict.rates["training"] == pytest.approx(BATCH / 0.25, rel=1e-12)
     assert verdict.rates["delivered"] == pytest.approx(ROWS / max(steady_s), rel=1e-12)
     found = progress(read_run(folder))
-    assert found is not None
     assert found.rate == verdict.rates["delivered"]
 
 

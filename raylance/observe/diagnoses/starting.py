@@ -20,15 +20,9 @@ def hide_start(run: RunFigures) -> str:
     return _hide(run.ranks, "call loader.prepare(global_batch_size=…) before the model is built, which hides that")
 
 
-def describe_late_start(run: RunFigures, dataset: str, *, seconds: Mapping[str, float], is_trained_on: bool) -> str:
+def describe_late_start(run: RunFigures, dataset: str, seconds: Mapping[str, float], *, is_trained_on: bool) -> str:
     """What to do where the start of a dataset is waited for besides the main one, as for validation; "" where its start
-    is short.
-
-    Args:
-        run: Of that dataset.
-        dataset: Its name.
-        seconds: What the time of the dataset that is trained on went to; see `Verdict`.
-        is_trained_on: Whether that dataset is trained on, too.
+    is short against `seconds`, what the time of the main one went to.
     """
     started_s = run.sum("wait_start_s")
     if started_s <= STARTS * (seconds["training"] + sum(seconds[name] for name in STAGES)):

@@ -303,7 +303,7 @@ def advice_of(diagnosis: Diagnosis) -> list[str]:
             {"decoders": 8.0},
             {"readers": 8.0},
         ):
-            run = RunFigures.of([part(facts=facts, **(base | figures))])
+            run = RunFigures([part(facts=facts, **(base | figures))])
             found += [diagnosis.evidence(run), *diagnosis.advice(run)]
     return found
 

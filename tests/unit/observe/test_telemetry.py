@@ -88,6 +88,13 @@ def test_rows_read_and_decoded_in_one_place_share_the_wait_as_their_receipt_says
     assert (stats.wait_read_s, stats.wait_decode_s) == (2.0, 6.0)
     stats.add(Receipt(read_s=1.0, decode_s=3.0))
     assert (stats.wait_read_s, stats.wait_decode_s) == (2.0, 6.0), "it is shared once"
+    stats.awaits("there", 20.0)
+    stats.lap(24.0)
+    stats.add(Receipt(read_s=3.0, decode_s=1.0))
+    assert (stats.wait_read_s, stats.wait_decode_s) == (5.0, 7.0), "by its own receipt"
+    stats.awaits(None, 25.0)
+    stats.lap(99.0)
+    assert stats.wait_read_s + stats.wait_decode_s == 12.0
 
 
 def test_what_goes_on_counts_already() -> None:
@@ -122,33 +129,13 @@ def test_a_pass_between_two_batches_is_no_training() -> None:
     assert train.sample()["train_s"] == train.user_s - train.other_s
 
 
-def test_rows_of_one_place_are_shared_by_their_own_receipt() -> None:
-    stats = Stats()
-    stats.begin("wait_s")
-    stats.awaits("there", 10.0)
-    stats.lap(14.0)
-    stats.add(Receipt(read_s=3.0, decode_s=1.0))
-    assert (stats.wait_read_s, stats.wait_decode_s) == (3.0, 1.0)
-    stats.awaits(None, 15.0)
-    stats.lap(99.0)
-    assert stats.wait_read_s + stats.wait_decode_s == 4.0
-
-
 def test_masked_rows_are_named_once_and_not_without_end() -> None:
     stats = Stats()
     stats.add(Receipt(bad_rows=((5, "image", "cut"), (5, "image", "cut"), (5, "other", "null"))))
     assert stats.bad_rows == [(5, "image", "cut"), (5, "other", "null")]
     for offset in range(1000):
         stats.add(Receipt(bad_rows=((offset, "image", "cut"),)))
-        stats.record_event("fault", str(offset))
     assert len(stats.bad_rows) == 100
-    assert len(stats.events) == 500
-    assert stats.events[-1][1:] == ("fault", "999"), "the newest are kept"
-    for step in range(1000):
-        stats.record_event("report", {"step": step})
-    kinds = [kind for _, kind, _ in stats.events]
-    assert kinds.count("fault") == 500, "reports push out no fault"
-    assert stats.events == sorted(stats.events, key=lambda event: event[0])
 
 
 # ---- records
@@ -213,8 +200,8 @@ def test_a_recording_is_written_at_its_end_and_when_its_loader_is_gone(tmp_path:
     stats, loader, looked = Stats(rows=7), Cursor(), []
     stats.first_rows = pyarrow.table({"x": [1, 2]})
     position = recordings.position_of(loader)
-    recording = recordings.Recording(
-        make_record(), stats, position, place(tmp_path), None, lambda rows: looked.append(rows) or f"<p>{len(rows)}</p>"
+    recording = begin(
+        place(tmp_path), stats, position, to_html=lambda rows: looked.append(rows) or f"<p>{len(rows)}</p>"
     )
     recording.flush()
     folder = tmp_path / "run" / "raylance"
@@ -231,16 +218,15 @@ def test_a_recording_is_written_at_its_end_and_when_its_loader_is_gone(tmp_path:
     del loader
     recording.tick()
     assert recording.write() is False, "nobody comes back to it"
-    assert read(path.read_bytes())[0]["rows"][-1].as_py() == 11
-    other = recordings.Recording(make_record(), stats, lambda: (2, 40), place(tmp_path / "b"), None, str)
-    other.end()
+    assert last_rows(folder) == 11
+    begin(place(tmp_path / "b"), stats).end()
     (path,) = (tmp_path / "b" / "run" / "raylance").glob("*.arrow")
     assert read(path.read_bytes())[1]["ended"] > 0
 
 
 def test_a_storage_that_fails_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "run").write_text("a file where the folder should be")
-    recording = recordings.Recording(make_record(), Stats(), lambda: (0, 0), place(tmp_path), None, str)
+    recording = begin(place(tmp_path))
     recording.flush()
     recording.flush()
     recording.end()
@@ -249,33 +235,43 @@ def test_a_storage_that_fails_ends_no_run(tmp_path: Path, caplog: pytest.LogCapt
     assert "The run continues" in told[0]
 
 
-class Storage(RecordFolder):
-    """A folder whose storage hangs while `gate` is closed, and fails while `fails` is set."""
+class Storage:
+    """A folder whose storage hangs until `gate` is set, and fails while `fails`."""
+
+    is_local = True
+
+    def __init__(self, path: Path, *, hangs: bool = False, fails: bool = False) -> None:
+        self.inner = RecordFolder(pyarrow.fs.LocalFileSystem(), str(path))
+        self.written_s, self.fails = self.inner.written_s, fails
+        self.gate, self.entered = threading.Event(), threading.Event()
+        if not hangs:
+            self.gate.set()
 
     def write(self, name: str, content: bytes) -> None:
         self.entered.set()
         self.gate.wait(60)
         if self.fails:
             raise OSError("no space left")
-        super().write(name, content)
+        self.inner.write(name, content)
 
 
-class Hanging(Storage):
-    """It; a class of its own has room for these."""
+def begin(folder: Any, stats: Stats | None = None, position: Any = lambda: (0, 0), **more: Any) -> recordings.Recording:
+    publisher, to_html = more.get("publisher"), more.get("to_html", str)
+    return recordings.Recording(make_record(), stats or Stats(), position, folder, publisher, to_html)
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(pyarrow.fs.LocalFileSystem(), str(path))
-        object.__setattr__(self, "gate", threading.Event())
-        object.__setattr__(self, "entered", threading.Event())
-        object.__setattr__(self, "fails", False)
+
+def last_rows(folder: Path) -> float:
+    """As the only record in a folder has them."""
+    (path,) = folder.glob("*.arrow")
+    return read(path.read_bytes())[0]["rows"][-1].as_py()
 
 
 def test_a_storage_that_hangs_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the writing thread waits for it; others wait once, and not for long."""
     monkeypatch.setattr(recordings, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(recordings, "_current", None)
-    storage, done = Hanging(tmp_path), threading.Event()
-    recording = recordings.Recording(make_record(), Stats(), lambda: (0, 0), storage, None, str)
+    storage, done = Storage(tmp_path, hangs=True), threading.Event()
+    recording = begin(storage)
 
     def train() -> None:
         recording.flush()
@@ -302,8 +298,8 @@ def test_metrics_go_on_while_a_storage_hangs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(recordings, "_TICK_S", 0.02)
     monkeypatch.setattr(recordings, "_PATIENCE_S", 0.2)
     monkeypatch.setattr(recordings, "_current", None)
-    storage = Hanging(tmp_path)
-    recording = recordings.Recording(make_record(), Stats(), lambda: (0, 0), storage, Ends("r", "train", 0), str)
+    storage = Storage(tmp_path, hangs=True)
+    recording = begin(storage, publisher=Ends("r", "train", 0))
     try:
         recording.flush()  # gives up, as the storage hangs
         before, deadline = len(seen), time.monotonic() + 30
@@ -318,8 +314,8 @@ def test_metrics_go_on_while_a_storage_hangs(tmp_path: Path, monkeypatch: pytest
 def test_the_end_is_written_behind_what_is_just_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader that was dropped, and an interpreter that ends meanwhile."""
     monkeypatch.setattr(recordings, "_current", None)
-    storage, loader = Hanging(tmp_path), Cursor()
-    recording = recordings.Recording(make_record(), Stats(), recordings.position_of(loader), storage, None, str)
+    storage, loader = Storage(tmp_path, hangs=True), Cursor()
+    recording = begin(storage, position=recordings.position_of(loader))
     del loader
     recording.tick()
     assert storage.entered.wait(30)
@@ -338,25 +334,20 @@ def test_a_name_hides_no_record(tmp_path: Path) -> None:
     assert [name.partition("-")[0] for name in names.values()] == ["cache", "a_b_c", "é"]
 
 
-def trained(stats: Stats) -> float:
-    figures = stats.sample()
-    return figures["user_s"] - figures["other_s"]
-
-
 def test_a_pass_in_the_midst_of_a_step_is_not_training_as_it_goes_on(clock: Clock) -> None:
     """Of a validation the trainer's figures say the same while it waits and when it has ended."""
     train, val = Stats(), Stats()
     train.begin("user_s")
     clock.now += 2
     val.begin("wait_s")
-    assert trained(train) == pytest.approx(2, abs=1e-4)
+    assert train.sample()["train_s"] == pytest.approx(2, abs=1e-4)
     clock.now += 5
-    assert trained(train) == pytest.approx(2, abs=1e-4)
+    assert train.sample()["train_s"] == pytest.approx(2, abs=1e-4)
     val.end("wait_s")
     val.begin("user_s")
     clock.now += 5
     val.end("user_s")
-    assert trained(train) == pytest.approx(2, abs=1e-4)
+    assert train.sample()["train_s"] == pytest.approx(2, abs=1e-4)
     train.end("user_s")
     assert train.user_s - train.other_s == pytest.approx(2, abs=1e-4)
 
@@ -402,7 +393,7 @@ def test_an_iterator_that_is_left_alone_takes_no_step_from_the_other(clock: Cloc
         with train.timed("user_s"):
             clock.now += 2
     assert train.other_s == 0
-    assert trained(val) == pytest.approx(0, abs=1e-4)
+    assert val.sample()["train_s"] == pytest.approx(0, abs=1e-4)
 
 
 def test_a_pass_that_another_thread_closed_is_not_kept() -> None:
@@ -434,7 +425,8 @@ def test_reports_are_kept_from_the_first_on_and_faults_to_the_last() -> None:
         stats.record_event("report", number)
         stats.record_event("fault", number)
     kept = {kind: [what for _, each, what in stats.events if each == kind] for kind in ("report", "fault")}
-    assert kept["fault"] == list(range(4500, 5000))
+    assert kept["fault"] == list(range(4500, 5000)), "reports push out no fault"
+    assert stats.events == sorted(stats.events, key=lambda event: event[0])
     assert kept["report"][-500:] == kept["fault"]
     older = kept["report"][:-500]
     assert 125 <= len(older) <= 250
@@ -453,16 +445,13 @@ def test_counters_of_a_record_never_fall() -> None:
 
 
 def test_a_storage_that_failed_for_a_while_has_the_record_in_the_end(tmp_path: Path) -> None:
-    storage, stats = Hanging(tmp_path), Stats(rows=7)
-    storage.gate.set()
-    object.__setattr__(storage, "fails", True)
-    recording = recordings.Recording(make_record(), stats, lambda: (0, 0), storage, None, str)
+    storage = Storage(tmp_path, fails=True)
+    recording = begin(storage, Stats(rows=7))
     recording.flush()
     assert not list(tmp_path.iterdir())
-    object.__setattr__(storage, "fails", False)
+    storage.fails = False
     recording.end()
-    (path,) = tmp_path.glob("*.arrow")
-    assert read(path.read_bytes())[0]["rows"].to_pylist()[-1] == 7
+    assert last_rows(tmp_path) == 7
 
 
 def test_what_came_last_is_tried_again_where_the_storage_failed_just_then(
@@ -471,33 +460,26 @@ def test_what_came_last_is_tried_again_where_the_storage_failed_just_then(
     monkeypatch.setattr(recordings, "_LOCAL_S", 0.01)
     monkeypatch.setattr(recordings, "_TICK_S", 0.01)
     monkeypatch.setattr(recordings, "_SHARE", 1e3)  # or a slow machine waits long for the next try
-    storage, stats = Hanging(tmp_path), Stats(rows=7)
-    storage.gate.set()
-    recording = recordings.Recording(make_record(), stats, lambda: (0, 0), storage, None, str)
+    storage, stats = Storage(tmp_path), Stats(rows=7)
+    recording = begin(storage, stats)
     recording.flush()
-    stats.rows = 9
-    object.__setattr__(storage, "fails", True)
+    stats.rows, storage.fails = 9, True
     recording.end()
-    object.__setattr__(storage, "fails", False)
+    storage.fails = False
     (path,) = tmp_path.glob("*.arrow")
     deadline = time.monotonic() + 30
     while read(path.read_bytes())[1]["ended"] is None and time.monotonic() < deadline:
         time.sleep(0.01)
-    table, told = read(path.read_bytes())
-    assert told["ended"] > 0
-    assert table["rows"].to_pylist()[-1] == 9
+    assert read(path.read_bytes())[1]["ended"] > 0
+    assert last_rows(tmp_path) == 9
 
 
 def test_a_storage_that_fails_for_good_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recordings, "_LOCAL_S", 0.0)
-    monkeypatch.setattr(recordings, "_SHARE", 1e3)  # or a slow machine waits long for the next try
-    monkeypatch.setattr(recordings, "_LAST_TRIES", 2)
-    storage = Hanging(tmp_path)
-    storage.gate.set()
-    object.__setattr__(storage, "fails", True)
-    recording = recordings.Recording(make_record(), Stats(), lambda: (0, 0), storage, None, str)
+    for name, value in {"_LOCAL_S": 0.0, "_SHARE": 1e3, "_LAST_TRIES": 2, "_TICK_S": 0.01, "_current": None}.items():
+        monkeypatch.setattr(recordings, name, value)
+    recording = begin(Storage(tmp_path, fails=True))
     recording.end()
     deadline = time.monotonic() + 30
     while recording in recordings._sampler().all() and time.monotonic() < deadline:
@@ -515,14 +497,11 @@ def test_rows_that_cannot_be_shown_and_metrics_that_fail_leave_the_record(tmp_pa
         raise ValueError("odd rows")
 
     stats = Stats(first_rows=pyarrow.table({"x": [1]}))
-    recording = recordings.Recording(
-        make_record(), stats, lambda: (0, 0), place(tmp_path), Broken("run", "train", 0), look
-    )
+    recording = begin(place(tmp_path), stats, publisher=Broken("run", "train", 0), to_html=look)
     recording.flush()
     stats.rows = 9
     recording.end()
-    (path,) = (tmp_path / "run" / "raylance").glob("*.arrow")
-    assert read(path.read_bytes())[0]["rows"].to_pylist()[-1] == 9
+    assert last_rows(tmp_path / "run" / "raylance") == 9
     assert stats.first_rows.num_rows == 0, "they are not kept"
 
 
@@ -535,9 +514,7 @@ def test_helpers_of_a_loader_that_is_gone_leave_the_metrics() -> None:
     for ends in (lambda recording: recording.end(), lambda recording: recording.tick()):
         loader = Cursor()
         publisher = Ends("r", "train", 0)
-        recording = recordings.Recording(
-            make_record(), Stats(decoders=2), recordings.position_of(loader), None, publisher, str
-        )
+        recording = begin(None, Stats(decoders=2), recordings.position_of(loader), publisher=publisher)
         recording.flush()
         assert seen[-1]["decoders"] == 2
         del loader

@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,6 +35,17 @@ def open_data(uri: str, **changes: Any) -> raylance.Dataset:
     return raylance.dataset(uri, **(arguments | changes))
 
 
+def take(loader: raylance.RankLoader, steps: int, size: int = 40) -> dict[str, Any]:
+    """So many steps, over as many epochs as they take; gives the state."""
+    while steps:
+        for batch in loader.iter_batches(global_batch_size=size):
+            del batch
+            steps -= 1
+            if not steps:
+                break
+    return loader.state_dict()
+
+
 def train(
     data: Any, folder: Path, steps: int, *, state: dict[str, Any] | None = None, size: int = 40, **options: Any
 ) -> dict[str, Any]:
@@ -47,13 +59,7 @@ def train(
     for loader in loaders:
         if state is not None:
             loader.load_state_dict(state)
-        left = steps
-        while left:
-            for batch in loader.iter_batches(global_batch_size=size):
-                del batch
-                left -= 1
-                if not left:
-                    break
+        take(loader, steps, size)
         recorder_of(loader).ledger.cut()
     saved = loaders[0].state_dict()
     for loader in loaders:
@@ -281,17 +287,6 @@ def test_it_is_said_whose_data_has_moved(uri: str, tmp_path: Path) -> None:
     assert raylance.prove_run(tmp_path, uri=uri, dataset="val").ok
 
 
-def take(loader: raylance.RankLoader, steps: int) -> dict[str, Any]:
-    """So many steps of 40 rows; gives the state."""
-    while steps:
-        for batch in loader.iter_batches(global_batch_size=40):
-            del batch
-            steps -= 1
-            if not steps:
-                break
-    return loader.state_dict()
-
-
 def test_set_epoch_rolls_nothing_back(uri: str, tmp_path: Path) -> None:
     """The case that was reported: 200 rows of 500 came twice to one model, and each was "exactly once"."""
     with open_data(uri).loader(runtime="threads", record=str(tmp_path)) as loader:
@@ -323,41 +318,49 @@ def test_what_no_record_holds_is_not_proven(uri: str, tmp_path: Path, capsys: py
 
 def in_another_process(code: str, **names: Any) -> "subprocess.Popen[bytes]":
     """Starts some lines, in which names have values and `take` is there."""
-    head = f"import time\nfrom tests.unit.reports.test_prove_run import *\nglobals().update({names!r})\n"
-    return subprocess.Popen([sys.executable, "-c", head + code], cwd=Path(__file__).parents[3])
+    head = f"from tests.unit.reports.test_prove_run import *\nglobals().update({names!r})\n"
+    command = [sys.executable, "-c", head + code]
+    return subprocess.Popen(command, cwd=Path(__file__).parents[3], stdin=subprocess.PIPE)
 
 
 def test_two_processes_of_one_rank_at_one_time_are_not_proven(uri: str, tmp_path: Path) -> None:
     """Both are rank 0 of 1, since nothing tells them that they are two."""
     code = """
-with open_data(uri).loader(runtime="threads", record=str(folder) + "/run") as loader:
+with open_data(uri).loader(runtime="threads", record=folder + "/run") as loader:
     take(loader, 1)
-    Path(folder, mine).touch()
-    while not Path(folder, other).exists():
-        time.sleep(0.01)
+    Path(folder, "there").touch()
+    sys.stdin.read()
     take(loader, 6)
 """
-    names = (("a", "b"), ("b", "a"))
-    both = [in_another_process(code, uri=uri, folder=str(tmp_path), mine=one, other=two) for one, two in names]
-    assert [process.wait() for process in both] == [0, 0]
+    other = in_another_process(code, uri=uri, folder=str(tmp_path))
+    with open_data(uri).loader(runtime="threads", record=str(tmp_path / "run")) as loader:
+        take(loader, 1)
+        while not (tmp_path / "there").exists():
+            assert other.poll() is None
+            time.sleep(0.01)
+        take(loader, 6)
+    other.communicate()
+    assert other.returncode == 0
     proof = raylance.prove_run(tmp_path / "run")
     assert not proof.ok
     assert "2 processes were rank 0 of 1 at one time" in proof.verdict
 
 
+def take_both(uri: str, folder: Path, names: list[str]) -> None:
+    """Steps of loaders of two datasets, one after the other, from where they stood."""
+    for name in names:
+        path, (rows, steps) = folder / f"{name}.json", {"train": ("id < 200", 3), "val": ("id >= 200", 2)}[name]
+        with open_data(uri, filter=rows).loader(runtime="threads", record=str(folder / "run")) as loader:
+            if path.exists():
+                loader.load_state_dict(json.loads(path.read_text()))
+            path.write_text(json.dumps(take(loader, steps)))
+
+
 def test_datasets_are_told_apart_by_their_data(uri: str, write_dataset: Callable[..., str], tmp_path: Path) -> None:
     """Loaders made by hand of two datasets with one name: in the second start the other one is asked first."""
-    code = """
-parts = {"train": "id < 200", "val": "id >= 200"}
-for name in order:
-    path, done = Path(folder, f"{name}.json"), {"train": 3, "val": 2}[name]
-    with open_data(uri, filter=parts[name]).loader(runtime="threads", record=str(folder) + "/run") as loader:
-        if path.exists():
-            loader.load_state_dict(json.loads(path.read_text()))
-        path.write_text(json.dumps(take(loader, done)))
-"""
-    for order in (["train", "val"], ["val", "train"]):
-        assert in_another_process(code, uri=uri, folder=str(tmp_path), order=order).wait() == 0
+    take_both(uri, tmp_path, ["train", "val"])
+    again = in_another_process("take_both(uri, Path(folder), ['val', 'train'])", uri=uri, folder=str(tmp_path))
+    assert again.wait() == 0
     proof = raylance.prove_run(tmp_path / "run")
     assert not proof.faults
     assert [sum(one.epochs for one in each.epochs) for each in proof.datasets] == [2, 2]

@@ -59,7 +59,7 @@ def make_run(tmp_path: Path) -> Make:
             for second in range(1, loader.get("seconds", 10) + 1):
                 figures = dict.fromkeys((*NUMBERS, "epoch", "position"), 0.0) | {"decoders": 1.0, "readers": 1.0}
                 record.add(figures | {name: second * each for name, each in loader.get("grows", {}).items()})
-                record._recent[-1][0] = record.facts["started"] + second
+                record._samples.all()[-1][0] = record.facts["started"] + second
             told = {name: loader.get(name) for name in ("events", "bad_rows", "ended", "shared_s")}
             RecordFolder(pa.fs.LocalFileSystem(), str(tmp_path / "r" / "raylance")).write(
                 f"{record.name}.arrow", record.content(**told)
@@ -72,6 +72,18 @@ def make_run(tmp_path: Path) -> Make:
 TRAINS = {"rows": 80, "batches": 8, "user_s": 0.5, "wait_s": 0.5, "wait_decode_s": 0.4, "wait_read_s": 0.1,
           "decoded_rows": 80, "decode_s": 0.9, "read_bytes": 8000, "storage_s": 0.2, "position": 80}  # fmt: skip
 
+
+def ranks_of(count: int, **more: Any) -> list[dict[str, Any]]:
+    """Ranks that train alike."""
+    return [{"facts": {"rank": rank, "world_size": count}, "grows": TRAINS, **more} for rank in range(count)]
+
+
+def drain(loader: raylance.RankLoader, global_batch_size: int, pause_s: float = 0.0) -> None:
+    """A pass that keeps no batch."""
+    for _ in loader.iter_batches(global_batch_size=global_batch_size):
+        time.sleep(pause_s)
+
+
 # ---- reading
 
 
@@ -79,8 +91,8 @@ def test_figures_are_told_at_any_time(make_run: Make) -> None:
     (record,) = make_run({"grows": TRAINS}).records
     assert record.at("rows", np.array([T0 - 5, T0, T0 + 2.5, T0 + 10, T0 + 99])).tolist() == [0, 0, 200, 800, 800]
     assert record.at("position", np.array([T0 + 2.5])).tolist() == [160], "a position does not grow steadily"
-    assert record.since(T0 + 6)["rows"] == 320
-    assert record.since(T0 + 6)["decoders"] == 1
+    figures = record.rank_figures(T0 + 6).figures
+    assert (figures["rows"], figures["decoders"]) == (320, 1)
 
 
 def test_the_dataset_that_is_trained_on_is_found(make_run: Make) -> None:
@@ -110,13 +122,12 @@ def test_of_datasets_that_are_iterated_side_by_side_the_one_that_is_waited_for_m
 
 def test_restarts_are_joined_and_ranks_that_went_do_not_count(make_run: Make) -> None:
     """Two ranks of ten seconds; an hour later one rank goes on."""
-    two = [{"facts": {"rank": rank, "world_size": 2}, "grows": TRAINS} for rank in (0, 1)]
     later = {
         "facts": {"started": T0 + 3600},
         "grows": TRAINS,
         "events": [(T0 + 3601, "resume", {"epoch": 0, "position": 80})],
     }
-    run = make_run(*two, later)
+    run = make_run(*ranks_of(2), later)
     assert [record.started for record in run.newest("train")] == [T0 + 3600]
     assert run.verdict("train").seconds["decoding"] == pytest.approx(3 * 4.0)
     assert run.verdict("train", last_s=5).seconds["decoding"] == pytest.approx(2.0)
@@ -138,8 +149,7 @@ def test_a_loader_that_was_closed_and_goes_on_counts_once(images_uri: str, tmp_p
     data = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
     loader = data.loader(runtime="threads", record=str(tmp_path))
     for _ in range(2):
-        for batch in loader.iter_batches(global_batch_size=100):
-            del batch
+        drain(loader, 100)
         loader.close()
     run = read_run(str(tmp_path))
     assert len(run.records) == 2
@@ -153,8 +163,7 @@ def test_parts_of_one_dataset_are_told_apart_by_the_names_that_they_are_given(im
     for name, rows in (("train", "id < 900"), ("val / all", "id >= 900")):
         data = raylance.dataset(images_uri, columns=["id"], filter=rows, remainder="ragged")
         with data.loader(runtime="threads", record=str(tmp_path), name=name) as loader:
-            for _ in loader.iter_batches(global_batch_size=100):
-                time.sleep(0.01 if name == "train" else 0)
+            drain(loader, 100, 0.01 if name == "train" else 0)
             assert loader.identity()["filter"] == rows
             assert not {"epoch", "position"} & loader.identity().keys()
     run = read_run(str(tmp_path))
@@ -258,9 +267,7 @@ def test_a_report_names_the_extra_that_it_needs(
 
 
 def test_progress_of_an_epoch_and_a_run(make_run: Make) -> None:
-    run = make_run(*({"facts": {"rank": rank, "world_size": 2}, "grows": TRAINS} for rank in (0, 1)))
-    found = progress(run)
-    assert found is not None
+    found = progress(make_run(*ranks_of(2)))
     assert (found.epoch, found.rows, found.epoch_rows) == (0, 800, 1000)
     assert (found.rate, found.waiting, found.cause) == (pytest.approx(160), pytest.approx(0.5), "decoding")
     assert found.left_s() == pytest.approx(200 / 160)
@@ -273,7 +280,6 @@ def test_clocks_of_nodes_may_differ(make_run: Make) -> None:
         {"facts": {"rank": rank, "world_size": 2, "started": T0 - 300 * rank}, "grows": TRAINS} for rank in (0, 1)
     ))  # fmt: skip
     found = progress(run)
-    assert found is not None
     assert found.rate == pytest.approx(160)
     assert found.left_s() == pytest.approx(200 / 160)
     assert "this start: decoding is the limit" in top.show(run, time.time())
@@ -286,32 +292,21 @@ def test_steps_that_take_long_have_a_rate(make_run: Make) -> None:
     batches = 1 + record.series["user_s"] // 40
     record.series.update({"batches": batches, "rows": 64 * batches, "position": np.minimum(1000, 64 * batches)})
     found = progress(run)
-    assert found is not None
     assert found.rate == pytest.approx(64 / 40, rel=0.4)
     assert "training is the limit: it takes 2 rows/s" in top.show(run, time.time())
 
 
 def test_behind_the_last_batch_an_epoch_has_all_its_rows(make_run: Make) -> None:
     found = progress(make_run({"grows": TRAINS | {"epoch": 0.1, "position": 0}}))
-    assert found is not None
     assert (found.epoch, found.rows, found.left_s(1)) == (0, 1000, 0)
 
 
 def test_rates_are_of_training_and_the_time_left_of_all_of_it(make_run: Make) -> None:
     """Half of the time goes to validation, which goes on."""
-    trains = {
-        "rows": 80,
-        "batches": 8,
-        "position": 80,
-        "user_s": 0.9,
-        "other_s": 0.5,
-        "wait_s": 0.1,
-        "wait_read_s": 0.1,
-    }
+    trains = TRAINS | {"user_s": 0.9, "other_s": 0.5, "wait_s": 0.1, "wait_read_s": 0.1, "wait_decode_s": 0.0}
     val = {"facts": {"dataset": "val"}, "grows": {"rows": 20, "position": 20, "user_s": 0.4, "wait_s": 0.1}}
     run = make_run({"grows": trains}, val)
     found = progress(run)
-    assert found is not None
     assert (found.rate, found.waiting) == (pytest.approx(160), pytest.approx(0.2))
     assert found.left_s() == pytest.approx(200 / 80)
     assert found.describe() == "160 rows/s, waiting 20% (for reading); val 200/1,000"
@@ -323,11 +318,8 @@ def test_a_validation_that_was_killed_goes_on_no_more(make_run: Make) -> None:
     trains = {"facts": {"started": T0 - 60, "pid": 2}, "grows": TRAINS | {"position": 60}}
     val = {"facts": {"dataset": "val", "pid": 1}, "grows": {"rows": 20, "position": 20, "user_s": 0.4, "wait_s": 0.1}}
     before = {"facts": {"pid": 1}, "grows": TRAINS | {"user_s": 0.9, "other_s": 0.5}}
-    found = progress(make_run(before, val))
-    assert found is not None
-    assert found.beside == "val 200/1,000"
+    assert progress(make_run(before, val)).beside == "val 200/1,000"
     found = progress(make_run(before, val, trains))
-    assert found is not None
     assert (found.rows, found.beside) == (600, "")
 
 
@@ -336,9 +328,7 @@ def test_a_trainer_that_hangs_has_no_rate(make_run: Make) -> None:
     (record,) = run.records
     for name in ("rows", "batches", "wait_s", "wait_decode_s", "wait_read_s"):
         record.series[name] = np.minimum(record.series[name], record.series[name][20])
-    found = progress(run)
-    assert found is not None
-    assert (found.rate, found.waiting) == (0, 0)
+    assert (progress(run).rate, progress(run).waiting) == (0, 0)
 
 
 def test_a_rank_that_only_waited_for_its_start_spoils_no_figure(make_run: Make) -> None:
@@ -353,25 +343,22 @@ def test_a_rank_that_only_waited_for_its_start_spoils_no_figure(make_run: Make) 
 
 def test_ranks_that_were_not_there_all_the_time_count_by_their_share(make_run: Make) -> None:
     """Of twenty seconds with two ranks, ten with two more."""
-    four = [{"facts": {"rank": rank, "world_size": 4}, "grows": TRAINS} for rank in range(4)]
     two = [{"facts": {"rank": rank, "world_size": 2, "started": T0 + 10}, "grows": TRAINS} for rank in range(2)]
-    verdict = make_run(*four, *two).verdict("train")
+    verdict = make_run(*ranks_of(4), *two).verdict("train")
     assert verdict.rates["delivered"] == pytest.approx((4 * 80 + 2 * 80) / 2, rel=0.01)
     assert verdict.rates["training"] == pytest.approx(3 * 160, rel=0.01)
 
 
-def test_a_file_that_has_not_changed_is_read_once(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_run(*({"facts": {"rank": rank}, "grows": TRAINS} for rank in range(3)))
-    folder, seen, read = RunFolder(str(tmp_path / "r")), [], reading._read_whole
-    monkeypatch.setattr(reading, "_read_whole", lambda files, path: seen.append(path) or read(files, path))
+def test_a_file_that_has_not_changed_is_read_once(make_run: Make, tmp_path: Path, read_files: list[str]) -> None:
+    make_run(*ranks_of(3))
+    folder = RunFolder(str(tmp_path / "r"))
+    read_files.clear()
     assert len(folder.read().records) == len(folder.read().records) == 3
-    assert len(seen) == 3
+    assert len(read_files) == 3
     make_run({"facts": {"rank": 1}, "grows": TRAINS, "seconds": 11})
-    seen.clear()
+    read_files.clear()
     assert [record.last for record in folder.read().records] == [T0 + 10, T0 + 10, T0 + 11], "the last written is last"
-    assert ["rank00001" in path for path in seen] == [True]
+    assert ["rank00001" in path for path in read_files] == [True]
     (tmp_path / "r" / "raylance" / f"train-rank00002-{int(1000 * T0)}.arrow").unlink()
     assert len(folder.read().records) == 2
 
@@ -453,8 +440,7 @@ def test_starts_of_a_run_that_was_copied_are_in_their_order(images_uri: str, tmp
     data = raylance.dataset(images_uri, columns=["id"])
     for _ in range(2):
         with data.loader(runtime="threads", record=str(tmp_path)) as loader:
-            for _ in loader.iter_batches(global_batch_size=100):
-                pass
+            drain(loader, 100)
             loader.record()
     begun = [record.started for record in read_run(tmp_path).records]
     assert begun == sorted(begun)
@@ -495,6 +481,14 @@ def test_reports_are_told_by_their_numbers() -> None:
     assert describe_report({"metrics": metrics}) == "epoch 2, step 30: loss 0.1235, rows 1e+06"
 
 
+@pytest.fixture
+def watcher(tmp_path: Path) -> _Watcher:
+    """Of the run that is made, and what it shows is in `out`; it has not looked yet."""
+    made = _Watcher(RunFolder(str(tmp_path / "r")), None, None, io.StringIO())
+    made.out = made._file
+    return made
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
@@ -502,23 +496,23 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
 def test_watching_tells_what_is_new_and_moves_one_line(
-    images_uri: str, tmp_path: Path, kind: type[io.StringIO]
+    images_uri: str, tmp_path: Path, kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real stream, watched from its start; what happens to it is told once."""
+    monkeypatch.setattr(watching, "_LOCAL_S", 0.1)
+    monkeypatch.setattr(watching, "_LOG_S", 0.0)
     folder, out = str(tmp_path / "runs" / "images"), kind()
     data = raylance.dataset(images_uri, decode=raylance.Image("image", size=16))
     with raylance.watch(folder, epochs=2, file=out), data.loader(runtime="threads", record=folder) as loader:
         for _epoch in range(2):
-            for _ in loader.iter_batches(global_batch_size=32):
-                time.sleep(0.03)
+            drain(loader, 100, 0.03)
             with recorder_of(loader).reporting({"epoch": loader.epoch, "loss": 0.5, "name": "x"}, has_checkpoint=False):
                 pass
-        time.sleep(1.2)  # a look at it
     told = out.getvalue()
     assert told.count("epoch 1: loss 0.5") == told.count("epoch 2: loss 0.5") == 1
     assert re.search(r"epoch [01] of 2.*rows/s, waiting \d+%", told)
     assert ("\r" in told) == (kind is Terminal)
-    assert kind is not Terminal or re.search(r"100%\|[#█]+\| epoch 1 of 2: 928/928 rows", told)
+    assert kind is not Terminal or re.search(r"100%\|[#█]+\| epoch 1 of 2: 900/900 rows", told)
 
 
 def test_a_folder_that_no_record_came_to_is_told(tmp_path: Path) -> None:
@@ -542,14 +536,13 @@ def test_faults_and_bad_rows_are_told_while_it_goes_on(make_run: Make, tmp_path:
     assert "train: image of row offset 7 is masked, OSError: cut\n" in told
 
 
-def test_what_comes_late_and_again_is_told_and_what_fails_ends_no_run(make_run: Make, tmp_path: Path) -> None:
+def test_what_comes_late_and_again_is_told_and_what_fails_ends_no_run(make_run: Make, watcher: _Watcher) -> None:
     """Records come at times of their own; `tell` is the user's."""
-    out, now, folder = io.StringIO(), time.time() + 1, str(tmp_path / "r")
+    now, watcher._tell = time.time() + 1, lambda metrics: f"loss {metrics['loss']}"
 
     def loader(rank: int, *events: Any, **more: Any) -> dict[str, Any]:
         return {"facts": {"started": now, "rank": rank, "world_size": 2}, "grows": TRAINS, "events": events, **more}
 
-    watcher = _Watcher(RunFolder(folder), None, lambda metrics: f"loss {metrics['loss']}", out)
     watcher.begin_safely()
     make_run(loader(0, (now + 5, "fault", "a helper is replaced"), (now + 7, "fault", "a helper is replaced")))
     watcher.look_safely()
@@ -559,17 +552,19 @@ def test_what_comes_late_and_again_is_told_and_what_fails_ends_no_run(make_run: 
     watcher.look_safely()
     make_run(loader(0, (now + 9, "report", {"metrics": {"accuracy": 1.0}})))
     watcher.look_safely()
-    assert out.getvalue().count("train, rank 0: a helper is replaced\n") == 2
-    assert "train, rank 1: it came late\n" in out.getvalue()
-    assert out.getvalue().count("the same") == 1, "of a start that failed by the same"
+    shown = watcher.out.getvalue()
+    assert shown.count("train, rank 0: a helper is replaced\n") == 2
+    assert "train, rank 1: it came late\n" in shown
+    assert shown.count("the same") == 1, "of a start that failed by the same"
 
 
-def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(make_run: Make, tmp_path: Path) -> None:
+def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(
+    make_run: Make, tmp_path: Path, watcher: _Watcher
+) -> None:
     """An earlier start by a clock that is ahead; the next by one that is behind; and the earlier one that goes on."""
     ahead = {"facts": {"started": T0 + 3600}, "grows": TRAINS, "events": [(T0 + 3601, "fault", "of before")]}
     make_run(ahead)
-    out = io.StringIO()
-    watcher = _Watcher(RunFolder(str(tmp_path / "r")), None, None, out)
+    out = watcher.out
     watcher.begin_safely()
     watcher.look_safely()
     watcher.close()
@@ -590,56 +585,58 @@ def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(make_run: 
     assert "train continues in epoch 0 after 90 rows" in out.getvalue(), "behind a fault, not"
 
 
-def test_a_run_that_goes_on_is_watched_whole_from_now_on(make_run: Make, tmp_path: Path) -> None:
+def test_a_run_that_goes_on_is_watched_whole_from_now_on(make_run: Make, watcher: _Watcher) -> None:
     """Two ranks; the file of one has changed at the next look."""
-    bad = {"bad_rows": [(7, "image", "cut")]}
-    ranks = [{"facts": {"rank": rank, "world_size": 2}, "grows": TRAINS, **bad} for rank in (0, 1)]
+    ranks = ranks_of(2, bad_rows=[(7, "image", "cut")])
     make_run(*ranks)
-    out = io.StringIO()
-    watcher = _Watcher(RunFolder(str(tmp_path / "r")), None, None, out)
     watcher.begin_safely()
     make_run(ranks[0] | {"seconds": 11})
     watcher.look_safely()
-    assert out.getvalue().startswith("epoch 0: 880/1,000 rows, 00:00 left, 160 rows/s"), "rows of before are known"
+    shown = watcher.out.getvalue()
+    assert shown.startswith("epoch 0: 880/1,000 rows, 00:00 left, 160 rows/s"), "rows of before are known"
+
+
+@pytest.fixture
+def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The files that are read from now on."""
+    seen, read = [], reading._read
+    monkeypatch.setattr(reading, "_read", lambda files, path, *when: seen.append(path) or read(files, path, *when))
+    return seen
 
 
 def test_the_first_look_reads_no_start_but_the_last(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_run: Make, tmp_path: Path, watcher: _Watcher, read_files: list[str]
 ) -> None:
     for start in range(5):
         make_run({"facts": {"started": T0 + start}, "grows": TRAINS})
         path = tmp_path / "r" / "raylance" / f"train-rank00000-{int(1000 * (T0 + start))}.arrow"
         os.utime(path, (T0 + 1000 * start, T0 + 1000 * start))
-    seen, read = [], reading._read_whole
-    monkeypatch.setattr(reading, "_read_whole", lambda files, path: seen.append(path) or read(files, path))
-    watcher = _Watcher(RunFolder(str(tmp_path / "r")), None, None, io.StringIO())
+    read_files.clear()
     watcher.begin_safely()
     watcher.look_safely()
-    assert len(seen) == 1
+    assert len(read_files) == 1
 
 
 @pytest.mark.parametrize("failures", [1, 9])
 def test_a_storage_that_fails_at_the_first_look_swallows_no_run(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+    make_run: Make, watcher: _Watcher, monkeypatch: pytest.MonkeyPatch, failures: int
 ) -> None:
     monkeypatch.setattr(watching, "_RETRY_S", 0.0)
-    folder, out, left = RunFolder(str(tmp_path / "r")), io.StringIO(), [OSError("away")] * failures
-    listed = folder.list
+    left, listed = [OSError("away")] * failures, watcher._folder.list
 
     def fail() -> dict[str, Any]:
         if left:
             raise left.pop()
         return listed()
 
-    monkeypatch.setattr(folder, "list", fail)
-    watcher = _Watcher(folder, None, None, out)
+    monkeypatch.setattr(watcher._folder, "list", fail)
     watcher.begin_safely()
     make_run({"grows": TRAINS, "events": [(T0 + 5, "fault", "a helper is replaced")]})
     for _ in range(failures):
         watcher.look_safely()
     watcher.close()
-    assert "train, rank 0: a helper is replaced" in out.getvalue()
-    assert "no record" not in out.getvalue()
+    assert "train, rank 0: a helper is replaced" in watcher.out.getvalue()
+    assert "no record" not in watcher.out.getvalue()
 
 
 def test_bad_rows_of_mixtures_are_named_by_their_own_offset(make_run: Make, tmp_path: Path) -> None:
@@ -675,25 +672,19 @@ def limited(write_dataset: Callable[..., str], tmp_path_factory: pytest.TempPath
     """Folders of runs that are limited by reading, decoding and training: by a storage, a decoder, and a trainer that
     sleep.
     """
-    images = write_dataset(pa.table({"image": pa.array(make_images(300), pa.binary()), "label": np.arange(300) % 7}))
-    text = write_dataset(pa.table({"id": np.arange(300), "text": ["x" * 400] * 300}))
+    images = write_dataset(pa.table({"image": pa.array(make_images(200), pa.binary()), "label": np.arange(200) % 7}))
+    text = write_dataset(pa.table({"id": np.arange(200), "text": ["x" * 400] * 200}))
     folders = {name: str(tmp_path_factory.mktemp("runs") / name) for name in ("reading", "decoding", "training")}
 
-    def drain(loader: raylance.RankLoader, pause_s: float) -> None:
-        with loader:
-            for _ in loader.iter_batches(global_batch_size=10):
-                time.sleep(pause_s)
-            assert str(loader.explain()).startswith(folders_of[loader])
-
-    folders_of: dict[raylance.RankLoader, str] = {}
     small = {"max_window_bytes": 150_000, "max_inflight_bytes": 40_000, "runtime": "threads"}
     loaders = {"reading": slow_loader(text, 0.004, record=folders["reading"], **small)}
     for name, decoder in (("decoding", SlowImage(column="image")), ("training", raylance.Image("image", size=16))):
         options: dict[str, Any] = {"num_decoders": 1, "runtime": "threads", "record": folders[name]}
         loaders[name] = raylance.dataset(images, decode=decoder, remainder="ragged").loader(**options)
     for name, loader in loaders.items():
-        folders_of[loader] = name
-        drain(loader, 0.06 if name == "training" else 0.002)
+        with loader:
+            drain(loader, 10, 0.06 if name == "training" else 0.002)
+            assert str(loader.explain()).startswith(name)
     return folders
 
 
@@ -709,24 +700,6 @@ def test_three_limits_are_told_apart(limited: dict[str, str], name: str) -> None
     waited_s = sum(float(record.at("wait_s", record.last)) for record in read_run(limited[name]).records)
     causes = ("starting", "reading", "decoding", "finishing")
     assert sum(verdict.seconds[cause] for cause in causes) == pytest.approx(waited_s, rel=0.15, abs=0.1)
-
-
-def test_a_slow_collate_fn_is_what_is_waited_for(write_dataset: Callable[..., str]) -> None:
-    """Many steps come in one piece: the thread makes batches of them one after the other, and hears of nothing."""
-    data = raylance.dataset(write_dataset(pa.table({"id": np.arange(600)})))
-
-    def collate(batch: dict[str, Any]) -> dict[str, Any]:
-        time.sleep(0.01)
-        return batch
-
-    with data.loader(runtime="threads") as loader:
-        for _ in loader.iter_torch_batches(global_batch_size=10, collate_fn=collate, device="cpu"):
-            pass
-        stats, verdict = loader.stats(), loader.explain()
-    causes = sum(stats[f"wait_{cause}_s"] for cause in ("start", "read", "decode", "finish"))
-    assert causes == pytest.approx(stats["wait_s"], rel=0.1)
-    assert verdict.limit == "finishing"
-    assert verdict.waiting > 0.5
 
 
 def test_first_rows_with_nulls_are_shown_and_large_ones_are_not_kept(
@@ -777,8 +750,7 @@ def test_bad_rows_are_shown_with_what_is_left_of_them(write_dataset: Callable[..
     decode = raylance.Image("image", size=16)
     data = raylance.dataset(uri, decode=decode, transform=transform, on_bad_row="mask", remainder="ragged")
     with data.loader(runtime="threads", record=folder) as loader:
-        for batch in loader.iter_batches(global_batch_size=8):
-            del batch
+        drain(loader, 8)
     page = Path(raylance.report_run(folder)).read_text()
     assert re.search(r'<td class="n">9</td><td>transform\(\)</td>', page)
     rows = re.findall(
@@ -809,8 +781,7 @@ def test_a_report_has_no_loader_of_its_process_take_damaged_rows(
 
     def masked() -> int:
         with data.loader(runtime="threads", record=folder if not seen else False) as loader:
-            for batch in loader.iter_batches(global_batch_size=10):
-                del batch
+            drain(loader, 10)
             return int(loader.stats()["masked_rows"])
 
     seen: list[int] = []

@@ -1,0 +1,38 @@
+"""Owns by which names records know the loaders of this process; never what is recorded of them."""
+
+import itertools
+import threading
+import weakref
+from collections.abc import Collection
+
+_given: dict[tuple[str, str, str, int], str] = {}  # names in this process, by folder, stem, subject and number
+_held: "weakref.WeakKeyDictionary[object, tuple[int, tuple[str, str, str], int]]" = weakref.WeakKeyDictionary()
+_naming = threading.Lock()  # loaders may begin in several threads
+
+
+def choose_name(loader: object, rank: int, data: tuple[str, str, str], others: Collection[str]) -> tuple[str, int]:
+    """Chooses a loader's name, and its number among the loaders of the same data that one rank iterates at one time.
+
+    Loaders of different data get different names for as long as the process lives. So do two loaders of the same data
+    that one rank iterates at one time: under one name, their figures would be added up.
+
+    Args:
+        loader: Holds its number until `release_name`.
+        rank: Of the loader's worker.
+        data: Folder of the records, stem of the name, and which data the loader reads.
+        others: Names that were given elsewhere.
+    """
+    folder, stem, _ = data
+    with _naming:
+        taken = {number for other, (*of, number) in _held.items() if other is not loader and of == [rank, data]}
+        number = next(number for number in itertools.count(1) if number not in taken)
+        _held[loader] = rank, data, number
+        used = {name for (there, *_), name in _given.items() if there == folder}.union(others)
+        names = itertools.chain([stem], (f"{stem}-{count}" for count in itertools.count(2)))
+        return _given.setdefault((*data, number), next(name for name in names if name not in used)), number
+
+
+def release_name(loader: object) -> None:
+    """Gives a loader's number back; other data never get its name."""
+    with _naming:
+        _held.pop(loader, None)

@@ -1,0 +1,54 @@
+"""Owns what records say of the process and the cluster that a loader runs in; never starts Ray, and never waits."""
+
+import functools
+import importlib
+import os
+import uuid
+
+from raylance.environment.connection import current_session, long_call, ray_session
+
+
+def cluster_cpus() -> float | None:
+    """CPUs of the cluster as Ray counts them; None where no Ray runs."""
+    session = ray_session()
+    if not session:
+        return None
+    try:
+        resources: dict[str, float] = long_call(session, importlib.import_module("ray").cluster_resources)
+    except Exception:  # of a head that is away for a moment, say: no run ends for it
+        return None
+    return resources.get("CPU")
+
+
+def worker_cpus() -> float:
+    """CPUs that Ray counts as this worker's; 0 for a driver, and where no Ray runs."""
+    with current_session() as session:
+        if not session:
+            return 0.0
+        try:
+            assigned = importlib.import_module("ray").get_runtime_context().get_assigned_resources()
+        except (AssertionError, AttributeError):  # how Ray says that this is a driver, or the client of one
+            return 0.0
+    return float(assigned.get("CPU", 0.0))
+
+
+def node_cpus() -> int:
+    """CPUs of this machine that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def placement_group() -> str:
+    """What the workers of one start of a Ray Train run have in common, and no others; "" outside of one."""
+    with current_session() as session:
+        group = importlib.import_module("ray").get_runtime_context().get_placement_group_id() if session else None
+    return str(group or "")
+
+
+def process_id() -> str:
+    """Names this process, and no other one: containers start again with the same host name and process ID."""
+    return _id_of(os.getpid())
+
+
+@functools.cache
+def _id_of(pid: int) -> str:
+    return f"{uuid.uuid4().hex}-{pid}"
