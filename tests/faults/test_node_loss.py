@@ -32,6 +32,7 @@ try:
     undisturbed, none = epoch(lose=False)
     disturbed, replaced = epoch(lose=True)
 finally:
+    ray.shutdown()  # a cluster does not remove the node that this process is connected to
     cluster.shutdown()  # its address would stay behind, for the next Ray of this machine to wait for
 assert none == 0 and replaced >= 1, (none, replaced)
 assert len(undisturbed) == 953 and disturbed == undisturbed

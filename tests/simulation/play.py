@@ -9,14 +9,15 @@ import contextlib
 import dataclasses
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from raylance.batches.assembly import Step
 from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.helper_pool import HelperPool
-from raylance.dispatch.messages import Close, Event, Kind, Observation, Output
+from raylance.dispatch.messages import Close, Decode, Event, Fetch, Kind, Observation, Output, Read
 from raylance.dispatch.scaling import Scaler
 from raylance.dispatch.sizes import Sizes
 from raylance.observe import Stats
@@ -64,22 +65,26 @@ class Whim(Scaler):
 
 @dataclasses.dataclass
 class Wrong:
-    """What to play with; the real ones, unless it is to be shown that wrong ones are caught."""
+    """What to play with; the real ones, unless it is to be shown that wrong ones are caught.
+
+    Attributes:
+        dispatcher, pool, sizes: What sessions are made of.
+        methods: Of `Feeder`, `Session` or a part of them: (class, name, the function in its place).
+    """
 
     dispatcher: type[Dispatcher] = Dispatcher
     pool: type[HelperPool] = HelperPool
     sizes: type[Sizes] = Sizes
+    methods: Sequence[tuple[type, str, Any]] = ()
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Has sessions made of these."""
-        names: Any = session
-        before = names.Dispatcher, names.HelperPool, names.Sizes
-        names.Dispatcher, names.HelperPool, names.Sizes = self.dispatcher, self.pool, self.sizes
-        try:
+        named = (("Dispatcher", self.dispatcher), ("HelperPool", self.pool), ("Sizes", self.sizes))
+        with contextlib.ExitStack() as stack:
+            for owner, name, made in (*((session, *each) for each in named), *self.methods):
+                stack.enter_context(mock.patch.object(owner, name, made))
             yield
-        finally:
-            names.Dispatcher, names.HelperPool, names.Sizes = before
 
 
 # ---- what the feeder is given
@@ -214,9 +219,19 @@ class HandFeeder(Feeder):
     def step(self) -> None:
         try:
             super().step()
+            if self._is_closed and self._finished:
+                raise Broken("left", "a batch is added to a pass that is closed")
+            room = 0 if self._spec is None else max(1, self._spec.prefetch_batches)
+            if len(self._finished) > room:
+                raise Broken("bytes", f"{len(self._finished)} batches wait for the consumer, who asked for {room} ahead")
         except BaseException as raised:  # no error of the consumer's: those are outputs
             self._broken = self._broken or raised
             raise
+
+    def _do(self, outputs: list[Output], now: float) -> None:
+        if self._is_closed and any(isinstance(output, Read | Decode | Fetch) for output in outputs):
+            raise Broken("left", f"work is begun for a pass that is closed: {outputs}")
+        super()._do(outputs, now)
 
 
 class SimulatedSession(Session):
@@ -262,10 +277,6 @@ def describe(item: WorkItem) -> str:
     return f"{item.position}:{item.low}-{item.high}"
 
 
-def convert(rows: Rows) -> Rows:
-    return rows
-
-
 # ---- the consumer
 
 
@@ -299,7 +310,7 @@ class Rank:
         self.error: BaseException | None = None
         self._goal = (EPOCH, 0)
         self._feeder: Feeder | None = None
-        self._has_left = self._is_waiting = self._has_prepared = False
+        self._has_left = self._is_waiting = self._has_prepared = self._has_all = False
         self._then: int | None = None  # batches to prefetch of the pass to start, once no feeder runs
         self._stop_after: int | None = None
         self._laziness = 0.0
@@ -310,6 +321,7 @@ class Rank:
     def make_world(self) -> World:
         """New machines, with what is left of the faults."""
         if self.world is not None:
+            self._check_left()
             self.budget = max(0, self.budget - self.world.faults)
             self._count_faults()
         scenario = dataclasses.replace(self.scenario, budget=self.budget)
@@ -362,14 +374,20 @@ class Rank:
         if self.world is None:  # no step was left
             return
         self._count_faults()
+        self._check_left()
+        if self.session._prepared is not None or self.session.runtime is not None:
+            raise Broken("left", "a session that is closed has a prepared pass, or a runtime")
+
+    def _check_left(self) -> None:
+        """Nothing is left of a world that nobody uses any more."""
         up = [n for n, helper in self.world.helpers.items() if helper.state in ("up", "placing")]
         if up or self.world.table:
-            raise Broken("left", f"helpers {up} and calls {sorted(self.world.table)} after the session was closed")
+            raise Broken("left", f"helpers {up} and calls {sorted(self.world.table)} after the runtime was closed")
 
     def begin(self) -> None:
         """Begins a pass: at times one that was prepared, at times in the place of one that was."""
         draws, scenario = self.draws, self.scenario
-        self.error, self._has_left, self._is_waiting = None, False, False
+        self.error, self._has_left, self._is_waiting, self._has_all = None, False, False, False
         self.session._take_prepared(None)
         self._has_prepared = False
         if scenario.prepares and draws.chance(scenario.changes):
@@ -404,7 +422,7 @@ class Rank:
 
     def _start(self, prefetch_batches: int) -> None:
         epoch, position = self.place
-        spec: Any = SimpleNamespace(prefetch_batches=prefetch_batches, device=None, hidden=(), convert=convert)
+        spec: Any = SimpleNamespace(prefetch_batches=prefetch_batches, device=None, hidden=(), convert=self._collate)
         spec.pin_memory = False
         where = {"epoch": epoch, "position": position}
         feeder = self.session.start(self.planned.plan, self._number, **where, batch_spec=spec, observer=self.stats)
@@ -431,6 +449,10 @@ class Rank:
             found = next(iter(feeder), None)
         except Exception as error:
             self.error = error
+            self._check_error(feeder, error)
+            self._leave()
+            return
+        if found is None and self._has_all:
             self._leave()
             return
         if found is None:
@@ -447,7 +469,8 @@ class Rank:
             self._feeder = None
             self.clock.later(self.draws.seconds(self._laziness), self._ask)
         elif step.is_last:
-            self._leave()
+            self._has_all = True  # it asks once more, as a loop over the pass does
+            self.look()
         elif self._laziness:
             self.clock.later(self.draws.seconds(self._laziness), self.look)
         else:
@@ -460,6 +483,21 @@ class Rank:
         self.got.setdefault(epoch, []).extend(row for row in rows if row >= 0)
         self.place = (epoch + 1, 0) if step.is_last else (epoch, step.after)
 
+    def _check_error(self, feeder: Feeder, error: Exception) -> None:
+        """An error comes after the last good batch."""
+        epoch, position = self.place
+        if feeder._finished or (
+            isinstance(error, RowError)
+            and error.row not in [max(row, -1 - row) for row in self.planned.step(epoch, position, self._number)]
+        ):
+            raise Broken("order", f"{error!r} comes at {self.place}, before the batches that were made")
+
+    def _collate(self, rows: Rows) -> Rows:
+        """Makes a batch; at times that takes time, in which the consumer acts."""
+        if self.draws.chance(self.scenario.collates):
+            self.clock.busy(self.draws.seconds(5.0))
+        return rows
+
     def _interrupt(self, feeder: Feeder) -> None:
         if feeder is self._feeder:
             self.counts["broken off"] += self.place < self._goal
@@ -471,6 +509,8 @@ class Rank:
         for other in (feeder, self.session._prepared and self.session._prepared.feeder):
             if other is not None and not other.has_ended:
                 other.stop()
+                if other._finished:
+                    raise Broken("left", "a pass that is over keeps its batches")
 
 
 @contextlib.contextmanager

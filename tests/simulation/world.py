@@ -31,7 +31,7 @@ from raylance.dispatch.messages import (
     Wake,
 )
 from raylance.observe import Receipt
-from raylance.planning.plan import WorkItem
+from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime.runtime import Runtime
 from tests.simulation.schedule import BITS, DECODED_BYTES, RAW_BYTES, Draws, PlannedRun, Scenario
 from tests.simulation.watch import Broken, Watch
@@ -139,6 +139,12 @@ class World(Runtime):
     def requires_all(self) -> bool:
         return self.scenario.require_all
 
+    def begin(self, plan: Plan, plan_key: str) -> None:
+        """One key for each plan: what was read ahead for a plan is found by it."""
+        if self._plan[1] is not None and (self._plan[0] == plan_key) != (self._plan[1] == plan):
+            raise Broken("turns", f"the plan {self._plan[1]} has the key {self._plan[0]}, {plan} has {plan_key}")
+        super().begin(plan, plan_key)
+
     def count_decoders(self) -> tuple[int, int, int]:
         begin = self.scenario.decoders
         return (1, begin, begin + 2) if begin and self.scenario.scales else (begin, begin, begin)
@@ -165,6 +171,9 @@ class World(Runtime):
 
     def next_event(self, timeout_s: float | None) -> Event | Wake | None:
         until = None if timeout_s is None else self.deadline
+        waits_s = None if until is None else max(0.0, until - self.now())
+        if (timeout_s is None) != (waits_s is None) or abs((timeout_s or 0.0) - (waits_s or 0.0)) > 1e-6:
+            raise Broken("deadline", f"an event is awaited for {timeout_s} s, and the deadline is in {waits_s} s")
         while not self.inbox:
             if until is not None and until <= self.now():
                 return None
