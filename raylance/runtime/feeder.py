@@ -180,7 +180,7 @@ class Feeder:
     def run(self) -> None:
         """Carries events to the dispatcher, and its outputs to where they belong, until the pass ends."""
         try:
-            while not (self._is_closed or (self._is_over and not self._assembly)):
+            while not (self._is_closed or self._is_over):
                 self.step()
         except BaseException as raised:  # whatever it is, the consumer gets it
             self._error = raised

@@ -405,9 +405,9 @@ def test_a_run_that_is_stopped_says_how_to_continue_and_then_where_it_does(head,
     [report] = re.findall(r"^python -c .*report_run.*$", rest, re.MULTILINE)
     subprocess.run([sys.executable, *shlex.split(report)[1:]], env=head.env, cwd=JOBS.parent, check=True)
     assert (made.place / "report.html").exists()
+    state = read_state(Path(last))  # the next start will remove it, once it has made some of its own
     with head.start(*command) as started:
         line = started.read_to("continues from checkpoint")
-        state = read_state(Path(last))
         at = f"epoch {state['epoch']} of 50, after step {state['position'] // 64}/25 (row {state['position']:,} "
         assert f"continues from checkpoint {last}: {at}" in line
         assert (int(epoch), int(step)) == (state["epoch"], state["position"] // 64)

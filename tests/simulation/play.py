@@ -21,6 +21,7 @@ from raylance.dispatch.messages import Close, Decode, Event, Fetch, Kind, Observ
 from raylance.dispatch.scaling import Scaler
 from raylance.dispatch.sizes import Sizes
 from raylance.observe import Stats
+from raylance.observe.observations import Status
 from raylance.planning.plan import Plan, WorkItem
 from raylance.runtime import session
 from raylance.runtime.feeder import Feeder
@@ -95,6 +96,7 @@ class Watched:
 
     def __init__(self, dispatcher: Dispatcher, rank: "Rank") -> None:
         self.dispatcher, self._rank = dispatcher, rank
+        self.status: Status | None = None  # the last one
 
     def handle(self, event: Event | None, now: float) -> list[Output]:
         watch, log = self._rank.watch, self._rank.log
@@ -104,6 +106,7 @@ class Watched:
         if log is not None:
             log(f"{now:8.2f} {event}")
         for output in outputs:
+            self.status = output if isinstance(output, Status) else self.status
             if log is not None and not isinstance(output, Observation):
                 log(f"             {output}")
             watch.commanded(output, now)
@@ -219,14 +222,25 @@ class HandFeeder(Feeder):
     def step(self) -> None:
         try:
             super().step()
+            status = self._dispatcher.status
+            if self._is_awaited and not (self._said or self._assembly or self._is_over) and status.cause is None:
+                raise Broken("cause", "the consumer waits, and the status names no cause")
             if self._is_closed and self._finished:
                 raise Broken("left", "a batch is added to a pass that is closed")
             room = 0 if self._spec is None else max(1, self._spec.prefetch_batches)
             if len(self._finished) > room:
-                raise Broken("bytes", f"{len(self._finished)} batches wait for the consumer, who asked for {room} ahead")
+                raise Broken(
+                    "bytes", f"{len(self._finished)} batches wait for the consumer, who asked for {room} ahead"
+                )
         except BaseException as raised:  # no error of the consumer's: those are outputs
             self._broken = self._broken or raised
             raise
+
+    def _next_event(self) -> Any:
+        event = super()._next_event()
+        if event is not None:  # else what comes now would have come in time
+            self.rank.dawdle()
+        return event
 
     def _do(self, outputs: list[Output], now: float) -> None:
         if self._is_closed and any(isinstance(output, Read | Decode | Fetch) for output in outputs):
@@ -492,10 +506,13 @@ class Rank:
         ):
             raise Broken("order", f"{error!r} comes at {self.place}, before the batches that were made")
 
-    def _collate(self, rows: Rows) -> Rows:
-        """Makes a batch; at times that takes time, in which the consumer acts."""
-        if self.draws.chance(self.scenario.collates):
+    def dawdle(self) -> None:
+        """At times the feeder's thread is slow, and the consumer acts meanwhile."""
+        if self.scenario.dawdles and self.draws.chance(self.scenario.dawdles):
             self.clock.busy(self.draws.seconds(5.0))
+
+    def _collate(self, rows: Rows) -> Rows:
+        self.dawdle()
         return rows
 
     def _interrupt(self, feeder: Feeder) -> None:

@@ -81,7 +81,7 @@ class Scenario:
         epochs: That follow the one of the legs.
         prepares: Whether the next epoch is prepared while the last batches of one are consumed.
         changes: Chance that what was prepared is given up: another pass is asked for.
-        collates: Chance that a batch takes time to be made, in which the consumer acts.
+        dawdles: Chance that the feeder takes time, in which the consumer acts, over an event or a batch.
     """
 
     order: int
@@ -106,7 +106,7 @@ class Scenario:
     epochs: int = 0
     prepares: bool = False
     changes: float = 0.0
-    collates: float = 0.0
+    dawdles: float = 0.0
     placement_timeout_s: float = 20.0
     work_timeout_s: float = 60.0
 
@@ -155,7 +155,7 @@ def draw_scenario(draws: Draws) -> Scenario:
         epochs=pick((0, 0, 0, 1, 2)),
         prepares=pick((False, True, True)),
         changes=pick((0.0, 0.0, 0.3)),
-        collates=pick((0.0, 0.0, 0.3)),
+        dawdles=pick((0.0, 0.0, 0.3)),
     )
 
 

@@ -11,6 +11,7 @@ from tests.simulation.shrink import fails, shrink
 from tests.simulation.small import explore
 from tests.simulation.watch import Broken
 from tests.simulation.wrong import BROKEN
+from tests.simulation.wrong_feeder import BROKEN as BROKEN_FEEDER
 
 FEW = 800
 # The schedule that first catches a mutant, where most do not show it: it is tried before the others.
@@ -50,9 +51,9 @@ def test_a_schedule_is_repeatable() -> None:
     assert play(draws) == play(Draws(given=draws.taken))
 
 
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize("name", [*BROKEN, *BROKEN_FEEDER])
 def test_wrong_ones_are_caught(name: str) -> None:
-    wrong, what = BROKEN[name]
+    wrong, what = (BROKEN | BROKEN_FEEDER)[name]
     assert any(fails(Draws(seed), wrong)[0] == what for seed in (RARE.get(name, 0), *range(FEW))), what
 
 
