@@ -417,8 +417,8 @@ class Rank:
     def _prepare(self, epoch: int, position: int) -> None:
         where = {"epoch": epoch, "position": position, "prefetch_batches": self.scenario.prefetch_batches}
         self.session.prepare(self.planned.plan, self._number, **where, observer=self.stats)
-        self._has_prepared = True
-        self.counts["passes prepared"] += 1
+        self._has_prepared = self.session._prepared is not None
+        self.counts["passes prepared"] += self._has_prepared
 
     def _ask(self) -> None:
         """Asks for the pass, as a loader that is iterated; where another one is prepared, that is given up."""
@@ -473,7 +473,7 @@ class Rank:
             raise Broken("liveness", f"the pass is over at {self.place}, before {self._goal}")
         (rows,), step = found
         self._check(rows, step)
-        if self.scenario.prepares and feeder.has_ended and not self._has_prepared:
+        if self.scenario.prepares and not self._has_prepared:  # in mid-pass, too, where it has no effect
             self._prepare(self.place[0] + (not step.is_last), 0)
         if self._stop_after is not None:
             self._stop_after -= 1

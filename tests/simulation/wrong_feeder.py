@@ -23,10 +23,10 @@ def _session(old: str, new: str) -> Wrong:
     return _mutant(Session, old, new)
 
 
-# What each of them breaks. Fifteen passed at first, and led to new checks: of errors that come too early; of batches that a
-# pass keeps when it is closed, or makes beyond its room; of deadlines that the feeder misses; of runtimes and prepared
-# passes that a session keeps; of a plan's name; of a consumer that asks once more at the end; of a feeder's thread that
-# is slow while the consumer acts.
+# What each of them breaks. Sixteen passed at first, and led to new checks: of errors that come too early; of batches
+# that a pass keeps when it is closed, or makes beyond its room; of deadlines that the feeder misses; of runtimes and
+# prepared passes that a session keeps; of a plan's name; of a consumer that asks once more at the end, or prepares in
+# mid-pass; of a feeder's thread that is slow while the consumer acts.
 BROKEN: dict[str, tuple[Wrong, str]] = {
     "hands out the newest batch first": (_feeder("self._finished.popleft()", "self._finished.pop()"), "order"),
     "never reports what was taken": (_feeder("self._say(Taken(found[1].after))", ""), "deadlock"),
@@ -99,6 +99,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
         "deadlock",
     ),
     "takes any pass that was prepared": (_session("prepared.wanted == wanted and", ""), "liveness"),
+    "prepares a pass during another one": (_session("self._feeder is None or self._feeder.has_ended", "True"), "order"),
     "keeps what was prepared after it was taken": (
         _session("prepared, self._prepared = self._prepared, None", "prepared = self._prepared"),
         "left",
