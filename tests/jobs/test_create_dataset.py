@@ -217,9 +217,9 @@ def test_strings_of_a_lance_dataset_get_integers_beside_them(tmp_path, capsys):
     assert rows["species"].to_pylist() == names
     assert [classes[label] for label in rows["label"].to_pylist()] == names
     assert dataset.checkout_version(1).schema.names == ["image", "species"]
-    told = capsys.readouterr().out
-    assert f"added label to {uri}, version {dataset.version} (it was 1" in told
-    assert "classes    4: auk, it's, owl, tit" in told
+    printed = capsys.readouterr().out
+    assert f"added label to {uri}, version {dataset.version} (it was 1" in printed
+    assert "classes    4: auk, it's, owl, tit" in printed
 
 
 def test_strings_of_a_lance_dataset_without_clear_classes_are_refused(tmp_path, capsys):
@@ -245,12 +245,12 @@ def test_files_that_give_no_row_are_named(photos, tmp_path, capsys):
     for number in range(12):
         (photos / "bee" / f"{number:02}.txt").write_text("notes")
     make("imagefolder", tmp_path / "out.lance", "--input", photos, "--left-out", tmp_path / "left.tsv")
-    told = capsys.readouterr().out
-    assert "left out   14 files, 2 hidden, 12 ends with none of .jpg" in told
-    assert "             .cache/a.png\n             ant/._0.png\n             bee/00.txt\n" in told
-    assert "bee/07.txt" in told
-    assert "bee/08.txt" not in told
-    assert f"and 4 more; all of them are in {tmp_path / 'left.tsv'}" in told
+    printed = capsys.readouterr().out
+    assert "left out   14 files, 2 hidden, 12 ends with none of .jpg" in printed
+    assert "             .cache/a.png\n             ant/._0.png\n             bee/00.txt\n" in printed
+    assert "bee/07.txt" in printed
+    assert "bee/08.txt" not in printed
+    assert f"and 4 more; all of them are in {tmp_path / 'left.tsv'}" in printed
     lines = (tmp_path / "left.tsv").read_text().splitlines()
     assert lines[:2] == [".cache/a.png\thidden", "ant/._0.png\thidden"]
     assert [line.split("\t")[0] for line in lines[2:]] == [f"bee/{number:02}.txt" for number in range(12)]
@@ -258,7 +258,7 @@ def test_files_that_give_no_row_are_named(photos, tmp_path, capsys):
     assert "and 4 more; --left-out FILE lists all of them" in capsys.readouterr().out
 
 
-def test_files_that_hold_no_image_are_told_and_kept_with_the_way_back_to_them(photos, tmp_path, capsys):
+def test_files_that_hold_no_image_are_named_and_kept_with_the_way_back_to_them(photos, tmp_path, capsys):
     (photos / "ant" / "03.png").write_bytes(b"")
     (photos / "bee" / "04.png").write_bytes(b"<html>not found</html>")
     arguments = ["--input", photos, "--rows-per-fragment", 7]
@@ -266,9 +266,9 @@ def test_files_that_hold_no_image_are_told_and_kept_with_the_way_back_to_them(ph
     files = sorted(str(path.relative_to(photos)) for path in photos.rglob("*.png"))
     assert table["file"].to_pylist() == files
     assert table["image"].to_pylist() == [(photos / file).read_bytes() for file in files]
-    told = capsys.readouterr().out
-    assert "no images  2 rows, kept as they are; training stops at the first, or leaves them out" in told
-    assert re.findall(r"(\w+/\d\d\.png): (.*)", told) == [
+    printed = capsys.readouterr().out
+    assert "no images  2 rows, kept as they are; training stops at the first, or leaves them out" in printed
+    assert re.findall(r"(\w+/\d\d\.png): (.*)", printed) == [
         ("ant/03.png", "empty"),
         ("bee/04.png", "UnidentifiedImageError: cannot identify image file"),
     ]
@@ -302,7 +302,7 @@ def test_images_that_were_cut_short_are_found_where_all_are_decoded(photos, tmp_
     assert re.findall(r"(cut\d).jpg: (?:\w+)", capsys.readouterr().out) == [f"cut{number}" for number in range(1, 5)]
 
 
-def test_names_of_splits_have_any_case_and_are_told(tmp_path, capsys):
+def test_names_of_splits_have_any_case_and_are_named(tmp_path, capsys):
     """They share one list of classes."""
     names = ["Train/bee/1.png", "train/ant/1.png", "Validation/bee/1.png", "val/cat/1.png", "TEST/ant/x/1.png"]
     tree = plant(tmp_path / "in", names)
@@ -340,9 +340,9 @@ def test_what_is_not_named_is_counted():
 
 def test_nothing_is_said_where_no_file_is_left_out(photos, tmp_path, capsys):
     make("imagefolder", tmp_path / "out.lance", "--input", photos)
-    told = capsys.readouterr().out
-    assert "left out" not in told
-    assert "no images" not in told
+    printed = capsys.readouterr().out
+    assert "left out" not in printed
+    assert "no images" not in printed
     command = ("imagefolder", "--out", tmp_path / "o.lance", "--input", photos, "--left-out", tmp_path / "no" / "where")
     assert "can't be written" in refusal(capsys, *command)
     assert not (tmp_path / "o.lance").exists()

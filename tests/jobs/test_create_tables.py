@@ -341,10 +341,8 @@ def test_a_lance_dataset_and_a_table_of_lancedb(tmp_path: Path) -> None:
     assert make("lance", tmp_path / "again.lance", "--input", dataset.uri).schema.names == dataset.schema.names
 
 
-def test_a_lance_dataset_that_was_written_anew_is_another_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has the same URI and version: rows of both would be mixed, in a run that goes on and in one that reads."""
+def test_a_lance_dataset_that_was_rewritten_is_another_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the same URI and version: rows of both would be mixed, in a run that continues and in one that reads."""
     uri, keys = tmp_path / "in.lance", []
     monkeypatch.setattr(job, "Notes", lambda **given: keys.append(given["key"]))
     words = ["lance", "--input", str(uri), "--out", str(tmp_path / "out.lance"), "--dry-run"]
@@ -390,8 +388,8 @@ def test_images_are_made_smaller(tmp_path: Path, capsys: pytest.CaptureFixture[s
     opened = [Image.open(io.BytesIO(encoded)) for encoded in images]
     assert [image.format for image in opened] == ["JPEG"] * 6
     assert [image.size for image in opened[:3]] == [(100, 40), (62, 50), (50, 60)]
-    told = capsys.readouterr().out
-    assert "--image-size 50 --global-batch-size 6\n" in told, "which training needs where sizes differ"
+    printed = capsys.readouterr().out
+    assert "--image-size 50 --global-batch-size 6\n" in printed, "which training needs where sizes differ"
 
 
 ONE, TWO = {"x": [1]}, {"x": [1, 2]}
@@ -509,7 +507,7 @@ FOUND_LATER: dict[str, tuple[dict[str, Any], list[str]]] = {
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("name", FOUND_LATER)
 def test_what_would_be_lost_later_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Only reading tells; nothing is committed."""
+    """Only reading shows it; nothing is committed."""
     files, said = FOUND_LATER[name]
     plant(tmp_path / "in", files)
     message = refusal(capsys, "tables", "--input", tmp_path / "in", "--out", tmp_path / "out.lance")
@@ -563,7 +561,7 @@ def test_text_that_is_the_same_as_numbers_becomes_numbers(name: str, tmp_path: P
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_columns_that_stay_text_are_told_or_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_that_stay_text_are_named_or_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"a.csv": "code,zip,x\n7,01067,1\n", "b.csv": "code,zip,x\n007,10115,2\n"}
     folder = plant(tmp_path / "in", files)
     made = make("tables", tmp_path / "out.lance", "--input", folder, "--text-columns", "code")
@@ -804,7 +802,7 @@ def test_a_dry_run_writes_nothing_and_needs_no_ray(tmp_path: Path, capsys: pytes
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
-def test_a_run_that_was_killed_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_was_killed_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Killed when some fragments are written: these are used, and nothing of the first run is left beside the data."""
     pq.write_table(table(4000), tmp_path / "in.parquet")
     out = tmp_path / "out.lance"
@@ -849,7 +847,7 @@ def test_a_dataset_that_appears_before_the_commit_is_not_replaced(
 
 
 @pytest.mark.usefixtures("ray_session")
-def test_notes_are_removed_behind_the_commit_or_by_the_next_run(
+def test_notes_are_removed_after_the_commit_or_by_the_next_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Be it that they can't be removed, which is no failure of the run, or that the run is killed just then."""
@@ -908,7 +906,7 @@ def test_what_a_killed_run_of_other_arguments_left_is_removed_when_asked(
 
 
 def test_what_is_done_is_used_by_the_same_command_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two columns of images give one schema: what was begun with the one must not be gone on with from the other."""
+    """Two columns of images give one schema: what was begun from the one must not continue from the other."""
     columns = {name: [png(number)] for number, name in enumerate(("a", "b"))}
     pq.write_table(pa.table(columns | {"label": [0]}), tmp_path / "in.parquet")
     keys = []
@@ -929,4 +927,4 @@ def test_pieces_are_equal_and_keep_the_order(sizes: list[int | None], rows: int)
     assert [span.what for span in spans if span.high is None] == [
         what for what, size in enumerate(sizes) if size is None
     ]
-    assert all(piece.rows == rows for piece, behind in itertools.pairwise(pieces) if piece.rows and behind.rows)
+    assert all(piece.rows == rows for piece, after in itertools.pairwise(pieces) if piece.rows and after.rows)

@@ -21,7 +21,7 @@ from raylance.api.dataset import specs_of
 from raylance.audit import EpochAudit, Step
 
 JOB = Path(__file__).parents[2] / "jobs" / "verify.py"
-ROWS, BATCH = 953, 16  # of images_uri; 9 rows behind the last whole step
+ROWS, BATCH = 953, 16  # of images_uri; 9 rows after the last whole step
 ORDERS = {
     "window": ["--shard-rows", 20, "--window-shards", 2, "--lanes", 4],
     "shard": ["--shard-rows", 20],
@@ -42,7 +42,7 @@ def run(capsys: pytest.CaptureFixture[str], uri: str, *options: object) -> tuple
 
 @pytest.fixture(scope="module", autouse=True)
 def no_ray_is_left() -> Iterator[None]:
-    """Ends the Ray that the job starts in this process, or the session's could not be started behind it."""
+    """Ends the Ray that the job starts in this process, or the session's could not be started after it."""
     was_there = ray.is_initialized()
     yield
     if not was_there:
@@ -181,7 +181,7 @@ def test_a_fault_is_the_exit_status(
 def test_a_replayed_step_is_what_the_loader_delivered(
     images_uri: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """The checkpoint alone tells the order, whatever was "auto"."""
+    """The checkpoint alone gives the order, whatever was "auto"."""
     data = raylance.dataset(images_uri, columns=["label", "id"], filter="label != 3", seed=9)
     state, report = tmp_path / "raylance_state.json", tmp_path / "rows.json"
     for rank in (0, 1):
