@@ -103,24 +103,24 @@ def list_files(uri: str, options: dict[str, str]) -> list[str]:
 def sweep(scratch: str, half: str | None, options: dict[str, str], looks: int = _LOOKS) -> None:
     """Removes the scratch dataset, without which tasks write nothing more, and a dataset that was not committed.
 
-    Tasks of a run that was stopped may still write a file: so many looks in a row must find nothing new. What cannot be
-    removed is printed, and is no error.
+    Tasks of a run that was stopped may still write a file, or remove it: so many looks in a row must find nothing new.
+    What cannot be removed is printed, and is no error.
     """
     places, end, quiet = [scratch, *([half] if half else [])], time.monotonic() + _LONGEST_S, 0
-    while places and quiet < looks and time.monotonic() < end:
-        found = False
-        for uri in tuple(places):
+    while quiet < looks and time.monotonic() < end:
+        found, failed = False, {}
+        for uri in places:
             try:
                 found |= clear(uri, options, keeps_versions=uri == half)
             except (OSError, ValueError, RuntimeError) as error:
-                places.remove(uri)
-                print(
-                    f"materialize.py: the files at {uri} cannot be removed ({error}). Nothing needs them. Remove them "
-                    "by hand.",
-                    file=sys.stderr,
-                )
+                failed[uri] = error
         quiet = 0 if found and looks > 1 else quiet + 1
         time.sleep(_LOOK_S if quiet < looks else 0)
+    for uri, error in failed.items():
+        print(
+            f"materialize.py: the files at {uri} cannot be removed ({error}). Nothing needs them. Remove them by hand.",
+            file=sys.stderr,
+        )
 
 
 def clear(uri: str, options: dict[str, str], keeps_versions: bool) -> bool:
