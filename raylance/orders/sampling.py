@@ -200,10 +200,8 @@ def _first(numbers: Float64Array, weights: Float64Array, count: int) -> Int64Arr
     """A weighted sample without replacement for each row of numbers in [0, 1), shape (samples, classes).
 
     The classes with the smallest exponential numbers, at rates that are the weights, are such a sample (Efraimidis,
-    Spirakis: "Weighted random sampling with a reservoir", 2006).
-
-    Returns:
-        Indices among the classes of positive weight, in the order of drawing; int64, shape (samples, count).
+    Spirakis: "Weighted random sampling with a reservoir", 2006). Returns indices among the classes of positive weight,
+    in the order of drawing; shape (samples, count).
     """
     drawable = weights > 0
     times = -np.log1p(-numbers[:, drawable]) / weights[drawable]

@@ -64,14 +64,8 @@ def make_plan(
     """Makes the plan of an epoch.
 
     What the order leaves to "auto" follows from the dataset and the global batch alone, never from the world size or
-    from a limit of one rank, so that all ranks have one order.
-
-    Args:
-        spec: What is delivered.
-        global_batch_size: Rows of one step over all ranks.
-        world_size: Ranks.
-        max_window_bytes: Most bytes of raw rows that a rank holds: what does not fit is read in parts.
-        remainder: None for the dataset's own.
+    from a limit of one rank, so that all ranks have one order. What does not fit `max_window_bytes` of a rank is read
+    in parts. A `remainder` of None is the dataset's own.
 
     Raises:
         ConfigError: If there would be no step, or ranks without a row in any.

@@ -187,8 +187,7 @@ def line_of_history(accounts: Sequence[Account]) -> list[EpochLine]:
     - New processes that loaded no state resumed where they began: their model is new, or was restored by other means.
     - Within a process only a loaded state rolls back. The rows before any other jump count.
 
-    Args:
-        accounts: Accounts of all ranks and starts of one dataset, earlier ones first.
+    The accounts are of all ranks and starts of one dataset, earlier ones first.
     """
     starts = _starts(accounts)
     epochs: dict[int, list[_Piece]] = {}  # later starts first

@@ -114,9 +114,8 @@ class Expected:
 def prove(lines: Sequence[EpochLine], expected_of: Callable[[str], Expected | str]) -> list[EpochProof]:
     """Compares a line of history with the selection or, where rows repeat, with the plan.
 
-    Args:
-        lines: The line, by epoch. Where only some epochs may be computed, these are the last ones.
-        expected_of: Returns what the epochs of a plan are compared with, or the reason why they are only counted.
+    Where only some epochs may be computed, these are the last ones. `expected_of` returns what the epochs of a plan are
+    compared with, or the reason why they are only counted.
     """
     proofs: list[EpochProof] = []
     for line in reversed(lines):

@@ -25,9 +25,8 @@ _WHY = "shards complete in no sequence, most of them at the end of an epoch, or 
 def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
     """Lists the shards whose rows lie wholly in [0, position).
 
-    Returns:
-        {"shards": n, "complete": k, "places": [[first, end], …]}, half-open and ascending. Or {"shards": n,
-        "on_request": why}: then `RankLoader.completed_shards` finds them.
+    As {"shards": n, "complete": k, "places": [[first, end], …]}, half-open and ascending; or {"shards": n,
+    "on_request": why}, and `RankLoader.completed_shards` finds them.
     """
     shards = epoch.order.shard_count
     if not shards:
@@ -39,14 +38,8 @@ def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
 
 
 def read_shards(listed: Mapping[str, Any], epoch: Epoch) -> BoolArray | None:
-    """Reads a list of this raylance, or of an older one, which listed IDs by ranges or by a bitmap.
-
-    Args:
-        listed: `completed_shards` of a state.
-        epoch: The epoch of the state, of the order that it names.
-
-    Returns:
-        Bools by shard ID, shape (shards,); None for a list "on_request".
+    """Reads a list of this raylance, or of an older one, which listed IDs by ranges or by a bitmap. Returns bools by
+    shard ID, shape (shards,); None for a list "on_request".
 
     Raises:
         StateError: If the list is damaged.
