@@ -47,6 +47,11 @@ class Step:
     rows: Int64Array  # real ones, over all ranks
 
 
+def account(handed: Ledger, rank: int, world: int, **more: Any) -> Account:
+    of_ledger = {"intervals": handed.intervals, "restored": dict(handed.restored), "forgotten": handed.forgotten}
+    return Account(rank=rank, world_size=world, **of_ledger, **more)
+
+
 class Run:
     """A run as Ray Train drives one: starts resume at the newest checkpoint that was registered."""
 
@@ -114,16 +119,8 @@ class Run:
         start = f"start {len(self.accounts)}"
         for rank, ledger in enumerate(ledgers):
             if recorded is None or rank in recorded:
-                self.accounts.append(
-                    Account(
-                        start=start,
-                        ledger=f"{start} {rank}" if given is None else str(id(ledger)),
-                        rank=rank,
-                        world_size=world,
-                        intervals=ledger.intervals,
-                        restored=dict(ledger.restored),
-                    )
-                )
+                name = f"{start} {rank}" if given is None else str(id(ledger))
+                self.accounts.append(account(ledger, rank, world, start=start, ledger=name))
         return ledgers
 
     def prove(self, expected: Expected | None = None) -> list[EpochProof]:
@@ -357,19 +354,9 @@ class Training:
     def write(self) -> None:
         for rank, ledger in enumerate(self.ledgers):
             name = f"{self.loader} {rank}"
-            self.accounts = [account for account in self.accounts if account.ledger != name]
-            self.accounts.append(
-                Account(
-                    start=f"start {self.process}",
-                    ledger=name,
-                    rank=rank,
-                    world_size=2,
-                    intervals=ledger.intervals,
-                    restored=dict(ledger.restored),
-                    forgotten=ledger.forgotten,
-                    process=f"{self.process} {rank}",
-                )
-            )
+            self.accounts = [one for one in self.accounts if one.ledger != name]
+            who = {"start": f"start {self.process}", "ledger": name, "process": f"{self.process} {rank}"}
+            self.accounts.append(account(ledger, rank, 2, **who))
 
     def save(self) -> None:
         for ledger in self.ledgers:
@@ -482,14 +469,11 @@ def test_another_loader_in_the_same_process_rolls_nothing_back() -> None:
 NUMBERS = itertools.count()
 
 
-def account(ledger: Ledger, rank: int, world: int, lived: tuple[float, float], **changes: Any) -> Account:
-    """Of a process of its own, outside of Ray Train."""
+def lone(ledger: Ledger, rank: int, world: int, lived: tuple[float, float], **changes: Any) -> Account:
+    """The account of a process of its own, outside of Ray Train."""
     name = f"{next(NUMBERS)}"
-    values: dict[str, Any] = {
-        "start": "", "ledger": name, "rank": rank, "world_size": world, "intervals": ledger.intervals,
-        "process": f"process {name}", "begun_s": lived[0], "ended_s": lived[1],
-    }  # fmt: skip
-    return Account(**(values | changes))
+    process = {"start": "", "ledger": name, "process": f"process {name}", "begun_s": lived[0], "ended_s": lived[1]}
+    return account(ledger, rank, world, **process | changes)
 
 
 def handed(rank: int, world: int, steps: int, epoch: int = 0) -> Ledger:
@@ -502,11 +486,11 @@ def handed(rank: int, world: int, steps: int, epoch: int = 0) -> Ledger:
 
 def test_two_processes_of_one_rank_at_one_time_are_no_resume() -> None:
     """The case that was reported: rank 0 of 1 twice, since nothing said that there were two."""
-    twice = [account(handed(0, 1, 10), 0, 1, lived) for lived in ((0.0, 9.0), (0.5, 9.5))]
+    twice = [lone(handed(0, 1, 10), 0, 1, lived) for lived in ((0.0, 9.0), (0.5, 9.5))]
     (proof,) = prove(line_of_history(twice), lambda _: EXPECTED)
     assert (proof.status, proof.rows) == ("unproven", 240)
     assert "2 processes were rank 0 of 1 at one time" in proof.text
-    after = [account(handed(0, 1, 10), 0, 1, lived) for lived in ((0.0, 9.0), (10.0, 19.0))]
+    after = [lone(handed(0, 1, 10), 0, 1, lived) for lived in ((0.0, 9.0), (10.0, 19.0))]
     (proof,) = prove(line_of_history(after), lambda _: EXPECTED)
     assert (proof.status, proof.rows) == ("proven", 120), "one after the other it is a start from scratch"
 
@@ -514,9 +498,9 @@ def test_two_processes_of_one_rank_at_one_time_are_no_resume() -> None:
 def test_processes_that_take_turns_are_no_starts_of_one_run() -> None:
     first, second = handed(0, 1, 10), handed(0, 1, 10)
     accounts = [
-        account(first, 0, 1, (0.0, 9.0), process="one"),
-        account(second, 0, 1, (10.0, 19.0)),
-        account(handed(0, 1, 5, epoch=1), 0, 1, (20.0, 29.0), process="one"),
+        lone(first, 0, 1, (0.0, 9.0), process="one"),
+        lone(second, 0, 1, (10.0, 19.0)),
+        lone(handed(0, 1, 5, epoch=1), 0, 1, (20.0, 29.0), process="one"),
     ]
     (proof,) = prove(line_of_history(accounts), lambda _: EXPECTED)
     assert proof.status == "unproven"
@@ -524,12 +508,12 @@ def test_processes_that_take_turns_are_no_starts_of_one_run() -> None:
 
 
 def test_a_rank_that_died_before_its_first_batch_takes_no_part_in_later_starts() -> None:
-    accounts = [account(handed(0, 2, 5), 0, 2, (0.0, 5.0))]
-    accounts += [account(handed(rank, 2, 10), rank, 2, (10.0 + rank, 20.0)) for rank in (1, 0)]
+    accounts = [lone(handed(0, 2, 5), 0, 2, (0.0, 5.0))]
+    accounts += [lone(handed(rank, 2, 10), rank, 2, (10.0 + rank, 20.0)) for rank in (1, 0)]
     (proof,) = prove(line_of_history(accounts), lambda _: EXPECTED)
     assert (proof.status, proof.rows) == ("proven", 120)
-    accounts += [account(handed(0, 2, 5, epoch=1), 0, 2, (30.0, 35.0))]
-    accounts += [account(handed(rank, 2, 10, epoch=1), rank, 2, (40.0, 50.0)) for rank in (0, 1)]
+    accounts += [lone(handed(0, 2, 5, epoch=1), 0, 2, (30.0, 35.0))]
+    accounts += [lone(handed(rank, 2, 10, epoch=1), rank, 2, (40.0, 50.0)) for rank in (0, 1)]
     (proof,) = prove(line_of_history(accounts), lambda _: EXPECTED)
     assert (proof.status, proof.epochs) == ("proven", 2), "what the next ones began after"
 
@@ -552,7 +536,7 @@ def test_what_a_ledger_has_forgotten_is_not_proven() -> None:
             ledger.add(epoch, interval.low, interval.high, interval.digest, is_last=True)
     first = ledger.intervals[0].epoch
     assert ledger.forgotten == (first, 0)
-    lines = line_of_history([account(ledger, 0, 1, (0.0, 1.0), forgotten=ledger.forgotten)])
+    lines = line_of_history([lone(ledger, 0, 1, (0.0, 1.0))])
     assert (lines[0].epoch, lines[0].epochs, lines[0].spans) == (0, first, ())
     assert [line.epoch for line in lines[1:]] == list(range(first, 1500))
 
@@ -567,8 +551,8 @@ def test_each_epoch_is_compared_with_what_was_selected_then() -> None:
         rows = grown.offsets(plan.select(1, plan.positions(low, 0, 12)))
         ledger.add(1, low, low + 12, Digest.of(rows), is_last=low == 120)
     accounts = [
-        account(handed(0, 1, 10), 0, 1, (0.0, 1.0), selection="1", plan="1"),
-        account(ledger, 0, 1, (2.0, 3.0), selection="2", plan="2"),
+        lone(handed(0, 1, 10), 0, 1, (0.0, 1.0), selection="1", plan="1"),
+        lone(ledger, 0, 1, (2.0, 3.0), selection="2", plan="2"),
     ]
     found = prove(line_of_history(accounts), lambda key: EXPECTED if key == "1" else other)
     assert [(one.epoch, one.rows, one.status) for one in found] == [(0, 120, "proven"), (1, 132, "proven")]
