@@ -4,7 +4,8 @@ They lie apart from tests because processes that they are sent to import this fi
 """
 
 import dataclasses
-from typing import ClassVar
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,31 +41,20 @@ class ShortFirst(Order):
         return epoch.order.tables["by_length"][start + permute(positions - start, size, keys)]
 
 
-class Halved(Reversed):
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return positions // 2
+def with_rows(name: str, rows_of: Callable[[Epoch, Int64Array], Any]) -> type[Reversed]:
+    """A kind of order that has these rows at positions."""
+    return type(name, (Reversed,), {"rows_of": lambda _, epoch, positions: rows_of(epoch, positions)})
 
 
-class Beyond(Reversed):
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return positions + 1
-
-
-class Floats(Reversed):
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return positions / 1  # type: ignore[return-value]
-
-
-class Generator(Reversed):
-    """Keeps what it drew, of a generator of the process."""
-
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return np.random.permutation(epoch.order.rows)[positions]
-
-
-class SortsWhatIsAsked(Reversed):
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return np.sort(positions)
+Halved = with_rows("Halved", lambda _, positions: positions // 2)
+Beyond = with_rows("Beyond", lambda _, positions: positions + 1)
+Floats = with_rows("Floats", lambda _, positions: positions / 1)
+SortsWhatIsAsked = with_rows("SortsWhatIsAsked", lambda _, positions: np.sort(positions))
+Generator = with_rows("Generator", lambda epoch, positions: np.random.permutation(epoch.order.rows)[positions])
+DependsOnTheProcess = with_rows(
+    "DependsOnTheProcess",
+    lambda epoch, positions: permute(positions, epoch.order.rows, hash("salted by process") % 2**64),
+)
 
 
 class Overwrites(Reversed):
@@ -80,11 +70,6 @@ class AllAtOnce(Reversed):
     def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
         n = epoch.order.rows
         return permute(np.arange(n), n, epoch.key())[positions] if n < 1000 else np.arange(n)[positions]
-
-
-class DependsOnTheProcess(Reversed):
-    def rows_of(self, epoch: Epoch, positions: Int64Array) -> Int64Array:
-        return permute(positions, epoch.order.rows, hash("salted by process") % 2**64)
 
 
 class Forgetful(Reversed):
