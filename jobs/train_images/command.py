@@ -36,8 +36,7 @@ from jobs import common
 from jobs.common import within
 from jobs.train_images import messages
 from jobs.train_images.driver import run
-from jobs.train_images.messages import say
-from jobs.train_images.stopping import Stopping
+from jobs.train_images.messages import Stopping, say
 from jobs.train_images.tracking import trackers
 
 
