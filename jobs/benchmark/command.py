@@ -18,7 +18,7 @@ raylance reads and decodes the beginning of the next epoch ahead. Passes lie som
 epoch of a pass, as in training, and never the first: no row is read or decoded before the clock starts, and what is
 made for the epoch after a pass is not used.
 The last columns separate the first batch from the rest: how long it took, the first one of the second epoch, and the
-rate after the first. A long epoch approaches that rate, but it flatters a reader that has prefetched much by then. The
+rate after the first. A long epoch approaches that rate, but it flatters a reader that has prefetched much before. The
 CPU time is what the consuming thread itself spends on getting a batch, which no prefetching hides from training.
 Readers take turns, one pass each a round, so that noise of the machine affects all alike; a ratio is the median of the
 ratios within the rounds.

@@ -55,10 +55,10 @@ def test_rows_and_values_that_differ_are_faults() -> None:
         for rows in ((0, 1, 2), (0, 1), (0, 1, 1), (0, 1, 3))
     )
     assert measuring.fault(good, good) == ""
-    told = [measuring.fault(result, good) for result in wrong]
-    assert told[0].endswith("claims 6 rows, delivered 4, 2 of them distinct in an epoch")
-    assert told[1].endswith("delivered 6, 2 of them distinct in an epoch")
-    assert told[2] == "other values than its peers"
+    described = [measuring.fault(result, good) for result in wrong]
+    assert described[0].endswith("claims 6 rows, delivered 4, 2 of them distinct in an epoch")
+    assert described[1].endswith("delivered 6, 2 of them distinct in an epoch")
+    assert described[2] == "other values than its peers"
 
 
 def test_each_raylance_has_its_earlier_self(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,15 +72,15 @@ def test_each_raylance_has_its_earlier_self(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_the_training_of_the_gpu_part_runs_without_a_gpu() -> None:
-    """The loop itself, with a small model, on the CPU: what it tells, and that it learns."""
+    """The loop itself, with a small model, on the CPU: what it reports, and that it learns."""
     pixels, labels = torch.zeros((8, 16, 16, 3), dtype=torch.uint8), torch.arange(8) % 2
     pixels[labels == 1] = 255
     layers = torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
     model = torch.nn.Sequential(*layers, torch.nn.Linear(4, 1000))
-    told = gpu.train([(pixels, labels)] * 30, model, torch.device("cpu"))
-    assert told["rows"] == 240
-    assert 0 <= told["stall"] < told["busy"] <= 1
-    assert told["rows_per_s"] > 0
+    described = gpu.train([(pixels, labels)] * 30, model, torch.device("cpu"))
+    assert described["rows"] == 240
+    assert 0 <= described["stall"] < described["busy"] <= 1
+    assert described["rows_per_s"] > 0
     normal = (pixels.permute(0, 3, 1, 2) - 114.0) / 57.5
     assert torch.equal(model(normal).argmax(1) % 1000, labels)
 
@@ -104,10 +104,10 @@ def test_parts_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[
     for argv in (["--only", "turns,nothing"], ["--only", "vectors", "--readers", "decode"], ["--plot", str(tmp_path)]):
         with pytest.raises(SystemExit):
             parts(*argv)
-    told = capsys.readouterr().err
-    assert "there is no nothing" in told
-    assert "decode cannot read vectors" in told
-    assert "is a folder" in told
+    described = capsys.readouterr().err
+    assert "there is no nothing" in described
+    assert "decode cannot read vectors" in described
+    assert "is a folder" in described
 
 
 def test_a_slope_is_found_with_its_error() -> None:
@@ -118,7 +118,7 @@ def test_a_slope_is_found_with_its_error() -> None:
     noise = np.random.default_rng(0).standard_normal(400)
     rise, error = memory.slope(list(noise + 0.05 * np.arange(400)))
     assert abs(rise - 0.05) < 3 * error < 0.01
-    # Values that stay where they are for long tell less than as many that are drawn anew.
+    # Values that stay where they are for long say less than as many independent ones.
     assert memory.slope(list(np.repeat(noise[:40], 10)))[1] > 2 * memory.slope(list(noise))[1]
 
 
@@ -129,13 +129,13 @@ def test_a_stall_leaves_the_first_batch_of_the_run_out() -> None:
     passes = [one("train", 5.0, 0.1, 0.0), one("train", 0.2, 0.0, 0.1), one("val", 0.3, 0.0),
               one("train", 0.0, 0.0), one("train", 0.0, 0.0), one("val", 0.0, 0.0)]  # fmt: skip
     found = {"passes": passes, "batch_s": 0.1, "step_s": 0.15, "batch_size": 64}
-    told = {figure.name: figure for figure in turns.figures(found)}
-    stall = next(figure for name, figure in told.items() if name.startswith("stall"))
+    described = {figure.name: figure for figure in turns.figures(found)}
+    stall = next(figure for name, figure in described.items() if name.startswith("stall"))
     assert stall.values == pytest.approx((0.7 / 25, 0.0))
     assert turns.pauses_s(found, "train-train") == pytest.approx([0.2, 0.0])
     assert turns.pauses_s(found, "train-val") == pytest.approx([0.4, 0.0])
     assert turns.pauses_s(found, "val-train") == pytest.approx([0.0])
-    assert told["pause at the turn into a validation pass / one batch's time"].is_reached is False
+    assert described["pause at the turn into a validation pass / one batch's time"].is_reached is False
 
 
 def test_steps_of_a_share_leave_one() -> None:
@@ -149,8 +149,8 @@ def test_figures_of_resumes_and_sizes_are_ratios() -> None:
     assert first.values == pytest.approx((0.5, 2.0))
     one = {"rows_per_s": 10.0, "first_batch_s": 0.1, "own_bytes": 2.0**20}
     linear = {"1": one | {"of_linear": 0.9}, "16": one | {"of_linear": 0.6}}
-    told = sizes.figures({"rows": {"5": one}, "image side": {}, "decoders": linear, "ranks": linear})
-    shown = {figure.name: figure for figure in told}
+    described = sizes.figures({"rows": {"5": one}, "image side": {}, "decoders": linear, "ranks": linear})
+    shown = {figure.name: figure for figure in described}
     assert shown["decoders 1 to 16: share of linear"].values == pytest.approx((2 / 3,))
     assert shown["rows 5: memory"].values == [1.0]
 

@@ -74,7 +74,7 @@ def test_local_mode(labelled_uri: str, tmp_path: Path) -> None:
     assert "epoch 1: each row once, of 250" in done.stdout
 
 
-def test_rows_that_come_twice_or_not_are_told(labelled_uri: str, tmp_path: Path) -> None:
+def test_rows_that_come_twice_or_not_are_noticed(labelled_uri: str, tmp_path: Path) -> None:
     """The witness itself: a step that was made twice counts once, a row that is missing shows."""
     line = '{{"epoch": {}, "position": {}, "rows": {}, "rank": {}, "world_size": {}}}\n'
     first, second = tmp_path / "1.jsonl", tmp_path / "2.jsonl"
@@ -118,8 +118,8 @@ def test_torchtitan(tokens_uri: str, capsys: pytest.CaptureFixture[str]) -> None
     whole, _ = take({}, 0, 1, 4)
     before, state = take({}, 0, 1, 4, count=5)
     ranks = [take(state, rank, 2, 2)[0] for rank in range(2)]
-    behind = [torch.cat(parts) for parts in zip(*ranks, strict=True)]
-    assert torch.equal(torch.cat(whole), torch.cat(before + behind)), "on twice as many ranks"
+    after = [torch.cat(parts) for parts in zip(*ranks, strict=True)]
+    assert torch.equal(torch.cat(whole), torch.cat(before + after)), "on twice as many ranks"
 
 
 KILLED: list[Any] = [
@@ -147,7 +147,7 @@ def test_each_row_comes_once_when_a_rank_is_killed(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The last rank dies in the second epoch's third step, two steps behind a checkpoint."""
+    """The last rank dies in the second epoch's third step, two steps after a checkpoint."""
     if package is not None:
         pytest.importorskip(package)
     monkeypatch.chdir(tmp_path)
@@ -164,13 +164,13 @@ def test_each_row_comes_once_when_a_rank_is_killed(
 def test_two_runs_are_the_same_to_the_byte(
     labelled_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = []
+    digests = []
     for name in ("one", "two"):
         given = ["--data", labelled_uri, "--storage-path", tmp_path, "--run-name", name, "--global-batch-size", 32]
         assert run("reproducible", *given) == 0
-        told.append(re.findall(r"'digest': '(\w+)'", capsys.readouterr().out))
-    assert len(told[0]) == 1
-    assert told[0] == told[1]
+        digests.append(re.findall(r"'digest': '(\w+)'", capsys.readouterr().out))
+    assert len(digests[0]) == 1
+    assert digests[0] == digests[1]
 
 
 @pytest.mark.slow
@@ -207,10 +207,10 @@ def world_sizes():
     texts = [file.read_text() for file in sorted(rows.glob("*.jsonl"))]
     return [json.loads(text.splitlines()[0])["world_size"] for text in texts if text.count("\\n") > 4]
 
-def wait_for(size, behind):
-    while run.poll() is None and size not in world_sizes()[behind:]:
+def wait_for(size, seen):
+    while run.poll() is None and size not in world_sizes()[seen:]:
         time.sleep(0.2)
-    assert size in world_sizes()[behind:], world_sizes()
+    assert size in world_sizes()[seen:], world_sizes()
     return len(world_sizes())
 
 try:
@@ -221,7 +221,7 @@ try:
     wait_for(1, seen)
     status = run.wait()
 finally:
-    cluster.shutdown()  # its address would stay behind, for the next Ray of this machine to wait for
+    cluster.shutdown()  # its address would stay, for the next Ray of this machine to wait for
 print("ranks of each start:", world_sizes())
 sys.exit(status)
 """

@@ -271,8 +271,8 @@ def test_the_same_command_says_that_the_run_is_finished_before_it_asks_for_ray(t
     assert job.main(list(map(str, made.options))) == 0
     printed = capsys.readouterr().out
     assert "run whole was finished already; nothing was done" in printed
-    told = re.compile(r"^validation accuracy .*$", re.M)
-    assert told.findall(printed) == told.findall(first.stdout)
+    result = re.compile(r"^validation accuracy .*$", re.M)
+    assert result.findall(printed) == result.findall(first.stdout)
     assert made.checkpoints() == before
 
 
@@ -316,9 +316,9 @@ def test_a_run_that_is_damaged_is_refused(trained, tmp_path, capsys, file, held,
     else:
         copy.write_bytes(held)
     assert job.main([*map(str, made.options), "--storage-path", str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("train_images.py: ") == told.count("\n") == 1
+    text = capsys.readouterr().err
+    assert message in text
+    assert text.count("train_images.py: ") == text.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -397,8 +397,8 @@ def test_a_run_that_is_stopped_says_how_to_continue_and_then_where_it_does(head,
         status, rest = started.end(signal.SIGINT)
     assert status == 130, rest
     assert "Traceback" not in rest
-    told = r"run stopped was stopped by (\w+); its last checkpoint is (\S+) \(epoch (\d+), after step (\d+)\), and "
-    number, last, epoch, step = re.findall(told, rest)[-1]  # said at once, and once more where one more was made
+    stopped = r"run stopped was stopped by (\w+); its last checkpoint is (\S+) \(epoch (\d+), after step (\d+)\), and "
+    number, last, epoch, step = re.findall(stopped, rest)[-1]  # said at once, and once more where one more was made
     assert number == "SIGINT"
     assert f"\n{shlex.join(['python', *map(str, command)])}\n" in rest
     assert not (made.place / "report.html").exists(), "a drawing takes too long where all has to end"
@@ -461,9 +461,9 @@ def test_a_ray_of_its_own_that_is_too_small_is_refused_at_once(digits, tmp_path,
     alone = clean_environment() | {"RAY_ADDRESS": "local", "CUDA_VISIBLE_DEVICES": ""}
     ran = run([sys.executable, JOBS / "train_images.py", *command], alone)
     assert ran.returncode == 2, ran.stdout + ran.stderr
-    told = next(line for line in ran.stderr.splitlines() if line.startswith("train_images.py: "))
-    assert re.search(numbers, told)
-    assert fix in told
+    text = next(line for line in ran.stderr.splitlines() if line.startswith("train_images.py: "))
+    assert re.search(numbers, text)
+    assert fix in text
     assert "Traceback" not in ran.stderr
 
 
@@ -517,10 +517,10 @@ def test_input_that_cannot_be_used_is_refused_before_anything_starts(small, caps
 def test_string_labels_become_classes_by_the_command_that_the_refusal_names(small, write_dataset, capsys):
     uri = write_dataset(lance.dataset(small).to_table())
     assert job.main(["--data", uri, "--image-size", "8", "--label-column", "split"]) == 2
-    told = capsys.readouterr().err
-    command = shlex.split(re.search(r"`python (jobs/create_dataset.py classes .+)`", told)[1])
+    text = capsys.readouterr().err
+    command = shlex.split(re.search(r"`python (jobs/create_dataset.py classes .+)`", text)[1])
     assert create_dataset.main(command[1:]) == 0
-    named = re.search(r"and train with (--label-column \w+)", told)[1].split()
+    named = re.search(r"and train with (--label-column \w+)", text)[1].split()
     assert (
         f"{command[0].replace('create_dataset', 'train_images')} --data {uri} {' '.join(named)}"
         in capsys.readouterr().out
@@ -574,8 +574,8 @@ def test_an_endpoint_that_nothing_would_reach_is_refused(monkeypatch):
 def test_options_of_the_store_are_pairs(capsys, main, words):
     with pytest.raises(SystemExit, match="2"):
         main([*words, "--storage-options", "region"])
-    told = capsys.readouterr().err
-    assert "argument --storage-options: region has no =: it would not be used; write it as KEY=VALUE" in told
+    text = capsys.readouterr().err
+    assert "argument --storage-options: region has no =: it would not be used; write it as KEY=VALUE" in text
 
 
 @pytest.mark.parametrize(
@@ -656,8 +656,8 @@ def test_the_learning_rate_warms_up_and_falls_to_zero():
 
 def test_advice_has_the_names_of_the_jobs_options():
     said = "num_decoders=2 is; a larger prefetch_batches= keeps; loader.prepare(global_batch_size=…); Image(draft=True)"
-    told = "--num-decoders 2 is; a larger --prefetch-batches keeps; loader.prepare(global_batch_size=…); --draft"
-    assert as_options(said) == told
+    options = "--num-decoders 2 is; a larger --prefetch-batches keeps; loader.prepare(global_batch_size=…); --draft"
+    assert as_options(said) == options
 
 
 def test_the_pace_is_the_verdicts(images_uri):
@@ -677,10 +677,10 @@ def test_the_pace_is_the_verdicts(images_uri):
                 assert paces[0]["images_per_s"] >= paces[1]["images_per_s"] >= paces[2]["images_per_s"]
                 with recorder_of(loader).reporting({}, has_checkpoint=False):
                     time.sleep(0.2)
-        told = pace.since(953 / 32)
-        assert told["images_per_s"] == pytest.approx(loader.explain().rates["delivered"])
-        assert told["waiting"] == pytest.approx(loader.explain().waiting)
-        assert told["images_per_s"] > 1.5 * 953 / loader.stats()["user_s"], "the rest is left out"
+        found = pace.since(953 / 32)
+        assert found["images_per_s"] == pytest.approx(loader.explain().rates["delivered"])
+        assert found["waiting"] == pytest.approx(loader.explain().waiting)
+        assert found["images_per_s"] > 1.5 * 953 / loader.stats()["user_s"], "the rest is left out"
 
 
 def test_help_describes_every_option(capsys):

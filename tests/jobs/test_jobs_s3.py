@@ -25,7 +25,7 @@ SECRET = "none-of-yours"
 
 @pytest.fixture(scope="module")
 def options(s3_port: int) -> list[str]:
-    """What reaches the API, given to jobs alone: no environment tells of it."""
+    """What reaches the API, given to jobs alone: no environment has it."""
     endpoint, keys = f"http://127.0.0.1:{s3_port}", {"aws_access_key_id": "none", "aws_secret_access_key": SECRET}
     bucket = boto3.resource("s3", endpoint_url=endpoint, region_name="us-east-1", **keys).Bucket("bucket")
     bucket.create()
@@ -50,8 +50,8 @@ def test_from_pictures_to_a_resumed_run(options: list[str], capsys: pytest.Captu
     capsys.readouterr()
     train = ["--data", "s3://bucket/d.lance", "--storage-path", "s3://bucket/runs", "--num-workers", "1", *options]
     assert train_images.main([*train, "--epochs", "1", "--global-batch-size", "16"]) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"checkpoint bucket/runs/d-small_cnn/checkpoint_", told), told
+    text = capsys.readouterr().out
+    assert re.search(r"checkpoint bucket/runs/d-small_cnn/checkpoint_", text), text
     assert train_images.main([*train, "--epochs", "1", "--global-batch-size", "16"]) == 0
     assert "was finished already" in capsys.readouterr().out
     assert train_images.main([*train, "--epochs", "2", "--global-batch-size", "16"]) == 0

@@ -33,17 +33,17 @@ def test_notebooks_are_kept_without_outputs() -> None:
 @pytest.mark.slow
 def test_audit_a_loss_spike(tmp_path: Path) -> None:
     execute("audit_a_loss_spike.ipynb", tmp_path)
-    told = execute("audit_a_loss_spike.ipynb", tmp_path)  # where it was run before
-    assert "OK: 1,781 rows" in told
+    text = execute("audit_a_loss_spike.ipynb", tmp_path)  # where it was run before
+    assert "OK: 1,781 rows" in text
 
 
 @pytest.mark.slow
 def test_explore_and_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "local")
     execute("explore_and_train.ipynb", tmp_path)
-    told = execute("explore_and_train.ipynb", tmp_path)  # where it was run before
-    assert "interrupted" in told
-    assert "epoch 1: 1,797 rows, 1,797 different ones, of 1,797" in told
+    text = execute("explore_and_train.ipynb", tmp_path)  # where it was run before
+    assert "interrupted" in text
+    assert "epoch 1: 1,797 rows, 1,797 different ones, of 1,797" in text
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_batch_is_shown(labelled: raylance.Dataset, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "classes", "told"),
+    ("labels", "classes", "text"),
     [
         (["cat", "dog", "cat", "<b>"], None, "cat\t2"),
         (pa.array(["cat", "dog", "cat", "cat"]).dictionary_encode(), None, "cat\t3"),
@@ -103,13 +103,13 @@ def test_a_batch_is_shown(labelled: raylance.Dataset, kind: str) -> None:
     ids=["text", "dictionary", "bools", "no json", "no list", "numbers", "lists", "structs", "bytes", "floats"],
 )
 def test_labels_of_any_kind_are_counted_or_none(
-    write_dataset: Callable[..., str], labels: Any, classes: bytes | None, told: str | None
+    write_dataset: Callable[..., str], labels: Any, classes: bytes | None, text: str | None
 ) -> None:
     table = pa.table({"label": labels}).replace_schema_metadata(classes and {"classes": classes})
     data = raylance.dataset(write_dataset(table), order="sequential")
     batch = next(iter(data.loader(runtime="threads").iter_batches(global_batch_size=4)))
     for shown in (data.show(4), data.show(batch)):
-        assert (f"\n{told}" in repr(shown)) if told else ("among" not in repr(shown))
+        assert (f"\n{text}" in repr(shown)) if text else ("among" not in repr(shown))
         assert "<b>" not in shown._repr_html_()
     with pytest.raises(raylance.ConfigError, match="make no rows"):
         data.show({"label": [1, 2], "id": [1]})

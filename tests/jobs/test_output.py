@@ -35,7 +35,7 @@ WORKER = "(RayTrainWorker pid=25027, ip=10.0.0.7) "
         ("2026-11-22 13:49:47 INFO worker.py:2029 -- Started a local Ray instance.", None),
     ],
 )
-def test_what_concerns_a_user_is_told_from_the_rest(line, message):
+def test_what_concerns_a_user_is_separated_from_the_rest(line, message):
     assert output.message_in(line) == message
 
 
@@ -94,7 +94,7 @@ def test_a_handler_that_was_made_meanwhile_writes_to_the_user_again(tmp_path, ca
     assert capsys.readouterr().err == "after\n"
 
 
-def test_a_signal_in_the_midst_of_a_line_may_print(tmp_path):
+def test_a_signal_within_a_line_may_print(tmp_path):
     """Ray Train's handler of SIGINT does; a lock that its thread holds already would be waited for without end."""
 
     class Signals(io.StringIO):

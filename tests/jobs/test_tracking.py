@@ -51,7 +51,7 @@ def check_steps(at: RunFolder, name: str, steps: list[int]) -> None:
 @pytest.mark.parametrize(
     "name", ["tensorboard", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wandb", "mlflow"))]
 )
-def test_a_run_that_goes_on_is_the_same_run_and_has_each_step_once(at, monkeypatch, name):
+def test_a_run_that_continues_is_the_same_run_and_has_each_step_once(at, monkeypatch, name):
     pytest.importorskip(name, reason="what is not installed cannot be written to")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -61,15 +61,15 @@ def test_a_run_that_goes_on_is_the_same_run_and_has_each_step_once(at, monkeypat
     check_steps(at, name, [*range(1, 13)])
 
 
-def test_the_data_and_the_arguments_are_told(at):
-    pytest.importorskip("tensorboard", reason="it is what tells here")
+def test_the_data_and_the_arguments_are_recorded(at):
+    pytest.importorskip("tensorboard", reason="it is what records here")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     attempt(at, ["tensorboard"], 1, 2)
     events = EventAccumulator(f"{at.folder}/tensorboard").Reload()
-    told = [events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]]
-    assert "learning_rate: 0.002" in told[0]
-    assert 'uri: "x.lance"\n    version: 3\n    order: {"lanes": 2}' in told[1]
+    texts = [events.Tensors(tag)[0].tensor_proto.string_val[0].decode() for tag in events.Tags()["tensors"]]
+    assert "learning_rate: 0.002" in texts[0]
+    assert 'uri: "x.lance"\n    version: 3\n    order: {"lanes": 2}' in texts[1]
 
 
 def test_a_run_whose_storage_is_a_uri_may_have_a_space_in_its_name(tmp_path):
@@ -80,13 +80,13 @@ def test_a_run_whose_storage_is_a_uri_may_have_a_space_in_its_name(tmp_path):
     assert tracking.read_notes(made) == {"id": "x"}
 
 
-def test_no_secret_is_told():
+def test_no_secret_is_recorded():
     secret = "--storage-options", "aws_secret_access_key=hidden"
     args = parsed(*secret, "--storage-path", "s3://me:hidden@bucket/runs", "--track", "none")
-    told = tracking.arguments(args)
-    assert "hidden" not in json.dumps(told, default=str)
-    assert told["storage_path"] == "s3://…@bucket/runs"
-    assert told["epochs"] == 10
+    recorded = tracking.arguments(args)
+    assert "hidden" not in json.dumps(recorded, default=str)
+    assert recorded["storage_path"] == "s3://…@bucket/runs"
+    assert recorded["epochs"] == 10
     assert trackers.plain("postgresql://me:hidden@host/x failed") == "postgresql://…@host/x failed"
     for password in ("hid/den", "hid@den", "hid:den", "hid@d/en"):  # as SQLAlchemy takes them
         assert trackers.plain(f"postgresql://me:{password}@host/x") == "postgresql://…@host/x"
