@@ -86,6 +86,23 @@ def test_rows_that_come_twice_or_not_are_noticed(labelled_uri: str, tmp_path: Pa
         common.rows_by_epoch(str(tmp_path))
 
 
+def test_trials_are_kept_where_their_runs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a URI, Ray Tune was given a folder below the current one."""
+
+    class Asked(Exception):  # noqa: N818 - it ends the example there
+        pass
+
+    def tuner(*_: Any, run_config: Any, **__: Any) -> None:
+        raise Asked(run_config.storage_path)
+
+    tuning = importlib.import_module("jobs.examples.tuning")
+    monkeypatch.setattr(tuning.common, "start_ray", lambda: None)
+    monkeypatch.setattr(tuning.common, "open_data", lambda args: {})
+    monkeypatch.setattr(tuning.tune, "Tuner", tuner)
+    with pytest.raises(Asked, match="^s3://bucket/runs$"):
+        tuning.main(["--data", "x", "--storage-path", "s3://bucket/runs"])
+
+
 def test_torchdata_nodes(labelled_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torchdata")
     arguments = "--data", labelled_uri, "--global-batch-size", 32, "--checkpoint-every-steps", 3
