@@ -45,7 +45,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts so what it runs in the background, and what tests start and interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# A Ray that was killed leaves its address on the machine, and whoever asks for any Ray waits for that one.
+# A Ray that was killed leaves its address on the machine. A process that asks for any Ray would wait for that one.
 os.environ.setdefault("RAY_ADDRESS", "local")
 
 

@@ -19,7 +19,7 @@ from raylance.source.rows import RowSource, TableRows
 if TYPE_CHECKING:
     from raylance.api.dataset import Dataset
 
-_LARGEST_TRIAL = 1 << 21  # rows to plan for telling how they are read
+_LARGEST_TRIAL = 1 << 21  # rows to plan, to show how they are read
 _COUNTED = 2000  # rows whose labels are read
 _LABEL = "label"  # where the schema names no other column beside the classes
 

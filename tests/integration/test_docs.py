@@ -1,4 +1,4 @@
-"""Owns the runs of what README and docs/ show: each page's snippets, one behind the other in one namespace; its links;
+"""Owns the runs of what README and docs/ show: each page's snippets, one after the other in one namespace; its links;
 and that what is made of the sources is current.
 
 A block of ```python is run. One of ```py is shown alone: another library's, or what needs a run or a cluster.

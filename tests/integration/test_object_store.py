@@ -49,7 +49,7 @@ def uri(s3_port: int) -> Iterator[str]:
     piece_bytes=st.sampled_from([500, 5000, 4 << 20]),
 )
 def test_pieces_come_in_order(uri: str, offsets: list[int], runs: int, mode: ReadMode, piece_bytes: int) -> None:
-    """Some rows with what lies behind them, in pieces of a few rows, of which eight are under way."""
+    """Some rows with what follows them, in pieces of a few rows, of which eight are under way."""
     wanted = np.unique(np.concatenate([np.arange(first, min(first + runs, ROWS)) for first in offsets]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reader, "_PIECE_BYTES", piece_bytes)
@@ -74,7 +74,7 @@ def test_an_epoch_from_an_object_store(uri: str) -> None:
             assert sorted(seen) == list(range(ROWS))
 
 
-def test_what_is_gone_is_told_with_pieces_under_way(uri: str) -> None:
+def test_what_is_gone_is_named_with_pieces_under_way(uri: str) -> None:
     opened = Reader(pinned=Source(uri=uri, version=1), columns=["id"], row_bytes=1e6, mode="take")
     with pytest.raises(raylance.DatasetError, match="rows 2950 to 3049 of 's3://read/data.lance'"):
         opened.read(np.arange(2950, 3050))

@@ -47,7 +47,7 @@ def log_batch(path: Path, loader: raylance.RankLoader, batch: dict[str, Any]) ->
     state = loader.state_dict()
     line = {
         "epoch": state["epoch"],
-        "position": state["position"] or 953,  # behind the last step stands the start of the next epoch
+        "position": state["position"] or 953,  # after the last step comes the start of the next epoch
         "rank": loader.rank,
         "world": loader.world_size,
         "rows": batch["_rowoffset"].tolist(),
@@ -77,8 +77,8 @@ def train_fn(config: dict[str, Any]) -> None:
                 return
         assert loader.epoch == epoch + 1
     whole = [row for batch in val.iter_torch_batches(batch_size=64) for row in batch["id"].tolist()]
-    told = {"val": whole, "decoders": len(actors_of(loader)[1])}
-    Path(config["log"], f"rank-{loader.rank}.json").write_text(json.dumps(told))
+    seen = {"val": whole, "decoders": len(actors_of(loader)[1])}
+    Path(config["log"], f"rank-{loader.rank}.json").write_text(json.dumps(seen))
 
 
 def make_trainer(
@@ -128,7 +128,7 @@ def read_log(storage: Path, name: str) -> list[dict[str, Any]]:
 
 
 def global_steps(lines: list[dict[str, Any]]) -> Steps:
-    """(row, byte sum) of each global batch, by the position behind it; ranks one behind the other."""
+    """(row, byte sum) of each global batch, by the position after it; ranks one after the other."""
     steps: dict[int, dict[int, list[tuple[int, int]]]] = {}
     for line in lines:
         steps.setdefault(line["position"], {})[line["rank"]] = list(zip(line["rows"], line["bytes"], strict=True))
@@ -170,8 +170,8 @@ def test_a_killed_rank_costs_no_row_and_doubles_none(images_uri: str, tmp_path: 
         assert set(line["rows"]) <= set(place)
     assert result.checkpoint is not None
     for rank in range(2):
-        told = json.loads((tmp_path / "log-killed" / f"rank-{rank}.json").read_text())
-        assert told == {"val": [row for row in range(1003) if not 200 <= row < 250], "decoders": 0}
+        seen = json.loads((tmp_path / "log-killed" / f"rank-{rank}.json").read_text())
+        assert seen == {"val": [row for row in range(1003) if not 200 <= row < 250], "decoders": 0}
     check_records(tmp_path / "killed")
 
 
@@ -181,12 +181,11 @@ def check_records(folder: Path) -> None:
     starts = sorted((record.started, record.rank) for record in run.of("train"))
     assert (run.name, run.main, sorted(rank for _, rank in starts[:2]), len(starts)) == ("killed", "train", [0, 1], 4)
     happened = events(run)
-    told = [(record.rank, kind, what) for _, record, kind, what in happened]
-    resumed = [what["position"] for _, kind, what in told if kind == "resume"]
+    resumed = [what["position"] for _, _, kind, what in happened if kind == "resume"]
     at = resumed[0]  # Ray Train may not have heard of the last checkpoint
     assert at in (3 * BATCH, 6 * BATCH)
     assert resumed == [at, at]
-    steps = [what["metrics"]["step"] for rank, kind, what in told if kind == "report" and rank == 0]
+    steps = [what["metrics"]["step"] for _, record, kind, what in happened if kind == "report" and not record.rank]
     assert steps[:2] == [3, 6]
     assert steps[-1] == 18, "the last one is written before the worker ends"
     certificates = [what for _, record, kind, what in happened if kind == "epoch" and record in run.of("train")]
@@ -263,7 +262,7 @@ def refused_fn(config: dict[str, Any]) -> None:
 
 @pytest.mark.slow
 def test_resume_on_other_world_sizes(images_uri: str, tmp_path: Path, undisturbed: Steps) -> None:
-    """Two ranks stop at step 7, one goes on to step 13, three to the end: each from the last checkpoint before."""
+    """Two ranks stop at step 7, one continues to step 13, three to the end: each from the last checkpoint before."""
     kept: list[dict[str, Any]] = []
     seen: list[dict[str, Any]] = []
     result = None
@@ -299,8 +298,8 @@ def test_resume_on_other_world_sizes(images_uri: str, tmp_path: Path, undisturbe
 def whole_fn(config: dict[str, Any]) -> None:
     train = ray.train.get_dataset_shard("train")
     rows = [row for batch in train.iter_torch_batches(global_batch_size=100) for row in batch["id"].tolist()]
-    told = {"rows": rows, "decoders": len(actors_of(train)[1])}
-    Path(config["out"], f"rank-{train.rank}.json").write_text(json.dumps(told))
+    seen = {"rows": rows, "decoders": len(actors_of(train)[1])}
+    Path(config["out"], f"rank-{train.rank}.json").write_text(json.dumps(seen))
 
 
 @pytest.mark.slow

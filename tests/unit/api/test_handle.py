@@ -1,4 +1,4 @@
-"""Owns the checks of `raylance.dataset`: what the handle tells, and what it refuses before any actor starts."""
+"""Owns the checks of `raylance.dataset`: what the handle shows, and what it refuses before any actor starts."""
 
 import copy
 import pickle
@@ -216,7 +216,7 @@ def test_what_cannot_be_decoded_is_marked_wherever_rows_are_looked_at(write_data
 
 
 def test_closing_a_handle_closes_what_it_made(images_uri: str) -> None:
-    """Loaders of it, too, whose helpers would keep the CPUs of a notebook's next trainer; they can go on."""
+    """Loaders of it, too, whose helpers would keep the CPUs of a notebook's next trainer; they can continue."""
     dataset = raylance.dataset(images_uri, columns=["id"], order="sequential", remainder="ragged")
     loader, other = (dataset.loader(runtime="threads") for _ in range(2))
     batches = iter(loader.iter_batches(global_batch_size=100))
@@ -245,13 +245,13 @@ def test_paths_are_made_absolute(images_uri: str, monkeypatch: pytest.MonkeyPatc
 
 def whole_passes(batches: Any, count: int, caplog: pytest.LogCaptureFixture) -> list[str]:
     """What is warned of after each of some whole passes, by a consumer that stops by count, as Lightning does."""
-    told = []
+    warnings = []
     for _ in range(count):
         caplog.clear()
         for _, _batch in zip(range(len(batches)), batches, strict=False):
             pass
-        told.append(caplog.text)
-    return told
+        warnings.append(caplog.text)
+    return warnings
 
 
 def test_a_program_that_trains_on_one_epoch_of_a_handle_is_warned_once(

@@ -231,7 +231,7 @@ def test_resume_on_other_ranks_and_batch_size(uri: str, style: str) -> None:
 
 
 def test_states_are_those_of_the_rank_loader(uri: str) -> None:
-    """A run under Ray goes on under DataLoader, and back."""
+    """A run under Ray continues under DataLoader, and back."""
     handle = open_dataset(uri)
     loader = make_loader(handle, "iterable", 64)
     next(iter(loader))
@@ -448,7 +448,7 @@ def test_without_jax_it_is_not_asked() -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="jax is not installed")
-def test_jax_tells_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_jax_gives_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_place("jax") == (0, 1)
     monkeypatch.setenv("WORLD_SIZE", "2")  # jax.distributed is not initialised, and says 0 of 1
     with pytest.raises(raylance.ConfigError, match="'WORLD_SIZE': 2"):
@@ -456,8 +456,8 @@ def test_jax_tells_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_ray_train_tells_the_place(uri: str, tmp_path: Path, ray_session: None) -> None:
-    """In workers without torch.distributed, "ray" tells, and None is refused."""
+def test_ray_train_gives_the_place(uri: str, tmp_path: Path, ray_session: None) -> None:
+    """In workers without torch.distributed, "ray" gives the place, and None is refused."""
     import ray.train
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
@@ -486,7 +486,7 @@ def test_ray_train_tells_the_place(uri: str, tmp_path: Path, ray_session: None) 
         assert found == planned(open_dataset(uri), 0, 60, rank, 2)
 
 
-def test_a_launcher_that_tells_of_more_processes_is_believed(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_of_more_processes_is_believed(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A dataset sent to a rank must find its place there, not keep that of the sender."""
     assert find_place() == (0, 1)
     sent = pickle.dumps(IterableDataset(open_dataset(uri), global_batch_size=8))
