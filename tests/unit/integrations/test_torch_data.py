@@ -496,33 +496,40 @@ def test_a_launcher_of_more_processes_is_believed(uri: str, monkeypatch: pytest.
     assert find_place((0, 1)) == (0, 1)
 
 
-def test_bad_arguments(uri: str) -> None:
-    handle = open_dataset(uri)
-    with pytest.raises(raylance.ConfigError, match="exactly one"):
-        RowSampler(handle)
-    with pytest.raises(raylance.ConfigError, match="at least 1"):
-        IterableDataset(handle, batch_size=0)
-    with pytest.raises(raylance.ConfigError, match="rank 5 of 4"):
-        RowSampler(handle, batch_size=4, dist_info=(5, 4))
-    with pytest.raises(raylance.ConfigError, match=r"epoch=-1: must be an integer of at least 0"):
-        RowSampler(handle, batch_size=4).set_epoch(-1)
-    with pytest.raises(raylance.ConfigError, match="a str is no handle"):
-        MapDataset(uri)  # type: ignore[arg-type]
-    with pytest.raises(raylance.ConfigError, match=r"no argument batchsize=: did you mean batch_size=\?"):
-        IterableDataset(handle, batchsize=4)
-    with pytest.raises(raylance.ConfigError, match="shuffle=: the dataset has an order"):
-        RowSampler(handle, batch_size=4, shuffle=True)
-    with pytest.raises(raylance.ConfigError, match="dtypes names 'x'"):
-        IterableDataset(handle, batch_size=4, dtypes={"x": torch.float32})
-    with pytest.raises(raylance.ConfigError, match="MapDataset and its RowSampler"):
-        Loader(MapDataset(handle))
-    with pytest.raises(raylance.ConfigError, match="MapDataset and its RowSampler"):
-        Loader(IterableDataset(handle, batch_size=4), RowSampler(handle, batch_size=4))
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda data: RowSampler(data), "exactly one"),
+        (lambda data: IterableDataset(data, batch_size=0), "at least 1"),
+        (lambda data: RowSampler(data, batch_size=4, dist_info=(5, 4)), "rank 5 of 4"),
+        (lambda data: RowSampler(data, batch_size=4).set_epoch(-1), "epoch=-1: must be an integer of at least 0"),
+        (lambda data: MapDataset(str(data)), "a str is no handle"),
+        (lambda data: IterableDataset(data, batchsize=4), r"no argument batchsize=: did you mean batch_size=\?"),
+        (lambda data: RowSampler(data, batch_size=4, shuffle=True), "shuffle=: the dataset has an order"),
+        (lambda data: IterableDataset(data, batch_size=4, dtypes={"x": torch.float32}), "dtypes names 'x'"),
+        (lambda data: Loader(MapDataset(data)), "MapDataset and its RowSampler"),
+        (
+            lambda data: Loader(IterableDataset(data, batch_size=4), RowSampler(data, batch_size=4)),
+            "and its RowSampler",
+        ),
+        # 1003 = 16 · 62 + 11: the last step has no row for the twelfth rank.
+        (
+            lambda data: next(iter(RowSampler(data, global_batch_size=16, dist_info=(3, 12)))),
+            "a step of 11 rows leaves some of 12 ranks an empty batch",
+        ),
+    ],
+)
+def test_bad_arguments(uri: str, call: Callable[[raylance.Dataset], Any], message: str) -> None:
+    with pytest.raises(raylance.ConfigError, match=message):
+        call(open_dataset(uri))
+
+
+def test_what_loader_sets_is_refused(uri: str) -> None:
     for option in ({"batch_size": 8}, {"in_order": False}):
         with pytest.raises(TypeError, match=next(iter(option))):
-            Loader(IterableDataset(handle, batch_size=4), **option)
-    # 1003 = 16 · 62 + 11: the last step has no row for the twelfth rank.
-    with pytest.raises(raylance.ConfigError, match="a step of 11 rows leaves some of 12 ranks an empty batch"):
-        next(iter(RowSampler(handle, global_batch_size=16, dist_info=(3, 12))))
-    last = list(IterableDataset(handle, global_batch_size=16, dist_info=(0, 12)))[-1]
+            Loader(IterableDataset(open_dataset(uri), batch_size=4), **option)
+
+
+def test_a_rank_without_rows_gets_an_empty_batch(uri: str) -> None:
+    last = list(IterableDataset(open_dataset(uri), global_batch_size=16, dist_info=(0, 12)))[-1]
     assert last["id"].shape == (0,)
