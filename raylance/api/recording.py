@@ -29,7 +29,7 @@ from raylance.observe.clock import now_s
 from raylance.observe.figures import RankFigures
 from raylance.observe.metrics import Publisher
 from raylance.observe.record import FOLDER, Record, RecordFolder, open_folder, public_uri
-from raylance.observe.recording import Recording, position_of
+from raylance.observe.recording import Recording
 from raylance.observe.stats import saving
 from raylance.observe.verdict import Verdict, judge
 from raylance.planning.cursor import Cursor
@@ -49,6 +49,7 @@ class Recorder:
         ledger: Which rows it handed out.
         context: Which rank it serves.
         cursor: Where it stands.
+        recording: Writes its record and metrics while it has some.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Recorder:
         self._read_spec, self._options, self._is_recorded = read_spec, options, is_recorded
         self._stem = context.name or options.name or dataset_stem(read_spec.source.uri)
         self._name, self._number = self._stem, 1  # in the record; among loaders of the same data iterated at one time
-        self._recording: Recording | None = None
+        self.recording: Recording | None = None
         self._passed = Digest()  # handed out in this pass
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
         self._enter_process()
@@ -79,11 +80,6 @@ class Recorder:
         """Whether Ray Train gave the loader to this process."""
         return self.context.assignment is not None
 
-    @property
-    def is_recording(self) -> bool:
-        """Whether it has a record or metrics now."""
-        return self._recording is not None
-
     def explain(self) -> Verdict:
         """Judges this rank's figures so far; see `RankLoader.explain`."""
         facts = {**self._facts(), "cluster_cpus": surroundings.cluster_cpus()}
@@ -91,8 +87,8 @@ class Recorder:
 
     def flush(self, *, may_wait: bool = True) -> None:
         """Writes what has been counted so far, where the loader has a record; see `RankLoader.record`."""
-        if self._recording is not None:
-            self._recording.flush(may_wait=may_wait)
+        if self.recording is not None:
+            self.recording.flush(may_wait=may_wait)
 
     def on_prepare(self) -> None:
         """Notes when the user prepared the first batch."""
@@ -167,7 +163,7 @@ class Recorder:
 
     def begin_pass(self, plan: Plan, state: Callable[[], dict[str, Any]]) -> None:
         """Begins to count a pass; with the first one, begins record and metrics, where there are to be any."""
-        if self._recording is None and self._options.record is not False:
+        if self.recording is None and self._options.record is not False:
             self._begin_record(plan, state())
         self.ledger.cut()
         self._passed = Digest()
@@ -218,10 +214,10 @@ class Recorder:
         }
         ledger = self.ledger
         self.stats.called, self.stats.shared_s = self._name, {}
-        self._recording = Recording(
+        self.recording = Recording(
             Record(facts, before),
             self.stats,
-            position_of(self.cursor),
+            self.cursor,
             folder,
             publisher,
             _rows_html,
@@ -230,7 +226,7 @@ class Recorder:
 
     def end(self) -> None:
         """Ends the record and the metrics; another pass begins others."""
-        recording, self._recording = self._recording, None
+        recording, self.recording = self.recording, None
         release_name(self)
         if recording is not None:
             recording.end()
@@ -278,7 +274,7 @@ _entering = threading.Lock()  # loaders may be made in several threads
 def all_recorders() -> list[Recorder]:
     """Of the loaders that Ray Train gave to this process, and of those that have a record or metrics now."""
     with _entering:
-        return [recorder for recorder in _recorders if recorder.is_assigned or recorder.is_recording]
+        return [recorder for recorder in _recorders if recorder.is_assigned or recorder.recording]
 
 
 def assigned_recorders() -> list[Recorder]:

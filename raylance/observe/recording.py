@@ -9,7 +9,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from raylance.observe.clock import now_s
@@ -27,9 +27,6 @@ _MOST_S = 600.0  # between two tries where the storage fails
 _LAST_TRIES = 8  # to write the last samples, when the loader is gone
 _PATIENCE_S = 10.0  # that a training thread waits for a storage, once: it may hang
 
-Position = Callable[[], tuple[int, int] | None]
-"""Gives (epoch, position), and None when the loader is gone."""
-
 
 class Recording:
     """The sampling of one loader, until the loader is closed or gone."""
@@ -38,16 +35,16 @@ class Recording:
         self,
         record: Record,
         stats: Stats,
-        position: Position,
+        cursor: Any,
         folder: RecordFolder | None,
         publisher: Publisher | None,
         to_html: Callable[[Any], str],
         digest: Callable[[], Any] | None = None,
     ) -> None:
-        """Begins, in the threads of this process. `to_html` shows the first rows; `digest` gives which rows were handed
-        out, JSON-able.
+        """Begins, in the threads of this process. `cursor` says where the loader stands, and is gone with it; `to_html`
+        shows the first rows; `digest` gives which rows were handed out, JSON-able.
         """
-        self._record, self._stats, self._position, self._folder = record, stats, position, folder
+        self._record, self._stats, self._cursor, self._folder = record, stats, weakref.ref(cursor), folder
         self._publisher, self._to_html, self._digest = publisher, to_html, digest
         self._changed = threading.Condition()
         self._asked = self._answered = 0  # to write what has been sampled
@@ -132,8 +129,10 @@ class Recording:
                 publisher.end()
 
     def _sample(self) -> bool:
-        position = self._position()
-        self._last_position = position or self._last_position
+        """Samples and publishes; returns whether the loader is still there. Needs the lock."""
+        cursor = self._cursor()
+        if cursor is not None:
+            self._last_position = cursor.epoch, cursor.position
         epoch, rows = self._last_position
         figures = self._stats.sample() | {"epoch": float(epoch), "position": float(rows)}
         self._record.add(figures)
@@ -143,7 +142,7 @@ class Recording:
             except Exception:  # whatever Ray raises: the caller may be a training thread
                 self._publisher = None
                 logger.warning("%s no longer publishes metrics", self._record.name, exc_info=True)
-        return position is not None
+        return cursor is not None
 
     def _write(self) -> None:
         with self._changed:
@@ -222,17 +221,14 @@ class _Sampler:
         while True:
             self._has_some.wait()
             for recording in self.all():
-                with _gives_up(recording):
-                    recording.tick()
+                _try(recording, recording.tick)
             time.sleep(_TICK_S)
 
     def _write(self) -> None:
         while True:
             self._has_some.wait()
             for recording in self.all():
-                is_more = False
-                with _gives_up(recording):
-                    is_more = recording.write()
+                is_more = _try(recording, recording.write)
                 with self._lock:
                     if not is_more:
                         self._recordings.discard(recording)
@@ -242,14 +238,14 @@ class _Sampler:
             self.woken.clear()
 
 
-@contextlib.contextmanager
-def _gives_up(recording: Recording) -> Iterator[None]:
+def _try(recording: Recording, work: Callable[[], bool | None]) -> bool | None:
     """Gives a recording up that fails, so that the thread continues with the others."""
     try:
-        yield
+        return work()
     except Exception:  # as of metrics
         logger.warning("a loader is no longer recorded, because sampling it failed", exc_info=True)
         recording.give_up()
+        return False
 
 
 _current: _Sampler | None = None
@@ -262,17 +258,6 @@ def _sampler() -> _Sampler:
         if _current is None or _current.pid != os.getpid():  # a fork has no threads
             _current = _Sampler()
         return _current
-
-
-def position_of(cursor: Any) -> Position:
-    """Asks a loader's cursor where it stands, and does not keep the loader alive."""
-    ref = weakref.ref(cursor)
-
-    def ask() -> tuple[int, int] | None:
-        found = ref()
-        return None if found is None else (found.epoch, found.position)
-
-    return ask
 
 
 @atexit.register

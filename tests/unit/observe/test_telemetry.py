@@ -169,10 +169,6 @@ def place(path: Path) -> RecordFolder:
     return RecordFolder(pyarrow.fs.LocalFileSystem(), str(path / "run" / "raylance"))
 
 
-class Cursor:
-    epoch, position = 2, 30
-
-
 def test_observations_are_counted() -> None:
     """What components emit, in any order that they come in."""
     stats, rows = Stats(), pyarrow.table({"x": list(range(40))})
@@ -199,9 +195,8 @@ def test_observations_are_counted() -> None:
 def test_a_recording_is_written_at_its_end_and_when_its_loader_is_gone(tmp_path: Path) -> None:
     stats, loader, looked = Stats(rows=7), Cursor(), []
     stats.first_rows = pyarrow.table({"x": [1, 2]})
-    position = recordings.position_of(loader)
     recording = begin(
-        place(tmp_path), stats, position, to_html=lambda rows: looked.append(rows) or f"<p>{len(rows)}</p>"
+        place(tmp_path), stats, loader, to_html=lambda rows: looked.append(rows) or f"<p>{len(rows)}</p>"
     )
     recording.flush()
     folder = tmp_path / "run" / "raylance"
@@ -255,9 +250,16 @@ class Storage:
         self.inner.write(name, content)
 
 
-def begin(folder: Any, stats: Stats | None = None, position: Any = lambda: (0, 0), **more: Any) -> recordings.Recording:
+class Cursor:
+    epoch, position = 2, 30
+
+
+CURSOR = Cursor()
+
+
+def begin(folder: Any, stats: Stats | None = None, cursor: Cursor = CURSOR, **more: Any) -> recordings.Recording:
     publisher, to_html = more.get("publisher"), more.get("to_html", str)
-    return recordings.Recording(make_record(), stats or Stats(), position, folder, publisher, to_html)
+    return recordings.Recording(make_record(), stats or Stats(), cursor, folder, publisher, to_html)
 
 
 def last_rows(folder: Path) -> float:
@@ -315,7 +317,7 @@ def test_the_end_is_written_behind_what_is_just_being_written(tmp_path: Path, mo
     """A loader that was dropped, and an interpreter that ends meanwhile."""
     monkeypatch.setattr(recordings, "_current", None)
     storage, loader = Storage(tmp_path, hangs=True), Cursor()
-    recording = begin(storage, position=recordings.position_of(loader))
+    recording = begin(storage, cursor=loader)
     del loader
     recording.tick()
     assert storage.entered.wait(30)
@@ -514,7 +516,7 @@ def test_helpers_of_a_loader_that_is_gone_leave_the_metrics() -> None:
     for ends in (lambda recording: recording.end(), lambda recording: recording.tick()):
         loader = Cursor()
         publisher = Ends("r", "train", 0)
-        recording = begin(None, Stats(decoders=2), recordings.position_of(loader), publisher=publisher)
+        recording = begin(None, Stats(decoders=2), loader, publisher=publisher)
         recording.flush()
         assert seen[-1]["decoders"] == 2
         del loader
