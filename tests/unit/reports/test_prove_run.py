@@ -5,7 +5,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -316,32 +315,36 @@ def test_what_no_record_holds_is_not_proven(uri: str, tmp_path: Path, capsys: py
     assert capsys.readouterr().out.splitlines()[-1].startswith("NOT PROVEN: data, each of epochs 0 to 1")
 
 
-def in_another_process(code: str, **names: Any) -> "subprocess.Popen[bytes]":
-    """Starts some lines, in which names have values and `take` is there."""
-    head = f"from tests.unit.reports.test_prove_run import *\nglobals().update({names!r})\n"
-    command = [sys.executable, "-c", head + code]
-    return subprocess.Popen(command, cwd=Path(__file__).parents[3], stdin=subprocess.PIPE)
-
-
-def test_two_processes_of_one_rank_at_one_time_are_not_proven(uri: str, tmp_path: Path) -> None:
-    """Both are rank 0 of 1, since nothing tells them that they are two."""
+@pytest.fixture(scope="module")
+def other_process() -> Iterator[Callable[[str], None]]:
+    """Runs lines in one other process, which has the names of this module, and keeps its own."""
     code = """
-with open_data(uri).loader(runtime="threads", record=folder + "/run") as loader:
-    take(loader, 1)
-    Path(folder, "there").touch()
-    sys.stdin.read()
-    take(loader, 6)
+import json
+from tests.unit.reports.test_prove_run import *
+for line in sys.stdin:
+    exec(json.loads(line))
+    print(flush=True)
 """
-    other = in_another_process(code, uri=uri, folder=str(tmp_path))
-    with open_data(uri).loader(runtime="threads", record=str(tmp_path / "run")) as loader:
-        take(loader, 1)
-        while not (tmp_path / "there").exists():
-            assert other.poll() is None
-            time.sleep(0.01)
-        take(loader, 6)
-    other.communicate()
-    assert other.returncode == 0
-    proof = raylance.prove_run(tmp_path / "run")
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    with subprocess.Popen(command, cwd=Path(__file__).parents[3], stdin=pipe, stdout=pipe, text=True) as process:
+
+        def run(lines: str) -> None:
+            process.stdin.write(json.dumps(lines) + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "\n", "it has failed: stderr has why"
+
+        yield run
+
+
+def test_two_processes_of_one_rank_at_one_time_are_not_proven(
+    uri: str, tmp_path: Path, other_process: Callable[[str], None]
+) -> None:
+    """Both are rank 0 of 1, since nothing tells them that they are two."""
+    other_process(f"loader = open_data({uri!r}).loader(runtime='threads', record={str(tmp_path)!r}); take(loader, 1)")
+    with open_data(uri).loader(runtime="threads", record=str(tmp_path)) as loader:
+        take(loader, 7)
+    other_process("take(loader, 6); loader.close()")
+    proof = raylance.prove_run(tmp_path)
     assert not proof.ok
     assert "2 processes were rank 0 of 1 at one time" in proof.verdict
 
@@ -356,11 +359,10 @@ def take_both(uri: str, folder: Path, names: list[str]) -> None:
             path.write_text(json.dumps(take(loader, steps)))
 
 
-def test_datasets_are_told_apart_by_their_data(uri: str, write_dataset: Callable[..., str], tmp_path: Path) -> None:
+def test_datasets_are_told_apart_by_their_data(uri: str, tmp_path: Path, other_process: Callable[[str], None]) -> None:
     """Loaders made by hand of two datasets with one name: in the second start the other one is asked first."""
     take_both(uri, tmp_path, ["train", "val"])
-    again = in_another_process("take_both(uri, Path(folder), ['val', 'train'])", uri=uri, folder=str(tmp_path))
-    assert again.wait() == 0
+    other_process(f"take_both({uri!r}, Path({str(tmp_path)!r}), ['val', 'train'])")
     proof = raylance.prove_run(tmp_path / "run")
     assert not proof.faults
     assert [sum(one.epochs for one in each.epochs) for each in proof.datasets] == [2, 2]
