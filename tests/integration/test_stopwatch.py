@@ -113,7 +113,7 @@ def uri(write_dataset: Callable[..., str]) -> str:
 def make_loader(
     uri: str, watch: Watch, costs: Costs, rank: int = 0, ranks: int = 1, name: str = "train", **options: Any
 ) -> raylance.RankLoader:
-    """A loader that does not go on to the next epoch by itself: what is read ahead of it would be nobody's yet."""
+    """A loader that does not begin the next epoch by itself: what is read ahead of it would be nobody's yet."""
     decoder = SlowDecoder("cell", watch, costs.decode_row_s, costs.open_s)
     dataset: Any = raylance.dataset(uri, decode=decoder, order="sequential")
 

@@ -47,7 +47,7 @@ def test_files_are_what_the_code_says() -> None:
     assert command.main(["--check"]) == 0, "run python -m k8s.grafana.source"
 
 
-def test_a_file_that_is_not_current_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_current_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["--folder", str(tmp_path)]) == 0
     assert command.main(["--folder", str(tmp_path), "--check"]) == 0
     (tmp_path / "alerts.yaml").write_text("groups: []")
@@ -85,7 +85,7 @@ def test_causes_are_those_of_the_metrics() -> None:
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: panel["title"])
-def test_a_panel_tells_how_to_read_it(panel: dict[str, Any]) -> None:
+def test_a_panel_says_how_to_read_it(panel: dict[str, Any]) -> None:
     assert len(panel["description"] if panel["type"] != "text" else panel["options"]["content"]) > 60
     for target in panel.get("targets", ()):
         assert target["datasource"]["uid"] == "${datasource}"
@@ -191,7 +191,7 @@ SITUATIONS: dict[str, tuple[dict[str, str], dict[str, tuple[str, str]]]] = {
 }  # fmt: skip
 
 
-def told(text: str, value: str, cause: str) -> str:
+def written(text: str, value: str, cause: str) -> str:
     """An annotation as Prometheus writes it."""
     text = text.replace("{{ $labels.run }}", "r").replace("{{ $labels.dataset }}", "train")
     text = re.sub(r"{{ \$value[^}]*}}", value, text)
@@ -211,7 +211,7 @@ def test_alerts_are_raised_when_they_should_be(name: str, tmp_path: Path) -> Non
         alert = rule["alert"].removeprefix("Raylance")
         labels = {"run": "r", "severity": rule["labels"]["severity"]}
         labels |= {} if alert == "NoProgress" else {"dataset": "train"}
-        texts = {key: told(text, *raised.get(alert, ("", ""))) for key, text in rule["annotations"].items()}
+        texts = {key: written(text, *raised.get(alert, ("", ""))) for key, text in rule["annotations"].items()}
         expected = [{"exp_labels": labels, "exp_annotations": texts}] if alert in raised else []
         found.append({"eval_time": "30m", "alertname": rule["alert"], "exp_alerts": expected})
     of = 'run="r",dataset="train",rank="0"'
@@ -271,7 +271,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 @pytest.fixture
 def training(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
-    """A run of train_images that goes on until it is ended; gives the folder where Ray writes its nodes, and it."""
+    """A run of train_images that runs until it is ended; gives the folder where Ray writes its nodes, and it."""
     folder = Path(tempfile.mkdtemp(prefix="ray"))  # a short name: Ray's sockets lie in it
     arguments = f"--storage-path {tmp_path / 'runs'} --run-name digits --epochs 100000 --no-progress --num-workers 2"
     arguments += " --num-decoders 1 --checkpoint-every-steps 10"

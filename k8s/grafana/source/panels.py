@@ -13,6 +13,8 @@ WINDOW = "$__rate_interval"
 ALL = Scope(RANKS, WINDOW)
 BY_RANK = ALL.keeping("rank")
 BY_DATASET = Scope(RUN, WINDOW, "dataset")  # of all ranks: an epoch is theirs together
+POSITION, EPOCH_ROWS = (BY_DATASET.total(name, "max") for name in ("position_rows", "epoch_rows"))
+DONE = f"{POSITION} / ({EPOCH_ROWS} > 0)"
 
 LIMITS = ("training", *STAGES, "starting")
 TO_DO = "\n".join([
@@ -25,12 +27,15 @@ TO_DO = "\n".join([
 ])  # fmt: skip
 
 
+def _or_0(expr: str) -> str:
+    """A counter, and 0 while it is not there yet."""
+    return f"{expr} or 0 * {ALL.total('epoch', 'max')}"
+
+
 def _glance() -> list[tuple[Panel, int, int]]:
     waiting = [(0.0, GREEN), (0.05, ORANGE), (0.2, RED)]
     faults = [(0.0, GREEN), (1.0, RED)]
-    rows = BY_DATASET.rate("rows_total")
-    ends = f"({BY_DATASET.total('epoch_rows', 'max')} - {BY_DATASET.total('position_rows', 'max')}) / ({rows} > 0)"
-    progress = f"{BY_DATASET.total('position_rows', 'max')} / ({BY_DATASET.total('epoch_rows', 'max')} > 0)"
+    ends = f"({EPOCH_ROWS} - {POSITION}) / ({BY_DATASET.rate('rows_total')} > 0)"
     return [
         (grafana.stat(
             "The limit",
@@ -54,7 +59,7 @@ def _glance() -> list[tuple[Panel, int, int]]:
         (grafana.stat(
             "Epoch done",
             "How much of the epoch was handed out, over all ranks. It begins at 0 with each epoch.",
-            [query(progress, "{{dataset}}", now=True)], unit="percentunit", decimals=0,
+            [query(DONE, "{{dataset}}", now=True)], unit="percentunit", decimals=0,
         ), 4, 4),
         (grafana.stat(
             "Epoch ends in",
@@ -65,13 +70,13 @@ def _glance() -> list[tuple[Panel, int, int]]:
             "Bad rows",
             "Rows that could not be decoded and were handed out as zeros (on_bad_row='mask'), since the workers "
             f"began. More than none: {what_to_change('bad_rows')}.",
-            [query(f"{ALL.total('bad_rows_total')} or 0 * {ALL.total('epoch', 'max')}", now=True)], steps=faults,
+            [query(_or_0(ALL.total("bad_rows_total")), now=True)], steps=faults,
         ), 2, 4),
         (grafana.stat(
             "Replaced",
             "Helper actors that died or hung and were replaced, since the workers began. No row is lost by it, but "
             "time. A few on nodes that may be taken away are normal; more: `ray logs` of the dead ones.",
-            [query(f"{ALL.total('helpers_replaced_total')} or 0 * {ALL.total('epoch', 'max')}", now=True)],
+            [query(_or_0(ALL.total("helpers_replaced_total")), now=True)],
             steps=[(0.0, GREEN), (1.0, ORANGE), (10.0, RED)],
         ), 2, 4),
         (grafana.lines(
@@ -150,7 +155,6 @@ def _helpers() -> list[tuple[Panel, int, int]]:
     there, wanted, busy = (
         f"sum({BY_RANK.total(name, 'max')})" for name in ("decoders", "decoders_wanted", "decoders_busy")
     )
-    replaced = ALL.during("5m").grown("helpers_replaced_total")
     return [
         (grafana.lines(
             "Decoders",
@@ -169,7 +173,7 @@ def _helpers() -> list[tuple[Panel, int, int]]:
             "Actors that died or hung, and got a successor that did their work again. One now and then costs "
             f"seconds. Many, again and again: {what_to_change('crash_loop')}. The fourth death on the same rows ends "
             "the run.",
-            [query(f"{replaced} or 0 * {ALL.total('epoch', 'max')}", "replaced")],
+            [query(_or_0(ALL.during("5m").grown("helpers_replaced_total")), "replaced")],
         ), 8, 7),
     ]  # fmt: skip
 
@@ -237,21 +241,19 @@ def _stages() -> list[tuple[Panel, int, int]]:
 
 
 def _epochs() -> list[tuple[Panel, int, int]]:
-    done = f"{BY_DATASET.total('position_rows', 'max')} / ({BY_DATASET.total('epoch_rows', 'max')} > 0)"
-    grown = [ALL.during("5m").grown(name) for name in ("bad_rows_total", "fallback_rows_total")]
-    none = f"0 * {ALL.total('epoch', 'max')}"
+    bad, left = (_or_0(ALL.during("5m").grown(name)) for name in ("bad_rows_total", "fallback_rows_total"))
     return [
         (grafana.lines(
             "Epoch and position",
             "Epochs done, with the part of the current one: a straight line is a steady run, a flat piece a "
             "standstill, a step down a return to a checkpoint.",
-            [query(f"{BY_DATASET.total('epoch', 'max')} + {done}", "{{dataset}}")],
+            [query(f"{BY_DATASET.total('epoch', 'max')} + {DONE}", "{{dataset}}")],
         ), 8, 7),
         (grafana.lines(
             "Bad rows and rows left to Pillow, in 5 min",
             "Bad rows could not be decoded, and were handed out as zeros. Rows left to Pillow are JPEGs that the "
             "fast codec does not take (CMYK, damaged): correct, at twice the time.",
-            [query(f"{grown[0]} or {none}", "bad"), query(f"{grown[1]} or {none}", "left to Pillow")],
+            [query(bad, "bad"), query(left, "left to Pillow")],
         ), 8, 7),
         (grafana.lines(
             "Waited for first batches, by rank",

@@ -61,7 +61,7 @@ def strings_of(value: Any) -> Iterator[str]:
 
 @functools.cache
 def texts() -> list[tuple[str, str]]:
-    """(file, text) of all that we tell anybody."""
+    """(file, text) of all that users read."""
     found: list[tuple[str, str]] = []
     for folder in ("raylance", *PROGRAMS):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -245,10 +245,10 @@ def test_options_that_are_advised_are_taken() -> None:
     taken, wrong, seen = parameters(), [], 0
     docstrings = {
         text for path in (ROOT / "raylance").rglob("*.py") for text in docstrings_of(path)
-    }  # these tell of what is inside, too
+    }  # these speak of what is inside, too
     for file, text in texts():
-        is_told = file.startswith("raylance/") and file.endswith(".py") and text not in docstrings
-        if is_told or file in ("k8s/grafana/source/alerts.py", "k8s/grafana/source/panels.py"):
+        is_shown = file.startswith("raylance/") and file.endswith(".py") and text not in docstrings
+        if is_shown or file in ("k8s/grafana/source/alerts.py", "k8s/grafana/source/panels.py"):
             for name in advised_options(text):
                 seen += 1
                 if name not in taken | NOT_OURS:

@@ -39,7 +39,7 @@ CAUSES = ("start", "read", "decode", "finish")
 
 
 class Clock:
-    """Time that passes when it is told to, and a little whenever it is looked at."""
+    """Time that a test moves, and a little whenever it is looked at."""
 
     def __init__(self) -> None:
         self.now, self.tick_s = 100.0, 1e-6
@@ -97,7 +97,7 @@ def test_rows_read_and_decoded_in_one_place_share_the_wait_as_their_receipt_says
     assert stats.wait_read_s + stats.wait_decode_s == 12.0
 
 
-def test_what_goes_on_counts_already() -> None:
+def test_what_is_under_way_counts_already() -> None:
     stats = Stats()
     stats.begin("user_s")
     first = stats.sample()["user_s"]
@@ -113,7 +113,7 @@ def test_what_goes_on_counts_already() -> None:
 
 
 def test_a_pass_between_two_batches_is_no_training() -> None:
-    """A validation pass in the midst of an epoch, with another one in it."""
+    """A validation pass in mid-epoch, with another one in it."""
     train, val, inner = Stats(), Stats(), Stats()
     with train.timed("user_s"):
         with val.timed("wait_s"):
@@ -155,14 +155,14 @@ def test_a_record_is_bounded_and_ends_with_what_is_known_last(samples: int) -> N
     made = make_record(uri="a")
     for number in range(samples):
         made.add(figures(rows=number))
-    table, told = read(made.content(events=[(1.0, "fault", "x")], ended=None))
+    table, facts = read(made.content(events=[(1.0, "fault", "x")], ended=None))
     rows = table["rows"].to_pylist()
     assert table.column_names == list(COLUMNS)
     assert len(rows) <= 2050
     assert rows == sorted(set(rows))
     assert not samples or (rows[0], rows[-1]) == (0, samples - 1)
     assert len(rows) == samples or len(rows) > 1000, "not fewer than it has room for"
-    assert (told["uri"], told["events"], told["format"]) == ("a", [[1.0, "fault", "x"]], record.FORMAT)
+    assert (facts["uri"], facts["events"], facts["format"]) == ("a", [[1.0, "fault", "x"]], record.FORMAT)
 
 
 def place(path: Path) -> RecordFolder:
@@ -195,16 +195,14 @@ def test_observations_are_counted() -> None:
 def test_a_recording_is_written_at_its_end_and_when_its_loader_is_gone(tmp_path: Path) -> None:
     stats, loader, looked = Stats(rows=7), Cursor(), []
     stats.first_rows = pyarrow.table({"x": [1, 2]})
-    recording = begin(
-        place(tmp_path), stats, loader, to_html=lambda rows: looked.append(rows) or f"<p>{len(rows)}</p>"
-    )
+    recording = begin(place(tmp_path), stats, loader, to_html=lambda rows: looked.append(rows) or f"<p>{len(rows)}</p>")
     recording.flush()
     folder = tmp_path / "run" / "raylance"
     (path,) = folder.glob("*.arrow")
     assert path.name.startswith("train-rank00003-")
-    table, told = read(path.read_bytes())
+    table, facts = read(path.read_bytes())
     assert (table["rows"][-1].as_py(), table["epoch"][-1].as_py(), table["position"][-1].as_py()) == (7, 2, 30)
-    assert told["ended"] is None
+    assert facts["ended"] is None
     assert [page.read_text() for page in folder.glob("*.html")] == ["<p>2</p>"]
     stats.rows = 9
     recording.flush()
@@ -225,9 +223,9 @@ def test_a_storage_that_fails_ends_no_run(tmp_path: Path, caplog: pytest.LogCapt
     recording.flush()
     recording.flush()
     recording.end()
-    told = [entry.message for entry in caplog.records if "cannot be written" in entry.message]
-    assert len(told) == 1
-    assert "The run continues" in told[0]
+    lines = [entry.message for entry in caplog.records if "cannot be written" in entry.message]
+    assert len(lines) == 1
+    assert "The run continues" in lines[0]
 
 
 class Storage:
@@ -313,7 +311,7 @@ def test_metrics_go_on_while_a_storage_hangs(tmp_path: Path, monkeypatch: pytest
         recording.end()
 
 
-def test_the_end_is_written_behind_what_is_just_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_is_written_after_what_is_just_being_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader that was dropped, and an interpreter that ends meanwhile."""
     monkeypatch.setattr(recordings, "_current", None)
     storage, loader = Storage(tmp_path, hangs=True), Cursor()
@@ -336,7 +334,7 @@ def test_a_name_hides_no_record(tmp_path: Path) -> None:
     assert [name.partition("-")[0] for name in names.values()] == ["cache", "a_b_c", "é"]
 
 
-def test_a_pass_in_the_midst_of_a_step_is_not_training_as_it_goes_on(clock: Clock) -> None:
+def test_a_pass_within_a_step_is_never_training(clock: Clock) -> None:
     """Of a validation the trainer's figures say the same while it waits and when it has ended."""
     train, val = Stats(), Stats()
     train.begin("user_s")
@@ -411,13 +409,13 @@ def test_a_pass_that_another_thread_closed_is_not_kept() -> None:
 
 def test_a_pass_that_is_dropped_leaves_the_clock_to_the_next_one() -> None:
     """Its iterator is collected at any time, with a batch of the next one in hand."""
-    stats, dropped, going_on = Stats(), contextlib.ExitStack(), contextlib.ExitStack()
+    stats, dropped, continued = Stats(), contextlib.ExitStack(), contextlib.ExitStack()
     dropped.enter_context(stats.timed("user_s"))
-    going_on.enter_context(stats.timed("user_s"))
+    continued.enter_context(stats.timed("user_s"))
     dropped.close()
     assert stats.is_timed("user_s")
     assert stats.user_s == 0
-    going_on.close()
+    continued.close()
     assert stats.user_s > 0
 
 
@@ -573,7 +571,7 @@ def test_counters_are_published_by_what_was_added(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("changes", "limit", "told", "advice"),
+    ("changes", "limit", "shown", "advice"),
     [
         ({"batches": 2.0}, "unknown", "too early to tell", ""),
         ({"user_s": 10.0, "wait_read_s": 0.1}, "training", "training is the limit: it takes 100 rows/s", ""),
@@ -622,11 +620,11 @@ def test_counters_are_published_by_what_was_added(monkeypatch: pytest.MonkeyPatc
     ],
 )  # fmt: skip
 def test_the_verdict_names_the_limit_and_what_to_change(
-    changes: dict[str, float], limit: str, told: str, advice: str
+    changes: dict[str, float], limit: str, shown: str, advice: str
 ) -> None:
     verdict = judge([part(**changes)])
     assert verdict.limit == limit
-    assert told in verdict.summary
+    assert shown in verdict.summary
     assert advice in " ".join(verdict.advice)
     assert "could give" not in verdict.summary or verdict.rates["training"] < verdict.rates["reading"]
     assert str(verdict).splitlines()[0] == verdict.summary
@@ -676,9 +674,9 @@ def test_images_are_spoken_of_where_there_are_some() -> None:
 
 def test_threads_of_the_trainers_process_are_named_where_no_ray_runs() -> None:
     slow = {"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.1}
-    told = " ".join(judge([part(facts={"cluster_cpus": None, "cpus": 2}, **slow)]).advice)
-    assert "transform= and decoders run in threads of this process" in told
-    assert "collate_fn" not in told
+    shown = " ".join(judge([part(facts={"cluster_cpus": None, "cpus": 2}, **slow)]).advice)
+    assert "transform= and decoders run in threads of this process" in shown
+    assert "collate_fn" not in shown
     slow |= {"collate_s": 2.0, "collate_fn_s": 1.9}
     (line, _) = judge([part(facts={"cluster_cpus": None, "cpus": 2}, **slow)]).advice
     assert "into transform=, which the decoders do (with Ray, in processes of their own), and" in line

@@ -339,7 +339,7 @@ for line in sys.stdin:
 def test_two_processes_of_one_rank_at_one_time_are_not_proven(
     uri: str, tmp_path: Path, other_process: Callable[[str], None]
 ) -> None:
-    """Both are rank 0 of 1, since nothing tells them that they are two."""
+    """Both are rank 0 of 1, since neither knows of the other."""
     other_process(f"loader = open_data({uri!r}).loader(runtime='threads', record={str(tmp_path)!r}); take(loader, 1)")
     with open_data(uri).loader(runtime="threads", record=str(tmp_path)) as loader:
         take(loader, 7)
@@ -359,7 +359,7 @@ def take_both(uri: str, folder: Path, names: list[str]) -> None:
             path.write_text(json.dumps(take(loader, steps)))
 
 
-def test_datasets_are_told_apart_by_their_data(uri: str, tmp_path: Path, other_process: Callable[[str], None]) -> None:
+def test_datasets_are_known_by_their_data(uri: str, tmp_path: Path, other_process: Callable[[str], None]) -> None:
     """Loaders made by hand of two datasets with one name: in the second start the other one is asked first."""
     take_both(uri, tmp_path, ["train", "val"])
     other_process(f"take_both({uri!r}, Path({str(tmp_path)!r}), ['val', 'train'])")
@@ -409,7 +409,7 @@ def test_a_dataset_that_grew_between_two_starts_is_no_fault(write_dataset: Calla
     ]
 
 
-def test_data_that_was_written_anew_is_not_what_an_order_of_ones_own_was_compared_with(
+def test_data_that_was_written_again_is_not_what_an_order_of_ones_own_was_compared_with(
     uri: str, tmp_path: Path
 ) -> None:
     moved = str(tmp_path / "data.lance")

@@ -1,4 +1,4 @@
-"""Owns the promises of what a run shows: three limits told apart from real streams, records read over restarts, lines,
+"""Owns the promises of what a run shows: three limits found in real streams, records read over restarts, lines,
 tables and a page that a browser shows without a network.
 """
 
@@ -60,9 +60,9 @@ def make_run(tmp_path: Path) -> Make:
                 figures = dict.fromkeys((*NUMBERS, "epoch", "position"), 0.0) | {"decoders": 1.0, "readers": 1.0}
                 record.add(figures | {name: second * each for name, each in loader.get("grows", {}).items()})
                 record._samples.all()[-1][0] = record.facts["started"] + second
-            told = {name: loader.get(name) for name in ("events", "bad_rows", "ended", "shared_s")}
+            latest = {name: loader.get(name) for name in ("events", "bad_rows", "ended", "shared_s")}
             RecordFolder(pa.fs.LocalFileSystem(), str(tmp_path / "r" / "raylance")).write(
-                f"{record.name}.arrow", record.content(**told)
+                f"{record.name}.arrow", record.content(**latest)
             )
         return read_run(str(tmp_path / "r"))
 
@@ -87,7 +87,7 @@ def drain(loader: raylance.RankLoader, global_batch_size: int, pause_s: float = 
 # ---- reading
 
 
-def test_figures_are_told_at_any_time(make_run: Make) -> None:
+def test_figures_are_known_at_any_time(make_run: Make) -> None:
     (record,) = make_run({"grows": TRAINS}).records
     assert record.at("rows", np.array([T0 - 5, T0, T0 + 2.5, T0 + 10, T0 + 99])).tolist() == [0, 0, 200, 800, 800]
     assert record.at("position", np.array([T0 + 2.5])).tolist() == [160], "a position does not grow steadily"
@@ -121,7 +121,7 @@ def test_of_datasets_that_are_iterated_side_by_side_the_one_that_is_waited_for_m
 
 
 def test_restarts_are_joined_and_ranks_that_went_do_not_count(make_run: Make) -> None:
-    """Two ranks of ten seconds; an hour later one rank goes on."""
+    """Two ranks of ten seconds; an hour later one rank continues."""
     later = {
         "facts": {"started": T0 + 3600},
         "grows": TRAINS,
@@ -145,7 +145,7 @@ def test_restarts_are_joined_and_ranks_that_went_do_not_count(make_run: Make) ->
     assert found.shares[1]["training"][30] == 0
 
 
-def test_a_loader_that_was_closed_and_goes_on_counts_once(images_uri: str, tmp_path: Path) -> None:
+def test_a_loader_that_was_closed_and_continues_counts_once(images_uri: str, tmp_path: Path) -> None:
     data = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
     loader = data.loader(runtime="threads", record=str(tmp_path))
     for _ in range(2):
@@ -159,7 +159,7 @@ def test_a_loader_that_was_closed_and_goes_on_counts_once(images_uri: str, tmp_p
     assert run.verdict("images").seconds["training"] == pytest.approx(loader.stats()["user_s"])
 
 
-def test_parts_of_one_dataset_are_told_apart_by_the_names_that_they_are_given(images_uri: str, tmp_path: Path) -> None:
+def test_parts_of_one_dataset_have_the_names_that_they_are_given(images_uri: str, tmp_path: Path) -> None:
     for name, rows in (("train", "id < 900"), ("val / all", "id >= 900")):
         data = raylance.dataset(images_uri, columns=["id"], filter=rows, remainder="ragged")
         with data.loader(runtime="threads", record=str(tmp_path), name=name) as loader:
@@ -296,13 +296,13 @@ def test_steps_that_take_long_have_a_rate(make_run: Make) -> None:
     assert "training is the limit: it takes 2 rows/s" in top.show(run, time.time())
 
 
-def test_behind_the_last_batch_an_epoch_has_all_its_rows(make_run: Make) -> None:
+def test_after_the_last_batch_an_epoch_has_all_its_rows(make_run: Make) -> None:
     found = progress(make_run({"grows": TRAINS | {"epoch": 0.1, "position": 0}}))
     assert (found.epoch, found.rows, found.left_s(1)) == (0, 1000, 0)
 
 
 def test_rates_are_of_training_and_the_time_left_of_all_of_it(make_run: Make) -> None:
-    """Half of the time goes to validation, which goes on."""
+    """Half of the time goes to validation, which continues."""
     trains = TRAINS | {"user_s": 0.9, "other_s": 0.5, "wait_s": 0.1, "wait_read_s": 0.1, "wait_decode_s": 0.0}
     val = {"facts": {"dataset": "val"}, "grows": {"rows": 20, "position": 20, "user_s": 0.4, "wait_s": 0.1}}
     run = make_run({"grows": trains}, val)
@@ -313,8 +313,8 @@ def test_rates_are_of_training_and_the_time_left_of_all_of_it(make_run: Make) ->
     assert "val 200" not in progress(make_run({"grows": trains}, val | {"ended": T0 + 10})).describe()
 
 
-def test_a_validation_that_was_killed_goes_on_no_more(make_run: Make) -> None:
-    """The restart trains, in another process; its clock is a minute behind."""
+def test_a_validation_that_was_killed_is_not_shown(make_run: Make) -> None:
+    """The restart trains, in another process; its clock is a minute late."""
     trains = {"facts": {"started": T0 - 60, "pid": 2}, "grows": TRAINS | {"position": 60}}
     val = {"facts": {"dataset": "val", "pid": 1}, "grows": {"rows": 20, "position": 20, "user_s": 0.4, "wait_s": 0.1}}
     before = {"facts": {"pid": 1}, "grows": TRAINS | {"user_s": 0.9, "other_s": 0.5}}
@@ -389,7 +389,7 @@ def test_where_shard_actors_decode_they_are_named_and_drawn(make_run: Make, monk
     assert re.search(r"50% +decoding +in readers +- +0 ", train)
     assert re.search(r"0% +- +- +- +0 ", val), "nothing was decoded"
     labels: list[str] = []
-    monkeypatch.setattr(drawing, "picture", lambda figure, told, **_: labels.extend(
+    monkeypatch.setattr(drawing, "picture", lambda figure, text, **_: labels.extend(
         line.get_label() for axes in figure.axes for line in axes.lines) or "")  # fmt: skip
     drawing.draw_helpers(timeline(run), run.of("train"))
     assert labels[:2] == ["shard actors wanted", "there"]
@@ -399,18 +399,18 @@ def test_where_shard_actors_decode_they_are_named_and_drawn(make_run: Make, monk
     assert labels[:3] == ["decoders wanted", "there", "at work"]
 
 
-def test_rows_that_were_decoded_ahead_and_masked_are_told_apart(make_run: Make) -> None:
+def test_rows_that_were_decoded_ahead_and_masked_are_counted_apart(make_run: Make) -> None:
     bad = [(row, "image", "cut") for row in range(5)]
     page = render(make_run({"grows": TRAINS | {"masked_rows": 0.3}, "bad_rows": bad}))
     assert "3 times a row was handed out masked; 5 different ones are named, some of what was decoded" in page
 
 
-def test_of_a_first_batch_no_rate_is_told(make_run: Make) -> None:
+def test_of_a_first_batch_no_rate_is_shown(make_run: Make) -> None:
     run = make_run({"grows": {"rows": 8, "batches": 0.1, "wait_s": 1.0, "wait_start_s": 1.0, "position": 8}})
     assert progress(run).describe() == "waiting 100% (for starting)"
 
 
-def test_saving_is_told_beside_the_rate_that_leaves_it_out(make_run: Make) -> None:
+def test_saving_is_shown_beside_the_rate_that_leaves_it_out(make_run: Make) -> None:
     assert "saving" not in progress(make_run({"grows": TRAINS | {"save_s": 0.01}})).describe()
     saves = make_run({"grows": TRAINS | {"user_s": 1.5, "save_s": 1.0}})
     assert progress(saves).describe() == "80 rows/s, waiting 50% (for decoding), saving 50% of the time"
@@ -476,7 +476,7 @@ def test_top_shows_it_and_the_verdict(make_run: Make, tmp_path: Path, capsys: py
     assert "--every 0: give seconds" in capsys.readouterr().err
 
 
-def test_reports_are_told_by_their_numbers() -> None:
+def test_reports_are_shown_by_their_numbers() -> None:
     metrics = {"epoch": 2, "loss": 0.123456, "step": 30, "rows": 1e6}
     assert describe_report({"metrics": metrics}) == "epoch 2, step 30: loss 0.1235, rows 1e+06"
 
@@ -495,10 +495,10 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("kind", [io.StringIO, Terminal])
-def test_watching_tells_what_is_new_and_moves_one_line(
+def test_watching_shows_what_is_new_and_moves_one_line(
     images_uri: str, tmp_path: Path, kind: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A real stream, watched from its start; what happens to it is told once."""
+    """A real stream, watched from its start; what happens to it is shown once."""
     monkeypatch.setattr(watching, "_LOCAL_S", 0.1)
     monkeypatch.setattr(watching, "_LOG_S", 0.0)
     folder, out = str(tmp_path / "runs" / "images"), kind()
@@ -508,21 +508,21 @@ def test_watching_tells_what_is_new_and_moves_one_line(
             drain(loader, 100, 0.03)
             with recorder_of(loader).reporting({"epoch": loader.epoch, "loss": 0.5, "name": "x"}, has_checkpoint=False):
                 pass
-    told = out.getvalue()
-    assert told.count("epoch 1: loss 0.5") == told.count("epoch 2: loss 0.5") == 1
-    assert re.search(r"epoch [01] of 2.*rows/s, waiting \d+%", told)
-    assert ("\r" in told) == (kind is Terminal)
-    assert kind is not Terminal or re.search(r"100%\|[#█]+\| epoch 1 of 2: 900/900 rows", told)
+    shown = out.getvalue()
+    assert shown.count("epoch 1: loss 0.5") == shown.count("epoch 2: loss 0.5") == 1
+    assert re.search(r"epoch [01] of 2.*rows/s, waiting \d+%", shown)
+    assert ("\r" in shown) == (kind is Terminal)
+    assert kind is not Terminal or re.search(r"100%\|[#█]+\| epoch 1 of 2: 900/900 rows", shown)
 
 
-def test_a_folder_that_no_record_came_to_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_no_record_came_to_is_shown(tmp_path: Path) -> None:
     out = io.StringIO()
     with raylance.watch(str(tmp_path / "mistyped"), file=out):
         pass
     assert "no record of a loader came to" in out.getvalue()
 
 
-def test_faults_and_bad_rows_are_told_while_it_goes_on(make_run: Make, tmp_path: Path) -> None:
+def test_faults_and_bad_rows_are_shown_while_it_runs(make_run: Make, tmp_path: Path) -> None:
     out, now = io.StringIO(), time.time()
     with raylance.watch(str(tmp_path / "r"), file=out):
         make_run({
@@ -530,13 +530,13 @@ def test_faults_and_bad_rows_are_told_while_it_goes_on(make_run: Make, tmp_path:
             "events": [(now + 2, "fault", "a helper is replaced"), (now + 3, "error", "BadRowError: x")],
             "bad_rows": [(7, "image", "OSError: cut")],
         })  # fmt: skip
-    told = out.getvalue()
-    assert "train, rank 0: a helper is replaced\n" in told
-    assert "train, rank 0: BadRowError: x\n" in told
-    assert "train: image of row offset 7 is masked, OSError: cut\n" in told
+    shown = out.getvalue()
+    assert "train, rank 0: a helper is replaced\n" in shown
+    assert "train, rank 0: BadRowError: x\n" in shown
+    assert "train: image of row offset 7 is masked, OSError: cut\n" in shown
 
 
-def test_what_comes_late_and_again_is_told_and_what_fails_ends_no_run(make_run: Make, watcher: _Watcher) -> None:
+def test_what_comes_late_and_again_is_shown_and_what_fails_ends_no_run(make_run: Make, watcher: _Watcher) -> None:
     """Records come at times of their own; `tell` is the user's."""
     now, watcher._tell = time.time() + 1, lambda metrics: f"loss {metrics['loss']}"
 
@@ -561,7 +561,7 @@ def test_what_comes_late_and_again_is_told_and_what_fails_ends_no_run(make_run: 
 def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(
     make_run: Make, tmp_path: Path, watcher: _Watcher
 ) -> None:
-    """An earlier start by a clock that is ahead; the next by one that is behind; and the earlier one that goes on."""
+    """An earlier start by a clock that is ahead; the next by one that is late; and the earlier one that continues."""
     ahead = {"facts": {"started": T0 + 3600}, "grows": TRAINS, "events": [(T0 + 3601, "fault", "of before")]}
     make_run(ahead)
     out = watcher.out
@@ -582,10 +582,10 @@ def test_what_was_there_before_is_not_watched_whatever_the_clocks_say(
     again = (T0 + 7200, "resume", {"epoch": 0, "position": 90})
     make_run({"facts": {"started": T0 + 7200}, "grows": TRAINS, "events": [again]})
     watcher.look_safely()
-    assert "train continues in epoch 0 after 90 rows" in out.getvalue(), "behind a fault, not"
+    assert "train continues in epoch 0 after 90 rows" in out.getvalue(), "after a fault, not"
 
 
-def test_a_run_that_goes_on_is_watched_whole_from_now_on(make_run: Make, watcher: _Watcher) -> None:
+def test_a_run_that_continues_is_watched_whole_from_now_on(make_run: Make, watcher: _Watcher) -> None:
     """Two ranks; the file of one has changed at the next look."""
     ranks = ranks_of(2, bad_rows=[(7, "image", "cut")])
     make_run(*ranks)
@@ -689,7 +689,7 @@ def limited(write_dataset: Callable[..., str], tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.parametrize("name", ["reading", "decoding", "training"])
-def test_three_limits_are_told_apart(limited: dict[str, str], name: str) -> None:
+def test_three_limits_are_found(limited: dict[str, str], name: str) -> None:
     verdict = raylance.explain_run(limited[name])
     assert verdict.limit == name
     assert min(verdict.rates, key=lambda part: verdict.rates[part] if part != "delivered" else np.inf) == name
@@ -722,7 +722,7 @@ def test_first_rows_with_nulls_are_shown_and_large_ones_are_not_kept(
 # ---- the page
 
 
-def test_a_page_tells_it_all_and_needs_nothing_from_elsewhere(limited: dict[str, str], tmp_path: Path) -> None:
+def test_a_page_shows_it_all_and_needs_nothing_from_elsewhere(limited: dict[str, str], tmp_path: Path) -> None:
     where = raylance.report_run(limited["decoding"], str(tmp_path / "o.html"))
     assert where == str(tmp_path / "o.html")
     page = Path(where).read_text()
@@ -792,7 +792,7 @@ def test_a_report_has_no_loader_of_its_process_take_damaged_rows(
     assert seen == [1, 1]
 
 
-def test_a_page_and_a_record_tell_no_password(make_run: Make, images_uri: str) -> None:
+def test_a_page_and_a_record_show_no_password(make_run: Make, images_uri: str) -> None:
     """pyarrow takes keys in URIs, and reports are handed on."""
     secret = "s3://me:hid/d@n@bucket/run"
     data = raylance.dataset(images_uri, columns=["id"])
@@ -841,7 +841,7 @@ def test_the_page_has_the_figures_of_each_dataset_and_rank(make_run: Make) -> No
     )
 
 
-def test_a_run_that_failed_says_so_and_its_starts_are_told_apart(make_run: Make) -> None:
+def test_a_run_that_failed_says_so_and_its_starts_are_counted(make_run: Make) -> None:
     """Two starts: the first ended with an error in mid-epoch; so did the second."""
     error = "BadRowError: column 'image' of row offset 7"
     waits = TRAINS | {"user_s": 5.0, "wait_s": 1.0, "wait_start_s": 1.0, "wait_read_s": 0, "wait_decode_s": 0}
@@ -859,15 +859,15 @@ def test_a_run_that_failed_says_so_and_its_starts_are_told_apart(make_run: Make)
     assert "1 and 2 ranks · 2 starts" in page
     advice = " ".join(run.verdict("train").advice)
     assert "each rank waited 20.0 s for the first batches of 2 starts: call loader.prepare(" in advice
-    for after_s, told in ((0.1, "although it was prepared as soon as its loader was made: fewer restarts"),
+    for after_s, shown in ((0.1, "although it was prepared as soon as its loader was made: fewer restarts"),
                           (60.0, "although it was prepared, 60.0 s after its loader was made")):  # fmt: skip
         prepared = [{**start, "facts": start["facts"] | {"prepared": True, "prepared_after_s": after_s}}
                     for start in starts]  # fmt: skip
         advice = " ".join(make_run(*prepared).verdict("train").advice)
-        assert told in advice
+        assert shown in advice
         assert ("call it earlier" in advice) == (after_s > 20), "only to who can"
-    going_on = {"facts": {"started": T0 + 300, "world_size": 2}, "grows": TRAINS}
-    assert "The last start ended" not in render(make_run(*prepared, going_on))
+    continued = {"facts": {"started": T0 + 300, "world_size": 2}, "grows": TRAINS}
+    assert "The last start ended" not in render(make_run(*prepared, continued))
 
 
 def test_many_ranks_are_shown_by_those_that_wait_most(make_run: Make) -> None:
