@@ -109,63 +109,50 @@ def real(images_uri: str) -> tuple[list[list[Any]], EpochAudit]:
     return [list(ranks) for ranks in epoch.by_stream(num_decoders=0)], epoch
 
 
-def removed(steps: list[list[Any]]) -> None:
-    step = steps[3][1]
-    steps[3][1] = Step(offsets=step.offsets[1:], real=step.real[1:])
-
-
-def doubled(steps: list[list[Any]]) -> None:
-    step = steps[3][1]
-    steps[3][1] = Step(offsets=np.r_[step.offsets, step.offsets[:1]], real=np.r_[step.real, True])
-
-
-def unmarked(steps: list[list[Any]]) -> None:
-    step = steps[-1][1]
-    steps[-1][1] = Step(offsets=step.offsets, real=np.ones_like(step.real))
-
-
-def swapped(steps: list[list[Any]]) -> None:
-    steps[2], steps[5] = steps[5], steps[2]
-
-
-def unselected(steps: list[list[Any]]) -> None:
-    steps[0][0] = Step(offsets=np.r_[steps[0][0].offsets, 10**6], real=np.r_[steps[0][0].real, True])
-
-
-def shorter(steps: list[list[Any]]) -> None:
-    steps[-1][0] = None
-
-
-FAULTS = {
-    "nothing": (lambda steps: None, []),
+Spoil = Callable[[Step], Step | None]
+OTHER = "1 steps have other rows than the plan, the first is 3"
+FAULTS: dict[str, tuple[int, int, Spoil, list[str]]] = {  # step and rank, how it is spoilt, what is found
+    "nothing": (0, 0, lambda step: step, []),
     "removed": (
-        removed,
-        ["1 rows missing, with offsets {gone}", "1 steps have other rows than the plan, the first is 3"],
+        3, 1, lambda step: Step(offsets=step.offsets[1:], real=step.real[1:]),
+        ["1 rows missing, with offsets {gone}", OTHER],
     ),
     "doubled": (
-        doubled,
-        ["1 rows twice, with offsets {gone}", "1 steps have other rows than the plan, the first is 3"],
+        3, 1, lambda step: Step(offsets=np.r_[step.offsets, step.offsets[:1]], real=np.r_[step.real, True]),
+        ["1 rows twice, with offsets {gone}", OTHER],
     ),
-    "unmarked": (unmarked, ["25 rows twice", "1 steps have other rows"]),
-    "swapped": (swapped, ["2 steps have other rows than the plan, the first is 2"]),
-    "unselected": (unselected, ["1 rows that are not selected", "1 steps have other rows"]),
+    "unmarked": (
+        -1, 1, lambda step: Step(offsets=step.offsets, real=np.ones_like(step.real)),
+        ["25 rows twice", "1 steps have other rows"],
+    ),
+    "unselected": (
+        0, 0, lambda step: Step(offsets=np.r_[step.offsets, 10**6], real=np.r_[step.real, True]),
+        ["1 rows that are not selected", "1 steps have other rows"],
+    ),
     "shorter": (
-        shorter,
+        -1, 0, lambda step: None,
         ["3 rows missing, with", "steps of the ranks [19, 20], of the plan 20", "1 steps"],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_in_a_real_stream_is_found(fault: str, real: tuple[list[list[Any]], EpochAudit]) -> None:
-    spoil, expected = FAULTS[fault]
+    step, rank, spoil, expected = FAULTS[fault]
     steps = [list(ranks) for ranks in real[0]]
     gone = steps[3][1].offsets[0]
-    spoil(steps)
+    steps[step][rank] = spoil(steps[step][rank])
     found = real[1].count(steps).faults
     assert len(found) == len(expected), found
     for line, start in zip(found, expected, strict=True):
         assert line.startswith(start.format(gone=gone))
+
+
+def test_steps_that_change_places_are_found(real: tuple[list[list[Any]], EpochAudit]) -> None:
+    steps = list(real[0])
+    steps[2], steps[5] = steps[5], steps[2]
+    [found] = real[1].count(steps).faults
+    assert found.startswith("2 steps have other rows than the plan, the first is 2")
 
 
 def test_a_fault_is_the_exit_status(
