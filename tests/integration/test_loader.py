@@ -67,8 +67,8 @@ def assert_same(left: list[dict[str, torch.Tensor]], right: list[dict[str, torch
 
 @pytest.fixture(scope="module")
 def undisturbed(images_uri: str) -> list[dict[str, torch.Tensor]]:
-    """The first epoch, on one rank that decodes in threads."""
-    with open_images(images_uri).loader(num_decoders=0, decode_threads=2) as loader:
+    """The first epoch, on one rank, by threads."""
+    with open_images(images_uri).loader(runtime="threads", num_decoders=0, decode_threads=2) as loader:
         return join([batches_of(loader, 36)])
 
 

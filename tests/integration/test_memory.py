@@ -114,7 +114,8 @@ def test_large_rows_all_in_one_place(write_dataset: Callable[..., str], floor: i
     assert stats["held_bytes"] <= 3 * limit, "and the block that finds them"
 
 
-def test_a_row_that_is_larger_than_all_that_may_be_held(write_dataset: Callable[..., str], floor: int) -> None:
+@pytest.mark.usefixtures("ray_session")
+def test_a_row_that_is_larger_than_all_that_may_be_held(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(table([6 * MIB if row == 50 else 1000 for row in range(100)]))
     dataset = raylance.dataset(uri, order="sequential")
     with dataset.loader(max_window_bytes=4 * MIB) as loader:

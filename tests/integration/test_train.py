@@ -137,9 +137,9 @@ def global_steps(lines: list[dict[str, Any]]) -> Steps:
 
 @pytest.fixture(scope="module")
 def undisturbed(images_uri: str) -> Steps:
-    """The same epoch on one rank, without Ray Train."""
+    """The same epoch on one rank, by threads."""
     steps: Steps = {}
-    with open_train(images_uri).loader(num_decoders=0) as loader:
+    with open_train(images_uri).loader(runtime="threads") as loader:
         for batch in loader.iter_torch_batches(global_batch_size=BATCH, with_row_offset=True):
             sums = batch["image"].to(torch.int64).flatten(1).sum(1).tolist()
             steps[loader.state_dict()["position"] or 953] = list(zip(batch["_rowoffset"].tolist(), sums, strict=True))
