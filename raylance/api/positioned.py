@@ -38,7 +38,7 @@ class Positioned(abc.ABC):
         return self._state().to_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a saved position; world size, batch size and decoders may have changed since.
+        """Goes to a saved position; world size, batch size, decoders and workers may have changed since.
 
         Raises:
             StateError: If the state is damaged, newer, or belongs to other rows or another order.

@@ -405,16 +405,31 @@ def test_blobs_come_as_bytes(tmp_path: Path) -> None:
 
 
 def test_a_fork_is_refused_and_does_not_hang(uri: str, tmp_path: Path) -> None:
+    """Also where only the handle is of the process that was forked."""
     script = f"""
-import raylance
+import raylance, torch
 from torch.utils.data import DataLoader
 from raylance.torch_data import IterableDataset, Loader, MapDataset
 handle = raylance.dataset({uri!r})
-steps = IterableDataset(handle, global_batch_size=10)
+
+class Late(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        return next(iter(steps()))
+    def __len__(self):
+        return 1
+
+def steps():
+    return IterableDataset(handle, global_batch_size=10)
+
 forked = dict(num_workers=1, multiprocessing_context="fork")
-for loader in (DataLoader(MapDataset(handle), **forked), DataLoader(steps, None, **forked), Loader(steps, **forked)):
+for make in (
+    lambda: DataLoader(Late(), None, **forked),
+    lambda: DataLoader(MapDataset(handle), **forked),
+    lambda: DataLoader(steps(), None, **forked),
+    lambda: Loader(steps(), **forked),
+):
     try:
-        next(iter(loader))
+        next(iter(make()))
     except raylance.RaylanceError as error:
         assert 'multiprocessing_context="spawn"' in str(error)
     else:
