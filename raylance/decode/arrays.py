@@ -18,7 +18,7 @@ from raylance.errors import DatasetError
 NumpyBatch = dict[str, npt.NDArray[Any]]
 Paddings = Mapping[str, int | float | None]
 Padding = npt.NDArray[Any]  # a value in the dtype of the lists, shape ()
-# What becomes of lists of numbers, by column: padded with a value, of one length, or left as they are.
+# How lists of numbers are converted, by column: padded with a value, of one length, or left as they are (None).
 Lists = Mapping[str, Padding | int | None]
 Join = Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]]  # joins arrays (n, …) along their first axis
 

@@ -51,7 +51,7 @@ def take(batches: Any, count: int) -> list[list[int]]:
 
 
 def test_a_consumer_that_stops_by_count_gets_every_epoch(uri: str) -> None:
-    """The last batch of an epoch moves the loader to the next one, whoever stops and how."""
+    """The last batch of an epoch moves the loader to the next one, whatever stops the pass."""
     with open_ids(uri).loader() as loader, open_ids(uri).loader() as whole:
         wanted = [ids_of(whole.iter_batches(global_batch_size=10)) for _ in range(3)]
         assert len({str(epoch) for epoch in wanted}) == 3
@@ -94,7 +94,7 @@ def test_bound_batches_carry_the_state(uri: str) -> None:
         assert len(again) == 10
 
 
-def test_an_empty_pass_is_said(uri: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_empty_pass_is_logged(uri: str, caplog: pytest.LogCaptureFixture) -> None:
     """95 of 103 rows are consumed: under "drop", 8 rows make no step of 20."""
     with open_ids(uri, remainder="ragged").loader() as loader:
         take(loader.iter_batches(global_batch_size=19), 5)
@@ -136,7 +136,7 @@ def test_two_passes_over_a_handle_at_once(uri: str) -> None:
         ]
 
 
-def test_a_handle_gives_its_cpus_back_whatever_passes_go_on(uri: str) -> None:
+def test_a_handle_gives_its_cpus_back_whatever_passes_run(uri: str) -> None:
     dataset = open_ids(uri, transform=twice)
     with dataset:
         batches = [dataset.iter_batches(batch_size=10) for _ in range(2)]
@@ -324,7 +324,7 @@ def test_paddings_that_the_lists_cannot_hold(lists_uri: str, column: str, value:
             call(**arguments)
 
 
-def test_paddings_that_a_cast_behind_them_would_change(lists_uri: str) -> None:
+def test_paddings_that_a_cast_after_them_would_change(lists_uri: str) -> None:
     with raylance.dataset(lists_uri, columns=["int32", "float32"], order="sequential", remainder="ragged") as handle:
         for column, value, dtype in (
             ("int32", -100, torch.uint8),
@@ -410,7 +410,7 @@ def test_dtypes_leave_offsets_alone(uri: str) -> None:
         ({"batch_size": 2.5}, "batch_size=2.5: must be an integer"),
     ],
 )
-def test_what_an_iterator_cannot_honour_is_said_at_once(uri: str, arguments: dict[str, Any], message: str) -> None:
+def test_what_an_iterator_cannot_honour_is_refused_at_once(uri: str, arguments: dict[str, Any], message: str) -> None:
     handle = raylance.dataset(uri)
     for owner in (handle, handle.loader()):
         with pytest.raises(raylance.ConfigError, match=message):

@@ -263,7 +263,7 @@ def test_a_run_continues_with_an_equal_decoder(uri: str, caplog: pytest.LogCaptu
 
 @dataclasses.dataclass(frozen=True)
 class Raw(raylance.Decoder):
-    """The numbers themselves, behind a mark."""
+    """The numbers themselves, after a mark."""
 
     shape: Any = (4,)
     dtype: Any = "float32"
@@ -409,10 +409,10 @@ def test_a_decoder_that_fits_too_few_rows_ends_the_epoch(clips: str, decoders: i
         seen, error = read_until_too_many(loader.iter_batches(batch_size=64))
         assert seen == list(range(960)), "the batch that makes it 1,024 rows is not handed out"
         assert loader.state_dict()["position"] == 960
-        told = str(error)
-        assert f"{LONG[:1024].sum()} of 1,024 rows that this rank was handed since its start" in told
-        assert "max_bad_rows=0.01 allows. The epoch stops here" in told
-        assert f"clip of row offset {error.row_offset} of {clips} (ValueError: cannot reshape array of size 6" in told
+        text = str(error)
+        assert f"{LONG[:1024].sum()} of 1,024 rows that this rank was handed since its start" in text
+        assert "max_bad_rows=0.01 allows. The epoch stops here" in text
+        assert f"clip of row offset {error.row_offset} of {clips} (ValueError: cannot reshape array of size 6" in text
         assert LONG[error.row_offset]
         assert (error.column, error.dataset) == ("clip", clips)
         assert read_until_too_many(loader.iter_batches(batch_size=64))[0] == [], "it is no better the second time"

@@ -39,7 +39,7 @@ def whole(height: int, width: int) -> tuple[int, int, int, int]:
     return 0, 0, width, height
 
 
-def behind(data: bytes, before: bytes) -> bytes:
+def inserted(data: bytes, before: bytes) -> bytes:
     """A JPEG with bytes between its first marker and all that follows."""
     return data[:2] + before + data[2:]
 
@@ -59,11 +59,11 @@ KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
     "best": lambda image: jpeg(image, quality=100),
     "worst": lambda image: jpeg(image, quality=1),
     "trailing bytes": lambda image: jpeg(image) + b"\xff\xd8 and more \0" * 7,
-    "a thumbnail's data behind it": lambda image: jpeg(image) + jpeg(image.resize((8, 8))),
+    "a thumbnail after it": lambda image: jpeg(image) + jpeg(image.resize((8, 8))),
     **{f"EXIF {number}": lambda image, number=number: jpeg(image, orientation=number) for number in range(1, 10)},
-    "EXIF behind a segment": lambda image: behind(jpeg(image, orientation=6), b"\xff\xe2\0\x0aICC\xff\xda\xff\xda\0"),
-    "EXIF behind a fill byte": lambda image: behind(jpeg(image, orientation=6), b"\xff"),
-    "a thumbnail in a segment": lambda image: behind(jpeg(image), b"\xff\xe5\0\x0aExif\0\0\xff\xda"),
+    "EXIF after a segment": lambda image: inserted(jpeg(image, orientation=6), b"\xff\xe2\0\x0aICC\xff\xda\xff\xda\0"),
+    "EXIF after a fill byte": lambda image: inserted(jpeg(image, orientation=6), b"\xff"),
+    "a thumbnail in a segment": lambda image: inserted(jpeg(image), b"\xff\xe5\0\x0aExif\0\0\xff\xda"),
     "Exif as a comment": lambda image: jpeg(image, comment=b"Exif\0\0 is not there"),
 }
 TO_PILLOW: dict[str, Callable[[PIL.Image.Image], bytes]] = {
