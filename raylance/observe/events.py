@@ -52,9 +52,8 @@ class EventLog:
 
     def add(self, kind: str, what: Any) -> None:
         """Keeps an event of now."""
-        if kind not in self._by_kind:
-            self._by_kind[kind] = Thinned(_MOST, _MOST_OLD_REPORTS if kind == "report" else 0)
-        self._by_kind[kind].add((now_s(), kind, what))
+        kept = self._by_kind.setdefault(kind, Thinned(_MOST, _MOST_OLD_REPORTS if kind == "report" else 0))
+        kept.add((now_s(), kind, what))
 
     def all(self) -> list[Event]:
         """All that are kept, oldest first."""

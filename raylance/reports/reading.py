@@ -297,16 +297,15 @@ def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
     facts = json.loads((table.schema.metadata or {}).get(b"raylance", b"{}"))
     if facts.get("format") != FORMAT:
         return None
-    latest = {name: facts.pop(name, None) for name in ("events", "bad_rows", "ended", "digest", "shared_s")}
     columns = {name: table[name].to_numpy() for name in COLUMNS if name in table.column_names}
     return LoaderRecord(
         name=name,
         facts=facts,
-        events=[tuple(event) for event in latest["events"] or ()],
-        bad_rows=[tuple(row) for row in latest["bad_rows"] or ()],
-        ended=latest["ended"],
-        digest=latest["digest"],
-        shared_s=latest["shared_s"] or {},
+        events=[tuple(event) for event in facts.pop("events", None) or ()],
+        bad_rows=[tuple(row) for row in facts.pop("bad_rows", None) or ()],
+        ended=facts.pop("ended", None),
+        digest=facts.pop("digest", None),
+        shared_s=facts.pop("shared_s", None) or {},
         written_s=written_s,
         series={name: columns.get(name, np.zeros(table.num_rows)) for name in COLUMNS},
     )
