@@ -261,7 +261,7 @@ def test_one_healthy_decoder_goes_on_at_once(images_uri: str, occupied: Callable
 def test_without_a_decoder_a_place_is_waited_for_until_the_deadline(
     images_uri: str, occupied: Callable[[int], None]
 ) -> None:
-    """Two that take all CPUs: whoever waits for one has it before a new decoder is asked for."""
+    """Two that take all CPUs: what waits for one has it before a new decoder is asked for."""
     wait_for_free_cpus(CPUS)
     dataset = raylance.dataset(images_uri, columns=["id"], transform=with_pid, order="sequential")
     with dataset.loader(num_decoders=2, decoder_cpus=CPUS / 2, placement_timeout_s=15, **ONE_STEP) as loader:
@@ -474,18 +474,24 @@ def every_other(write_dataset: Callable[..., str]) -> str:
     return write_dataset(pa.table({"id": np.arange(400_000)}))
 
 
-@pytest.mark.slow
-def test_a_handle_outlives_the_worker_that_returned_it(every_other: str) -> None:
+def opened_by_another(uri: str) -> raylance.Dataset:
+    """A handle from a worker that is gone."""
+
     @ray.remote(num_cpus=0)
     class Opener:
-        def open(self, uri: str) -> raylance.Dataset:
+        def open(self) -> raylance.Dataset:
             return raylance.dataset(uri, filter="id % 2 = 1", remainder="ragged")
 
     opener = Opener.remote()
-    dataset = ray.get(opener.open.remote(every_other))
+    dataset: raylance.Dataset = ray.get(opener.open.remote())
     ray.kill(opener)
     time.sleep(1)
-    with dataset.loader() as loader:
+    return dataset
+
+
+@pytest.mark.slow
+def test_a_handle_outlives_the_worker_that_returned_it(every_other: str) -> None:
+    with opened_by_another(every_other).loader() as loader:
         assert sorted(ids_of(loader, 20_000)) == list(range(1, 400_000, 2))
 
 
@@ -526,9 +532,8 @@ def test_handles_and_loaders_outlive_a_ray_session(every_other: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_helper_that_hangs_is_replaced(write_dataset: Callable[..., str], tmp_path: Path) -> None:
-    """It lives, and answers nothing: only a deadline tells."""
-    uri = write_dataset(pa.table({"id": np.arange(400)}))
+def test_a_helper_that_hangs_is_replaced(numbers: str, tmp_path: Path) -> None:
+    """It lives, and answers nothing: only a deadline shows it."""
     flag = tmp_path / "hung"
 
     def hang_once(batch: dict[str, Any]) -> dict[str, Any]:
@@ -538,28 +543,18 @@ def test_a_helper_that_hangs_is_replaced(write_dataset: Callable[..., str], tmp_
         return {"id": batch["id"]}
 
     flag.touch()  # not at the opening
-    dataset = raylance.dataset(uri, transform=hang_once, order="sequential")
+    dataset = raylance.dataset(numbers, transform=hang_once, order="sequential")
     flag.unlink()
     with dataset.loader(num_decoders=1, work_timeout_s=20) as loader:
-        ids = [number for batch in loader.batches(global_batch_size=10) for number in batch["id"].tolist()]
-        assert ids == list(range(400))
+        assert ids_of(loader, 10) == list(range(200))
         assert loader.stats()["helpers_replaced"] == 1
 
 
-def test_a_selection_that_cannot_be_built_again_is_refused(every_other: str, write_dataset: Callable[..., str]) -> None:
+def test_a_selection_that_cannot_be_built_again_is_refused(write_dataset: Callable[..., str]) -> None:
     uri = write_dataset(pa.table({"id": np.arange(400_000)}))
-
-    @ray.remote(num_cpus=0)
-    class Opener:
-        def open(self, uri: str) -> raylance.Dataset:
-            return raylance.dataset(uri, filter="id % 2 = 1")
-
-    opener = Opener.remote()
-    dataset = ray.get(opener.open.remote(uri))
-    ray.kill(opener)
+    dataset = opened_by_another(uri)
     shutil.rmtree(uri)
     lance.write_dataset(pa.table({"id": np.arange(300_000)}), uri)
-    time.sleep(1)
     with dataset.loader() as loader, pytest.raises(raylance.DatasetError, match="was rewritten in place"):
         ids_of(loader, 20_000)
 
@@ -581,11 +576,10 @@ def odd(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("decoders", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_error_that_cannot_travel_hides_no_good_row(write_dataset: Callable[..., str], decoders: int) -> None:
+def test_an_error_that_cannot_travel_hides_no_good_row(numbers: str, decoders: int) -> None:
     with pytest.raises(TypeError):
         pickle.loads(pickle.dumps(OddError("row 43", "something odd")))
-    uri = write_dataset(pa.table({"id": np.arange(400)}))
-    dataset = raylance.dataset(uri, transform=odd, order="sequential")
+    dataset = raylance.dataset(numbers, transform=odd, order="sequential")
     with dataset.loader(num_decoders=decoders) as loader:
         ids = []
         with pytest.raises(raylance.BadRowError, match="row offset 43 .*OddError: something odd at row 43") as caught:

@@ -357,8 +357,8 @@ def test_what_lance_says_is_classified(texts: list[str], failure: Failure | None
     for text in texts:
         for kind in (OSError, ValueError, pa.ArrowInvalid):
             assert failure_of(kind(text)) is failure, text
-            told = raylance.DatasetError("rows cannot be read")
-            told.__cause__ = kind(text)
-            assert failure_of(told) is failure
+            found = raylance.DatasetError("rows cannot be read")
+            found.__cause__ = kind(text)
+            assert failure_of(found) is failure
     assert failure_of(TimeoutError()) is failure_of(ConnectionResetError()) is Failure.PASSING
     assert failure_of(raylance.DatasetError("it has no version 1 any more: Not found: x")) is Failure.LASTING

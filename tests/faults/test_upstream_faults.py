@@ -49,7 +49,7 @@ def test_set_epoch_does_something(uri: str, order: str) -> None:
 
 
 def test_a_filter_that_leaves_a_rank_no_row_of_a_fragment_keeps_steps_equal(uri: str) -> None:
-    """Batches are dealt after the filter: contiguous ranges of what it leaves, one behind the other over the ranks."""
+    """Batches are dealt after the filter: contiguous ranges of what it leaves, one after the other over the ranks."""
     dataset = raylance.dataset(uri, filter="group = 1 and id < 30", order="sequential", remainder="ragged")
     ranks = read(dataset, 3, 12)
     assert [len(steps) for steps in ranks] == [3, 3, 3]

@@ -76,7 +76,7 @@ def test_decoders_that_start_are_waited_for_a_while(comes_at: float) -> None:
     assert driver.is_over
 
 
-def test_helpers_that_nobody_waited_for_have_their_time_anew() -> None:
+def test_helpers_that_nobody_waited_for_have_their_time_again() -> None:
     pool = make_pool()
     first = Driver(pool)
     first.handle(NotPlaced(1, FAULT, permanent=False))
@@ -414,13 +414,13 @@ def test_smaller_pieces_may_have_their_share_of_what_is_known() -> None:
     sizes = Sizes(raw_bytes=100_000, decoded_bytes=0, limit_bytes=1 << 30, items=5)
     inflight = InFlight(plan, 0, plan.items(0, EPOCH, 0, 4), 0, sizes, 1)
     inflight.take_on(decoders=1)
-    whole, behind = inflight.entries[0], inflight.entries[1]
+    whole, following = inflight.entries[0], inflight.entries[1]
     whole.faults, whole.not_before = 2, 7.0
     inflight.replace(whole, 2, 8_000_000)
     half = inflight.entries[1]
     inflight.replace(half, 2, half.allowed_bytes)
     inflight.replace(inflight.entries[1], 1, 9_000_000)
-    pieces = list(itertools.takewhile(lambda piece: piece is not behind, inflight.entries))
+    pieces = list(itertools.takewhile(lambda piece: piece is not following, inflight.entries))
     assert [(piece.item.position, piece.item.rows) for piece in pieces] == [(0, 2), (2, 1), (3, 1)]
     assert [piece.allowed_bytes for piece in pieces] == [4_000_000, 9_000_000, 2_000_000]
     assert [piece.reserved_bytes for piece in pieces] == [4_000_000, 9_000_000, 2_000_000], (

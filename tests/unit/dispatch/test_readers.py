@@ -46,37 +46,39 @@ def test_chunks_go_round_also_from_epoch_to_epoch(
     order: Resolved, batch: int, world: int, readers: int, data: st.DataObject
 ) -> None:
     plan, rank, turns = make_plan(order, batch, world), data.draw(st.integers(0, world - 1)), ReadSchedule()
-    told: dict[int, Chunk] = {}
-    wanted, behind = chunks(plan, rank, 3), data.draw(st.integers(0, 2))
+    asked: dict[int, Chunk] = {}
+    wanted, lag = chunks(plan, rank, 3), data.draw(st.integers(0, 2))
     for place, chunk in enumerate(wanted):
-        turns.begin_at(plan, wanted[max(0, place - behind)])  # it is awaited still
+        turns.begin_at(plan, wanted[max(0, place - lag)])  # it is awaited still
         for _ in range(2):  # its first item, and another one
             reader, following, begin = turns.take(plan, rank, chunk, range(readers))
             assert reader == place % readers
-            assert told.get(reader, chunk) == chunk, "it was told to read it, unless it is the first of all"
-            told |= dict(begin)
+            assert asked.get(reader, chunk) == chunk, "it was asked to read it, unless it is the first of all"
+            asked |= dict(begin)
         assert following is not None
-        told[reader] = following
-        assert len(turns.assignments) <= behind + readers + 1
+        asked[reader] = following
+        assert len(turns.assignments) <= lag + readers + 1
 
 
 @given(order=cases(), batch=st.integers(1, 40), data=st.data())
-def test_a_chunk_is_read_by_whom_was_told_to_who_come_and_go(order: Resolved, batch: int, data: st.DataObject) -> None:
-    plan, turns, told = make_plan(order, batch, 1), ReadSchedule(), dict[Chunk, int]()
+def test_a_chunk_is_read_by_the_reader_asked_as_readers_come_and_go(
+    order: Resolved, batch: int, data: st.DataObject
+) -> None:
+    plan, turns, asked = make_plan(order, batch, 1), ReadSchedule(), dict[Chunk, int]()
     for chunk in chunks(plan, 0, 3):
         turns.begin_at(plan, chunk)
         for _ in range(2):
             running = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True))
-            told = {known: reader for known, reader in told.items() if reader in running}  # who goes forgets it
+            asked = {known: reader for known, reader in asked.items() if reader in running}  # who goes forgets it
             reader, following, begin = turns.take(plan, 0, chunk, running)
             assert reader in running
-            assert reader == told.get(chunk, reader)
+            assert reader == asked.get(chunk, reader)
             assert following is None or following != chunk
-            told |= {chunk: reader} | {other: number for number, other in begin}
-            told |= {} if following is None else {following: reader}
+            asked |= {chunk: reader} | {other: number for number, other in begin}
+            asked |= {} if following is None else {following: reader}
 
 
-def test_a_pass_that_goes_on_in_the_middle_of_a_chunk_finds_its_reader() -> None:
+def test_a_pass_that_continues_in_the_middle_of_a_chunk_finds_its_reader() -> None:
     plan, turns = make_plan(resolve(WindowShuffle(shard_rows=8, window_shards=1, lanes=2), 96), 4, 1), ReadSchedule()
     first, second, *_ = chunks(plan, 0, 1)
     assert turns.take(plan, 0, first, [0, 1])[0] == 0
@@ -125,7 +127,7 @@ class InTurn:
     seed=st.integers(0, 3),
     data=st.data(),
 )
-def test_every_item_has_its_rows_whoever_reads_within_the_limit_of_each(
+def test_every_item_has_its_rows_from_any_reader_within_the_limit_of_each(
     order: Resolved, batch: int, world: int, item_rows: int, limit: int, seed: int, data: st.DataObject
 ) -> None:
     """Two epochs, items that are asked for again, and readers that come and go."""

@@ -1,4 +1,4 @@
-"""Owns the thread between helpers and consumer: what a consumer may do to it, and that nothing of it is left behind."""
+"""Owns the thread between helpers and consumer: what a consumer may do to it, and that nothing of it is left."""
 
 import concurrent.futures.thread
 import contextlib
@@ -169,7 +169,7 @@ def test_close_in_mid_pass(uri: str) -> None:
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("taken", [1, ROWS // BATCH], ids=["in a pass", "behind one"])
+@pytest.mark.parametrize("taken", [1, ROWS // BATCH], ids=["in a pass", "after one"])
 def test_the_garbage_collector_ends_a_pass_wherever_it_runs(
     uri: str, taken: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,7 +252,7 @@ def test_an_interrupt_reaches_a_consumer_that_waits(uri: str, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-def test_a_fork_in_mid_pass_is_told(uri: str, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_in_mid_pass_is_an_error(uri: str, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether or not another batch was finished before."""
     monkeypatch.setattr(feeder_module, "_LOOK_S", 0.1)
     loader = loader_of(uri)
@@ -263,13 +263,13 @@ def test_a_fork_in_mid_pass_is_told(uri: str, is_there: bool, monkeypatch: pytes
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        told = b"nothing"
+        message = b"nothing"
         try:
             for _ in batches:
                 pass
         except raylance.RaylanceError as error:
-            told = str(error).encode()
-        os.write(writing, told)
+            message = str(error).encode()
+        os.write(writing, message)
         os._exit(0)
     os.waitpid(child, 0)
     assert b"forked in the middle of a pass" in os.read(reading, 10_000)
