@@ -303,13 +303,8 @@ def state(one: One) -> Any:
     def about(value: Any) -> Any:
         if isinstance(value, Helper):
             return name("helper", value.number), value.state == "dismissed"
-        fields = (
-            [(f.name, getattr(value, f.name)) for f in dataclasses.fields(value)]
-            if dataclasses.is_dataclass(value)
-            else []
-        )
-        named = [name(n, v) for n, v in fields if n in ("call", "helper", "read", "decode") and isinstance(v, int)]
-        return type(value).__name__, tuple(named)
+        found = [(kind, getattr(value, kind, None)) for kind in ("call", "helper", "read", "decode")]
+        return type(value).__name__, tuple(name(kind, number) for kind, number in found if isinstance(number, int))
 
     world_pending = sorted(repr((what.__name__, tuple(about(a) for a in args))) for what, args in world.pending)
     return pieces, helpers, rest, machines, tuple(table), tuple(world_pending)
