@@ -19,7 +19,6 @@ from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.helper_pool import HelperPool
 from raylance.dispatch.messages import Close, Decode, Event, Fetch, Kind, Observation, Output, Read
 from raylance.dispatch.scaling import Scaler
-from raylance.dispatch.sizes import Sizes
 from raylance.observe import Stats
 from raylance.observe.observations import Status
 from raylance.planning.plan import Plan, WorkItem
@@ -69,21 +68,16 @@ class Wrong:
     """What to play with; the real ones, unless it is to be shown that wrong ones are caught.
 
     Attributes:
-        dispatcher, pool, sizes: What sessions are made of.
-        methods: Of `Feeder`, `Session` or a part of them: (class, name, the function in its place).
+        methods: Of `Dispatcher`, `Feeder`, `Session` or a part of them: (class, name, the function in its place).
     """
 
-    dispatcher: type[Dispatcher] = Dispatcher
-    pool: type[HelperPool] = HelperPool
-    sizes: type[Sizes] = Sizes
     methods: Sequence[tuple[type, str, Any]] = ()
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Has sessions made of these."""
-        named = (("Dispatcher", self.dispatcher), ("HelperPool", self.pool), ("Sizes", self.sizes))
         with contextlib.ExitStack() as stack:
-            for owner, name, made in (*((session, *each) for each in named), *self.methods):
+            for owner, name, made in self.methods:
                 stack.enter_context(mock.patch.object(owner, name, made))
             yield
 

@@ -2,8 +2,8 @@
 changed, and what each of them breaks. Those that break nothing are named at the end, with the reason.
 """
 
+import functools
 import inspect
-import itertools
 import sys
 from typing import Any
 
@@ -14,50 +14,25 @@ from raylance.dispatch.read_schedule import ReadSchedule
 from raylance.dispatch.sizes import Sizes
 from tests.simulation.play import Wrong
 
-_NUMBERS = itertools.count()
 
-
-def changed(kind: type, old: str, new: str) -> Any:
+def _changed(kind: type, old: str, new: str) -> Any:
     """A class with one place of its source changed."""
     source = inspect.getsource(kind)
     if source.count(old) != 1:
         raise ValueError(f"{kind.__name__} has {old!r} {source.count(old)} times, not once: change this mutant, too")
     names = dict(vars(sys.modules[kind.__module__]))
     exec(source.replace(old, new), names)
-    made = names[kind.__name__]
-    made.__module__, made.__qualname__ = __name__, f"Mutant{next(_NUMBERS)}"
-    globals()[made.__qualname__] = made  # so that it can be pickled, as the small world does
-    return made
+    return names[kind.__name__]
 
 
-def _dispatcher(old: str, new: str) -> Wrong:
-    return Wrong(dispatcher=changed(Dispatcher, old, new))
+def mutant(kind: type, old: str, new: str) -> Wrong:
+    """What has one place of a class changed."""
+    made = vars(_changed(kind, old, new))
+    return Wrong([(kind, name, each) for name, each in made.items() if callable(each) or type(each) is property])
 
 
-def _pool(old: str, new: str) -> Wrong:
-    return Wrong(pool=changed(HelperPool, old, new))
-
-
-def _in_flight(old: str, new: str) -> Wrong:
-    kind = changed(InFlight, old, new)
-
-    class WithOtherItems(Dispatcher):
-        def __init__(self, **arguments: Any) -> None:
-            super().__init__(**arguments)
-            self._inflight.__class__ = kind
-
-    return Wrong(dispatcher=WithOtherItems)
-
-
-def _schedule(old: str, new: str) -> Wrong:
-    kind = changed(ReadSchedule, old, new)
-
-    class WithOtherSchedule(HelperPool):
-        def __init__(self, **arguments: Any) -> None:
-            super().__init__(**arguments)
-            self.schedule = kind()
-
-    return Wrong(pool=WithOtherSchedule)
+_dispatcher, _pool = functools.partial(mutant, Dispatcher), functools.partial(mutant, HelperPool)
+_in_flight, _schedule = functools.partial(mutant, InFlight), functools.partial(mutant, ReadSchedule)
 
 
 # What each of them breaks. The last eight passed until `strict` was written.
@@ -209,13 +184,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
         "liveness",
     ),
     "thinks rows are small": (
-        Wrong(
-            sizes=changed(
-                Sizes,
-                "self._raw_bytes * _MARGIN + self._decoded_bytes)",
-                "self._raw_bytes * _MARGIN + self._decoded_bytes) / 2",
-            )
-        ),
+        mutant(Sizes, "_MARGIN + self._decoded_bytes)", "_MARGIN + self._decoded_bytes) / 2"),
         "bytes",
     ),
     "keeps what an item has read when it is read again": (

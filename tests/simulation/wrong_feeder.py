@@ -2,26 +2,14 @@
 changed, and what it breaks. Those that break nothing here are named at the end, with the reason.
 """
 
+import functools
+
 from raylance.runtime.feeder import Feeder
 from raylance.runtime.session import Session
 from tests.simulation.play import Wrong
-from tests.simulation.wrong import changed
+from tests.simulation.wrong import mutant
 
-
-def _mutant(kind: type, old: str, new: str) -> Wrong:
-    made = vars(changed(kind, old, new))
-    return Wrong(
-        methods=[(kind, name, each) for name, each in made.items() if callable(each) or type(each) is property]
-    )
-
-
-def _feeder(old: str, new: str) -> Wrong:
-    return _mutant(Feeder, old, new)
-
-
-def _session(old: str, new: str) -> Wrong:
-    return _mutant(Session, old, new)
-
+_feeder, _session = functools.partial(mutant, Feeder), functools.partial(mutant, Session)
 
 # What each of them breaks. Sixteen passed at first, and led to new checks: of errors that come too early; of batches
 # that a pass keeps when it is closed, or makes beyond its room; of deadlines that the feeder misses; of runtimes and
