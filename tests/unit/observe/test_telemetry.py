@@ -112,23 +112,6 @@ def test_what_is_under_way_counts_already() -> None:
     assert stats.wait_read_s == 0
 
 
-def test_a_pass_between_two_batches_is_no_training() -> None:
-    """A validation pass in mid-epoch, with another one in it."""
-    train, val, inner = Stats(), Stats(), Stats()
-    with train.timed("user_s"):
-        with val.timed("wait_s"):
-            time.sleep(0.01)
-        with val.timed("user_s"), inner.timed("wait_s"):
-            time.sleep(0.01)
-    with val.timed("wait_s"):
-        pass
-    assert train.other_s == pytest.approx(val.wait_s + val.user_s, abs=1e-3)
-    assert val.other_s == pytest.approx(inner.wait_s, abs=1e-3)
-    assert inner.other_s == 0
-    assert train.other_s < train.user_s
-    assert train.sample()["train_s"] == train.user_s - train.other_s
-
-
 def test_masked_rows_are_named_once_and_not_without_end() -> None:
     stats = Stats()
     stats.add(Receipt(bad_rows=((5, "image", "cut"), (5, "image", "cut"), (5, "other", "null"))))
@@ -335,8 +318,8 @@ def test_a_name_hides_no_record(tmp_path: Path) -> None:
 
 
 def test_a_pass_within_a_step_is_never_training(clock: Clock) -> None:
-    """Of a validation the trainer's figures say the same while it waits and when it has ended."""
-    train, val = Stats(), Stats()
+    """Of a validation, with a pass in it, the trainer's figures say the same while it waits and when it has ended."""
+    train, val, inner = Stats(), Stats(), Stats()
     train.begin("user_s")
     clock.now += 2
     val.begin("wait_s")
@@ -344,12 +327,14 @@ def test_a_pass_within_a_step_is_never_training(clock: Clock) -> None:
     clock.now += 5
     assert train.sample()["train_s"] == pytest.approx(2, abs=1e-4)
     val.end("wait_s")
-    val.begin("user_s")
-    clock.now += 5
-    val.end("user_s")
+    with val.timed("user_s"), inner.timed("wait_s"):
+        clock.now += 4
     assert train.sample()["train_s"] == pytest.approx(2, abs=1e-4)
     train.end("user_s")
+    with val.timed("wait_s"):
+        clock.now += 1
     assert train.user_s - train.other_s == pytest.approx(2, abs=1e-4)
+    assert (train.other_s, val.other_s, inner.other_s) == pytest.approx((9, 4, 0), abs=1e-4)
 
 
 def test_loaders_that_are_iterated_side_by_side_both_train(clock: Clock) -> None:
