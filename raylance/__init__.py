@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from raylance.source.provenance import Provenance
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
 
-__version__ = "0.9.0"
+__version__ = "0.9.1"
 
 _MODULES = {
     "api.dataset": ("Dataset",),
