@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +16,26 @@ from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import Plan
 from raylance.source.rows import RowSource, TableRows
 
-if TYPE_CHECKING:
-    from raylance.api.dataset import Dataset
-
 _LARGEST_TRIAL = 1 << 21  # rows to plan, to show how they are read
 _COUNTED = 2000  # rows whose labels are read
 _LABEL = "label"  # where the schema names no other column beside the classes
 
 
-def describe(data: "Dataset", source: RowSource, delivery_spec: DeliverySpec) -> Display:
+class _Displayed(Protocol):
+    """What is displayed of a dataset."""
+
+    @property
+    def version(self) -> Any: ...
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: Any, /) -> Mapping[str, Any]: ...
+
+
+def describe(data: _Displayed, source: RowSource, delivery_spec: DeliverySpec) -> Display:
     """A dataset: what it is, with a few rows."""
     order = delivery_spec.order
     facts = {
@@ -58,7 +69,7 @@ def _type_name(kind: pa.DataType) -> str:
     return f"{kind.value_type} {tuple(kind.shape)}" if isinstance(kind, pa.FixedShapeTensorType) else str(kind)
 
 
-def display_sample(data: "Dataset", source: RowSource, rows: int) -> Display:
+def display_sample(data: _Displayed, source: RowSource, rows: int) -> Display:
     """Some rows spread over a dataset, and its classes where it has labels."""
     parts, (label, classes) = [], _label_and_classes(data)
     try:
@@ -75,7 +86,7 @@ def display_sample(data: "Dataset", source: RowSource, rows: int) -> Display:
     return stacked(*parts)
 
 
-def display_batch(data: "Dataset", batch: Mapping[str, Any]) -> Display:
+def display_batch(data: _Displayed, batch: Mapping[str, Any]) -> Display:
     """A batch of a dataset."""
     label, classes = _label_and_classes(data)
     shown = {name: values for name, values in batch.items() if not name.startswith("_") or name == ROW_OFFSET}
@@ -110,7 +121,7 @@ def _spread(selected: int, rows: int) -> Int64Array:
     return np.linspace(0, selected - 1, min(rows, selected)).astype(np.int64)
 
 
-def _label_and_classes(data: "Dataset") -> tuple[str, list[str] | None]:
+def _label_and_classes(data: _Displayed) -> tuple[str, list[str] | None]:
     """The column of labels, and the names of its classes, as jobs/create_dataset.py leaves them in the metadata."""
     metadata = data.schema.metadata or {}
     try:
