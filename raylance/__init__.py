@@ -3,6 +3,8 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from raylance._version import __version__ as __version__
+
 if TYPE_CHECKING:
     from raylance import audit as audit
     from raylance import testing as testing
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from raylance.source.packing import PackTokens
     from raylance.source.provenance import Provenance
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
-
-__version__ = "0.9.1"
 
 _MODULES = {
     "api.dataset": ("Dataset",),

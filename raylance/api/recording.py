@@ -4,7 +4,6 @@ position, and never writes a file itself.
 
 import contextlib
 import dataclasses
-import importlib
 import os
 import socket
 import threading
@@ -14,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from raylance._version import __version__
 from raylance.api.naming import choose_name, release_name
 from raylance.batches.assembly import Step
 from raylance.batches.display import display_rows
@@ -188,7 +188,7 @@ class Recorder:
             "start": start,
             "repeats": plan.order.repeats,
             "started": now_s() - waited_s,
-            "raylance": importlib.import_module("raylance").__version__,
+            "raylance": __version__,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "cluster_cpus": surroundings.cluster_cpus(),
