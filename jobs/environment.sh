@@ -33,3 +33,5 @@ if [ "$(cat "$venv/installed-$1" 2>/dev/null)" != "$wanted" ]; then
     fi
     echo "$wanted" >"$venv/installed-$1"
 fi
+# raylance, too: where Python is set to write no bytecode, each process of Ray would compile it for itself.
+python -m compileall -q raylance jobs

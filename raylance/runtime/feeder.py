@@ -88,8 +88,8 @@ class Feeder:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the runtime is free for another pass: only finished batches are left to hand out."""
-        return self._has_ended and not self._thread.is_alive()
+        """Whether another pass may follow: the runtime is free, and only finished batches are left to hand out."""
+        return self._has_ended and self._error is None and not self._thread.is_alive()
 
     def __iter__(self) -> Iterator[tuple[list[Any], Step]]:
         """Hands out batches with their steps; the caller times how long each is awaited and kept.

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 import ray
 import ray.exceptions
+from ray._private.state import actors
 
 import raylance
 from raylance.runtime.ray.faults import errors_travel
@@ -227,6 +228,11 @@ def occupied() -> Iterator[Callable[[int], None]]:
 
     def take(cpus: int) -> None:
         holders.extend(ray.remote(Holder).options(num_cpus=1).remote() for _ in range(cpus))
+        waits = [holder._actor_id.hex() for holder in holders]
+        while waits:  # until all of them stand in line: what asks for a CPU later has it later
+            time.sleep(0.05)
+            states = {number: actor["State"] for number, actor in actors().items()}
+            waits = [number for number in waits if states.get(number) not in ("PENDING_CREATION", "ALIVE")]
 
     yield take
     for holder in holders:
@@ -299,6 +305,7 @@ ray.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_helpers_that_have_their_cpus_are_not_said_to_find_no_place(numbers: str, tmp_path: Path) -> None:
     """Processes do not start, as on a loaded machine; of five decoders on three CPUs, two wait for CPUs as well."""
     (tmp_path / "sitecustomize.py").write_text(START_SLOWLY)

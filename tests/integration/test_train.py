@@ -230,6 +230,7 @@ def hand_fn(config: dict[str, Any]) -> None:
     assert str(train.explain())
 
 
+@pytest.mark.slow
 def test_loaders_made_by_hand_in_a_worker_are_recorded_and_proven(images_uri: str, tmp_path: Path) -> None:
     train = open_train(images_uri, decode=None, columns=["id"])
     config = {"train": train, "log": str(tmp_path)}

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 ROWS = 4_000
 
@@ -119,6 +120,7 @@ print("all acts")
 """
 
 
+@pytest.mark.slow
 def test_a_session_that_ends_in_mid_pass_is_named_and_the_next_pass_works(write_dataset: Callable[..., str]) -> None:
     """Without a session, or in another one; and to a consumer that waits, as soon as no call is being made."""
     uri = write_dataset(pa.table({"id": np.arange(ROWS)}))

@@ -140,6 +140,24 @@ def test_an_error_of_collate_fn_comes_after_the_last_good_batch_and_names_its_ro
     assert caught.value is error or caught.value.__cause__ is error
 
 
+def test_an_epoch_that_fails_prepares_no_other(uri: str) -> None:
+    """Its error waits while good batches are handed out: the next epoch was begun, and kept what it had brought."""
+
+    def collate(batch: dict[str, Any]) -> dict[str, Any]:
+        if batch["id"][0] == 5 * BATCH:
+            raise KeyError("no such thing")
+        return batch
+
+    loader = loader_of(uri)
+    batches = iter(loader.batches(global_batch_size=BATCH, collate_fn=collate, prefetch_batches=30))
+    next(batches)
+    wait_until(lambda: not feeders())
+    next(batches)
+    assert not feeders()
+    with pytest.raises(KeyError):
+        list(batches)
+
+
 def test_a_break_an_exception_and_another_pass(uri: str) -> None:
     loader = loader_of(uri)
     for batch in loader.batches(global_batch_size=BATCH):
