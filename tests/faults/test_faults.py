@@ -311,10 +311,8 @@ def test_helpers_that_have_their_cpus_are_not_said_to_find_no_place(numbers: str
     (tmp_path / "sitecustomize.py").write_text(START_SLOWLY)
     slow = tmp_path / "slow"
     slow.touch()
-    # Ray waits for no process at its own start.
-    environment = {"SLOW": str(slow), "RAY_prestart_worker_first_driver": "0"}
     path = os.pathsep.join([str(tmp_path), *sys.path[1:]])
-    two, five = in_a_cluster_of_its_own(PLACED, numbers, PYTHONPATH=path, **environment).splitlines()
+    two, five = in_a_cluster_of_its_own(PLACED, numbers, PYTHONPATH=path, SLOW=str(slow)).splitlines()
     placed = "have their CPUs, and their processes have not started 4 s after they were asked for"
     assert two.startswith(f"2 of 2 decode actors {placed}")
     assert "raise placement_timeout_s" in two
