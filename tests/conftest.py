@@ -1,5 +1,6 @@
 """Owns the fixtures of all tests: one Ray for the session, and small real datasets; never a mock."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -26,6 +27,10 @@ import pytest
 
 from tests.helpers.cluster import start_ray
 from tests.helpers.images import make_images
+
+# What modules make while tests are collected stays to the end: the garbage collector would go through all of it, again
+# and again, in a fifth of the time that collecting takes.
+gc.disable()
 
 # No test is timed: drawing an example takes long on a loaded machine, too.
 UNTIMED: dict[str, Any] = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
@@ -66,6 +71,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What needs no Ray comes first: where one runs, loaders work by it."""
     items.sort(key=lambda item: item.get_closest_marker("ray") is not None)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -43,8 +43,8 @@ def uri(s3_port: int) -> Iterator[str]:
 
 @settings(max_examples=8)
 @given(
-    offsets=st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=200, unique=True),
-    runs=st.integers(1, 60),
+    offsets=st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=60, unique=True),
+    runs=st.integers(1, 20),
     mode=st.sampled_from(["range", "take", "auto"]),
     piece_bytes=st.sampled_from([500, 5000, 4 << 20]),
 )

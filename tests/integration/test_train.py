@@ -352,6 +352,7 @@ def mistakes_fn(config: dict[str, Any]) -> None:
     Path(config["out"], f"rank-{rank}.json").write_text(json.dumps({"rows": rows, "said": said}))
 
 
+@pytest.mark.slow
 def test_without_a_data_config_and_with_common_mistakes(images_uri: str, tmp_path: Path) -> None:
     """Ray's default configuration splits; a handle in a worker, and a loader that is not reported, are refused."""
     data = {

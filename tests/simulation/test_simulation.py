@@ -16,10 +16,24 @@ from tests.simulation.wrong_feeder import BROKEN as BROKEN_FEEDER
 FEW = 800
 # The schedule that first catches a mutant, where most do not show it: it is tried before the others.
 RARE = {
-    "does not wake its thread when it is closed": 93,
+    "continues with a pool that has failed": 19,
+    "keeps the pool of another runtime": 19,
+    "loses a step at a split": 20,
+    "places again at once": 21,
+    "is impatient": 21,
+    "forgets the pause of an item that is split": 32,
+    "leaves the helpers of a pool that has failed": 36,
+    "continues after a helper that is late": 37,
+    "adds a batch after it was closed": 37,
+    "cannot do with fewer readers": 41,
+    "places again what can never start": 41,
+    "forgets faults at a split": 41,
+    "blames the innocent": 91,
     "drops the last event when it is closed": 98,
+    "does not wake its thread when it is closed": 122,
     "gives up a whole item for one bad step": 140,
     "never reads again what no decoder is left for": 193,
+    "carries outputs out from last to first": 228,
     "sends work that is done again to a decoder that may be dead": 236,
     "does not ping those that owe an answer": 459,
 }
