@@ -496,7 +496,7 @@ class Rank:
         epoch, position = self.place
         if feeder._finished or (
             isinstance(error, RowError)
-            and error.row not in [max(row, -1 - row) for row in self.planned.step(epoch, position, self._number)]
+            and error.row not in self.planned.step(epoch, position, self._number)  # padding has a negative number
         ):
             raise Broken("order", f"{error!r} comes at {self.place}, before the batches that were made")
 
