@@ -116,9 +116,9 @@ def main() -> int:
         print(line)
     print(f"{args.schedules:,} schedules in {took_s:.0f} s, {args.schedules / took_s:.0f} a second")
     if failed:
-        seed, what = min(failed)
-        print(f"{len(failed)} schedules broke something. The first: {what}")
-        print(f"python -m tests.simulation --seed {seed} --shrink")
+        print(f"{len(failed)} schedules broke something. Made simpler by python -m tests.simulation --shrink --seed")
+        for seed, what in sorted(failed):
+            print(f"    {seed}: {what}")
         return 1
     print(f"{counts['rows']:,} rows delivered, 0 lost, 0 twice, 0 out of order; every wait ended; nothing was left")
     return 0
