@@ -23,6 +23,7 @@ BATCH = 100
 
 def report_all(config: dict[str, Any]) -> dict[str, Any]:
     """A step, then a checkpoint in each way there is; returns what was refused."""
+    tempfile.tempdir = config["temporary"]
     loader = ray.train.get_dataset_shard("train")
     rank, storage = loader.rank, Path(ray.train.get_context().get_storage().experiment_fs_path)
     batches, refused = iter(loader.batches(global_batch_size=BATCH)), {}
@@ -33,6 +34,7 @@ def report_all(config: dict[str, Any]) -> dict[str, Any]:
         refused[name] = str(caught.value)
 
     def upload(checkpoint: Checkpoint, name: str) -> Checkpoint:
+        assert Path(checkpoint.path).parent == Path(config["temporary"])
         return Checkpoint(shutil.copytree(checkpoint.path, storage / name, dirs_exist_ok=True))
 
     refuse("no loader", state={"step": 1})
@@ -75,9 +77,11 @@ def validate(checkpoint: Checkpoint) -> dict[str, float]:
 @pytest.mark.usefixtures("ray_session")
 def test_every_way_of_reporting(images_uri: str, tmp_path: Path) -> None:
     train = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
-    before = set(Path(tempfile.gettempdir()).glob("raylance-report-*"))
+    temporary = tmp_path / "temporary"  # other tests make such directories where they lie by default
+    temporary.mkdir()
     result = TorchTrainer(
         report_all,
+        train_loop_config={"temporary": str(temporary)},
         scaling_config=ray.train.ScalingConfig(num_workers=2),
         run_config=ray.train.RunConfig(name="ways", storage_path=str(tmp_path)),
         datasets={"train": train},
@@ -92,8 +96,7 @@ def test_every_way_of_reporting(images_uri: str, tmp_path: Path) -> None:
     assert "no loader" in refused["no loader"]
     assert "is no directory" in refused["no directory"]
     assert "NO_UPLOAD" in refused["nothing uploaded"]
-    left = set(Path(tempfile.gettempdir()).glob("raylance-report-*")) - before  # and perhaps fewer, of dead processes
-    assert not left, "directories of its own are gone"
+    assert not list(temporary.glob("raylance-report-*")), "directories of its own are gone"
     reported = {Path(checkpoint.path).name: (checkpoint, metrics) for checkpoint, metrics in result.best_checkpoints}
     for name in ("in a step", "after the pass"):
         reported.pop(name)
