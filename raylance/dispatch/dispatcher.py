@@ -146,6 +146,7 @@ class Dispatcher:
         for helper, fault in self._pool.hung(self._now):
             self._lost(helper, fault)
         self._check_fetch()
+        self._out += self._pool.due(self._now)  # what was not asked for yet is not late, however late it is
         self._out += self._pool.late(self._now)
 
     def _answered(self, entry: InFlightItem, event: Done | Fetched | Failed | Faulted) -> None:

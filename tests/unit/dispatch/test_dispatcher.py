@@ -312,6 +312,18 @@ def test_a_start_that_is_tried_again_has_what_is_left_of_its_time() -> None:
     assert pool.failure == GiveUpPlacing("decoder", 1, 2)
 
 
+def test_a_start_that_was_not_asked_for_in_time_is_not_late() -> None:
+    pool = make_pool()
+    driver = Driver(pool)
+    decoder = driver.given(Place)[-1].helper
+    driver.handle(NotPlaced(decoder, FAULT, permanent=False), 17.0)
+    driver.handle(Alive(driver.given(Place)[0].helper), 17.0)
+    later = driver.handle(None, 25.0)  # a batch was being made as the pause, and what was left of its time, passed
+    assert (kinds(later), pool.failure) == ([Place], None)
+    assert driver.dispatcher.deadline() == 27.0, "two seconds were left after the pause"
+    assert driver.handle(None, 27.0)[-1] == GiveUpPlacing("decoder", 1, 1)
+
+
 def test_a_wait_ends_when_a_batch_is_taken() -> None:
     """It counts from the consumer's event on, until a batch is taken."""
     driver, causes = Driver(make_pool()), []
