@@ -20,6 +20,7 @@ from tests.simulation.shrink import fails, shrink
 from tests.simulation.small import explore
 
 BLOCK = 250
+WORLDS = [(deaths, require_all) for deaths in (2, 1, 0) for require_all in (False, True)]
 CONSUMER = (
     "passes", "passes with helpers of before", "broken off", "resumed with other sizes", "passes prepared",
     "passes given up", "epochs after the first",
@@ -71,14 +72,19 @@ def table(counts: Counter[str]) -> Iterable[str]:
             yield f"    {name:45}{counts[name]:12,}"
 
 
-def enumerate_small() -> int:
-    """Explores the small world: minutes for each death more."""
-    for deaths in range(3):
-        for require_all in (True, False):
-            print(
-                f"4 items, 2 decoders, up to {deaths} deaths, a late placement, require_all={require_all}:", flush=True
-            )
-            for line in explore(deaths=deaths, require_all=require_all).lines():
+def explore_world(world: tuple[int, bool]) -> list[str]:
+    """Tries every order of events of a world; returns what there was to see."""
+    logging.disable(logging.CRITICAL)
+    deaths, require_all = world
+    return list(explore(deaths=deaths, require_all=require_all).lines())
+
+
+def enumerate_small(processes: int) -> int:
+    """Explores the small worlds, the largest ones first: minutes for each death more."""
+    with multiprocessing.Pool(processes) as pool:
+        for (deaths, require_all), lines in zip(WORLDS, pool.imap(explore_world, WORLDS), strict=True):
+            print(f"4 items, 2 decoders, up to {deaths} deaths, a late placement, require_all={require_all}:")
+            for line in lines:
                 print(f"    {line}", flush=True)
     return 0
 
@@ -94,7 +100,7 @@ def main() -> int:
     args = parser.parse_args()
     logging.disable(logging.CRITICAL)
     if args.enumerate:
-        return enumerate_small()
+        return enumerate_small(args.processes)
     if args.shrink:
         what, taken = fails(Draws(args.seed))
         if not what:
