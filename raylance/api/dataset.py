@@ -1,9 +1,10 @@
 """Owns the handle of an opened dataset: describes it, reads single rows, makes loaders; never holds a position."""
 
 import contextlib
+import dataclasses
 import operator
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -26,7 +27,7 @@ from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import DeliverySpec, make_plan
-from raylance.planning.shard_context import ShardContext
+from raylance.planning.shard_context import DataParallel, RankAndSize, ShardContext
 from raylance.planning.summary import PlanSummary, summarise
 from raylance.read_spec import ReadSpec, map_shared
 from raylance.settings import Options, make_options, takes_options
@@ -218,18 +219,28 @@ class Dataset:
         return loader.steps_per_epoch(global_batch_size=global_batch_size, batch_size=batch_size)
 
     @takes_options
-    def loader(self, *, rank: int | None = None, world_size: int | None = None, **options: Any) -> RankLoader:
+    def loader(
+        self,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        ranks_per_replica: int = 1,
+        data_parallel: Callable[[int, int], RankAndSize] | None = None,
+        **options: Any,
+    ) -> RankLoader:
         """Makes a loader by hand, at the start of epoch 0: outside of Ray Train, or in a training function for data
         that the trainer was not given, where it is recorded as others are. `close` of the handle closes it, too.
 
         Args:
             rank: The rank it serves; None for 0 of a world of 1.
-            world_size: Ranks that share the epoch.
+            world_size: Ranks in all.
+            ranks_per_replica: So many contiguous ranks get the same rows; see `raylance.DataConfig`.
+            data_parallel: Or any other arrangement of the ranks; see there.
             **options: Fields of `raylance.Options`, such as `num_decoders=2`.
 
         Raises:
-            ConfigError: For a rank outside the world, or an unknown or impossible option; for no rank in a worker of
-                Ray Train that is not alone.
+            ConfigError: For a rank outside the world, a world that does not divide into replicas, or an unknown or
+                impossible option; for no rank in a worker of Ray Train that is not alone.
         """
         size = check_integer("world_size", 1 if world_size is None else world_size, 1)
         if rank is None:
@@ -239,8 +250,10 @@ class Dataset:
                     f"loader(world_size={world_size!r}) without rank=: every process would be rank 0, and the rows of "
                     "the others would never come. Say which rank this is."
                 )
-        checked = make_options("loader()", options, ("rank", "world_size"))
+        checked = make_options("loader()", options, ("rank", "world_size", "ranks_per_replica", "data_parallel"))
         context = ShardContext(rank=check_integer("rank", 0 if rank is None else rank, 0), world_size=size)
+        pairs = DataParallel(ranks_per_replica=ranks_per_replica, function=data_parallel).of_world(size)
+        context = dataclasses.replace(context, data_parallel=pairs[context.rank])
         made = RankLoader(self._read_spec, self._delivery_spec, checked, context)
         self._loaders.append(weakref.ref(made, self._loaders.remove))
         return made

@@ -7,7 +7,7 @@ steps.
 import dataclasses
 import logging
 from collections.abc import Callable, Generator
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
@@ -26,7 +26,7 @@ from raylance.batches.batches import (
 )
 from raylance.batches.device import can_pin, torch_device
 from raylance.decode.arrays import NumpyBatch, Paddings
-from raylance.environment import process
+from raylance.environment import agreement, process
 from raylance.errors import ConfigError, RaylanceError
 from raylance.observe.verdict import Verdict
 from raylance.orders.permutation import Int64Array
@@ -39,6 +39,10 @@ from raylance.planning.state import State, identity_of
 from raylance.read_spec import ReadSpec
 from raylance.runtime.session import Session
 from raylance.settings import Options
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
 
@@ -61,18 +65,65 @@ class RankLoader(Positioned):
         self._read_spec, self._options = read_spec, options
         self._recorder = Recorder(read_spec, options, context, self._cursor, is_recorded=is_recorded)
         self._batch_size: int | None = None  # of the last pass
+        self._is_resharded = False
+        self._is_bound = False  # whether batches were bound, whose size may depend on the data-parallel size
+        self._has_agreed = False  # whether the ranks' calls of reshard() were compared
         self._session = session or Session(read_spec, options, context.world_size)
         self._prepares = session is None  # the next epoch; the owner of a session decides what comes next
 
     @property
     def rank(self) -> int:
-        """The rank that it serves."""
+        """The rank that it serves; of a dataset that every rank sees whole, 0."""
         return self._context.rank
 
     @property
     def world_size(self) -> int:
-        """Ranks that share the epoch."""
+        """Ranks of the run; of a dataset that every rank sees whole, 1."""
         return self._context.world_size
+
+    @property
+    def dp_rank(self) -> int:
+        """The data-parallel rank, which says which rows come: `rank`, where no ranks are peers."""
+        return self._context.dp_rank
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel ranks, which share the epoch: `world_size`, where no ranks are peers."""
+        return self._context.dp_size
+
+    def reshard(self, mesh: "DeviceMesh | ProcessGroup | int", dp_size: int | None = None) -> None:
+        """Sets which rows this rank gets, where the training function arranges the ranks. Ranks of one data-parallel
+        rank are peers: they get the same rows.
+
+        Call it on every rank, before `batches`, `prepare` and the iterators; before or after `restore`. Where the
+        default group of torch.distributed has all ranks of the run, the first batch waits until each rank has asked for
+        its own, and the ranks compare what they were given. `DataConfig(ranks_per_replica=…)` needs no call.
+
+        Args:
+            mesh: The data-parallel dimensions of a `DeviceMesh`: `mesh["dp"]`, or `mesh["replicate", "shard"]` for
+                HSDP. Or a process group whose ranks all get other rows. Or the data-parallel rank.
+            dp_size: With a data-parallel rank, how many there are.
+
+        Raises:
+            ConfigError: If batches were bound or prepared; if every rank sees the dataset whole; if this rank is not in
+                the mesh or the group; if the data-parallel size does not divide the world. With the first batch, if the
+                ranks disagree, or one of them did not call.
+        """
+        context = self._context
+        if self._is_bound:
+            raise ConfigError(
+                "reshard() after batches() or an iterator was called: batches that this rank has were made for other "
+                "shares. Call it on every rank before these; to change the shares later, load state_dict() into a new "
+                "loader."
+            )
+        found = process.data_parallel_of(mesh, dp_size)
+        if context.assignment is not None and not context.assignment.is_split and found != (0, 1):
+            raise ConfigError(
+                f"reshard() to data-parallel rank {found[0]} of {found[1]}, for a dataset that every rank sees whole: "
+                "it has no shares. Name it in datasets_to_split of DataConfig, or leave reshard() out."
+            )
+        self._context = self._recorder.context = dataclasses.replace(context, data_parallel=found)
+        self._is_resharded = True
 
     def completed_shards(self) -> Int64Array:
         """IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
@@ -108,7 +159,7 @@ class RankLoader(Positioned):
         Raises:
             ConfigError: Unless exactly one of them is given and positive.
         """
-        return self._plan(check_batch_size(global_batch_size, batch_size, self.world_size)).steps()
+        return self._plan(check_batch_size(global_batch_size, batch_size, self.dp_size)).steps()
 
     def iter_torch_batches(
         self,
@@ -159,7 +210,7 @@ class RankLoader(Positioned):
             HelperError: If work on the same rows is lost again and again.
         """
         refuse_unknown("iter_torch_batches()", unknown, RankLoader.iter_torch_batches.__kwdefaults__ or ())
-        size = check_batch_size(global_batch_size, batch_size, self.world_size)
+        size = check_batch_size(global_batch_size, batch_size, self.dp_size)
         pin_memory = can_pin(check_flag("pin_memory", pin_memory))
         target = process.default_device() if device == "auto" else torch_device(device)
         if callable(collate_fn):
@@ -193,7 +244,7 @@ class RankLoader(Positioned):
             ConfigError, BadRowError, PlacementError, HelperError: As `iter_torch_batches`.
         """
         refuse_unknown("iter_batches()", unknown, RankLoader.iter_batches.__kwdefaults__ or ())
-        size = check_batch_size(global_batch_size, batch_size, self.world_size)
+        size = check_batch_size(global_batch_size, batch_size, self.dp_size)
         spec = make_batch_spec(self._cursor.delivery_spec, size, prefetch_batches, drop_last, with_row_offset)
         convert = host_converter(self._read_spec, batch_format, pad_lists)
         return self._batches(dataclasses.replace(spec, convert=convert), batch_format)
@@ -278,7 +329,7 @@ class RankLoader(Positioned):
         return True
 
     def _state(self) -> State:
-        return self._cursor.state(self._batch_size, self.world_size)
+        return self._cursor.state(self._batch_size, self.dp_size)
 
     def _on_load(self, saved: State) -> None:
         self._batch_size = saved.global_batch_size
@@ -287,7 +338,7 @@ class RankLoader(Positioned):
     def _plan(self, global_batch_size: int, remainder: Remainder | None = None) -> Plan:
         return self._cursor.plan(
             global_batch_size=global_batch_size,
-            world_size=self.world_size,
+            world_size=self.dp_size,
             max_window_bytes=self._options.max_window_bytes,
             remainder=remainder,
         )
@@ -297,11 +348,11 @@ class RankLoader(Positioned):
             return self._plan(spec.global_batch_size, spec.remainder)
 
         plan()  # or an error, before anything starts
-        whose = f"rank {self.rank} of {self.world_size}"
+        self._is_bound = True
         return Batches(
             lambda: self._recorder.time(self._take_all(spec)),
             lambda: plan().steps(),
-            f"{kind} batches of {self._read_spec.source.uri!r}, global batch {spec.global_batch_size}, {whose}",
+            f"{kind} batches of {self._read_spec.source.uri!r}, global batch {spec.global_batch_size}, {self._context}",
             self,
             lambda: self._prepare(spec, plan(), self.epoch, self._cursor.position),
         )
@@ -313,12 +364,13 @@ class RankLoader(Positioned):
         if plan.steps(position) > 0:
             plan.check_order(epoch)
             where = {"epoch": epoch, "position": position, "prefetch_batches": spec.prefetch_batches}
-            self._session.prepare(plan, self.rank, **where, observer=self._recorder.stats)
+            self._session.prepare(plan, self.dp_rank, **where, observer=self._recorder.stats)
 
     def _take_all(self, spec: BatchSpec) -> Generator[list[Any], None, None]:
         """Takes the rest of the epoch and moves the cursor with each batch, to the next epoch with the last."""
         process.check_context(self._context)
         cursor, recorder = self._cursor, self._recorder
+        self._check_agreement()
         plan = self._plan(spec.global_batch_size, spec.remainder)
         self._batch_size = plan.global_batch_size
         cursor.follow(plan)
@@ -333,7 +385,7 @@ class RankLoader(Positioned):
         recorder.begin_pass(plan, self.state_dict)
         prepares = self._prepares
         where = {"epoch": epoch, "position": position}
-        feeder = self._session.start(plan, self.rank, **where, batch_spec=spec, observer=recorder.stats)
+        feeder = self._session.start(plan, self.dp_rank, **where, batch_spec=spec, observer=recorder.stats)
         try:
             for handed, step in feeder:
                 if moves != cursor.moves:
@@ -358,11 +410,23 @@ class RankLoader(Positioned):
             "iterations cannot share one position. Use one iteration at a time."
         )
 
+    def _check_agreement(self) -> None:
+        """Compares the ranks' calls of `reshard` before the first pass. Loaders that were made by hand may be used on
+        some ranks alone.
+        """
+        context = self._context
+        is_split = context.assignment is not None and context.assignment.is_split
+        if not self._has_agreed and (self._is_resharded or is_split):
+            store = agreement.store_of(context.world_size)
+            if store is not None:
+                agreement.check_agreement(store, context, self._recorder.stem, has_called=self._is_resharded)
+        self._has_agreed = True
+
     def _consume(self, plan: Plan, begin: int, step: Step) -> None:
         """Counts a step of a pass that began at a position; at the end of an epoch, certifies the pass."""
         epoch, recorder = self._cursor.epoch, self._recorder
         recorder.on_step(epoch, step)
-        if step.is_last and self.world_size == 1 and plan.order.is_custom and not plan.order.repeats:
+        if step.is_last and self.dp_size == 1 and plan.order.is_custom and not plan.order.repeats:
             handed = recorder.ledger.since(epoch, 0)
             if handed is not None:  # this rank saw all of the epoch
                 check_permutation(plan, self._read_spec.source.load_selection(), epoch, step.after, handed)

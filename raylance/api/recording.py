@@ -49,6 +49,7 @@ class Recorder:
         ledger: Which rows it handed out.
         context: Which rank it serves.
         cursor: Where it stands.
+        stem: The dataset's name, before a number is added where several loaders have it.
         recording: Writes its record and metrics while it has some.
     """
 
@@ -59,8 +60,8 @@ class Recorder:
         self.stats, self.ledger = Stats(), Ledger()
         self.context, self.cursor = context, cursor
         self._read_spec, self._options, self._is_recorded = read_spec, options, is_recorded
-        self._stem = context.name or options.name or dataset_stem(read_spec.source.uri)
-        self._name, self._number = self._stem, 1  # in the record; among loaders of the same data iterated at one time
+        self.stem = context.name or options.name or dataset_stem(read_spec.source.uri)
+        self._name, self._number = self.stem, 1  # in the record; among loaders of the same data iterated at one time
         self.recording: Recording | None = None
         self._passed = Digest()  # handed out in this pass
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
@@ -134,6 +135,8 @@ class Recorder:
             "epoch": epoch,
             "rank": self.context.rank,
             "world_size": self.context.world_size,
+            "dp_rank": self.context.dp_rank,
+            "dp_size": self.context.dp_size,
             "positions": [begin, end],
             **dataclasses.asdict(self._passed),
         }
@@ -172,12 +175,13 @@ class Recorder:
         folder, run = _folder_of(self._options.record, is_recorded=self._is_recorded)
         rank = self._worker[0]
         if folder is not None and not self.is_assigned:
-            data = (folder.path, self._stem, f"{subject_of(state)} {self._is_whole}")
+            data = (folder.path, self.stem, f"{subject_of(state)} {self._is_whole}")
             others = {other.context.name or "" for other in assigned_recorders()}
             self._name, self._number = choose_name(self, rank, data, others)
         # Not 0 where the loader was closed, and continues. The first batch is being waited for already.
         before, waited_s = self.stats.sample(up_to_now=False), self.stats.timed_s("wait_s")
-        publisher = Publisher(run, self._name, rank, before) if ray_session() else None
+        peers = self.context.world_size // self.context.dp_size
+        publisher = Publisher(run, self._name, rank, before, peers=peers) if ray_session() else None
         if folder is None:
             self.stats.first_rows = pa.table({})  # nothing shows them
         if folder is None and publisher is None:
@@ -193,7 +197,7 @@ class Recorder:
             "pid": os.getpid(),
             "cluster_cpus": surroundings.cluster_cpus(),
             "state": state,
-            "stem": self._stem,
+            "stem": self.stem,
             "number": self._number,
             "remainder": plan.remainder,
             "global_batch_size": plan.global_batch_size,
@@ -210,6 +214,8 @@ class Recorder:
             "start": start,
             "rank": self.context.rank,
             "world_size": self.context.world_size,
+            "dp_rank": self.context.dp_rank,
+            "dp_size": self.context.dp_size,
             "process": surroundings.process_id(),
         }
         ledger = self.ledger
@@ -254,6 +260,7 @@ class Recorder:
             "split": not self._is_whole,
             "rank": rank,
             "world_size": ranks,
+            "peers": self.context.world_size // self.context.dp_size,
             "rows": self.cursor.delivery_spec.rows,
             "row_bytes": float(source.likely_row_bytes),
             "decodes": [decoder.column for decoder in decoding.decoders] if decoding else [],

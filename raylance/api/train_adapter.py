@@ -10,7 +10,7 @@ from raylance.environment import process
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError
 from raylance.planning.delivery_spec import DeliverySpec
-from raylance.planning.shard_context import Assignment, ShardContext
+from raylance.planning.shard_context import Assignment, RankAndSize, ShardContext
 from raylance.read_spec import ReadSpec, map_shared
 from raylance.settings import Options
 
@@ -19,8 +19,9 @@ RAY_DATA_NAMES = frozenset({"name", "context", "set_name", "copy", "streaming_sp
 
 LOADER_NAMES = frozenset(
     {
-        "batches", "completed_shards", "epoch", "explain", "global_step", "identity", "load_state_dict", "prepare",
-        "rank", "record", "set_epoch", "state_dict", "stats", "step", "world_size",
+        "batches", "completed_shards", "dp_rank", "dp_size", "epoch", "explain", "global_step", "identity",
+        "load_state_dict", "prepare", "rank", "record", "reshard", "set_epoch", "state_dict", "stats", "step",
+        "world_size",
     }
 )  # fmt: skip
 """What a training function asks of a loader. In local mode, Ray Train gives it the handle instead."""
@@ -64,13 +65,20 @@ class TrainAdapter:
         """A loader that sees the dataset whole."""
         return self.make_loader(0, 1, Options(), Assignment(name=self.name, is_split=False))
 
-    def make_loader(self, rank: int, world_size: int, options: Options, assignment: Assignment) -> RankLoader:
+    def make_loader(
+        self,
+        rank: int,
+        world_size: int,
+        options: Options,
+        assignment: Assignment,
+        data_parallel: RankAndSize | None = None,
+    ) -> RankLoader:
         """The loader of one rank of a run, at the start of epoch 0."""
         # The process that makes the loaders of a run outlives them.
         read_spec, delivery_spec = map_shared(self._read_spec, self._delivery_spec, Shared.of_run)
         if delivery_spec.window_bytes is None:  # the config's options are the same for all ranks
             delivery_spec = dataclasses.replace(delivery_spec, window_bytes=options.max_window_bytes)
-        context = ShardContext(rank=rank, world_size=world_size, assignment=assignment)
+        context = ShardContext(rank=rank, world_size=world_size, data_parallel=data_parallel, assignment=assignment)
         return RankLoader(read_spec, delivery_spec, options, context)
 
     def local_loader(self, handle: object) -> RankLoader | None:

@@ -291,7 +291,7 @@ class EpochAudit:
             real, masked = columns.get(VALID, np.ones(len(table), dtype=np.bool_)), 0
             if self._delivery_spec.masks_bad_rows:  # marked as padding is; the plan shows which are which
                 at = self.position + number * size
-                known = plan.positions(at, *plan.rank_slice(at, loader.rank)) < plan.epoch_rows
+                known = plan.positions(at, *plan.rank_slice(at, loader.dp_rank)) < plan.epoch_rows
                 real, masked = real | known, int((known & ~real).sum())
             yield Step(offsets=columns[ROW_OFFSET], real=real, components=columns.get(COMPONENT), masked=masked)
 

@@ -10,12 +10,16 @@ from typing import Any, Literal
 import torch
 import torch.distributed
 import torch.utils.data
+from torch.distributed.device_mesh import DeviceMesh
 
+from raylance.arguments import check_integer
 from raylance.errors import ConfigError
-from raylance.planning.shard_context import ShardContext
+from raylance.planning.shard_context import RankAndSize, ShardContext
 
-RankAndSize = tuple[int, int]
 DistInfo = Literal["torch", "jax", "ray"] | RankAndSize | Callable[[], RankAndSize] | None
+Mesh = DeviceMesh | torch.distributed.ProcessGroup
+NO_GROUP: Any = torch.distributed.GroupMember.NON_GROUP_MEMBER
+"""What torch.distributed gives in place of a group to a process that is not part of it."""
 _INTERNAL = "ray.train.v2._internal.execution"
 _LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
@@ -69,6 +73,35 @@ def _ask_train(module: str, ask: Callable[[Any], Any]) -> Any:
         return ask(importlib.import_module(f"{_INTERNAL}.{module}"))
     except (ImportError, AttributeError, KeyError, RuntimeError):
         return None
+
+
+def data_parallel_of(mesh: Any, dp_size: int | None = None) -> RankAndSize:
+    """Data-parallel rank and size of this process, from a mesh, a process group, or both as integers.
+
+    Args:
+        mesh: A `DeviceMesh`, of which all dimensions count, the first one most; a process group; or the rank.
+        dp_size: With a rank, the size.
+
+    Raises:
+        ConfigError: If it is none of these, or this process is not part of it.
+    """
+    if isinstance(mesh, DeviceMesh) and dp_size is None:
+        if (coordinate := mesh.get_coordinate()) is None:
+            raise ConfigError(f"this process is not part of {mesh!r}: it would get no row. Give the mesh of its ranks.")
+        rank = 0
+        for at, size in zip(coordinate, mesh.shape, strict=True):
+            rank = rank * size + at
+        return rank, mesh.size()
+    if mesh is NO_GROUP and dp_size is None:
+        raise ConfigError("this process is not part of the group: it would get no row. Give the group of its rank.")
+    if isinstance(mesh, torch.distributed.ProcessGroup) and dp_size is None:
+        return torch.distributed.get_rank(mesh), torch.distributed.get_world_size(mesh)
+    if dp_size is None:
+        raise ConfigError(
+            f"{mesh!r} does not say which rows this rank gets. Give the data-parallel dimensions of a DeviceMesh, a "
+            "process group, or two integers: data-parallel rank and data-parallel size."
+        )
+    return check_integer("data-parallel rank", mesh, 0), check_integer("data-parallel size", dp_size, 1)
 
 
 def default_device() -> torch.device:

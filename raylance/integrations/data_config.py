@@ -1,12 +1,13 @@
 """Owns the seam to Ray Train: the loaders that its workers get; never the training loop, never a checkpoint."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import ray.train
 
 from raylance.api.dataset import Dataset, adapter_of
 from raylance.errors import ConfigError
-from raylance.planning.shard_context import Assignment
+from raylance.planning.shard_context import Assignment, DataParallel, RankAndSize
 from raylance.runtime.ray.decoders import options_of_ranks
 from raylance.settings import make_options, takes_options
 
@@ -15,11 +16,22 @@ class DataConfig(ray.train.DataConfig):
     """Gives each Train worker its `RankLoader`; Ray Data datasets beside raylance's keep Ray's own treatment."""
 
     @takes_options
-    def __init__(self, datasets_to_split: Literal["all"] | list[str] = "all", **options: Any) -> None:
+    def __init__(
+        self,
+        datasets_to_split: Literal["all"] | list[str] = "all",
+        *,
+        ranks_per_replica: int = 1,
+        data_parallel: Callable[[int, int], RankAndSize] | None = None,
+        **options: Any,
+    ) -> None:
         """Makes a config.
 
         Args:
             datasets_to_split: Names of the datasets that the ranks share; each rank sees the others whole.
+            ranks_per_replica: So many contiguous ranks are peers, which get the same rows: those of one replica of the
+                model, under tensor, pipeline or context parallelism. `batch_size` counts the rows of a replica.
+            data_parallel: Any other arrangement: a function (world rank, world size) → (data-parallel rank,
+                data-parallel size), the same for all ranks of one data-parallel rank.
             **options: Fields of `raylance.Options`, such as `num_decoders=2`, for the loaders of all datasets and
                 ranks. `num_decoders="auto"` takes the CPUs that the trainer leaves free; `max_window_bytes` is also
                 `window_bytes` of the datasets that are given without one.
@@ -31,7 +43,10 @@ class DataConfig(ray.train.DataConfig):
             raise ConfigError(f'datasets_to_split={datasets_to_split!r}: give a list of names, or "all".')
         super().__init__(datasets_to_split=datasets_to_split)
         self._split = datasets_to_split
-        self._options = make_options("DataConfig()", options, ["datasets_to_split"])
+        self._data_parallel = DataParallel(ranks_per_replica=ranks_per_replica, function=data_parallel)
+        self._options = make_options(
+            "DataConfig()", options, ["datasets_to_split", "ranks_per_replica", "data_parallel"]
+        )
 
     def configure(
         self,
@@ -41,7 +56,12 @@ class DataConfig(ray.train.DataConfig):
         worker_node_ids: list[str] | None,
         **kwargs: Any,
     ) -> list[dict[str, Any]]:
-        """Makes the loaders, one for each rank and dataset; called by Ray Train when the workers run."""
+        """Makes the loaders, one for each rank and dataset; called by Ray Train when the workers run.
+
+        Raises:
+            ConfigError: If the world does not divide into replicas.
+        """
+        pairs = self._data_parallel.of_world(world_size)
         ours = {name: data for name, data in datasets.items() if isinstance(data, Dataset)}
         theirs = {name: data for name, data in datasets.items() if name not in ours}
         output: list[dict[str, Any]] = [{} for _ in range(world_size)]
@@ -54,5 +74,6 @@ class DataConfig(ray.train.DataConfig):
             assignment = Assignment(name=name, is_split=is_split, datasets_to_split=named)
             for rank in range(world_size):
                 share = (rank, world_size) if is_split else (0, 1)
-                output[rank][name] = adapter_of(data).make_loader(*share, options[rank], assignment)
+                pair = pairs[rank] if is_split else None
+                output[rank][name] = adapter_of(data).make_loader(*share, options[rank], assignment, pair)
         return output

@@ -1,9 +1,17 @@
-"""Owns which share of a dataset one loader serves, and how it got it; never asks the process that it runs in."""
+"""Owns which rank of a run a loader serves, and which rows that rank gets; never asks the process that it runs in."""
 
+import contextlib
 import dataclasses
+import operator
 import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from raylance.arguments import check_integer
 from raylance.errors import ConfigError
+
+RankAndSize = tuple[int, int]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,16 +31,20 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ShardContext:
-    """Which rank a loader serves, of how many, and in which process.
+    """Which rank a loader serves, of how many, which rows it gets, and in which process.
 
     Attributes:
-        world_size: Ranks that share the epoch.
+        rank: The world rank: where the process is, and what records and metrics name.
+        world_size: Ranks of the run.
+        data_parallel: The data-parallel rank and size, where several ranks, called peers, get the same rows; None where
+            each rank gets rows of its own.
         assignment: How Ray Train assigned the dataset; None for a loader that was made by hand.
         pid: The process that it was made in or sent to; a fork keeps its parent's.
     """
 
     rank: int = 0
     world_size: int = 1
+    data_parallel: RankAndSize | None = None
     assignment: Assignment | None = None
     pid: int = dataclasses.field(default_factory=os.getpid, compare=False, init=False)
 
@@ -41,11 +53,130 @@ class ShardContext:
             raise ConfigError(
                 f"rank={self.rank} lies outside a world of {self.world_size}: it must be in [0, {self.world_size})."
             )
+        if not 0 <= self.dp_rank < self.dp_size or self.world_size % self.dp_size:
+            raise ConfigError(
+                f"data-parallel rank {self.dp_rank} of {self.dp_size} for rank {self.rank} of {self.world_size}: rows "
+                "would come twice or never. The rank must be at least 0 and less than the size, and the size must "
+                f"divide the world of {self.world_size}."
+            )
 
     def __setstate__(self, state: dict[str, object]) -> None:
         self.__dict__.update(state, pid=os.getpid())
 
     @property
+    def dp_rank(self) -> int:
+        """The data-parallel rank, which says which rows the loader gets."""
+        return self.rank if self.data_parallel is None else self.data_parallel[0]
+
+    @property
+    def dp_size(self) -> int:
+        """Data-parallel ranks: those that share the epoch."""
+        return self.world_size if self.data_parallel is None else self.data_parallel[1]
+
+    @property
     def name(self) -> str | None:
         """See `Assignment.name`."""
         return None if self.assignment is None else self.assignment.name
+
+    def __str__(self) -> str:
+        """Such as "rank 1 of 4", or "rank 1 of 4, data-parallel rank 0 of 2"."""
+        peers = "" if self.data_parallel is None else f", data-parallel rank {self.dp_rank} of {self.dp_size}"
+        return f"rank {self.rank} of {self.world_size}{peers}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallel:
+    """How the ranks of a world become data-parallel ranks. Ranks of one data-parallel rank are peers.
+
+    Attributes:
+        ranks_per_replica: So many contiguous ranks are peers: those of one replica of the model, under tensor, pipeline
+            or context parallelism.
+        function: Any other arrangement: (world rank, world size) → (data-parallel rank, data-parallel size).
+    """
+
+    ranks_per_replica: int = 1
+    function: Callable[[int, int], RankAndSize] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "ranks_per_replica", check_integer("ranks_per_replica", self.ranks_per_replica, 1))
+        if self.function is not None and not callable(self.function):
+            raise ConfigError(
+                f"data_parallel={self.function!r} is no function. Give one of (world rank, world size) that returns "
+                "(data-parallel rank, data-parallel size)."
+            )
+        if self.function is not None and self.ranks_per_replica != 1:
+            raise ConfigError(
+                f"ranks_per_replica={self.ranks_per_replica} and data_parallel={self.function!r} both say which ranks "
+                "get the same rows. Give one of them."
+            )
+
+    def of_world(self, world_size: int) -> list[RankAndSize | None]:
+        """Data-parallel rank and size of each rank of a world; None where every rank gets rows of its own.
+
+        Raises:
+            ConfigError: If the world does not divide; if the function does not give each rank its place, or leaves a
+                data-parallel rank without a rank: nobody would get its rows.
+        """
+        if self.function is not None:
+            return list(check_pairs([self.function(rank, world_size) for rank in range(world_size)], "data_parallel="))
+        peers = self.ranks_per_replica
+        if world_size % peers:
+            raise ConfigError(
+                f"ranks_per_replica={peers} does not divide the world size, {world_size}: {world_size % peers} of the "
+                f"ranks would be no whole replica. Start a multiple of {peers} ranks. An elastic world has sizes that "
+                "do not divide: give a fixed num_workers=, or data_parallel=, a function that arranges any size."
+            )
+        if peers == 1:
+            return [None] * world_size
+        return [(rank // peers, world_size // peers) for rank in range(world_size)]
+
+
+def check_pairs(given: Sequence[Any], source: str) -> list[RankAndSize]:
+    """Checks the data-parallel rank and size of each rank of a world, which `source` gave, as errors name it.
+
+    Raises:
+        ConfigError: If they are no pairs of integers, if ranks disagree on the size, if a rank lies outside, or if
+            data-parallel ranks have unlike numbers of ranks.
+    """
+    pairs = [_as_pair(pair, f"{source} gave rank {rank} of {len(given)} {pair!r}") for rank, pair in enumerate(given)]
+    sizes: dict[int, list[int]] = {}
+    for rank, (_, size) in enumerate(pairs):
+        sizes.setdefault(size, []).append(rank)
+    if len(sizes) > 1:
+        by_size = "; ".join(f"{size} for {name_ranks(ranks)}" for size, ranks in sorted(sizes.items()))
+        raise ConfigError(
+            f"the ranks disagree on how many data-parallel ranks there are: {by_size}. Some rows would come twice, and "
+            f"others never. {source} must give all of them the same size."
+        )
+    size = next(iter(sizes))
+    outside = [rank for rank, (dp_rank, _) in enumerate(pairs) if not 0 <= dp_rank < size]
+    if outside:
+        raise ConfigError(
+            f"{source} gave {name_ranks(outside)} the data-parallel rank {pairs[outside[0]][0]} of {size}, which has "
+            "no rows. A rank must be at least 0 and less than the size."
+        )
+    peers = Counter(dp_rank for dp_rank, _ in pairs)
+    uneven = [dp_rank for dp_rank in range(size) if peers[dp_rank] * size != len(pairs)]
+    if uneven:
+        raise ConfigError(
+            f"{peers[uneven[0]]} of {len(pairs)} ranks have data-parallel rank {uneven[0]} of {size}: its rows would "
+            f"count {'less' if peers[uneven[0]] * size < len(pairs) else 'more'} than others. {source} must give all "
+            "data-parallel ranks the same number of ranks."
+        )
+    return pairs
+
+
+def _as_pair(given: Any, what: str) -> RankAndSize:
+    """Two integers, also NumPy's."""
+    with contextlib.suppress(TypeError, ValueError):
+        rank, size = map(operator.index, given)
+        return rank, size
+    raise ConfigError(
+        f"{what}, which does not say which rows it gets. It must be two integers: data-parallel rank and size."
+    )
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Ranks as errors name them, such as "rank 3", or "ranks 0, 1"."""
+    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

@@ -11,11 +11,11 @@ import torch.utils.data
 from raylance.api.dataset import Dataset
 from raylance.batches.batches import BatchSpec, Dtypes, make_batch_spec, torch_converter
 from raylance.decode.arrays import NumpyBatch, Paddings
-from raylance.environment.process import RankAndSize
 from raylance.errors import ConfigError
 from raylance.integrations.torch_data.steps import Pass, Steps
 from raylance.observe import Stats
 from raylance.planning.plan import Plan
+from raylance.planning.shard_context import RankAndSize
 from raylance.runtime.session import Session
 
 

@@ -13,10 +13,11 @@ from raylance.api.dataset import Dataset, context_of, specs_of
 from raylance.api.passes import WholePasses, warn_of_one_order
 from raylance.api.positioned import Positioned
 from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
-from raylance.environment.process import DistInfo, RankAndSize, find_place
+from raylance.environment.process import NO_GROUP, DistInfo, Mesh, data_parallel_of, find_place
 from raylance.environment.shared import Shared
 from raylance.errors import ConfigError, RaylanceError
 from raylance.planning.plan import Plan, Remainder, no_step_left
+from raylance.planning.shard_context import DataParallel, RankAndSize
 from raylance.planning.state import State
 from raylance.read_spec import map_shared
 from raylance.settings import Options
@@ -54,7 +55,9 @@ class Steps(Positioned):
         *,
         global_batch_size: int | None = None,
         batch_size: int | None = None,
-        dist_info: DistInfo = None,
+        dist_info: DistInfo | Mesh = None,
+        ranks_per_replica: int = 1,
+        data_parallel: Callable[[int, int], RankAndSize] | None = None,
         drop_last: bool | None = None,
         max_window_bytes: int = _DEFAULTS.max_window_bytes,
         **unknown: Any,
@@ -64,16 +67,29 @@ class Steps(Positioned):
         Args:
             handle: What `raylance.dataset` returned.
             global_batch_size: Rows of one step over all ranks.
-            batch_size: Instead, rows of one step of each rank.
-            dist_info: What gives rank and world size, see `find_place`; asked at iteration, in the main process.
+            batch_size: Instead, rows of one step of each data-parallel rank.
+            dist_info: What gives rank and world size, see `find_place`; asked at iteration, in the main process. Or
+                what gives the data-parallel rank, as `RankLoader.reshard` takes it: a `DeviceMesh` or a process group.
+            ranks_per_replica: So many contiguous ranks get the same rows; see `raylance.DataConfig`.
+            data_parallel: Or any other arrangement of the ranks; see there. A function of a module, where DataLoader
+                starts its workers by spawn.
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
             max_window_bytes: Most bytes of raw rows that a process holds; see `raylance.Options`. It changes no batch.
             **unknown: Refused, with what to write instead.
         """
         refuse_unknown(f"torch_data.{type(self).__name__}()", unknown, Steps.__init__.__kwdefaults__ or ())
         check_batch_size(global_batch_size, batch_size, 1)
+        arrangement = DataParallel(ranks_per_replica=ranks_per_replica, function=data_parallel)
+        if isinstance(dist_info, Mesh) or dist_info is NO_GROUP:
+            if arrangement != DataParallel():
+                raise ConfigError(
+                    f"dist_info={dist_info!r} gives the data-parallel rank already, and ranks_per_replica= or "
+                    "data_parallel= would divide it again: some rows would come twice. Give one of them."
+                )
+            dist_info = data_parallel_of(dist_info)  # no worker's process has the mesh
         if isinstance(dist_info, tuple):
             find_place(dist_info)
+        self._data_parallel = arrangement
         self._opened = Opened(handle)
         self._sizes, self._dist_info = (global_batch_size, batch_size), dist_info
         delivery_spec = self._opened.delivery_spec
@@ -136,7 +152,9 @@ class Steps(Positioned):
         self._cursor.advance(position, is_last=plan.steps(position) <= 0)
 
     def _rank_and_size(self) -> RankAndSize:
-        return find_place(self._dist_info)
+        """The data-parallel rank and size of this process."""
+        rank, world_size = find_place(self._dist_info)
+        return self._data_parallel.of_world(world_size)[rank] or (rank, world_size)
 
     def _state(self) -> State:
         world_size = self._rank_and_size()[1]

@@ -5,11 +5,9 @@ import pickle
 
 import pytest
 
-from raylance.errors import ConfigError
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning import cursor as module
 from raylance.planning.cursor import Cursor
-from raylance.planning.shard_context import Assignment, ShardContext
 from tests.helpers.states import DELIVERY, ORIGIN
 
 SPEC = dataclasses.replace(DELIVERY, order=WindowShuffle(), remainder="ragged")
@@ -49,14 +47,3 @@ def test_what_moves_a_cursor_but_no_batch_is_counted() -> None:
     assert cursor.set_epoch(0) == 30, "is given up"
     assert (cursor.set_epoch(4), cursor.set_epoch(4)) == (0, 0)
     assert (cursor.epoch, cursor.position, cursor.step, cursor.global_step, cursor.moves) == (4, 0, 0, 1, 4)
-
-
-def test_a_context_belongs_to_the_process_that_it_is_sent_to() -> None:
-    context = ShardContext(rank=1, world_size=2, assignment=Assignment(name="train", is_split=True))
-    elsewhere = dataclasses.replace(context)
-    object.__setattr__(elsewhere, "pid", -1)
-    assert pickle.loads(pickle.dumps(elsewhere)).pid == context.pid
-    assert elsewhere == context
-    assert (context.name, ShardContext().name) == ("train", None)
-    with pytest.raises(ConfigError, match="rank=2 lies outside a world of 2"):
-        ShardContext(rank=2, world_size=2)

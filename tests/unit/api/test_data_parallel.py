@@ -1,0 +1,228 @@
+"""Owns peers: loaders of several ranks that get the same rows, by threads; resumes with others; what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import raylance
+from raylance import torch_data
+from raylance.api.dataset import adapter_of
+from raylance.api.loader import recorder_of
+from raylance.planning.shard_context import Assignment
+from raylance.reports.reading import read_run
+
+BATCH = 10  # of a data-parallel rank
+
+
+@pytest.fixture(scope="module")
+def data(images_uri: str) -> raylance.Dataset:
+    decode = raylance.Image("image", size=(16, 16), augment=raylance.RandomResizedCrop(), hflip=0.5)
+    return raylance.dataset(images_uri, columns=["image", "id"], decode=decode, seed=3, remainder="ragged")
+
+
+def make_loaders(data: raylance.Dataset, replicas: int, peers: int) -> list[raylance.RankLoader]:
+    world_size = replicas * peers
+    return [
+        data.loader(rank=rank, world_size=world_size, ranks_per_replica=peers, runtime="threads", num_decoders=0)
+        for rank in range(world_size)
+    ]
+
+
+def take(loader: raylance.RankLoader, steps: int | None = None, **arguments: Any) -> list[dict[str, Any]]:
+    batches = []
+    for batch in loader.iter_batches(**({"batch_size": BATCH} | arguments)):
+        batches.append(batch)
+        if len(batches) == steps:
+            break
+    return batches
+
+
+def rows_of(batches: list[dict[str, Any]]) -> list[int]:
+    return [int(row) for batch in batches for row in batch["id"]]
+
+
+def test_peers_get_the_same_bytes_and_resumes_may_change_both_numbers(data: raylance.Dataset) -> None:
+    """Three starts, 2 × 2, 4 × 1 and 1 × 3 ranks: equal on all peers, and every row once over all of them."""
+    state, delivered = None, list[int]()
+    for replicas, peers, steps in ((2, 2, 10), (4, 1, 5), (1, 3, None)):
+        loaders = make_loaders(data, replicas, peers)
+        states = []
+        for rank, loader in enumerate(loaders):
+            assert (loader.rank, loader.world_size) == (rank, replicas * peers)
+            assert (loader.dp_rank, loader.dp_size) == (rank // peers, replicas)
+            if state is not None:
+                loader.load_state_dict(state)
+            with loader:
+                batches = take(loader, steps)
+            states.append(loader.state_dict())
+            if loader.rank % peers == 0:
+                first = batches
+                delivered += rows_of(batches)
+            assert len(batches) == len(first)
+            for batch, peer in zip(batches, first, strict=True):
+                assert batch.keys() == peer.keys()
+                assert all(np.array_equal(batch[name], peer[name]) for name in batch)
+        assert all(one == states[0] for one in states), "steps and state are the same on all ranks"
+        state = states[0]
+        assert state["world_size"] == replicas
+    live = rows_of(list(data.iter_batches(batch_size=100)))
+    assert sorted(delivered) == sorted(live)
+    assert state["epoch"] == 1
+
+
+def test_batch_size_counts_the_rows_of_a_data_parallel_rank(data: raylance.Dataset) -> None:
+    loaders = make_loaders(data, 2, 2)
+    assert len(data) == 953
+    for loader in loaders:
+        assert loader.steps_per_epoch(batch_size=BATCH) == loader.steps_per_epoch(global_batch_size=2 * BATCH) == 48
+        assert "rank 0 of 2" in repr(loaders[0].batches(batch_size=BATCH))
+
+
+def test_one_share_for_all_ranks_is_checked_as_that_of_a_single_rank(data: raylance.Dataset) -> None:
+    for loader in make_loaders(data, 1, 2):
+        with loader:
+            take(loader, None, batch_size=200)
+            certificate = loader.stats()["epoch_certificate"]
+            ranks = [certificate[name] for name in ("rank", "world_size", "dp_rank", "dp_size", "rows")]
+            assert ranks == [loader.rank, 2, 0, 1, 953]
+
+
+RESHARDED: list[tuple[str, Callable[[int], tuple[Any, ...]]]] = [
+    ("two integers", lambda rank: (rank // 2, 2)),
+    ("of NumPy", lambda rank: (np.int64(rank // 2), np.int64(2))),
+]
+
+
+@pytest.mark.parametrize(("_", "given"), RESHARDED, ids=[name for name, _ in RESHARDED])
+def test_a_loader_is_resharded_before_its_first_batch(
+    data: raylance.Dataset, _: str, given: Callable[[int], tuple[Any, ...]]
+) -> None:
+    wanted = [rows_of(take(loader, 3)) for loader in make_loaders(data, 2, 2)]
+    for rank in range(4):
+        with data.loader(rank=rank, world_size=4, runtime="threads", num_decoders=0) as loader:
+            loader.reshard(*given(rank))
+            assert rows_of(take(loader, 3)) == wanted[rank]
+            with pytest.raises(raylance.ConfigError, match="after batches\\(\\) or an iterator was called"):
+                loader.reshard(0, 1)
+
+
+def test_a_mesh_and_a_group_of_a_process_alone(data: raylance.Dataset) -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("r", "s", "tp"))
+        for given in (mesh["s"], mesh["r", "s"], mesh.get_group("s")):
+            with data.loader(runtime="threads", num_decoders=0) as loader:
+                loader.reshard(given)
+                assert (loader.dp_rank, loader.dp_size) == (0, 1)
+                assert len(take(loader, 2)) == 2
+            steps = torch_data.IterableDataset(data, batch_size=BATCH, dist_info=given)
+            assert len(steps) == 96
+            with pytest.raises(raylance.ConfigError, match="would divide it again"):
+                torch_data.IterableDataset(data, batch_size=BATCH, dist_info=given, ranks_per_replica=2)
+        outside = torch.distributed.GroupMember.NON_GROUP_MEMBER
+        with pytest.raises(raylance.ConfigError, match="is not part of the group"):
+            data.loader().reshard(outside)
+        with pytest.raises(raylance.ConfigError, match="is not part of the group"):
+            torch_data.IterableDataset(data, batch_size=BATCH, dist_info=outside)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_records_name_ranks_and_count_the_rows_of_peers_once(data: raylance.Dataset, tmp_path: Path) -> None:
+    """Two epochs: in one by 2 × 2 ranks, left in the middle and continued by 1 × 3."""
+    folder, state, decode = str(tmp_path / "run"), None, {"num_decoders": 0, "runtime": "threads"}
+    for replicas, peers, stop in ((2, 2, 20), (1, 3, None)):
+        for rank in range(replicas * peers):
+            arranged = {"rank": rank, "world_size": replicas * peers, "ranks_per_replica": peers}
+            with data.loader(**arranged, record=folder, **decode) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                for _ in range(1 if stop else 2):
+                    take(loader, stop, batch_size=None, global_batch_size=20)
+                recorder_of(loader).ledger.cut()
+                recorder_of(loader).flush()
+                saved = loader.state_dict()
+        state = saved
+    run = read_run(folder)
+    assert {(one.rank, one.peers) for one in run.records} == {(rank, 2) for rank in range(4)} | {
+        (rank, 3) for rank in range(3)
+    }
+    ranks = run.ranks(run.main)
+    assert sum(rank.figures["rows"] / rank.peers for rank in ranks) == pytest.approx(2 * 953)
+    (proof,) = raylance.prove_run(folder).datasets
+    assert [(one.status, one.epochs, one.rows) for one in proof.epochs] == [("proven", 2, 953)]
+    page = Path(raylance.report_run(folder, out=tmp_path / "page.html")).read_text()
+    assert "3 and 4 ranks" in page
+    assert "953 rows were handed out: every selected row exactly once" in page
+
+
+def test_what_cannot_be_resharded_is_refused(data: raylance.Dataset) -> None:
+    loader = data.loader(rank=1, world_size=4)
+    for given, message in (
+        ((1, 3), "data-parallel rank 1 of 3 for rank 1 of 4"),
+        ((2, 2), "data-parallel rank 2 of 2 for rank 1 of 4"),
+        ((-1, 2), "data-parallel rank=-1"),
+        ((1.5, 2), "data-parallel rank=1.5"),
+        ((1,), "1 does not say which rows this rank gets"),
+        (("dp",), "'dp' does not say which rows"),
+    ):
+        with pytest.raises(raylance.ConfigError, match=message):
+            loader.reshard(*given)
+    assert (loader.dp_rank, loader.dp_size) == (1, 4), "nothing was changed"
+    with loader, pytest.raises(raylance.ConfigError, match="for other shares"):
+        loader.batches(batch_size=BATCH)  # whose rows of a step would be those of four ranks
+        loader.reshard(0, 2)
+    whole = adapter_of(data).make_loader(0, 1, raylance.Options(), Assignment(name="val", is_split=False))
+    whole.reshard(0, 1)  # as in Ray Train's local mode
+    with pytest.raises(
+        raylance.ConfigError, match="data-parallel rank 0 of 2, for a dataset that every rank sees whole"
+    ):
+        whole.reshard(0, 2)
+
+
+def test_loaders_made_by_hand_and_torch_data_take_the_same_arrangements(data: raylance.Dataset) -> None:
+    def strided(rank: int, world_size: int) -> tuple[int, int]:
+        return rank % 2, 2
+
+    first, second = (rows_of(take(loader, 2)) for loader in make_loaders(data, 2, 1))
+    for rank, rows in enumerate((first, second, first, second)):
+        loader = data.loader(rank=rank, world_size=4, data_parallel=strided, runtime="threads", num_decoders=0)
+        with loader:
+            assert rows_of(take(loader, 2)) == rows
+        for arranged in (
+            torch_data.IterableDataset(data, batch_size=BATCH, dist_info=(rank, 4), data_parallel=strided),
+            torch_data.IterableDataset(
+                data, batch_size=BATCH, dist_info=(2 * (rank % 2) + rank // 2, 4), ranks_per_replica=2
+            ),
+        ):
+            batches = iter(torch_data.Loader(arranged))
+            assert [int(row) for _ in range(2) for row in next(batches)["id"]] == rows
+            assert arranged.state_dict()["world_size"] == 2
+    with pytest.raises(raylance.ConfigError, match="ranks_per_replica=3 does not divide the world size, 4"):
+        data.loader(rank=0, world_size=4, ranks_per_replica=3)
+    with pytest.raises(raylance.ConfigError, match="ranks_per_replica=3 does not divide the world size, 4"):
+        len(torch_data.IterableDataset(data, batch_size=BATCH, dist_info=(0, 4), ranks_per_replica=3))
+
+
+def test_a_run_of_ray_train_gives_peers_the_same_share(data: raylance.Dataset) -> None:
+    config = raylance.DataConfig(["train"], ranks_per_replica=2, num_decoders=0)
+    shards = config.configure({"train": data, "val": data}, 4, None, None)
+    trains, vals = ([shard[name] for shard in shards] for name in ("train", "val"))
+    assert [(one.rank, one.world_size, one.dp_rank, one.dp_size) for one in trains] == [
+        (0, 4, 0, 2), (1, 4, 0, 2), (2, 4, 1, 2), (3, 4, 1, 2),
+    ]  # fmt: skip
+    assert [(one.rank, one.world_size, one.dp_rank, one.dp_size) for one in vals] == [(0, 1, 0, 1)] * 4
+    for world_size in (3, 5):
+        with pytest.raises(
+            raylance.ConfigError, match=f"ranks_per_replica=2 does not divide the world size, {world_size}"
+        ):
+            config.configure({"train": data}, world_size, None, None)
+    strided = raylance.DataConfig(data_parallel=lambda rank, size: (rank % (size // 2), size // 2), num_decoders=0)
+    shards = strided.configure({"train": data}, 4, None, None)
+    assert [shard["train"].dp_rank for shard in shards] == [0, 1, 0, 1]
+    with pytest.raises(raylance.ConfigError, match=r"did you mean ranks_per_replica=\?"):
+        raylance.DataConfig(rank_per_replica=2)

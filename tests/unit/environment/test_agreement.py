@@ -1,0 +1,121 @@
+"""Owns the comparison of what ranks were given, over a real store of torch.distributed; each rank is a thread."""
+
+import logging
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch.distributed
+
+from raylance.environment import agreement
+from raylance.environment.agreement import check_agreement, store_of
+from raylance.errors import ConfigError
+from raylance.planning.shard_context import Assignment, ShardContext
+
+OF_TRAIN = Assignment(name="train", is_split=True)
+
+
+def compare(
+    given: Sequence[tuple[int, int] | None],
+    *,
+    called: Sequence[bool] | None = None,
+    absent: Sequence[int] = (),
+    late: int | None = None,
+    assignment: Assignment | None = OF_TRAIN,
+    store: Any = None,
+) -> list[str]:
+    """What each rank that comes is answered: "" or the error."""
+    store = store or torch.distributed.HashStore()
+    called = called or [True] * len(given)
+
+    def begin(rank: int) -> str:
+        if rank in absent:
+            return "absent"
+        if rank == late:
+            time.sleep(0.3)
+        context = ShardContext(rank=rank, world_size=len(given), data_parallel=given[rank], assignment=assignment)
+        try:
+            check_agreement(store, context, "train", has_called=called[rank], patience_s=1.0)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(len(given)) as pool:
+        return list(pool.map(begin, range(len(given))))
+
+
+@pytest.mark.parametrize("late", [None, 0, 3])
+@pytest.mark.parametrize("assignment", [OF_TRAIN, None], ids=["assigned", "by hand"])
+def test_ranks_that_agree_continue(late: int | None, assignment: Assignment | None) -> None:
+    store = torch.distributed.HashStore()
+    for _ in range(2 if assignment is None else 1):  # of loaders that were made by hand, each one's first pass
+        given = [(0, 2), (0, 2), (1, 2), (1, 2)]
+        assert compare(given, late=late, assignment=assignment, store=store) == [""] * 4
+    assert compare([None] * 3, called=[False] * 3, late=late) == [""] * 3
+
+
+@pytest.mark.parametrize("late", range(4))
+def test_all_ranks_see_who_was_given_what(late: int) -> None:
+    answers = compare([(0, 2), (0, 4), (1, 2), (1, 4)], late=late)
+    assert len(set(answers)) == 1
+    assert "2 for ranks 0, 2; 4 for ranks 1, 3" in answers[0]
+
+
+@pytest.mark.parametrize("other", [0, 1, 2])
+def test_a_rank_that_did_not_call_is_named_and_does_not_wait(other: int) -> None:
+    called = [rank != other for rank in range(4)]
+    answers = compare([None if rank == other else (rank // 2, 2) for rank in range(4)], called=called)
+    assert answers[other] == ""
+    for rank in {0, 1, 2, 3} - {other}:
+        assert f"rank {other} of 4 did not call reshard() for 'train', and the others did" in answers[rank]
+
+
+@pytest.mark.parametrize("absent", [0, 1])
+def test_a_rank_that_does_not_come_is_named(absent: int, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        answers = compare([(0, 3), (1, 3), (2, 3)], absent=[absent])
+    for rank in {0, 1, 2} - {absent}:
+        assert f"rank {absent} of 3 did not begin a pass over 'train' after reshard() in 1 s" in answers[rank]
+
+
+def test_a_rank_that_compares_and_dies_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "_SILENT_S", 0.1)
+    store = torch.distributed.HashStore()
+    store.add("raylance/reshard/train/assigned/comparing", 1)
+    (answer, _) = compare([(0, 2), (1, 2)], store=store)
+    assert "left no outcome in 1 s" in answer
+
+
+def test_what_ray_train_assigned_is_not_taken_for_what_was_made_by_hand() -> None:
+    """The ranks had iterated the assigned loader of one name, and reshard one that is made by hand."""
+    store = torch.distributed.HashStore()
+    assert compare([None] * 3, called=[False] * 3, store=store) == [""] * 3
+    assert compare([(0, 3), (1, 3), (2, 3)], assignment=None, store=store, late=1) == [""] * 3
+
+
+def test_a_wait_is_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(agreement, "_SILENT_S", 0.1)
+    with caplog.at_level(logging.WARNING):
+        assert compare([(0, 2), (1, 2)], late=1) == ["", ""]
+    assert "reshard() of 'train': waits for all ranks to begin their first pass" in caplog.text
+
+
+def test_a_store_that_can_do_nothing_ends_no_run(caplog: pytest.LogCaptureFixture) -> None:
+    context = ShardContext(rank=0, world_size=2, assignment=OF_TRAIN)
+    with caplog.at_level(logging.WARNING):
+        check_agreement(torch.distributed.Store(), context, "train", has_called=False)
+        assert not caplog.text
+        check_agreement(torch.distributed.Store(), context, "train", has_called=True)
+    assert "what the ranks were given for 'train' is not compared" in caplog.text
+
+
+def test_without_a_group_of_all_ranks_nothing_is_compared() -> None:
+    assert store_of(4) is None
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        assert store_of(4) is None
+        assert store_of(1) is not None
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,92 @@
+"""Owns which ranks are peers, by each way to say it, and the arrangements that are refused."""
+
+import dataclasses
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from raylance.errors import ConfigError
+from raylance.planning.shard_context import Assignment, DataParallel, ShardContext, check_pairs
+
+
+@given(replicas=st.integers(1, 9), peers=st.integers(1, 9))
+def test_contiguous_ranks_are_peers_and_each_share_has_as_many(replicas: int, peers: int) -> None:
+    pairs = DataParallel(ranks_per_replica=peers).of_world(replicas * peers)
+    contexts = [ShardContext(rank=rank, world_size=len(pairs), data_parallel=pair) for rank, pair in enumerate(pairs)]
+    assert [context.dp_rank for context in contexts] == [rank // peers for rank in range(len(pairs))]
+    assert {context.dp_size for context in contexts} == {replicas}
+    check_pairs([(context.dp_rank, context.dp_size) for context in contexts], "here")
+
+
+def test_a_function_arranges_ranks_in_any_other_way() -> None:
+    def strided(rank: int, world_size: int) -> tuple[int, int]:
+        return rank % (world_size // 2), world_size // 2
+
+    assert DataParallel(function=strided).of_world(4) == [(0, 2), (1, 2), (0, 2), (1, 2)]
+    of_numpy = DataParallel(function=lambda rank, size: np.divmod(np.array([rank, size]), 2)[0]).of_world(4)
+    assert of_numpy == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    assert {type(number) for pair in of_numpy for number in pair or ()} == {int}
+
+
+@pytest.mark.parametrize(
+    ("peers", "world_size", "message"),
+    [
+        (2, 3, r"ranks_per_replica=2 does not divide the world size, 3: 1 of the ranks"),
+        (4, 6, r"ranks_per_replica=4 does not divide the world size, 6: 2 of the ranks"),
+        (8, 4, r"ranks_per_replica=8 does not divide the world size, 4: 4 of the ranks"),
+    ],
+)
+def test_a_world_that_does_not_divide_is_refused_with_the_numbers(peers: int, world_size: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DataParallel(ranks_per_replica=peers).of_world(world_size)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ([(0, 2), (1, 2), (0, 2), 1], r"gave rank 3 of 4 1, which does not say which rows it gets"),
+        ([(0, 2), (1, 2), (0, 2), (1.0, 2)], r"gave rank 3 of 4 \(1.0, 2\)"),
+        ([(0, 2), (1, 2), (0, 4), (1, 4)], r"disagree .*: 2 for ranks 0, 1; 4 for ranks 2, 3"),
+        ([(0, 2), (1, 2), (2, 2), (1, 2)], r"gave rank 2 the data-parallel rank 2 of 2"),
+        ([(0, 2), (0, 2), (0, 2), (0, 2)], r"4 of 4 ranks have data-parallel rank 0 of 2: its rows would count more"),
+        ([(0, 2), (1, 2), (1, 2), (1, 2)], r"1 of 4 ranks have data-parallel rank 0 of 2: its rows would count less"),
+        ([(0, 3), (1, 3), (2, 3), (2, 3)], r"1 of 4 ranks have data-parallel rank 0 of 3"),
+    ],
+)
+def test_arrangements_in_which_rows_come_twice_or_never_are_refused(pairs: list[Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DataParallel(function=lambda rank, _: pairs[rank]).of_world(4)
+
+
+def test_what_says_nothing_or_two_things_is_refused() -> None:
+    with pytest.raises(ConfigError, match="ranks_per_replica=0"):
+        DataParallel(ranks_per_replica=0)
+    with pytest.raises(ConfigError, match=r"data_parallel=\(0, 2\) is no function"):
+        DataParallel(function=(0, 2))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="both say which ranks get the same rows"):
+        DataParallel(ranks_per_replica=2, function=lambda rank, world_size: (rank, world_size))
+
+
+def test_a_context_names_both_ranks() -> None:
+    alone = ShardContext(rank=1, world_size=4)
+    assert (alone.dp_rank, alone.dp_size, str(alone)) == (1, 4, "rank 1 of 4")
+    peer = ShardContext(rank=1, world_size=4, data_parallel=(0, 2))
+    assert (peer.dp_rank, peer.dp_size, str(peer)) == (0, 2, "rank 1 of 4, data-parallel rank 0 of 2")
+    for pair in ((2, 2), (-1, 2), (0, 3), (0, 8)):
+        with pytest.raises(ConfigError, match=rf"data-parallel rank {pair[0]} of {pair[1]} for rank 1 of 4"):
+            ShardContext(rank=1, world_size=4, data_parallel=pair)
+
+
+def test_a_context_belongs_to_the_process_that_it_is_sent_to() -> None:
+    context = ShardContext(rank=1, world_size=2, assignment=Assignment(name="train", is_split=True))
+    elsewhere = dataclasses.replace(context)
+    object.__setattr__(elsewhere, "pid", -1)
+    assert pickle.loads(pickle.dumps(elsewhere)).pid == context.pid
+    assert elsewhere == context
+    assert (context.name, ShardContext().name) == ("train", None)
+    with pytest.raises(ConfigError, match="rank=2 lies outside a world of 2"):
+        ShardContext(rank=2, world_size=2)
