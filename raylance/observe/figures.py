@@ -25,12 +25,20 @@ class RankFigures:
         presence: Share of the time in which the rank was there, in [0, 1]: less than 1 where the world size changed.
             Rates over all ranks count it by this share.
         starts: How often the rank was started in this time.
+        peers: Ranks that got the same rows, this one among them: each counts for a part of them. Over several starts,
+            rows divided by the rows that count.
     """
 
     figures: Mapping[str, float]
     facts: Mapping[str, Any]
     presence: float = 1.0
     starts: int = 1
+    peers: float = 1.0
+
+    @property
+    def share(self) -> float:
+        """What its rates count for in those of the run."""
+        return self.presence / self.peers
 
     @property
     def trained_s(self) -> float:
@@ -112,7 +120,7 @@ def _counted(ranks: Sequence[RankFigures]) -> list[RankFigures]:
 
 def _over_all(ranks: Sequence[RankFigures], step_s: float, at_once: float) -> float:
     """Rows a second where each step takes so long; where it takes no time, what is given."""
-    rows = sum(rank.presence * rank.figures["rows"] / max(1.0, rank.figures["batches"]) for rank in ranks)
+    rows = sum(rank.share * rank.figures["rows"] / max(1.0, rank.figures["batches"]) for rank in ranks)
     return rows / step_s if step_s else at_once
 
 
@@ -136,8 +144,8 @@ class RunFigures:
         self.rates = {
             "delivered": delivered_rate(there),
             "training": training_rate(there),
-            "reading": sum(rank.presence * rank.read_rate for rank in there),
-            "decoding": sum(rank.presence * rank.decode_rate for rank in there),
+            "reading": sum(rank.share * rank.read_rate for rank in there),
+            "decoding": sum(rank.share * rank.decode_rate for rank in there),
         }
 
     @property

@@ -50,13 +50,16 @@ _WAIT = (
     "read, were being decoded or waited for a decoder, or were being brought here and made a batch."
 )
 
+_PEERS = " Of peers, which get the same rows, each counts an equal part: the sum over all ranks is that of the run."
+_OF_PEERS = frozenset(["rows", "decoded_rows", "masked_rows"])  # the figures that are counted so
+
 METRICS: tuple[Metric, ...] = (
-    _counter("rows", "rows", "Rows handed out to the trainer, padding included."),
+    _counter("rows", "rows", "Rows handed out to the trainer, padding included." + _PEERS),
     _counter("batches", "batches", "Batches handed out to the trainer."),
     _counter("delivered_bytes", "nbytes", "Bytes handed out to the trainer, decoded."),
     _counter("read_bytes", "read_bytes", "Bytes of rows read from storage."),
-    _counter("decoded_rows", "decoded_rows", "Rows that were decoded, ahead of time or not."),
-    _counter("bad_rows", "masked_rows", "Rows handed out as zeros because they could not be decoded."),
+    _counter("decoded_rows", "decoded_rows", "Rows that were decoded, ahead of time or not." + _PEERS),
+    _counter("bad_rows", "masked_rows", "Rows handed out as zeros because they could not be decoded." + _PEERS),
     _counter("fallback_rows", "fallback_rows", "JPEGs that the fast codec left to Pillow."),
     _counter("wait_seconds", "wait_start_s", _WAIT, "starting"),
     _counter("wait_seconds", "wait_read_s", _WAIT, "reading"),
@@ -99,8 +102,11 @@ _lock = threading.Lock()
 class Publisher:
     """Gives one loader's figures to Ray."""
 
-    def __init__(self, run: str, dataset: str, rank: int, before: Mapping[str, float] | None = None) -> None:
-        """Publishes nothing yet; `before` was counted before, and published."""
+    def __init__(
+        self, run: str, dataset: str, rank: int, before: Mapping[str, float] | None = None, *, peers: int = 1
+    ) -> None:
+        """Publishes nothing yet; `before` was counted before, and published. `peers` ranks get the same rows."""
+        self._peers = peers
         self._labels = dict(zip(LABELS, (run, dataset, str(rank)), strict=True))
         self._before: dict[str, float] = dict(before or {})
 
@@ -116,7 +122,7 @@ class Publisher:
                 continue
             added = value - self._before.get(metric.field, 0.0)
             if added > 0:
-                _of_ray(metric).inc(added, labels)
+                _of_ray(metric).inc(added / (self._peers if metric.field in _OF_PEERS else 1), labels)
                 self._before[metric.field] = value
 
     def end(self) -> None:

@@ -6,9 +6,10 @@ import bisect
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from raylance.planning.digest import Digest, Interval, Place
+from raylance.planning.shard_context import RankAndSize
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,9 @@ class Account:
 
     Attributes:
         start: What all ranks of one start of the run have in common; "" where it is not known.
+        rank: The world rank, of `world_size`.
+        data_parallel: The data-parallel rank, which says which rows come, and how many there are; None where each rank
+            gets rows of its own.
         ledger: The loader. Of two accounts with one ledger, the later one holds all that the earlier one does.
         intervals: What it was handed, in the order of time.
         restored: As a `Ledger` has it.
@@ -33,6 +37,7 @@ class Account:
     rank: int
     world_size: int
     intervals: Sequence[Interval]
+    data_parallel: RankAndSize | None = None
     restored: Mapping[int, Place] = dataclasses.field(default_factory=dict)
     forgotten: Place | None = None
     process: str = ""
@@ -40,6 +45,11 @@ class Account:
     ended_s: float = 0.0
     selection: str = ""
     plan: str = ""
+
+    @property
+    def dp_rank(self) -> int:
+        """The data-parallel rank."""
+        return self.rank if self.data_parallel is None else self.data_parallel[0]
 
     def ran_beside(self, other: "Account") -> bool:
         """Whether two processes were handed rows at one time."""
@@ -314,17 +324,19 @@ def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: 
     """Adds up what the ranks of all starts were handed of an epoch: the runs of a start one after the other, later
     starts first. `furthest` is the furthest place of any rank; all before `forgotten` is.
     """
-    spans_of_starts, besides, hulls = [], list[Interval](), []
+    spans_of_starts, besides, hulls, doubt = [], list[Interval](), [], ""
     for start, of_start in itertools.groupby(runs, key=lambda run: run.start):
-        ranks: dict[int, list[Sequence[Interval]]] = {}
+        ranks: dict[tuple[int, int], list[Sequence[Interval]]] = {}
         for run in of_start:
-            ranks.setdefault(run.account.rank, []).append(run.intervals)
-        chains = []
-        for of_rank in ranks.values():
+            ranks.setdefault((run.account.dp_rank, run.account.rank), []).append(run.intervals)
+        chains: dict[int, list[list[Interval]]] = {}
+        for (dp_rank, _), of_rank in ranks.items():
             chain, left = _disjoint(of_rank)
-            chains.append(chain)
-            besides += left
-        spans_of_starts.append(_add_ranks(chains, start.pieces[0].account.world_size))
+            besides += left if dp_rank not in chains else []
+            chains.setdefault(dp_rank, []).append(chain)
+        spans, unlike = _add_ranks(chains, start.pieces[0].account.world_size)
+        spans_of_starts.append(spans)
+        doubt = doubt or unlike
         every = [interval for of_rank in ranks.values() for run in of_rank for interval in run]
         hulls.append((min(each.low for each in every), max(each.high for each in every)))
     spans, left = _disjoint(spans_of_starts)
@@ -336,7 +348,7 @@ def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: 
         reach=furthest[1] if epoch == furthest[0] else None,
         besides=sum(interval.digest.rows for interval in besides),
         came_again=bool(besides) or overlap,
-        doubt=_doubt(runs, is_forgotten=(epoch, 0) < forgotten),
+        doubt=_doubt(runs, is_forgotten=(epoch, 0) < forgotten) or doubt,
         plan=runs[0].account.plan,
     )
 
@@ -371,25 +383,42 @@ def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[
     return sorted(kept, key=lambda interval: (interval.low, interval.high)), left
 
 
-def _add_ranks(chains: Sequence[Sequence[Interval]], world_size: int) -> list[Interval]:
-    """Adds the ranks up, from one place at which all of them were cut to the next."""
-    if len(chains) < world_size:
-        return []
-    common = set.intersection(*({place for each in chain for place in (each.begin, each.end)} for chain in chains))
-    found: dict[tuple[Place, Place], list[Interval]] = {}
-    for chain in chains:
-        joined: Interval | None = None
-        for interval in chain:
-            if interval.begin in common:
-                joined = interval
-            elif joined is not None:
-                joined = joined.joined(interval) if joined.end == interval.begin else None
-            if joined is not None and joined.end in common:
-                found.setdefault((joined.begin, joined.end), []).append(joined)
-                joined = None
-    spans = [
-        dataclasses.replace(parts[0], digest=sum((part.digest for part in parts), Digest()))
-        for parts in found.values()
-        if len(parts) == world_size
-    ]
-    return sorted(spans, key=lambda span: (span.low, span.high))
+def _add_ranks(chains: Mapping[int, Sequence[Sequence[Interval]]], world_size: int) -> tuple[list[Interval], str]:
+    """Adds the ranks up, from one place at which all of them were cut to the next. `chains` are those of all ranks by
+    data-parallel rank: of peers, one counts. Returns why they cannot be added, if peers were handed unlike rows.
+    """
+    every = [chain for peers in chains.values() for chain in peers]
+    if len(every) < world_size:
+        return [], ""
+    if len({len(peers) for peers in chains.values()}) > 1:
+        return [], "data-parallel ranks had unlike numbers of peers, so that rows of some counted more"
+    common = set.intersection(*({place for each in chain for place in (each.begin, each.end)} for chain in every))
+    found: dict[tuple[Place, Place], list[tuple[int, Interval]]] = {}
+    for dp_rank, peers in chains.items():
+        for joined in (joined for chain in peers for joined in _between(chain, common)):
+            found.setdefault((joined.begin, joined.end), []).append((dp_rank, joined))
+    spans = []
+    for parts in found.values():
+        if len(parts) < world_size:
+            continue
+        digests: dict[int, Digest] = {}
+        for dp_rank, part in parts:
+            digests.setdefault(dp_rank, part.digest)
+        unlike = next((dp_rank for dp_rank, part in parts if part.digest != digests[dp_rank]), None)
+        if unlike is not None:
+            return [], f"the peers of data-parallel rank {unlike} were handed unlike rows"
+        spans.append(dataclasses.replace(parts[0][1], digest=sum(digests.values(), Digest())))
+    return sorted(spans, key=lambda span: (span.low, span.high)), ""
+
+
+def _between(chain: Sequence[Interval], common: Set[Place]) -> Iterator[Interval]:
+    """What a rank was handed from one of some places to the next, where it has a cut at both."""
+    joined: Interval | None = None
+    for interval in chain:
+        if interval.begin in common:
+            joined = interval
+        elif joined is not None:
+            joined = joined.joined(interval) if joined.end == interval.begin else None
+        if joined is not None and joined.end in common:
+            yield joined
+            joined = None

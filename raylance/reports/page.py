@@ -196,7 +196,7 @@ def _dataset_row(name: str, parts: Sequence[RankFigures], verdict: Verdict) -> t
     return (
         name,
         str(len(parts)),
-        f"{sum(part.figures['rows'] for part in parts):,.0f}",
+        f"{sum(part.figures['rows'] / part.peers for part in parts):,.0f}",
         f"{verdict.rates['delivered']:,.0f}",
         f"{spent / len(parts):,.1f}",
         f"{sum(part.figures['wait_s'] for part in parts) / max(1e-9, spent):.0%}",
@@ -267,9 +267,8 @@ def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, 
     try:
         options = storage_argument(storage_options)
         opened = _open_again(record.facts, options)
-        summary = opened.plan(
-            record.facts["global_batch_size"], record.facts["world_size"] if record.facts["split"] else 1
-        )
+        ranks = record.facts["world_size"] // record.peers if record.facts["split"] else 1
+        summary = opened.plan(record.facts["global_batch_size"], ranks)
         quality = summary.shuffle_quality(sample_steps=_QUALITY_STEPS)
         found["quality"] = {
             "summary": _describe_quality(quality.class_divergence),

@@ -70,7 +70,7 @@ def progress(run: Run) -> Progress | None:
         rows=rows,
         epoch_rows=int(records[0].facts["limits"]["epoch_rows"]),
         rate=delivered_rate([part for part in recent if part.figures["batches"] > 1]),
-        pace=sum(_pace(record) for record in records),
+        pace=sum(_pace(record) / record.peers for record in records),
         waiting=waited / max(1e-9, waited + sum(part.trained_s for part in recent)),
         cause=max(spent, key=lambda cause: spent[cause]),
         saving=saving_share(recent),

@@ -72,6 +72,11 @@ class LoaderRecord:
         return int(self.facts["rank"])
 
     @property
+    def peers(self) -> int:
+        """Ranks that got the same rows, this one among them."""
+        return int(self.facts.get("peers", 1))
+
+    @property
     def start(self) -> str:
         """The same for all loaders of one start of the run, another for each start; "" where it is not known."""
         return str(self.facts.get("start") or "")
@@ -125,7 +130,7 @@ class LoaderRecord:
         """What was counted from a time on, and other figures as they are last, as verdicts take them."""
         figures = {name: self.latest(name) for name in NUMBERS}
         figures |= {name: figures[name] - float(self.at(name, begin)) for name in figures.keys() - GAUGES}
-        return RankFigures(figures=figures, facts=self.facts)
+        return RankFigures(figures=figures, facts=self.facts, peers=self.peers)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -205,7 +210,10 @@ class Run:
             if (before := by_rank.get(record.rank)) is not None:
                 summed = {k: v if k in GAUGES else v + before.figures[k] for k, v in found.figures.items()}
                 starts = before.starts + (record.start != before.facts.get("start") or not record.start)
-                found = dataclasses.replace(found, figures=summed, starts=starts)
+                rows = [(one.figures["rows"], one.peers) for one in (before, found)]
+                counted = sum(number / peers for number, peers in rows)
+                peers = summed["rows"] / counted if counted else found.peers
+                found = dataclasses.replace(found, figures=summed, starts=starts, peers=peers)
             by_rank[record.rank] = found
         ranks = [by_rank[rank] for rank in sorted(by_rank)]
         if len({record.facts["world_size"] for record in self.of(dataset)}) > 1:

@@ -74,7 +74,7 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
         times=times,
         cuts=[float(walked[2 * number]) for number in range(1, len(spans))],
         shares=shares,
-        rate=_smooth(_grown(main, "rows", times) / width, around := max(5, math.ceil(_SMOOTH_S / width) | 1)),
+        rate=_smooth(_grown_rows(main, times) / width, around := max(5, math.ceil(_SMOOTH_S / width) | 1)),
         smoothed_s=around * width,
     )
 
@@ -88,6 +88,12 @@ def _smooth(values: FloatArray, around: int) -> FloatArray:
 def _grown(records: Sequence[LoaderRecord], name: str, times: FloatArray) -> FloatArray:
     """How much a counter grew in each bin, over some records."""
     values = sum((record.at(name, times) for record in records), np.zeros(len(times)))
+    return np.maximum(0.0, np.diff(values))
+
+
+def _grown_rows(records: Sequence[LoaderRecord], times: FloatArray) -> FloatArray:
+    """How many rows were handed out in each bin; of peers, which get the same rows, once."""
+    values = sum((record.at("rows", times) / record.peers for record in records), np.zeros(len(times)))
     return np.maximum(0.0, np.diff(values))
 
 

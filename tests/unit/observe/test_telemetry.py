@@ -3,11 +3,13 @@ and read back, and the verdict names what limits.
 """
 
 import contextlib
+import dataclasses
 import itertools
 import json
 import math
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from hypothesis import strategies as st
 
 from raylance.observe import metrics, record
 from raylance.observe import recording as recordings
-from raylance.observe.figures import RankFigures
+from raylance.observe.figures import RankFigures, RunFigures
 from raylance.observe.observations import (
     BatchesReady,
     BatchGathered,
@@ -550,6 +552,35 @@ def test_counters_are_published_by_what_was_added(monkeypatch: pytest.MonkeyPatc
     assert ("set", "raylance_decoders", 0.0, labels) in seen
     assert all(kind == "set" for kind, *_ in seen)
     assert all(tags == labels | ({"cause": "reading"} if "wait" in name else {}) for _, name, _, tags in seen)
+
+
+def test_of_peers_each_publishes_an_equal_part_of_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Counter[str] = Counter()
+
+    class Metric:
+        def __init__(self, metric: metrics.Metric) -> None:
+            self.name = metric.name
+
+        def inc(self, value: float, _: dict[str, str]) -> None:
+            seen[self.name] += value
+
+    monkeypatch.setattr(metrics, "_of_ray", Metric)
+    for rank in range(3):
+        publisher = metrics.Publisher("run", "train", rank, {"rows": 3.0}, peers=3)
+        for rows in (9.0, 15.0):
+            publisher.publish({"rows": rows, "decoded_rows": 2 * rows, "read_bytes": 10 * rows})
+    assert seen == {
+        "raylance_rows_total": 12.0,
+        "raylance_decoded_rows_total": 30.0,
+        "raylance_read_bytes_total": 450.0,
+    }
+
+
+def test_rates_of_a_run_count_the_rows_of_peers_once() -> None:
+    spent = {"user_s": 2.0, "wait_read_s": 0.5}
+    alone = RunFigures([part(rank, **spent) for rank in range(2)]).rates
+    peers = [dataclasses.replace(part(rank, **spent), peers=2.0) for rank in range(4)]
+    assert RunFigures(peers).rates == alone
 
 
 # ---- the verdict

@@ -69,6 +69,7 @@ class Run:
         batch: int,
         steps: int,
         *,
+        peers: int = 1,
         begin: Place | None = None,
         report: int = 3,
         lost: Sequence[int] = (),
@@ -77,16 +78,19 @@ class Run:
         recorded: Sequence[int] | None = None,
         ledgers: Sequence[Ledger] | None = None,
     ) -> Sequence[Ledger]:
-        """One start: so many steps of all ranks, and some more of each that is ahead; reports in `lost` never count."""
+        """One start: so many steps of all ranks, and some more of each that is ahead; reports in `lost` never count.
+        Each of `world` data-parallel ranks has so many peers.
+        """
         at = self.checkpoints[-1] if begin is None else begin
         self.line = [step for step in self.line if step.end <= at]
         given = ledgers
         for ledger in given or ():
             ledger.load(*at)
-        ledgers = [Ledger() for _ in range(world)] if given is None else given
+        ranks = world * peers
+        ledgers = [Ledger() for _ in range(ranks)] if given is None else given
         plan = make_plan(self.order, batch, world, self.remainder)
-        plans = [dataclasses.replace(plan, order=order) for order in orders] or [plan] * world
-        ahead = [*ahead, *[0] * world][:world]
+        plans = [dataclasses.replace(plan, order=order) for order in orders] or [plan] * ranks
+        ahead = [*ahead, *[0] * ranks][:ranks]
         ahead = [more - min(ahead) for more in ahead]  # what all ranks were handed is no step ahead
         for number in range(steps + max(ahead)):
             epoch, position = at
@@ -102,11 +106,12 @@ class Run:
             for rank, ledger in enumerate(ledgers):
                 if number >= steps + ahead[rank]:
                     continue
-                positions = plan.positions(position, *plan.rank_slice(position, rank))
+                dp_rank = rank // peers
+                positions = plan.positions(position, *plan.rank_slice(position, dp_rank))
                 rows, real = SELECTION.offsets(plans[rank].select(epoch, positions)), positions < plan.epoch_rows
-                spoil = self.spoils.get(self.taken) if rank == world - 1 else None
+                spoil = self.spoils.get(self.taken) if dp_rank == world - 1 else None
                 rows = rows if spoil is None else spoil(rows)
-                handed.append(rows[real])
+                handed += [rows[real]] if rank % peers == 0 else []
                 ledger.add(epoch, position, after, Digest.of(rows, real), is_last=is_last)
                 if number < steps and (number + 1) % report == 0:
                     ledger.cut()
@@ -120,7 +125,8 @@ class Run:
         for rank, ledger in enumerate(ledgers):
             if recorded is None or rank in recorded:
                 name = f"{start} {rank}" if given is None else str(id(ledger))
-                self.accounts.append(account(ledger, rank, world, start=start, ledger=name))
+                pair = None if peers == 1 else (rank // peers, world)
+                self.accounts.append(account(ledger, rank, ranks, start=start, ledger=name, data_parallel=pair))
         return ledgers
 
     def prove(self, expected: Expected | None = None) -> list[EpochProof]:
@@ -144,6 +150,7 @@ STARTS = st.lists(
     st.fixed_dictionaries(
         {
             "world": st.integers(1, 4),
+            "peers": st.integers(1, 3),
             "batch": st.integers(4, 40),
             "steps": st.integers(1, 40),
             "report": st.integers(1, 9),
@@ -186,6 +193,29 @@ def test_a_run_is_proven_exactly_where_an_oracle_finds_it_whole(
         if wanted == "proven":
             assert proof.rows == sum(len(step.rows) for step in run.line if step.begin[0] == epoch)
     assert {epoch for epoch, proof in found.items() if proof.status != "unproven"} <= epochs
+
+
+@pytest.mark.parametrize("peer", [0, 1])
+def test_peers_that_were_handed_unlike_rows_prove_nothing(peer: int) -> None:
+    """Their sum may be right where one of them stands for both, and their model was trained on neither."""
+    alike, unlike, other = Run(), Run(), dataclasses.replace(ORDER, seed=6)
+    alike.start(2, 12, 10, peers=2)
+    (proof,) = alike.prove()
+    assert (proof.status, proof.rows) == ("proven", 120)
+    unlike.start(2, 12, 10, peers=2, orders=[ORDER, ORDER, *([other, ORDER] if peer == 0 else [ORDER, other])])
+    (proof,) = unlike.prove()
+    assert proof.status == "unproven"
+    assert "the peers of data-parallel rank 1 were handed unlike rows" in proof.text
+
+
+def test_shares_with_unlike_numbers_of_peers_prove_nothing() -> None:
+    """Each row came, but those of one share were trained on by three ranks, and those of the other by one."""
+    run = Run()
+    run.start(2, 12, 10, peers=2)
+    run.accounts[1:3] = [dataclasses.replace(run.accounts[0], rank=rank, ledger=f"{rank}") for rank in (1, 2)]
+    (proof,) = run.prove()
+    assert proof.status == "unproven"
+    assert "data-parallel ranks had unlike numbers of peers" in proof.text
 
 
 def test_ranks_with_unlike_plans_are_caught() -> None:
