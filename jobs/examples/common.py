@@ -122,10 +122,11 @@ class Witness:
         self._steps += 1
         if self._directory is None:
             return
-        state = self._loader.state_dict()
+        loader = self._loader.loader if isinstance(self._loader, raylance.Batches) else self._loader
+        state = loader.state_dict()
         line = {"epoch": state["epoch"], "position": state["position"], "rows": batch["_rowoffset"].tolist()}
-        with open(self._directory / self._name, "a", encoding="utf-8") as file:
-            file.write(json.dumps(line | {"rank": self._rank, "world_size": self._world_size}) + "\n")
+        with open(self._directory / self._name, "a", encoding="utf-8") as file:  # of peers, one line counts
+            file.write(json.dumps(line | {"rank": loader.dp_rank, "world_size": loader.dp_size}) + "\n")
         killed = self._directory / "killed"
         if self._steps == self._die_at and self._rank == self._world_size - 1 and not killed.exists():
             killed.write_text(f"rank {self._rank} was killed after its step {self._steps}, by --die-at-step")

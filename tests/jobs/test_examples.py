@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -13,6 +14,7 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
+import ray.train
 import torch
 
 import raylance
@@ -175,6 +177,34 @@ def test_each_row_comes_once_when_a_rank_is_killed(
     assert run(name, *given) == 0
     assert (rows / "killed").exists()
     assert each_row_once(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_peers_get_the_same_rows_when_replicas_and_their_ranks_change(
+    labelled_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2 × 2 ranks, killed in mid-epoch; continued as 1 × 2, killed again; and as 4 × 1 to the end."""
+    once = common.run_config
+    monkeypatch.setattr(common, "run_config", lambda args: once(args, max_failures=0))
+    rows = tmp_path / "rows"
+    given = ["--data", labelled_uri, "--storage-path", tmp_path / "runs", "--rows", rows, "--global-batch-size", 32]
+    given += ["--checkpoint-every-steps", 3, "--die-at-step", 5]
+    for replicas, peers in ((2, 2), (1, 2)):
+        with pytest.raises(ray.train.TrainingFailedError):
+            run("tensor_parallel", *given, "--num-workers", replicas * peers, "--tensor-parallel", peers)
+        (rows / "killed").unlink()
+    (rows / "killed").touch()
+    assert run("tensor_parallel", *given, "--num-workers", 4, "--tensor-parallel", 1) == 0
+    assert each_row_once(rows)
+    seen: dict[tuple[int, ...], list[list[int]]] = {}
+    for line in (json.loads(line) for file in rows.glob("*.jsonl") for line in file.read_text().splitlines()):
+        at = line["world_size"], line["epoch"], line["position"], line["rank"]
+        seen.setdefault(at, []).append(line["rows"])
+    of_two = [found for at, found in seen.items() if at[0] < 4 and len(found) == 2]
+    assert len(of_two) >= 2 * 3 + 3, "steps up to the last checkpoints, of each data-parallel rank"
+    assert all(one == other for one, other in of_two)
+    assert {at[0] for at in seen} == {1, 2, 4}
 
 
 @pytest.mark.slow
