@@ -34,6 +34,11 @@ def train_fn(config: dict[str, Any]) -> None:
         if isinstance(layer, torch.nn.Linear):
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    train(config, loader, model)
+
+
+def train(config: dict[str, Any], loader: raylance.RankLoader, model: torch.nn.Module) -> None:
+    """Trains a network that is spread over ranks, from the newest checkpoint on; each rank saves its part."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
     def load(directory: Path) -> None:

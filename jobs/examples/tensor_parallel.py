@@ -1,33 +1,28 @@
 """Tensor parallelism beside FSDP2: the ranks of one model replica get the same rows, each replica other ones.
 
-The training function builds a `DeviceMesh` and says by `loader.reshard(mesh["dp"])` which ranks are peers. Without a
-mesh, `DataConfig(ranks_per_replica=2)` says the same of contiguous ranks. Under HSDP, which spreads rows over both of
-its dimensions, it is `loader.reshard(mesh["replicate", "shard"])`, or nothing at all where no rank has a peer.
+The training function builds a `DeviceMesh`, and `loader.reshard(mesh["dp"])` sets which ranks are peers. Peers that are
+contiguous ranks, as here, need only `DataConfig(ranks_per_replica=2)`. HSDP alone has no peers and needs neither; with
+tensor parallelism, it is `loader.reshard(mesh["replicate", "shard"])`.
 
-A run continues with other numbers of replicas and of peers: a checkpoint has one position for all ranks, and
-`torch.distributed.checkpoint` deals the weights out again. Each peer reads and decodes for itself: with images and many
-peers, that costs CPUs, and `num_decoders=` counts for each rank.
+A run may continue with other numbers of replicas and of peers: a checkpoint has one position for all ranks, and
+`torch.distributed.checkpoint` deals out the weights again (the loop is that of `fsdp2.py`). Each peer reads and decodes
+for itself. With images, that takes the CPUs of all ranks: `num_decoders=` counts for each of them.
 
     python -m jobs.examples.tensor_parallel --data digits.lance --num-workers 4 --tensor-parallel 2
 """
 
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import ray.train
 import ray.train.torch
 import torch
-import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-import raylance
-from jobs.examples import common
+from jobs.examples import common, fsdp2
 
 WIDTH, HEAD, PATCH = 32, 8, 4
 PLAN = {
@@ -80,26 +75,7 @@ def train_fn(config: dict[str, Any]) -> None:
         parallelize_module(block, mesh["tp"], PLAN)
         fully_shard(block, mesh=mesh["dp"])
     fully_shard(model, mesh=mesh["dp"])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-
-    def load(directory: Path) -> None:
-        weights, moments = get_state_dict(model, optimizer)
-        parts = {"model": weights, "optimizer": moments}
-        dcp.load(parts, checkpoint_id=directory)
-        set_state_dict(model, optimizer, model_state_dict=parts["model"], optim_state_dict=parts["optimizer"])
-
-    raylance.restore(loader, load=load)
-    witness = common.Witness(config, loader)
-    for epoch in range(loader.epoch, config["epochs"]):
-        batches = loader.iter_torch_batches(global_batch_size=config["global_batch_size"], with_row_offset=True)
-        for step, batch in enumerate(batches, 1):
-            witness.saw(batch)
-            loss = common.train_step(model, optimizer, batch)
-            if step % config["checkpoint_every_steps"] == 0 or loader.epoch > epoch:
-                weights, moments = get_state_dict(model, optimizer)
-                with tempfile.TemporaryDirectory() as directory:
-                    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=directory)
-                    raylance.report({"loss": loss.item(), "epoch": loader.epoch}, loader, checkpoint=directory)
+    fsdp2.train(config, loader, model)
 
 
 def main(argv: list[str] | None = None) -> int:
