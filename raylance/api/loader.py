@@ -61,7 +61,7 @@ class RankLoader(Positioned):
         is_recorded: bool = True,  # whether a run has a record of it; not where it is a pass over a handle
     ) -> None:
         super().__init__(read_spec, delivery_spec)
-        self._context = context = context or ShardContext()
+        context = context or ShardContext()
         self._read_spec, self._options = read_spec, options
         self._recorder = Recorder(read_spec, options, context, self._cursor, is_recorded=is_recorded)
         self._batch_size: int | None = None  # of the last pass
@@ -70,6 +70,10 @@ class RankLoader(Positioned):
         self._has_agreed = False  # whether the ranks' calls of reshard() were compared
         self._session = session or Session(read_spec, options, context.world_size)
         self._prepares = session is None  # the next epoch; the owner of a session decides what comes next
+
+    @property
+    def _context(self) -> ShardContext:
+        return self._recorder.context
 
     @property
     def rank(self) -> int:
@@ -122,7 +126,7 @@ class RankLoader(Positioned):
                 f"reshard() to data-parallel rank {found[0]} of {found[1]}, for a dataset that every rank sees whole: "
                 "it has no shares. Name it in datasets_to_split of DataConfig, or leave reshard() out."
             )
-        self._context = self._recorder.context = dataclasses.replace(context, data_parallel=found)
+        self._recorder.context = dataclasses.replace(context, data_parallel=found)
         self._is_resharded = True
 
     def completed_shards(self) -> Int64Array:

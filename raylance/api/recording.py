@@ -133,10 +133,7 @@ class Recorder:
         certificate = {
             "verdict": "the rows of this rank's plan, each exactly once",
             "epoch": epoch,
-            "rank": self.context.rank,
-            "world_size": self.context.world_size,
-            "dp_rank": self.context.dp_rank,
-            "dp_size": self.context.dp_size,
+            **self.context.to_dict(),
             "positions": [begin, end],
             **dataclasses.asdict(self._passed),
         }
@@ -180,8 +177,7 @@ class Recorder:
             self._name, self._number = choose_name(self, rank, data, others)
         # Not 0 where the loader was closed, and continues. The first batch is being waited for already.
         before, waited_s = self.stats.sample(up_to_now=False), self.stats.timed_s("wait_s")
-        peers = self.context.world_size // self.context.dp_size
-        publisher = Publisher(run, self._name, rank, before, peers=peers) if ray_session() else None
+        publisher = Publisher(run, self._name, rank, before, peers=self.context.peers) if ray_session() else None
         if folder is None:
             self.stats.first_rows = pa.table({})  # nothing shows them
         if folder is None and publisher is None:
@@ -210,14 +206,7 @@ class Recorder:
                 ),
             },
         }
-        origin = {
-            "start": start,
-            "rank": self.context.rank,
-            "world_size": self.context.world_size,
-            "dp_rank": self.context.dp_rank,
-            "dp_size": self.context.dp_size,
-            "process": surroundings.process_id(),
-        }
+        origin = {"start": start, **self.context.to_dict(), "process": surroundings.process_id()}
         ledger = self.ledger
         self.stats.called, self.stats.shared_s = self._name, {}
         self.recording = Recording(
@@ -260,7 +249,7 @@ class Recorder:
             "split": not self._is_whole,
             "rank": rank,
             "world_size": ranks,
-            "peers": self.context.world_size // self.context.dp_size,
+            "peers": self.context.peers,
             "rows": self.cursor.delivery_spec.rows,
             "row_bytes": float(source.likely_row_bytes),
             "decodes": [decoder.column for decoder in decoding.decoders] if decoding else [],

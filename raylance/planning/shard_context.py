@@ -74,6 +74,15 @@ class ShardContext:
         return self.world_size if self.data_parallel is None else self.data_parallel[1]
 
     @property
+    def peers(self) -> int:
+        """Ranks that get the same rows, this one among them."""
+        return self.world_size // self.dp_size
+
+    def to_dict(self) -> dict[str, int]:
+        """Its numbers, as records hold them."""
+        return {name: getattr(self, name) for name in ("rank", "world_size", "dp_rank", "dp_size")}
+
+    @property
     def name(self) -> str | None:
         """See `Assignment.name`."""
         return None if self.assignment is None else self.assignment.name

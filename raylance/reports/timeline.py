@@ -69,12 +69,13 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
         spent["training"] = np.maximum(0.0, spent["training"])
         total = np.maximum(1.0, sum(spent.values(), np.zeros(bins)) / width)  # samples are a second apart: no more
         shares[rank] = {part: np.clip(spent[part] / width / total, 0.0, 1.0) for part in PARTS}
+    rows = sum((_grown([record], "rows", times) / record.peers for record in main), np.zeros(bins))
     return Timeline(
         edges=edges,
         times=times,
         cuts=[float(walked[2 * number]) for number in range(1, len(spans))],
         shares=shares,
-        rate=_smooth(_grown_rows(main, times) / width, around := max(5, math.ceil(_SMOOTH_S / width) | 1)),
+        rate=_smooth(rows / width, around := max(5, math.ceil(_SMOOTH_S / width) | 1)),
         smoothed_s=around * width,
     )
 
@@ -88,12 +89,6 @@ def _smooth(values: FloatArray, around: int) -> FloatArray:
 def _grown(records: Sequence[LoaderRecord], name: str, times: FloatArray) -> FloatArray:
     """How much a counter grew in each bin, over some records."""
     values = sum((record.at(name, times) for record in records), np.zeros(len(times)))
-    return np.maximum(0.0, np.diff(values))
-
-
-def _grown_rows(records: Sequence[LoaderRecord], times: FloatArray) -> FloatArray:
-    """How many rows were handed out in each bin; of peers, which get the same rows, once."""
-    values = sum((record.at("rows", times) / record.peers for record in records), np.zeros(len(times)))
     return np.maximum(0.0, np.diff(values))
 
 
