@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from raylance.api.mixing import mix
     from raylance.api.opening import dataset
     from raylance.batches.batches import Batches
-    from raylance.decode.decoder import Decoder
-    from raylance.decode.images import CenterCrop, Image, RandomResizedCrop
+    from raylance.decode.arrays import Pad
+    from raylance.decode.crops import CenterCrop, RandomResizedCrop, map_boxes, map_points
+    from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder
+    from raylance.decode.images import Image, ImageCrop
     from raylance.errors import (
         BadRowError,
         ConfigError,
@@ -53,8 +55,10 @@ _MODULES = {
         "RaylanceError",
         "StateError",
     ),
-    "decode.decoder": ("Decoder",),
-    "decode.images": ("CenterCrop", "Image", "RandomResizedCrop"),
+    "decode.arrays": ("Pad",),
+    "decode.crops": ("CenterCrop", "RandomResizedCrop", "map_boxes", "map_points"),
+    "decode.decoder": ("BatchDecoder", "Decoder", "RaggedDecoder"),
+    "decode.images": ("Image", "ImageCrop"),
     "batches.batches": ("Batches",),
     "api.loader": ("RankLoader",),
     "orders.shuffles": ("RowShuffle", "Sequential", "ShardShuffle", "WindowShuffle"),
@@ -76,11 +80,12 @@ _SUBMODULES = ("audit", "testing", "torch_data")
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
-    "BadRowError", "Batches", "CenterCrop", "ClassBalanced", "ConfigError", "CoverageError", "DataConfig", "Dataset",
-    "DatasetError", "Decoder", "FractionSplit", "HelperError", "Image", "Options", "Order", "PackTokens",
-    "PlacementError", "Provenance", "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle",
-    "RunProof", "Sequential", "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset",
-    "explain_run", "mix", "prove_run", "report", "report_run", "restore", "row_rng", "watch",
+    "BadRowError", "BatchDecoder", "Batches", "CenterCrop", "ClassBalanced", "ConfigError", "CoverageError",
+    "DataConfig", "Dataset", "DatasetError", "Decoder", "FractionSplit", "HelperError", "Image", "ImageCrop", "Options",
+    "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder", "RandomResizedCrop", "RangeSplit",
+    "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "Sequential", "ShardShuffle", "StateError", "ValueSplit",
+    "Weighted", "WindowShuffle", "dataset", "explain_run", "map_boxes", "map_points", "mix", "prove_run", "report",
+    "report_run", "restore", "row_rng", "watch",
 ]  # fmt: skip
 
 

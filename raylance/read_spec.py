@@ -44,7 +44,7 @@ class ReadSpec:
             "columns": list(self.delivers),
             "decode": [describe(decoder) for decoder in self.decoding.decoders] if self.decoding else [],
             "transform": describe(self.decoding.transform) if self.decoding else None,
-            "codecs": {d.column: d.codec for d in self.decoding.decoders if d.codec} if self.decoding else {},
+            "codecs": {d.output_name: d.codec for d in self.decoding.decoders if d.codec} if self.decoding else {},
         }
 
 

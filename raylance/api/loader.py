@@ -196,9 +196,10 @@ class RankLoader(Positioned):
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
             pin_memory: Put batches that stay on the CPU into pinned memory.
             with_row_offset: Add the column `_rowoffset`, int64: rows as `Dataset.take` addresses them.
-            pad_lists: For columns of lists of numbers, by name: the value to pad them with to one length, which their
-                dtype (and that of `dtypes`) must hold, or None to have them as Python lists. Lists that are all of one
-                length need none.
+            pad_lists: For columns of lists of numbers or tensors, ragged decoders' among them, by name: a `raylance.Pad`,
+                or the number alone to pad to the longest list of the batch without lengths, which the lists' dtype (and
+                that of `dtypes`) must hold; "jagged" for one nested tensor of jagged layout, (n, j, …); or None to have
+                Python lists. Lists that are all of one length need none.
             **unknown: Refused, with what to write instead.
 
         Returns:

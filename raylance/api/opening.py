@@ -149,7 +149,7 @@ def dataset(
         source=table,
         delivers=made.column_names,
         decoding=decoding,
-        list_lengths=list_lengths(made),
+        list_lengths=list_lengths(made, ragged=decoding.ragged if decoding else ()),
         list_dtypes=list_dtypes(made.schema),
     )
     del probe, made  # of large rows they are large, and what follows reads more
@@ -202,10 +202,13 @@ def _check_decoders(decode: Decoder | Sequence[Decoder] | None) -> tuple[Decoder
             f"decode={decode!r}: give raylance.Image(column, size=…), an object of a subclass of raylance.Decoder, or "
             "a list of them."
         )
-    names = [each.column for each in decoders]
+    names = [each.output_name for each in decoders]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"decode= has {twice[0]!r} {names.count(twice[0])} times: decode each column once.")
-    leaders = [each.column for each in decoders if each.like is None]
+        raise ConfigError(
+            f"decode= has {twice[0]!r} {names.count(twice[0])} times: decode each column once, or give each decoder of "
+            "it a name of its own, name=."
+        )
+    leaders = [each.output_name for each in decoders if each.like is None]
     for each in decoders:
         if each.like is not None and each.like not in leaders:
             raise ConfigError(
@@ -216,7 +219,7 @@ def _check_decoders(decode: Decoder | Sequence[Decoder] | None) -> tuple[Decoder
 
 
 def _warn_of_unlike_crops(decoders: Sequence[Decoder]) -> None:
-    names = [each.column for each in decoders if each.is_random]
+    names = list(dict.fromkeys(each.column for each in decoders if each.is_random))  # views of one are meant to differ
     if len(names) > 1:
         logger.warning(
             "%s are augmented at random, each by itself: those of a row get different crops and flips. If they belong "
@@ -233,12 +236,17 @@ def _resolve_decoding(decoding: Decoding, probe: pa.Table, names: Sequence[str])
     """Fills from a few rows what the decoders leave open; returns also what they make of these rows."""
     if not decoding.decoders and decoding.transform is None:
         return None, probe.select(names)
-    decoders = {each.column: resolve_decoder(each, probe) for each in decoding.decoders if each.like is None}
+    decoders = {each.output_name: resolve_decoder(each, probe) for each in decoding.decoders if each.like is None}
     for each in decoding.decoders:
         if each.like is not None:
-            decoders[each.column] = resolve_decoder(each.follow(decoders[each.like]), probe)
-    ordered = tuple(decoders[each.column] for each in decoding.decoders)
+            leader = decoders[each.like]
+            decoders[each.output_name] = resolve_decoder(each.follow(leader), probe, leader)
+    ordered = tuple(decoders[each.output_name] for each in decoding.decoders)
     decoding = dataclasses.replace(decoding, decoders=ordered)
+    if decoding.ragged:
+        untransformed, _ = dataclasses.replace(decoding, mask_bad_rows=True, transform=None).open().apply(probe, 0)
+        good = max(1, int(untransformed[VALID].to_numpy().sum()))
+        decoding = dataclasses.replace(decoding, ragged_bytes=untransformed.select(decoding.ragged).nbytes / good)
     made, _ = dataclasses.replace(decoding, mask_bad_rows=True).open().apply(probe, 0)
     made = made.drop_columns([VALID])
     return (decoding if decoding.transform is None else dataclasses.replace(decoding, blank=blank_row(made))), made
@@ -249,8 +257,7 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, de
     if isinstance(columns, str):
         raise ConfigError(f"columns={columns!r}: give a list of names, here [{columns!r}].")
     names = list(schema.names if columns is None else columns)
-    decoded = [decoder.column for decoder in decoders]
-    missing = sorted({*names, *decoded} - set(schema.names))
+    missing = sorted({*names, *(decoder.column for decoder in decoders)} - set(schema.names))
     if missing:
         raise DatasetError(
             f"{opened.uri!r} at version {opened.version} has no column {', '.join(map(repr, missing))}; nothing was "
@@ -258,8 +265,9 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, de
         )
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"columns={names}: name at least one column, and each once.")
-    reserved = sorted(set(names) & {COMPONENT, DRAW, ROW_OFFSET, SEED, VALID})
-    if reserved:
+    added = {COMPONENT, DRAW, ROW_OFFSET, SEED, VALID}
+    plain = set(names) - {decoder.column for decoder in decoders}
+    if reserved := sorted(added & set(names)):
         raise ConfigError(
             f"{opened.uri!r} has columns named {', '.join(reserved)}, the names of columns that raylance adds. "
             "Leave them out of columns=, or rename them in the dataset."
@@ -273,6 +281,11 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, de
             raise DatasetError(
                 f"column {name!r} is {kind}, not binary, so it holds no {decoder.content}; nothing was started. "
                 "Decode a binary column, or leave decode= out."
+            )
+        if (made := decoder.output_name) in {*plain, *added}:
+            raise ConfigError(
+                f"{type(decoder).__name__}({name!r}, name={made!r}): batches have another column of this name. Choose "
+                "another one, or leave that column out of columns=."
             )
     return names
 

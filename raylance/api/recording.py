@@ -252,7 +252,7 @@ class Recorder:
             "peers": self.context.peers,
             "rows": self.cursor.delivery_spec.rows,
             "row_bytes": float(source.likely_row_bytes),
-            "decodes": [decoder.column for decoder in decoding.decoders] if decoding else [],
+            "decodes": decoding.names if decoding else [],
             "draft": [each.draft for each in decoding.decoders if isinstance(each, Image)] if decoding else [],
             "order": self.cursor.delivery_spec.order.name,
             "prepared": self._prepared_after_s is not None,

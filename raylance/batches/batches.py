@@ -13,9 +13,23 @@ import torch
 import torch.utils.dlpack
 
 from raylance.arguments import check_flag, check_integer
+from raylance.batches.device import JaggedParts
 from raylance.batches.joining import Joiner
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID
-from raylance.decode.arrays import AS_LISTS, Join, Lists, NumpyBatch, Padding, Paddings, as_padding, is_kept, to_numpy
+from raylance.decode.arrays import (
+    AS_LISTS,
+    LENGTH,
+    OFFSETS,
+    Jagged,
+    Join,
+    Lists,
+    NumpyBatch,
+    Pad,
+    Paddings,
+    as_padding,
+    is_kept,
+    to_numpy,
+)
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.delivery_spec import DeliverySpec
@@ -209,11 +223,9 @@ def torch_converter(
             raise ConfigError("dtypes= and collate_fn= exclude each other: collate_fn makes the batch, so cast there.")
         return lambda table: collate_fn(to_numpy(table, lists, join))
     by_column = _dtypes(read_spec, dtypes)
-    for name, value in lists.items():
-        if (
-            name in by_column and isinstance(value, np.ndarray) and value.dtype.kind not in "mM"
-        ):  # no tensor holds dates
-            made = torch.as_tensor(value).to(by_column[name])
+    for name, how in lists.items():
+        if name in by_column and isinstance(how, Pad) and (value := np.asarray(how.value)).dtype.kind not in "mM":
+            made = torch.as_tensor(value).to(by_column[name])  # no tensor holds dates
             if not is_kept(value.item(), made.item()) or _is_cut_off(value.item(), made):
                 raise _cannot_pad(name, value.item(), f"dtypes= converts them to {by_column[name]}")
     channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()
@@ -263,35 +275,47 @@ def _lists(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
     """How lists are converted; `tensors` says that batches are tensors, which hold no dates."""
     if not isinstance(pad_lists, Mapping | None):
         raise ConfigError(f"pad_lists={pad_lists!r}: say which column to pad with what, as {{'tokens': 0}}.")
-    paddings = {name: _padding(read_spec, name, value) for name, value in (pad_lists or {}).items()}
+    chosen = {name: _how(read_spec, name, how) for name, how in (pad_lists or {}).items()}
+    for name, how in chosen.items():
+        added = name + (OFFSETS if how == "jagged" else LENGTH)
+        if added in read_spec.delivers and (how == "jagged" or (isinstance(how, Pad) and how.lengths)):
+            raise ConfigError(
+                f"pad_lists={{{name!r}: …}} adds a column {added!r}, and batches have another one of this name. Leave "
+                "that out of columns=, or use Pad(…, lengths=False)."
+            )
     ragged = [
         name
         for name, dtype in read_spec.list_dtypes.items()
-        if read_spec.list_lengths[name] is None and name not in paddings and not (tensors and dtype.kind in "mM")
+        if read_spec.list_lengths[name] is None and name not in chosen and not (tensors and dtype.kind in "mM")
     ]
     if ragged:
         _warn_of_ragged(str(read_spec.source.uri), tuple(ragged))
-    return {**read_spec.list_lengths, **paddings}
+    return {**read_spec.list_lengths, **chosen}
 
 
-def _padding(read_spec: ReadSpec, name: str, value: Any) -> Padding | None:
-    """The value to pad a column with, in the dtype of its lists; None for none."""
+def _how(read_spec: ReadSpec, name: str, how: Any) -> Pad | Jagged | None:
+    """How to convert a column's lists; the value of a `Pad` is in their dtype, shape ()."""
     if name not in read_spec.delivers:
         raise ConfigError(
             f"pad_lists names {name!r}, which no batch has; its columns are {', '.join(read_spec.delivers)}."
         )
     dtype = read_spec.list_dtypes.get(name)
-    if name not in read_spec.list_lengths or (dtype is None and value is not None):
+    if name not in read_spec.list_lengths or (dtype is None and how is not None):
         raise ConfigError(f"pad_lists names {name!r}, which holds no lists of numbers: leave it out.")
-    if value is None or dtype is None:
+    if how is None or dtype is None:
         return None
+    if isinstance(how, str) and how == "jagged":
+        return "jagged"
+    pad = how if isinstance(how, Pad) else Pad(how, lengths=False)
+    value: Any = pad.value
     if isinstance(value, str) or not hasattr(value, "__float__"):
         raise ConfigError(
-            f"pad_lists={{{name!r}: {value!r}}}: pad {name!r} with a number, or None to leave lists as they are."
+            f"pad_lists={{{name!r}: {how!r}}}: pad {name!r} with a number or a raylance.Pad, take values and offsets "
+            'with "jagged", or None to leave lists as they are.'
         )
     if (held := as_padding(value, dtype)) is None:
         raise _cannot_pad(name, value, f"the lists hold {dtype}")
-    return held
+    return dataclasses.replace(pad, value=held)
 
 
 def _cannot_pad(name: str, value: Any, why: str) -> ConfigError:
@@ -323,23 +347,28 @@ def to_torch(
     join: Join = np.concatenate,
 ) -> dict[str, Any]:
     """Converts a table of n rows to tensors by column, of the shapes of `to_numpy`; strings, bytes and unpadded lists
-    become Python lists. Columns in `channels_last`, (n, H, W, C), become (n, C, H, W) views in channels-last memory.
+    become Python lists, jagged ones `JaggedParts`. Columns in `channels_last`, (n, …, H, W, C), become (n, …, C, H, W)
+    views in channels-last memory.
 
     Raises:
         DatasetError: For dates, and as `to_numpy` raises.
     """
     batch: dict[str, Any] = {}
-    for name, array in to_numpy(table, lists, join).items():
+    arrays = to_numpy(table, lists, join)
+    offsets = {name: arrays.pop(name + OFFSETS) for name, how in lists.items() if how == "jagged" and name in arrays}
+    for name, array in arrays.items():
+        kind = table[name].type if name in table.column_names else pa.int64()  # of the lengths of padded lists
         if array.dtype == object:
             for value in array:
-                _refuse_dates(name, table[name].type, value)
+                _refuse_dates(name, kind, value)
             batch[name] = [torch.tensor(value) if isinstance(value, np.ndarray) else value for value in array]
             continue
-        _refuse_dates(name, table[name].type, array)
+        _refuse_dates(name, kind, array)
         tensor = torch.utils.dlpack.from_dlpack(array)
-        if name in channels_last and tensor.ndim == 4:
-            tensor = tensor.permute(0, 3, 1, 2)
-        batch[name] = tensor.to(dtypes[name]) if name in dtypes else tensor
+        if name in channels_last and tensor.ndim >= 4:
+            tensor = tensor.movedim(-1, -3)
+        tensor = tensor.to(dtypes[name]) if name in dtypes else tensor
+        batch[name] = JaggedParts.of(tensor, offsets[name]) if name in offsets else tensor
     return batch
 
 

@@ -3,8 +3,10 @@
 import functools
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from raylance.errors import ConfigError
@@ -42,6 +44,37 @@ def _warn_of_no_pinning() -> None:
         "pin_memory=True, but torch finds no accelerator here: batches are not in pinned memory. Leave pin_memory= out "
         "on machines without an accelerator."
     )
+
+
+class JaggedParts(NamedTuple):
+    """A column of lists of any length, until it is where it is used: the nested tensor is built last, because its parts
+    are pinned and moved like any other tensors.
+    """
+
+    values: torch.Tensor  # (sum of lengths, …)
+    offsets: torch.Tensor  # int64 (n + 1,)
+    shortest: int
+    longest: int
+
+    @classmethod
+    def of(cls, values: torch.Tensor, offsets: npt.NDArray[np.int64]) -> "JaggedParts":
+        """Of values and offsets in memory of this machine."""
+        lengths = np.diff(offsets)
+        shortest = int(lengths.min()) if len(lengths) else 0
+        return cls(values, torch.from_numpy(offsets), shortest, int(lengths.max(initial=0)))
+
+    def build(self) -> torch.Tensor:
+        """The nested tensor of jagged layout, without a copy, and without waiting for the device."""
+        return torch.nested.nested_tensor_from_jagged(
+            self.values, self.offsets, min_seqlen=self.shortest, max_seqlen=self.longest
+        )
+
+
+def build_jagged(batch: Any) -> Any:
+    """Puts nested tensors in the place of their parts, in a dict by column; other batches stay as they are."""
+    if not isinstance(batch, dict) or not any(isinstance(value, JaggedParts) for value in batch.values()):
+        return batch
+    return {name: value.build() if isinstance(value, JaggedParts) else value for name, value in batch.items()}
 
 
 def move(batch: Any, transfer: Callable[[torch.Tensor], torch.Tensor]) -> Any:
@@ -83,7 +116,7 @@ class Sender:
     def receive(self, sent: Any) -> Any:
         """Returns the batch, ready for the caller's current stream."""
         if self._stream is None:
-            return sent
+            return build_jagged(sent)
         batch, done = sent
         current = torch.cuda.current_stream(self._device)
         current.wait_event(done)
@@ -94,4 +127,4 @@ class Sender:
                 tensor.record_stream(current)
             return tensor
 
-        return move(batch, hold)
+        return build_jagged(move(batch, hold))

@@ -4,25 +4,68 @@ reorders.
 Arrays of numbers are views of the received memory wherever the data is in one piece.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from raylance.errors import DatasetError
+from raylance.arguments import check_flag, check_integer
+from raylance.errors import ConfigError, DatasetError
 
 NumpyBatch = dict[str, npt.NDArray[Any]]
-Paddings = Mapping[str, int | float | None]
-Padding = npt.NDArray[Any]  # a value in the dtype of the lists, shape ()
-# How lists of numbers are converted, by column: padded with a value, of one length, or left as they are (None).
-Lists = Mapping[str, Padding | int | None]
 Join = Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]]  # joins arrays (n, …) along their first axis
 
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Pad:
+    """Has the lists of a column padded to one length; a column `…_length`, int64 (n,), has their own lengths.
+
+    Where `length` is given, the padded bytes are the same for every number of ranks; otherwise they depend on the rows
+    of a rank's batch.
+
+    Attributes:
+        value: A number that the dtype of the lists holds.
+        length: The padded length; None for the longest list of the rank's batch.
+        multiple: Rounds the longest list up to a multiple: fewer shapes, which compilers and allocators like better.
+        truncate: Whether lists longer than `length` are cut off; their length is then `length`. Otherwise they are
+            an error.
+        lengths: Whether batches have the column of lengths.
+    """
+
+    value: float | npt.NDArray[Any] = 0
+    _: dataclasses.KW_ONLY
+    length: int | None = None
+    multiple: int = 1
+    truncate: bool = False
+    lengths: bool = True
+
+    def __post_init__(self) -> None:
+        if self.length is not None:
+            check_integer("Pad(length=…)", self.length, 1)
+        check_integer("Pad(multiple=…)", self.multiple, 1)
+        check_flag("Pad(truncate=…)", self.truncate)
+        check_flag("Pad(lengths=…)", self.lengths)
+        if self.length is not None and self.multiple != 1:
+            raise ConfigError(f"{self!r}: length= is the padded length already. Leave multiple= out.")
+        if self.truncate and self.length is None:
+            raise ConfigError(f"{self!r}: without length=, no list is too long. Leave truncate= out, or give length=.")
+
+
+Jagged = Literal["jagged"]
+Paddings = Mapping[str, Pad | int | float | Jagged | None]
+# How lists are converted, by column: padded, with a value in their dtype, shape (); of one length; as values and
+# offsets; or left as they are (None).
+Lists = Mapping[str, Pad | int | Jagged | None]
+
 AS_LISTS: Lists = {}
+LENGTH, OFFSETS = "_length", "_offsets"
+"""Ends of the names of columns that hold what is known of another column's lists."""
+
 _LISTS = pa.ListType, pa.LargeListType
 _INSIDE = " inside its lists"
 
@@ -31,29 +74,39 @@ def to_numpy(table: pa.Table, lists: Lists = AS_LISTS, join: Join = np.concatena
     """Converts a table of n rows to arrays by column.
 
     Numbers become (n,), fixed-size lists and lists of one length (n, k), fixed-shape tensors (n, …) with their axes in
-    logical order, padded lists (n, longest); strings, binary, other lists and structs object arrays (n,). All arrays
-    are writable: numbers are views of the table's memory where that is in one piece, so the table must have no other
-    reader; chunks are joined by `join`.
+    logical order; strings, binary, other lists and structs object arrays (n,). Lists of tensors have the tensors' axes
+    after that of the list. Padded lists are (n, longest, …), and where `Pad.lengths` says so their lengths int64 (n,)
+    follow in a column `…_length`; jagged ones are the values of all rows (sum, …), and `…_offsets` int64 (n + 1,).
+
+    All arrays are writable: numbers are views of the table's memory where that is in one piece, so the table must have
+    no other reader; chunks are joined by `join`.
 
     Raises:
-        DatasetError: For nulls among numbers, and a list of another length than its column's one.
+        DatasetError: For nulls among numbers, a list of another length than its column's one, and a list that is longer
+            than it may be.
     """
-    return {name: _numpy_column(name, table[name], lists.get(name), join) for name in table.column_names}
+    batch: NumpyBatch = {}
+    for name in table.column_names:
+        batch |= _numpy_columns(name, table[name], lists.get(name), join)
+    return batch
 
 
-def _numpy_column(name: str, column: pa.ChunkedArray, padding: Padding | int | None, join: Join) -> npt.NDArray[Any]:
-    kind = column.type
-    if pa.types.is_dictionary(kind):
-        return _numpy_column(name, column.cast(kind.value_type), padding, join)
-    if _is_number_list(kind):
-        return _number_lists(name, column.combine_chunks(), padding)
-    shape, axes, leaf = _layout(kind)
+def _numpy_columns(name: str, column: pa.ChunkedArray, how: Pad | int | Jagged | None, join: Join) -> NumpyBatch:
+    if pa.types.is_dictionary(column.type):
+        return _numpy_columns(name, column.cast(column.type.value_type), how, join)
+    if is_dense_list(column.type):
+        return _dense_lists(name, column.combine_chunks(), how, join)
+    return {name: _numpy_column(name, column, join)}
+
+
+def _numpy_column(name: str, column: pa.ChunkedArray, join: Join, where: str = "") -> npt.NDArray[Any]:
+    shape, axes, leaf = _layout(column.type)
     if leaf is None:
         return np.fromiter(column.to_pylist(), dtype=object)
     arrays = [] if column.num_chunks else [_writable(pa.array([], leaf)).reshape(0, *shape)]
     for chunk in column.chunks:
         flat: pa.Array = chunk
-        _refuse_nulls(name, flat)
+        _refuse_nulls(name, flat, where)
         while not pa.types.is_primitive(flat.type):
             flat = flat.storage if isinstance(flat.type, pa.BaseExtensionType) else flat.flatten()
             _refuse_nulls(name, flat, _INSIDE)
@@ -62,34 +115,64 @@ def _numpy_column(name: str, column: pa.ChunkedArray, padding: Padding | int | N
     return stored.transpose(0, *(axis + 1 for axis in axes))
 
 
-def _number_lists(name: str, lists: pa.Array, padding: Padding | int | None) -> npt.NDArray[Any]:
-    if padding is not None:
+def _dense_lists(name: str, lists: pa.Array, how: Pad | int | Jagged | None, join: Join) -> NumpyBatch:
+    """Converts lists of numbers or of tensors."""
+    if how is not None:
         _refuse_nulls(name, lists)
     flat = lists.flatten()
-    _refuse_nulls(name, flat, _INSIDE)
-    values, lengths = _writable(flat), np.diff(lists.offsets.to_numpy())
-    if padding is None:
+    if is_dense(flat.type):
+        values = _numpy_column(name, pa.chunked_array([flat]), join, _INSIDE)
+    else:  # decimals and times of a day, which are objects
+        _refuse_nulls(name, flat, _INSIDE)
+        values = _writable(flat)
+    lengths = np.diff(lists.offsets.to_numpy()).astype(np.int64)
+    if how is None:
         valid = lists.is_valid().to_numpy(zero_copy_only=False)
         lengths = lengths * valid  # a null may have numbers, which are not among the values
         ends = lengths.cumsum()
         rows = zip((ends - lengths).tolist(), ends.tolist(), valid.tolist(), strict=True)
-        return np.fromiter((values[start:end] if given else None for start, end, given in rows), dtype=object)
-    if isinstance(padding, int):
-        other = np.flatnonzero(lengths != padding)
-        if len(other):
+        return {name: np.fromiter((values[start:end] if given else None for start, end, given in rows), dtype=object)}
+    if how == "jagged":
+        return {name: values, name + OFFSETS: np.concatenate([[0], lengths.cumsum()])}
+    if isinstance(how, Pad):
+        padded = {name: _padded(name, values, lengths, how)}
+        return padded | {name + LENGTH: lengths.clip(max=padded[name].shape[1])} if how.lengths else padded
+    other = np.flatnonzero(lengths != how)
+    if len(other):
+        raise DatasetError(
+            f"column {name!r} has a list of {lengths[other[0]]} numbers, while all rows sampled at the opening "
+            f"have {how}: a batch of both is no tensor. Pad them, pad_lists={{{name!r}: 0}}, or take them as "
+            f"lists, pad_lists={{{name!r}: None}}."
+        )
+    return {name: values.reshape(len(lists), how, *values.shape[1:])}
+
+
+def _padded(name: str, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64], pad: Pad) -> npt.NDArray[Any]:
+    """Values of all rows (sum, …) as an array (n, length, …)."""
+    longest = int(lengths.max(initial=0))
+    if pad.length is None:
+        length = -(-longest // pad.multiple) * pad.multiple
+    else:
+        length = pad.length
+        if longest > length and not pad.truncate:
             raise DatasetError(
-                f"column {name!r} has a list of {lengths[other[0]]} numbers, while all rows sampled at the opening "
-                f"have {padding}: a batch of both is no tensor. Pad them, pad_lists={{{name!r}: 0}}, or take them as "
-                f"lists, pad_lists={{{name!r}: None}}."
+                f"column {name!r} has a list of {longest:,} values, and pad_lists= pads to {length:,}: nothing may be "
+                f"cut off unasked, so the epoch stops here. Pad to {longest:,} or more, cut longer lists off with "
+                f"Pad(…, length={length}, truncate=True), or leave such rows out with filter=."
             )
-        return values.reshape(len(lists), padding)
-    out = np.full((len(lists), lengths.max(initial=0)), padding, dtype=values.dtype)
-    out[np.arange(out.shape[1])[None, :] < lengths[:, None]] = values
+    out = np.full((len(lengths), length, *values.shape[1:]), pad.value, dtype=values.dtype)
+    places = np.arange(length)[None, :]
+    kept = values
+    if longest > length:
+        starts = lengths.cumsum() - lengths
+        kept = values[np.arange(len(values)) - np.repeat(starts, lengths) < length]
+    out[places < lengths[:, None]] = kept
     return out
 
 
-def _is_number_list(kind: pa.DataType) -> bool:
-    return isinstance(kind, _LISTS) and pa.types.is_primitive(kind.value_type)
+def is_dense_list(kind: pa.DataType) -> bool:
+    """Whether values of a type are lists of any length of numbers, or of tensors."""
+    return isinstance(kind, _LISTS) and (pa.types.is_primitive(kind.value_type) or is_dense(kind.value_type))
 
 
 def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.DataType | None]:
@@ -129,24 +212,26 @@ def _refuse_nulls(name: str, array: pa.Array, where: str = "") -> None:
         )
 
 
-def list_lengths(table: pa.Table) -> dict[str, int | None]:
-    """The one length of all lists, by column of lists of numbers; None where lengths differ or are 0."""
+def list_lengths(table: pa.Table, ragged: Collection[str] = ()) -> dict[str, int | None]:
+    """The one length of all lists, by column of lists of numbers; None where lengths differ or are 0, and for the
+    columns that are known to be `ragged`.
+    """
     found: dict[str, int | None] = {}
     for field in table.schema:
-        if _is_number_list(field.type):
+        if is_dense_list(field.type):
             lengths = pc.unique(pc.list_value_length(table[field.name])).to_pylist()  # None for a null
-            found[field.name] = lengths[0] or None if len(lengths) == 1 else None
+            found[field.name] = (lengths[0] or None) if len(lengths) == 1 and field.name not in ragged else None
     return found
 
 
 def list_dtypes(schema: pa.Schema) -> dict[str, np.dtype[Any]]:
     """The dtype of the values, by column of lists that can be padded."""
-    lists = [field for field in schema if _is_number_list(field.type)]
-    found = {field.name: _writable(pa.array([], field.type.value_type)).dtype for field in lists}
+    lists = {field.name: field.type.value_type for field in schema if is_dense_list(field.type)}
+    found = {name: _writable(pa.array([], _layout(kind)[2] or kind)).dtype for name, kind in lists.items()}
     return {name: dtype for name, dtype in found.items() if not dtype.hasobject}  # times of a day are objects
 
 
-def as_padding(value: Any, dtype: np.dtype[Any]) -> Padding | None:
+def as_padding(value: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
     """Converts a number to a value of a dtype, shape (); None where the dtype cannot hold it.
 
     Fractions may be rounded. A whole number must not change, and nothing may become a bool, an infinity or a zero.

@@ -5,6 +5,7 @@ opens; never decodes itself, and never uses a table.
 import abc
 import contextlib
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
@@ -46,6 +47,19 @@ class RowDecoder(Protocol):
         ...
 
 
+class RowDecoderGroup(Protocol):
+    """Decodes rows for several decoders of one column, which would do the same work; belongs to one thread.
+
+    It may have `fallbacks` and `check_like`, as a `RowDecoder`.
+    """
+
+    def decode_all(self, encoded: memoryview, draws: Sequence[Draws], outs: Sequence[npt.NDArray[Any]]) -> None:
+        """Decodes one row as all decoders of the group; `draws` and `outs` have one of each. Each array is what its
+        decoder would write by itself. Raises what `RowDecoder.decode_into` raises.
+        """
+        ...
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decoder(abc.ABC):
     """How a column of bytes becomes arrays of one shape; `raylance.Image` is one, and users may write others.
@@ -60,13 +74,14 @@ class Decoder(abc.ABC):
         draws: Uniform random numbers that decoding a row takes, keyed by seed, epoch and row; 0 by default.
         channels_last: Whether the last of three axes holds channels, which torch batches have first; not by default.
         content: What such a column holds, for errors.
-        like: Column of another decoder whose draws it takes, so that both are augmented alike; None for its own.
+        name: Name of the decoded column; None for that of `column`. With names, several decoders may read one column.
+        like: Name of another decoder whose draws it takes, so that both are augmented alike; None for its own.
         codec: What makes the values, with versions. Checkpoints record it, and a resume with another codec warns. ""
             by default, which is not recorded.
     """
 
     column: str
-    draws, channels_last, content = 0, False, "encoded data"
+    channels_last, content = False, "encoded data"
     if TYPE_CHECKING:
         # Not at run time, where a dataclass would take these properties for the defaults of fields of their names.
         @property
@@ -77,8 +92,12 @@ class Decoder(abc.ABC):
         def codec(self) -> str: ...  # noqa: D102
         @property
         def like(self) -> str | None: ...  # noqa: D102
+        @property
+        def name(self) -> str | None: ...  # noqa: D102
+        @property
+        def draws(self) -> int: ...  # noqa: D102
     else:
-        codec, like = "", None
+        codec, like, name, draws = "", None, None, 0
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super(Decoder, cls).__init_subclass__(**arguments)  # of the class with slots, which dataclass() made
@@ -87,6 +106,17 @@ class Decoder(abc.ABC):
     @abc.abstractmethod
     def open(self) -> RowDecoder:
         """Opens a row decoder for one thread. A decoder that keeps nothing between rows may return itself."""
+
+    def open_group(self, others: Sequence[Self]) -> RowDecoderGroup | None:
+        """Opens one object for several decoders of this class and column, for one thread.
+
+        Args:
+            others: The decoders beside this one. All of them have one `like`, or none of another column.
+
+        Returns:
+            What decodes a row for all of them; None, the default, where each decodes by itself.
+        """
+        return None
 
     def resolve(self, encoded: memoryview) -> Self:
         """Fills what the setting leaves open, from a sampled row; called when a dataset is opened.
@@ -114,6 +144,11 @@ class Decoder(abc.ABC):
         return self
 
     @property
+    def output_name(self) -> str:
+        """Name of the decoded column."""
+        return self.name or self.column
+
+    @property
     def is_random(self) -> bool:
         """Whether its draws change what comes out."""
         return self.draws > 0
@@ -122,6 +157,87 @@ class Decoder(abc.ABC):
     def arrow_type(self) -> pa.DataType:
         """Arrow type of the decoded column: a fixed-shape tensor, or numbers."""
         return to_arrow(np.empty((0, *self.shape), self.dtype)).type
+
+
+class RaggedRowDecoder(Protocol):
+    """Decodes rows to arrays of any length, one after another; belongs to one thread, as a `RowDecoder`.
+
+    It may have `fallbacks` and `check_like`, too.
+    """
+
+    def decode(self, encoded: memoryview, draws: Draws) -> npt.NDArray[Any]:
+        """Decodes one row.
+
+        Args:
+            encoded: The row's bytes, read-only, valid until this returns.
+            draws: Uniform numbers in [0, 1) of this seed, epoch and row, float64, shape (decoder.draws,).
+
+        Returns:
+            An array (length, *decoder.shape) of the decoder's dtype, which depends on the arguments alone. Its memory
+            may be used again by the next call.
+
+        Raises:
+            Exception: As `RowDecoder.decode_into`.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RaggedDecoder(Decoder):
+    """How a column of bytes becomes arrays of which one axis, the first, has a length of its own in each row: audio,
+    text, event streams, video.
+
+    Values and lengths travel as lists. The consumer chooses what a batch has: see `pad_lists` of
+    `RankLoader.iter_torch_batches`. A row that is masked is empty.
+
+    Attributes, beside those of `Decoder`:
+        shape: Shape of one value along the ragged axis; () for a number.
+    """
+
+    @abc.abstractmethod
+    def open(self) -> RaggedRowDecoder:  # type: ignore[override]
+        """Opens a row decoder for one thread. A decoder that keeps nothing between rows may return itself."""
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        """Arrow type of the decoded column: lists of numbers, or of fixed-shape tensors."""
+        return pa.list_(super(RaggedDecoder, self).arrow_type)
+
+
+class OpenBatchDecoder(Protocol):
+    """Decodes the rows of an item together; belongs to one thread. It may have `fallbacks`."""
+
+    def decode_batch(
+        self, encoded: Sequence[memoryview], draws: npt.NDArray[np.float64], out: npt.NDArray[Any]
+    ) -> None:
+        """Decodes n rows, at least one.
+
+        What comes out of a row depends on its bytes and draws alone, not on the rows beside it: which rows an item has
+        follows from the number of ranks and of decoders. If it raises, each row is decoded by itself, and those that
+        raise again are bad rows.
+
+        Args:
+            encoded: The bytes of each row, read-only, valid until this returns.
+            draws: Uniform numbers in [0, 1) of seed, epoch and row, float64, shape (n, decoder.draws).
+            out: Memory for the rows, (n, *decoder.shape) of the decoder's dtype, not initialised; all of it must be
+                written.
+
+        Raises:
+            Exception: As `RowDecoder.decode_into`.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class BatchDecoder(Decoder):
+    """How the rows of an item are decoded together, for codecs and models that are faster so.
+
+    Its attributes are those of `Decoder`.
+    """
+
+    @abc.abstractmethod
+    def open(self) -> OpenBatchDecoder:  # type: ignore[override]
+        """Opens what decodes, for one thread. A decoder that keeps nothing between items may return itself."""
 
 
 def check_decoder_output(decoder: Decoder) -> None:

@@ -6,12 +6,14 @@ Every geometric augmentation is a box that is cut out of the source and resized 
 """
 
 import dataclasses
-import math
-from collections.abc import Callable
-from typing import Any, Literal, Protocol, Self
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 
+from raylance.arguments import check_integer
+from raylance.decode.crops import BOX_DRAWS, CenterCrop, Crop
 from raylance.decode.decoder import Decoder, Draws
 from raylance.decode.pixels import (
     CODEC,
@@ -27,89 +29,13 @@ from raylance.decode.pixels import (
 from raylance.errors import ConfigError
 from raylance.planning.state import OMIT_DEFAULT
 
-_BOX_DRAWS = 40  # uniform numbers for the box; the flip uses the next one
-_CROP_ATTEMPTS = 10
-
-
-class Crop(Protocol):
-    """Chooses the part of a source image that becomes the output."""
-
-    def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
-        """Chooses a box.
-
-        Args:
-            width: Width of the source in pixels.
-            height: Its height.
-            size: (height, width) of the output.
-            draws: Uniform numbers in [0, 1) of this row and epoch, float64, shape (40,).
-
-        Returns:
-            (left, top, width, height) in pixels, within the source.
-        """
-        ...
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class CenterCrop:
-    """Resizes so that the output is the middle of the image: the usual validation transform.
-
-    Attributes:
-        zoom: Shorter side of the resized image over that of the output: 256 / 224 cuts off a margin of an eighth.
-    """
-
-    zoom: float = 256 / 224
-
-    def __post_init__(self) -> None:
-        if not self.zoom >= 1:
-            raise ConfigError(f"CenterCrop(zoom={self.zoom}): must be at least 1, or the crop outgrows the image.")
-
-    def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
-        """See `Crop.box`; uses no draws."""
-        out_height, out_width = size
-        scale = min(height / out_height, width / out_width) / self.zoom
-        cut_width, cut_height = (max(1, round(side * scale)) for side in (out_width, out_height))
-        return (width - cut_width) // 2, (height - cut_height) // 2, cut_width, cut_height
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class RandomResizedCrop:
-    """A box of random area and aspect ratio (Szegedy et al., "Going deeper with convolutions", 2014).
-
-    Attributes:
-        scale: Least and most area, as a fraction of the source's.
-        ratio: Least and most aspect ratio, width over height; drawn log-uniformly.
-    """
-
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-
-    def __post_init__(self) -> None:
-        # No image is a million times as wide as high, and far larger numbers overflow.
-        for name, (low, high), least, most in (("scale", self.scale, 0.0, 1.0), ("ratio", self.ratio, 1e-6, 1e6)):
-            if not (0 < low <= high <= most and least <= low):
-                limit = "0 < low <= high <= 1" if name == "scale" else "1e-6 <= low <= high <= 1e6"
-                raise ConfigError(f"RandomResizedCrop({name}={(low, high)}): {limit} must hold.")
-
-    def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
-        """See `Crop.box`. Ten attempts of four draws; after them, the largest centred box within the ratios,
-        at least one pixel wide and high.
-        """
-        (low, high), (narrow, wide) = self.scale, (math.log(r) for r in self.ratio)
-        for area_u, ratio_u, left_u, top_u in draws.reshape(_CROP_ATTEMPTS, 4):
-            area = width * height * (low + (high - low) * area_u)
-            ratio = math.exp(narrow + (wide - narrow) * ratio_u)
-            cut_width, cut_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if 0 < cut_width <= width and 0 < cut_height <= height:
-                left, top = int(left_u * (width - cut_width + 1)), int(top_u * (height - cut_height + 1))
-                return left, top, cut_width, cut_height
-        ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
-        cut_width, cut_height = max(1, min(width, round(height * ratio))), max(1, min(height, round(width / ratio)))
-        return (width - cut_width) // 2, (height - cut_height) // 2, cut_width, cut_height
+_VIEW_DRAWS = BOX_DRAWS + 1  # those of the box, and one for the flip
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Image(Decoder):
-    """How an encoded column (JPEG, PNG, WebP, …) becomes uint8 (N, H, W, 3), or (N, H, W, 1).
+    """How an encoded column (JPEG, PNG, WebP, …) becomes uint8 (N, H, W, 3), or (N, H, W, 1); with several views
+    (N, views, H, W, 3). Torch batches have the channels before height and width, in channels-last memory.
 
     Grey, palette, CMYK and 16-bit images become RGB, alpha is dropped, and EXIF rotation is applied. Grey of 32 bits,
     integers or floats, does not define white: raylance takes the least of 1 (floats only), 255 and 65,535 that no pixel
@@ -127,14 +53,17 @@ class Image(Decoder):
             large as the output. It takes about half of the time. Pixels of 512 x 384 photographs then differ by 1 of
             255 on average, by 5 in the worst hundredth, and by 40 at most.
         keeps_size: Whether `size` was taken from the images, so that another size is an error and is not resized.
-        like: Column of another `Image` whose crop and flip this one gets, as a mask does. Leave `augment` and `hflip`
-            out here, and `size` too if it is the same. Both images of a row must have one displayed size, and one EXIF
-            orientation (none is 1), unless their sizes prove that an image turned by a quarter and its upright mask
-            fit; other rows are bad rows.
+        like: Name of another `Image` whose crops and flips this one gets, as a mask does. Leave `augment`, `hflip` and
+            `views` out here, and `size` too if it is the same. Both images of a row must have one displayed size, and
+            one EXIF orientation (none is 1), unless their sizes prove that an image turned by a quarter and its upright
+            mask fit; other rows are bad rows.
         mode: "RGB", or "L" for one channel: grey as it is, the indices of a palette, the brightness of colours. "L"
             refuses grey of more than 8 bits.
         interpolation: How pixels are resized: "bilinear", or "nearest", which makes no new values.
-        follows: The setting of the column that `like` names, once the dataset is opened.
+        views: How often the image is cropped and flipped, each time by draws of its own; the row is decoded once.
+        name: Name of the decoded column, where that is not `column`: with names, one column may be decoded in several
+            ways, at the cost of one decode.
+        follows: The setting of the image that `like` names, once the dataset is opened.
     """
 
     size: tuple[int, int] | int | None = None
@@ -147,9 +76,10 @@ class Image(Decoder):
     mode: Literal["RGB", "L"] = dataclasses.field(default="RGB", metadata=OMIT_DEFAULT)
     interpolation: Literal["bilinear", "nearest"] = dataclasses.field(default="bilinear", metadata=OMIT_DEFAULT)
     follows: "Image | None" = dataclasses.field(default=None, repr=False)
+    views: int = dataclasses.field(default=1, metadata=OMIT_DEFAULT)
+    name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
 
     dtype = np.dtype(np.uint8)
-    draws = _BOX_DRAWS + 1
     channels_last = True
     content = "images"
 
@@ -169,15 +99,22 @@ class Image(Decoder):
                 f"Image({self.column!r}, like={self.like!r}): its crop and flip are those of that column. Leave "
                 "augment=, hflip= and decode_fn= out."
             )
+        object.__setattr__(self, "views", check_integer(f"Image({self.column!r}).views", self.views, 1))
         if self.size is None and self.augment is not None:
             raise ConfigError(f"Image({self.column!r}, augment=…): needs size=(height, width), which all crops get.")
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """Output shape (H, W, 3) of one image, or (H, W, 1)."""
+    def shape(self) -> tuple[int, ...]:
+        """Output shape (H, W, 3) of one image, or (H, W, 1); with several views (views, H, W, …)."""
         if not isinstance(self.size, tuple):
             raise ConfigError(f"Image({self.column!r}): size is not known yet.")
-        return (self.size[0], self.size[1], 3 if self.mode == "RGB" else 1)
+        view = (self.size[0], self.size[1], 3 if self.mode == "RGB" else 1)
+        return view if self.views == 1 else (self.views, *view)
+
+    @property
+    def draws(self) -> int:
+        """Uniform numbers that a row takes: for each view, those of its box and of its flip."""
+        return self.views * _VIEW_DRAWS
 
     @property
     def codec(self) -> str:
@@ -191,31 +128,37 @@ class Image(Decoder):
         return self.like is None and (crops or 0 < self.hflip < 1)
 
     def follow(self, other: Decoder) -> Self:
-        """Takes crop, flip and, unless it has one, the size of the column that `like` names.
+        """Takes crops, flips and, unless it has one, the size of the image that `like` names.
 
         Raises:
-            ConfigError: If that column is not decoded by an `Image`, or has a `decode_fn`.
+            ConfigError: If that column is not decoded by an `Image`, has a `decode_fn`, or other views.
         """
-        if not isinstance(other, Image) or other.decode_fn is not None:
+        leader = _leader(self, other)
+        if self.views not in (1, leader.views):
             raise ConfigError(
-                f"Image({self.column!r}, like={self.like!r}): that column is decoded by {other!r}, whose crop is "
-                "not known. Name a column that raylance.Image decodes, without decode_fn=."
+                f"Image({self.column!r}, like={self.like!r}, views={self.views}): that image has {leader.views} views, "
+                "and each view has one crop. Leave views= out here."
             )
-        size, keeps = (other.size, other.keeps_size) if self.size is None else (self.size, self.keeps_size)
-        return dataclasses.replace(self, size=size, keeps_size=keeps, follows=other)
+        size, keeps = (leader.size, leader.keeps_size) if self.size is None else (self.size, self.keeps_size)
+        return dataclasses.replace(self, size=size, keeps_size=keeps, views=leader.views, follows=leader)
 
     def open(self) -> "_ImageRows":
         """A row decoder with memory of its own.
 
         Raises:
-            ConfigError: If the column that `like` names is not known yet.
+            ConfigError: If the image that `like` names is not known yet.
         """
-        if self.like is not None and self.follows is None:
-            raise ConfigError(
-                f"Image({self.column!r}, like={self.like!r}) does not know its crop. Pass it to raylance.dataset(…, "
-                "decode=[…]), together with the image that it follows."
-            )
-        return _ImageRows(self)
+        return self.open_group(())
+
+    def open_group(self, others: Sequence[Self]) -> "_ImageRows":
+        """A row decoder for several images of a column, which decodes a row once; raises as `open`."""
+        for image in (self, *others):
+            if image.like is not None and image.follows is None:
+                raise ConfigError(
+                    f"Image({image.column!r}, like={image.like!r}) does not know its crop. Pass it to "
+                    "raylance.dataset(…, decode=[…]), together with the image that it follows."
+                )
+        return _ImageRows([self, *others])
 
     def resolve(self, encoded: bytes | memoryview) -> Self:
         """Takes the size from an image where none is given."""
@@ -229,11 +172,85 @@ class Image(Decoder):
         self.open().decode_into(encoded, draws, out)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ImageCrop(Decoder):
+    """The crop and flip that an `Image` of a row gets, as int32 (N, 7), or (N, views, 7).
+
+    The seven are left, top, width and height of the box; width and height of the whole image as it is displayed; and 1
+    where the result is flipped, else 0.
+
+    Boxes and points that belong to the image are mapped with it, in a transform: see `raylance.map_boxes` and
+    `raylance.map_points`. It costs what parsing the head of an image costs, not another decode.
+
+    Attributes:
+        column: Column of encoded images, binary.
+        like: Name of the `Image`; None for the one whose name is `column`.
+        name: Name of the resulting column; None for the name of the image with "_crop" after it.
+        follows: The setting of that image, once the dataset is opened.
+    """
+
+    like: str | None = None
+    name: str | None = None
+    follows: Image | None = dataclasses.field(default=None, repr=False)
+
+    dtype = np.dtype(np.int32)
+    content = "images"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "like", self.like or self.column)
+        object.__setattr__(self, "name", self.name or f"{self.like}_crop")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(7,), or (views, 7)."""
+        views = 1 if self.follows is None else self.follows.views
+        return (7,) if views == 1 else (views, 7)
+
+    @property
+    def draws(self) -> int:
+        """Those of the image."""
+        return 0 if self.follows is None else self.follows.draws
+
+    @property
+    def is_random(self) -> bool:
+        """See `Decoder.is_random`: it follows another."""
+        return False
+
+    def follow(self, other: Decoder) -> Self:
+        """Takes the crops and flips of the image that `like` names.
+
+        Raises:
+            ConfigError: If that column is not decoded by an `Image` of the same column, or has a `decode_fn`.
+        """
+        leader = _leader(self, other)
+        if leader.column != self.column:
+            raise ConfigError(
+                f"ImageCrop({self.column!r}, like={self.like!r}): that image is of the column {leader.column!r}, so "
+                f"its boxes lie in images of that column. Write ImageCrop({leader.column!r}, like={self.like!r})."
+            )
+        return dataclasses.replace(self, follows=leader)
+
+    def open(self) -> Self:
+        """Nothing is kept between rows."""
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: Draws, out: npt.NDArray[Any]) -> None:
+        """Gives the crop and flip of one row; see `raylance.Decoder`."""
+        if self.follows is None:
+            raise ConfigError(
+                f"does not know its crop: pass ImageCrop({self.column!r}) to raylance.dataset(…, decode=[…]), together "
+                "with the image that it follows."
+            )
+        width, height, _ = shown_size(encoded)
+        for view, made in zip(_by_view(self.follows, draws), out.reshape(self.follows.views, 7), strict=True):
+            made[:] = (*_box(self.follows, height, width, view), width, height, _flips(self.follows, view))
+
+
 class _ImageRows:
     """Decodes the images of a column, in one thread."""
 
-    def __init__(self, image: Image) -> None:
-        self._image, self._pixels = image, PixelDecoder()
+    def __init__(self, images: Sequence[Image]) -> None:
+        self._images, self._pixels = images, PixelDecoder()
 
     @property
     def fallbacks(self) -> int:
@@ -243,56 +260,113 @@ class _ImageRows:
     def check_like(self, encoded: memoryview, other: memoryview) -> None:
         """Refuses an image of another displayed size or orientation than the one whose crop it gets."""
         (width, height, turn), (wide, high, other_turn) = shown_size(encoded), shown_size(other)
+        like = self._images[0].like
         if (width, height) != (wide, high):
             raise ValueError(
-                f"is {width}x{height} pixels where {self._image.like!r} is {wide}x{high}: one crop is not that of both"
+                f"is {width}x{height} pixels where {like!r} is {wide}x{high}: one crop is not that of both"
             )
         # If one alone is turned by a quarter, and it is no square, equal displayed sizes prove that both are upright.
         is_proven = width != height and (turn > 4) != (other_turn > 4) and 1 in (turn, other_turn)
         if turn != other_turn and not is_proven:
             raise ValueError(
-                f"has EXIF orientation {turn} where {self._image.like!r} has {other_turn}: one of them would be turned "
-                "or mirrored, and both may not show the same then. Store both upright, or with one orientation"
+                f"has EXIF orientation {turn} where {like!r} has {other_turn}: one of them would be turned or "
+                "mirrored, and both may not show the same then. Store both upright, or with one orientation"
             )
 
     def decode_into(self, encoded: bytes | memoryview, draws: Draws, out: Pixels) -> None:
-        """Decodes one image to `out`, uint8 (H, W, 3 or 1); see `raylance.Decoder`."""
-        image, size = self._image, (out.shape[0], out.shape[1])
-        leader = image.follows or image  # defines crop and flip
+        """Decodes one image to `out`, uint8 (H, W, 3 or 1), or (views, H, W, …); see `raylance.Decoder`."""
+        self.decode_all(encoded, [draws], [out])
+
+    def decode_all(self, encoded: bytes | memoryview, draws: Sequence[Draws], outs: Sequence[Pixels]) -> None:
+        """Decodes one image once for all settings; see `raylance.decode.decoder.RowDecoderGroup`."""
+        by_source: dict[object, list[_View]] = {}
+        for image, numbers, out in zip(self._images, draws, outs, strict=True):
+            made = out.reshape(image.views, *out.shape[-3:])
+            views = [_View(image, *each) for each in zip(_by_view(image, numbers), made, strict=True)]
+            by_source.setdefault(image.decode_fn or image.mode, []).extend(views)
+        for views in by_source.values():
+            for view, pixels in zip(views, self._decode(encoded, views), strict=True):
+                view.write(pixels)
+
+    def _decode(self, encoded: bytes | memoryview, views: Sequence["_View"]) -> Sequence[Pixels]:
+        """Decodes an image for views of one source of pixels: one `decode_fn`, or one mode."""
+        first = views[0].image
+        if first.decode_fn is not None:
+            return [first.decode_fn(bytes(encoded))] * len(views)
+
+        def cut(height: int, width: int) -> list[Box]:
+            return [_box(view.image, height, width, view.draws) for view in views]
+
+        if first.mode == "L":
+            return decode_grey(encoded, cut)
+        drafts = all(view.image.draft for view in views)
+        return self._pixels.decode_parts(
+            encoded, cut, [(view.out.shape[0], view.out.shape[1]) for view in views] if drafts else ()
+        )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _View:
+    """One output of a row: draws (41,), and its memory, uint8 (H, W, 3 or 1)."""
+
+    image: Image
+    draws: Draws
+    out: Pixels
+
+    def write(self, pixels: Pixels) -> None:
+        """Resizes and flips the pixels of its box, (h, w, 3, 4 or 1), into its memory."""
+        image, out = self.image, self.out
         if image.decode_fn is not None:
-            pixels = image.decode_fn(bytes(encoded))
             if pixels.dtype == np.uint8 and pixels.shape[2:] == out.shape[2:]:
-                self._check_kept_size(pixels, out)
+                self._check_kept_size(pixels)
             if pixels.shape != out.shape or pixels.dtype != np.uint8:
                 raise ValueError(f"decode_fn gave {pixels.dtype} {pixels.shape}, expected uint8 {out.shape}")
-        else:
-
-            def cut(height: int, width: int) -> Box:
-                if leader.augment is None:
-                    return _whole(height, width)
-                return leader.augment.box(width, height, leader.shape[:2], draws[:_BOX_DRAWS])
-
-            if image.mode == "L":
-                pixels = decode_grey(encoded, cut)
-            else:
-                pixels = self._pixels.decode(encoded, cut, size if image.draft else None)
-        flips = leader.hflip > draws[_BOX_DRAWS]
-        if pixels.shape[:2] != size:
-            self._check_kept_size(pixels, out)
+        flips = _flips(image, self.draws)
+        if pixels.shape[:2] != out.shape[:2]:
+            self._check_kept_size(pixels)
             made = np.empty_like(out) if flips else out
             (resize_into if image.interpolation == "bilinear" else pick_into)(pixels, made)
             pixels = made
         if pixels is not out:
             copy_pixels(pixels[:, ::-1] if flips else pixels, out)
 
-    def _check_kept_size(self, pixels: Pixels, out: Pixels) -> None:
-        (height, width), (out_height, out_width) = pixels.shape[:2], out.shape[:2]
-        if self._image.keeps_size and (height, width) != (out_height, out_width):
+    def _check_kept_size(self, pixels: Pixels) -> None:
+        (height, width), (out_height, out_width) = pixels.shape[:2], self.out.shape[:2]
+        if self.image.keeps_size and (height, width) != (out_height, out_width):
             raise ConfigError(
                 f"is {width}x{height} pixels where others are {out_width}x{out_height}, and without size= all must be "
                 'alike to make a batch; the epoch stops here, with on_bad_row="mask" too: this is no bad row. Pass '
-                f"Image({self._image.column!r}, size=({out_height}, {out_width})), height first, to resize them."
+                f"Image({self.image.column!r}, size=({out_height}, {out_width})), height first, to resize them."
             )
+
+
+def _leader(follower: Decoder, other: Decoder) -> Image:
+    """The image whose crops and flips a decoder takes over."""
+    if isinstance(other, Image) and other.decode_fn is None:
+        return other
+    raise ConfigError(
+        f"{type(follower).__name__}({follower.column!r}, like={follower.like!r}): that column is decoded by {other!r}, "
+        "whose crop is not known. Name a column that raylance.Image decodes, without decode_fn=."
+    )
+
+
+def _by_view(image: Image, draws: Draws) -> Draws:
+    """The draws of each view, (views, 41)."""
+    return draws.reshape(image.views, _VIEW_DRAWS)
+
+
+def _box(image: Image, height: int, width: int, draws: Draws) -> Box:
+    """The part of a source that a view takes."""
+    leader = image.follows or image
+    if leader.augment is None:
+        return _whole(height, width)
+    high, wide, _ = leader.shape[-3:]
+    return leader.augment.box(width, height, (high, wide), draws[:BOX_DRAWS])
+
+
+def _flips(image: Image, draws: Draws) -> bool:
+    """Whether a view is flipped."""
+    return bool((image.follows or image).hflip > draws[BOX_DRAWS])
 
 
 def _whole_size(column: str, size: Any) -> tuple[int, int]:

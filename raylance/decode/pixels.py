@@ -8,7 +8,7 @@ most one grey level, in under 1 % of them, at a fraction of the time.
 
 import importlib.metadata
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ import simplejpeg
 Pixels = npt.NDArray[np.uint8]
 Box = tuple[int, int, int, int]  # left, top, width, height
 Cut = Callable[[int, int], Box]  # of height and width of the whole image
+Cuts = Callable[[int, int], Sequence[Box]]
 
 _EXIF_ORIENTATION = 0x0112
 _JPEG = b"\xff\xd8\xff"
@@ -42,27 +43,34 @@ class PixelDecoder:
         self._memory = np.empty(0, dtype=np.uint8)
 
     def decode(self, encoded: bytes | memoryview, cut: Cut, reduce_to: tuple[int, int] | None = None) -> Pixels:
-        """Decodes the box of an image, EXIF rotation applied: uint8 (h, w, 3), or (h, w, 4) with padding after the
-        colours; valid until the next call, and maybe read-only.
+        """Decodes one box of an image; see `decode_parts`."""
+        return self.decode_parts(
+            encoded, lambda height, width: [cut(height, width)], () if reduce_to is None else [reduce_to]
+        )[0]
 
-        `reduce_to` is the (height, width) that the box will be resized to: where it is at least twice as large, a JPEG
-        is decoded at half of its size or less.
+    def decode_parts(
+        self, encoded: bytes | memoryview, cut: Cuts, reduce_to: Sequence[tuple[int, int]] = ()
+    ) -> list[Pixels]:
+        """Decodes an image once, EXIF rotation applied, and cuts boxes out of it: each uint8 (h, w, 3), or (h, w, 4)
+        with padding after the colours; valid until the next call, and maybe read-only.
+
+        `reduce_to` has the (height, width) that each box will be resized to: where all are at least twice as large, a
+        JPEG is decoded at half of its size or less, as the box that needs most pixels allows.
 
         Raises:
             ValueError, OSError, …: As Pillow raises for data that is no image.
         """
         data = memoryview(encoded).cast("B")  # Arrow gives signed bytes, which simplejpeg refuses
         if data[: len(_JPEG)] == _JPEG:
-            pixels = self._by_turbo(data, cut, reduce_to)
-            if pixels is not None:
-                return pixels
+            parts = self._by_turbo(data, cut, reduce_to)
+            if parts is not None:
+                return parts
             self.fallbacks += 1
         whole = _by_pillow(data)
-        left, top, width, height = cut(whole.shape[0], whole.shape[1])
-        return whole[top : top + height, left : left + width]
+        return [_part(whole, box) for box in cut(whole.shape[0], whole.shape[1])]
 
-    def _by_turbo(self, data: memoryview, cut: Cut, reduce_to: tuple[int, int] | None) -> Pixels | None:
-        """Decodes the box of a JPEG; None where simplejpeg refuses it."""
+    def _by_turbo(self, data: memoryview, cut: Cuts, reduce_to: Sequence[tuple[int, int]]) -> list[Pixels] | None:
+        """Decodes the boxes of a JPEG; None where simplejpeg refuses it."""
         try:
             high, wide, colours, _ = simplejpeg.decode_jpeg_header(data)
             if colours not in _COLOURS or high * wide > (PIL.Image.MAX_IMAGE_PIXELS or high * wide):
@@ -70,10 +78,16 @@ class PixelDecoder:
             orientation = _orientation(PIL.Image.open(io.BytesIO(data))) if _may_have_exif(data) else 1
             is_turned = orientation > 4  # by a quarter: stored rows are displayed as columns
             shown_high, shown_wide = (wide, high) if is_turned else (high, wide)
-            left, top, width, height = cut(shown_high, shown_wide)
+            boxes = cut(shown_high, shown_wide)
             least: dict[str, Any] = {}
-            if reduce_to is not None and min(height / reduce_to[0], width / reduce_to[1]) >= 2:
-                sides = [-(-shown_high * reduce_to[0] // height), -(-shown_wide * reduce_to[1] // width)]
+            if reduce_to and all(
+                min(box[3] / to[0], box[2] / to[1]) >= 2 for box, to in zip(boxes, reduce_to, strict=True)
+            ):
+                needed = [
+                    (-(-shown_high * to[0] // box[3]), -(-shown_wide * to[1] // box[2]))
+                    for box, to in zip(boxes, reduce_to, strict=True)
+                ]
+                sides = [max(side) for side in zip(*needed, strict=True)]
                 sides = sides[::-1] if is_turned else sides
                 least = {"min_height": sides[0], "min_width": sides[1], "min_factor": 2}
                 high, wide, _, _ = simplejpeg.decode_jpeg_header(data, **least)
@@ -85,8 +99,16 @@ class PixelDecoder:
         pixels = _turned(stored, orientation)
         if least:
             y, x = pixels.shape[0] / shown_high, pixels.shape[1] / shown_wide
-            left, top, width, height = round(left * x), round(top * y), round(width * x), round(height * y)
-        return pixels[top : top + height, left : left + width]
+            boxes = [
+                (round(left * x), round(top * y), round(width * x), round(height * y))
+                for left, top, width, height in boxes
+            ]
+        return [_part(pixels, box) for box in boxes]
+
+
+def _part(pixels: Pixels, box: Box) -> Pixels:
+    left, top, width, height = box
+    return pixels[top : top + height, left : left + width]
 
 
 def _orientation(image: PIL.Image.Image) -> int:
@@ -134,9 +156,9 @@ def _by_pillow(encoded: memoryview) -> Pixels:
     return np.asarray(packed.values.to_numpy(zero_copy_only=True).reshape(image.height, image.width, 4))
 
 
-def decode_grey(encoded: bytes | memoryview, cut: Cut) -> Pixels:
-    """Decodes the box of an image to one channel, uint8 (h, w, 1), EXIF rotation applied: grey as it is, the indices of
-    a palette, the brightness of colours.
+def decode_grey(encoded: bytes | memoryview, cut: Cuts) -> list[Pixels]:
+    """Decodes the boxes of an image to one channel, uint8 (h, w, 1), EXIF rotation applied: grey as it is, the indices
+    of a palette, the brightness of colours.
 
     Raises:
         ValueError: For grey of more than 8 bits: scaled, a mask would have other classes.
@@ -148,8 +170,7 @@ def decode_grey(encoded: bytes | memoryview, cut: Cut) -> Pixels:
     if image.mode in ("LA", "PA"):
         image = image.getchannel(0)
     grey = np.asarray(image if image.mode in ("L", "P") else image.convert("L"))
-    left, top, width, height = cut(grey.shape[0], grey.shape[1])
-    return grey[top : top + height, left : left + width, None]
+    return [_part(grey, box)[..., None] for box in cut(grey.shape[0], grey.shape[1])]
 
 
 def shown_size(encoded: bytes | memoryview) -> tuple[int, int, int]:

@@ -7,7 +7,7 @@ import gc
 import json
 import pickle
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raylance.columns import ROW_OFFSET
-from raylance.decode.decoder import Decoder, RowDecoder
+from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder
 from raylance.decode.rows import resolve_decoder
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import derive_key, subkeys, uniform
@@ -30,13 +30,14 @@ def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[b
     """Checks that a decoder keeps what raylance relies on.
 
     - It is a frozen setting. Pickling changes neither it nor its description in a checkpoint.
-    - Its row decoders write the whole array, of its shape and dtype.
-    - The array depends on the row's bytes and draws alone: not on rows decoded before, nor on other threads.
-    - Row decoders neither keep nor change the bytes.
+    - What it opens writes the whole array, or returns an array, of its shape and dtype.
+    - The array depends on the row's bytes and draws alone: not on rows decoded before, beside it in a batch, or in
+      other threads.
+    - The bytes are neither kept nor changed.
     - Bad bytes raise an error, and the rows after them decode as before.
 
     Args:
-        decoder: The decoder. The first sample resolves what it leaves open.
+        decoder: The decoder, of any kind. The first sample resolves what it leaves open.
         samples: Bytes of good rows, at least two of which decode to different arrays.
         bad: Bytes that must raise an error. None takes no bytes, halves of the samples, and random bytes. Give other
             bytes if some of these are valid in the format, and () if all are.
@@ -59,6 +60,7 @@ def check_decoder(decoder: Decoder, samples: Sequence[bytes], *, bad: Sequence[b
     trial = _Trial(resolved, samples)
     trial.check_output()
     trial.check_threads()
+    trial.check_batches()
     trial.check_bad(trial.damaged() if bad is None else bad)
     if json.dumps(describe(resolved)) != described:
         _fail(resolved, "was changed by decoding: keep in what open() returns what changes from row to row")
@@ -101,17 +103,27 @@ class _Trial:
     def __init__(self, decoder: Decoder, samples: Sequence[bytes]) -> None:
         self._decoder, self._samples = decoder, [bytes(sample) for sample in samples]
         self._draws = uniform(subkeys(_KEY, np.arange(len(samples))), decoder.draws)
-        self.expected = [self._decode(decoder.open(), row) for row in range(len(samples))]
+        self.expected = [self._decode(decoder.open(), [row])[0] for row in range(len(samples))]
         if len(set(self.expected)) < 2:
             _fail(decoder, "all samples decode to the same, which shows little: give rows that differ")
 
     def check_output(self) -> None:
         for row, expected in enumerate(self.expected):
-            if self._decode(self._decoder.open(), row) != expected:
+            if self._decode(self._decoder.open(), [row]) != [expected]:
                 _fail(self._decoder, f"sample {row} decodes differently each time: only bytes and draws may decide")
-            if self._decode(self._decoder.open(), row, garbage=0xFF) != expected:
+            if self._decode(self._decoder.open(), [row], garbage=0xFF) != [expected]:
                 _fail(self._decoder, f"sample {row} leaves parts of `out` as they were: write all of it")
         self._check_rows(self._decoder.open(), "after others", [*range(len(self.expected))] * 2)
+
+    def check_batches(self) -> None:
+        """Checks that what a batch decoder makes of a row does not depend on the rows beside it."""
+        if not isinstance(self._decoder, BatchDecoder):
+            return
+        rows = list(range(len(self.expected)))
+        for order in (rows, rows[::-1], [*rows, *rows]):
+            for made, row in zip(self._decode(self._decoder.open(), order), order, strict=True):
+                if made != self.expected[row]:
+                    _fail(self._decoder, f"sample {row} decodes differently beside others: a batch may hold any rows")
 
     def check_threads(self) -> None:
         start = threading.Barrier(_THREADS)
@@ -129,7 +141,7 @@ class _Trial:
         for encoded in bad:
             these = f"{len(encoded)} bad bytes, {encoded[:8]!r}…,"
             try:
-                opened.decode_into(memoryview(encoded), self._draws[0].copy(), self._garbage(0))
+                self._call(opened, [memoryview(encoded)], self._draws[:1].copy(), self._garbage(1, 0))
             except ConfigError as error:
                 _fail(
                     self._decoder, f"{these} raise ConfigError, which on_bad_row= does not mask: raise another", error
@@ -144,32 +156,60 @@ class _Trial:
         noise = [subkeys(_KEY, np.arange(len(sample) // 8 + 1)).tobytes()[: len(sample)] for sample in self._samples]
         return [b"", *(sample[: len(sample) // 2] for sample in self._samples), *noise]
 
-    def _check_rows(self, opened: RowDecoder, when: str, rows: Sequence[int]) -> None:
+    def _check_rows(self, opened: Any, when: str, rows: Sequence[int]) -> None:
         for row in rows:
-            if self._decode(opened, row) != self.expected[row]:
+            if self._decode(opened, [row]) != [self.expected[row]]:
                 _fail(self._decoder, f"sample {row} decodes differently {when}: only bytes and draws may decide")
 
-    def _garbage(self, byte: int) -> npt.NDArray[Any]:
-        """An output array of one row, every byte of it the same."""
+    def _garbage(self, rows: int, byte: int) -> npt.NDArray[Any]:
+        """Output arrays of rows, (rows, *shape), every byte of them the same."""
         dtype = np.dtype(self._decoder.dtype)
-        row = np.full(int(np.prod(self._decoder.shape)) * dtype.itemsize, byte, np.uint8).view(dtype)
-        return row.reshape(self._decoder.shape)
+        memory = np.full(rows * int(np.prod(self._decoder.shape)) * dtype.itemsize, byte, np.uint8).view(dtype)
+        return memory.reshape(rows, *self._decoder.shape)
 
-    def _decode(self, opened: RowDecoder, row: int, garbage: int = 0) -> bytes:
-        """Decodes a sample; returns the array's bytes, so that NaN equals NaN."""
-        lent, out = bytearray(self._samples[row]), self._garbage(garbage)
-        try:
-            decode_into: Callable[..., Any] = opened.decode_into
-            made = decode_into(memoryview(lent).toreadonly(), self._draws[row].copy(), out)
-        except Exception as error:
-            _fail(self._decoder, f"cannot decode sample {row} ({type(error).__name__}: {error})", error)
+    def _call(
+        self, opened: Any, encoded: list[memoryview], draws: npt.NDArray[np.float64], out: npt.NDArray[Any]
+    ) -> list[bytes]:
+        """Decodes rows as the kind of the decoder does; returns each array's bytes, so that NaN equals NaN."""
+        if isinstance(self._decoder, BatchDecoder):
+            self._refuse_returned("decode_batch", opened.decode_batch(encoded, draws, out))
+        elif isinstance(self._decoder, RaggedDecoder):
+            return [self._checked(opened.decode(value, numbers)) for value, numbers in zip(encoded, draws, strict=True)]
+        else:
+            for row, value in enumerate(encoded):
+                self._refuse_returned("decode_into", opened.decode_into(value, draws[row], out[row, ...]))
+        return [array.tobytes() for array in out]
+
+    def _checked(self, made: Any) -> bytes:
+        """The bytes of what a ragged decoder returned."""
+        decoder = self._decoder
+        if not isinstance(made, np.ndarray) or (made.dtype, made.shape[1:]) != (np.dtype(decoder.dtype), decoder.shape):
+            found = f"{made.dtype} {made.shape}" if isinstance(made, np.ndarray) else type(made).__name__
+            _fail(decoder, f"decode returned {found}: {decoder.dtype} {('length', *decoder.shape)} is what it says")
+        return repr(made.shape).encode() + made.tobytes()
+
+    def _refuse_returned(self, method: str, made: Any) -> None:
         if made is not None:
-            _fail(self._decoder, f"decode_into returned {type(made).__name__}: it must write into `out`")
-        if lent != self._samples[row]:
-            _fail(self._decoder, f"sample {row} was changed: its memory is not the decoder's")
-        if _is_lent(lent):
-            _fail(self._decoder, f"sample {row} is kept: its memory is not the decoder's. Copy what is needed")
-        return out.tobytes()
+            _fail(self._decoder, f"{method} returned {type(made).__name__}: it must write into `out`")
+
+    def _decode(self, opened: Any, rows: Sequence[int], garbage: int = 0) -> list[bytes]:
+        """Decodes samples, and checks what becomes of the bytes that were lent for it."""
+        lent = [bytearray(self._samples[row]) for row in rows]
+        named = f"sample {rows[0]}" if len(rows) == 1 else "samples"
+        try:
+            views = [memoryview(each).toreadonly() for each in lent]
+            made = self._call(opened, views, self._draws[rows].copy(), self._garbage(len(rows), garbage))
+        except AssertionError:
+            raise
+        except Exception as error:
+            _fail(self._decoder, f"cannot decode {named} ({type(error).__name__}: {error})", error)
+        del views
+        for each, row in zip(lent, rows, strict=True):
+            if each != self._samples[row]:
+                _fail(self._decoder, f"sample {row} was changed: its memory is not the decoder's")
+            if _is_lent(each):
+                _fail(self._decoder, f"sample {row} is kept: its memory is not the decoder's. Copy what is needed")
+        return made
 
 
 def _is_lent(memory: bytearray) -> bool:

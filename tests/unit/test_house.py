@@ -67,10 +67,11 @@ def test_the_pure_core_loads_numpy_alone() -> None:
 
 def test_public_surface() -> None:
     names = """
-        BadRowError Batches CenterCrop ClassBalanced ConfigError CoverageError DataConfig Dataset DatasetError
-        Decoder FractionSplit HelperError Image Options Order PackTokens PlacementError Provenance RandomResizedCrop
-        RangeSplit RankLoader RaylanceError RowShuffle RunProof Sequential ShardShuffle StateError ValueSplit Weighted
-        WindowShuffle dataset explain_run mix prove_run report report_run restore row_rng watch
+        BadRowError BatchDecoder Batches CenterCrop ClassBalanced ConfigError CoverageError DataConfig Dataset DatasetError
+        Decoder FractionSplit HelperError Image ImageCrop Options Order PackTokens Pad PlacementError Provenance
+        RaggedDecoder RandomResizedCrop RangeSplit RankLoader RaylanceError RowShuffle RunProof Sequential ShardShuffle
+        StateError ValueSplit Weighted WindowShuffle dataset explain_run map_boxes map_points mix prove_run report
+        report_run restore row_rng watch
     """
     assert sorted(raylance.__all__) == names.split()
     for name in raylance.__all__:

@@ -10,6 +10,7 @@ import torch.utils.data
 
 from raylance.api.dataset import Dataset
 from raylance.batches.batches import BatchSpec, Dtypes, make_batch_spec, torch_converter
+from raylance.batches.device import build_jagged
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.errors import ConfigError
 from raylance.integrations.torch_data.steps import Pass, Steps
@@ -51,7 +52,8 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
 
     def _batch_spec(self) -> BatchSpec:
         spec = make_batch_spec(self._opened.delivery_spec, 1, 1, None, self._with_row_offset)
-        return dataclasses.replace(spec, convert=torch_converter(self._opened.read_spec, *self._arguments))
+        convert = torch_converter(self._opened.read_spec, *self._arguments)
+        return dataclasses.replace(spec, convert=lambda table: build_jagged(convert(table)))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterates from the consumed position to the end of the epoch, without moving it."""

@@ -21,7 +21,7 @@ from raylance.batches import joining
 from raylance.batches.batches import to_torch
 from raylance.batches.device import Sender, move, torch_device
 from raylance.batches.joining import Joiner
-from raylance.decode.arrays import to_numpy
+from raylance.decode.arrays import Pad, to_numpy
 from raylance.errors import ConfigError, DatasetError
 from tests.helpers.images import make_images
 
@@ -58,7 +58,7 @@ def cut(table: pa.Table) -> pa.Table:
 
 @pytest.mark.parametrize("table", [TABLE, cut(TABLE), pa.concat_tables([TABLE, TABLE]).slice(3, 3)])
 def test_numpy(table: pa.Table) -> None:
-    batch = to_numpy(table, {"tokens": np.array(-1)})
+    batch = to_numpy(table, {"tokens": Pad(np.array(-1), lengths=False)})
     assert batch["int"].tolist() == [1, 2, 3]
     assert batch["int"].dtype == np.int32
     assert batch["half"].dtype == np.float16
@@ -106,7 +106,7 @@ def test_numbers_are_views() -> None:
 
 def test_empty_tables_keep_shapes_and_dtypes() -> None:
     for table in (TABLE.slice(0, 0), TABLE.schema.empty_table()):
-        batch = to_numpy(table, {"tokens": np.array(0)})
+        batch = to_numpy(table, {"tokens": Pad(np.array(0), lengths=False)})
         assert batch["vector"].shape == (0, 2)
         assert batch["image"].shape == (0, 2, 2, 3)
         assert batch["int"].dtype == np.int32

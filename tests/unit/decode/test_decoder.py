@@ -761,7 +761,7 @@ def test_what_is_opened_is_no_part_of_the_setting() -> None:
     assert pickle.loads(before) == decoding
     with pytest.raises(dataclasses.FrozenInstanceError):
         decoding.seed = 1  # type: ignore[misc]
-    scratch = [weakref.ref(column.buffer(1, False).base) for column in opened._columns]
+    scratch = [weakref.ref(column._lend(1, own_memory=False)[0].base) for column in opened._columns]
     assert all(reference() is not None for reference in scratch)
     del opened
     assert all(reference() is None for reference in scratch), "memory goes with what was opened"

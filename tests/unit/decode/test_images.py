@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 import raylance
 from raylance.api.loader import recorder_of
-from raylance.decode.images import CenterCrop, Image, RandomResizedCrop
+from raylance.decode.crops import CenterCrop, RandomResizedCrop
+from raylance.decode.images import Image
 from raylance.errors import BadRowError, ConfigError
 from tests.helpers.images import by_pillow, decode, encode, make_images
 

@@ -1,0 +1,137 @@
+"""Owns the choice of the part of an image that becomes the output, and where its points lie then; never touches a
+pixel.
+"""
+
+import dataclasses
+import math
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from raylance.decode.decoder import Draws
+from raylance.decode.pixels import Box
+from raylance.errors import ConfigError
+
+BOX_DRAWS = 40
+"""Uniform numbers that a box takes."""
+
+_ATTEMPTS = 10
+
+
+class Crop(Protocol):
+    """Chooses the part of a source image that becomes the output."""
+
+    def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
+        """Chooses a box.
+
+        Args:
+            width: Width of the source in pixels.
+            height: Its height.
+            size: (height, width) of the output.
+            draws: Uniform numbers in [0, 1) of this row and epoch, float64, shape (40,).
+
+        Returns:
+            (left, top, width, height) in pixels, within the source.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CenterCrop:
+    """Resizes so that the output is the middle of the image: the usual validation transform.
+
+    Attributes:
+        zoom: Shorter side of the resized image over that of the output: 256 / 224 cuts off a margin of an eighth.
+    """
+
+    zoom: float = 256 / 224
+
+    def __post_init__(self) -> None:
+        if not self.zoom >= 1:
+            raise ConfigError(f"CenterCrop(zoom={self.zoom}): must be at least 1, or the crop outgrows the image.")
+
+    def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
+        """See `Crop.box`; uses no draws."""
+        out_height, out_width = size
+        scale = min(height / out_height, width / out_width) / self.zoom
+        cut_width, cut_height = (max(1, round(side * scale)) for side in (out_width, out_height))
+        return (width - cut_width) // 2, (height - cut_height) // 2, cut_width, cut_height
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RandomResizedCrop:
+    """A box of random area and aspect ratio (Szegedy et al., "Going deeper with convolutions", 2014).
+
+    Attributes:
+        scale: Least and most area, as a fraction of the source's.
+        ratio: Least and most aspect ratio, width over height; drawn log-uniformly.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        # No image is a million times as wide as high, and far larger numbers overflow.
+        for name, (low, high), least, most in (("scale", self.scale, 0.0, 1.0), ("ratio", self.ratio, 1e-6, 1e6)):
+            if not (0 < low <= high <= most and least <= low):
+                limit = "0 < low <= high <= 1" if name == "scale" else "1e-6 <= low <= high <= 1e6"
+                raise ConfigError(f"RandomResizedCrop({name}={(low, high)}): {limit} must hold.")
+
+    def box(self, width: int, height: int, size: tuple[int, int], draws: Draws) -> Box:
+        """See `Crop.box`. Ten attempts of four draws; after them, the largest centred box within the ratios,
+        at least one pixel wide and high.
+        """
+        (low, high), (narrow, wide) = self.scale, (math.log(r) for r in self.ratio)
+        for area_u, ratio_u, left_u, top_u in draws.reshape(_ATTEMPTS, 4):
+            area = width * height * (low + (high - low) * area_u)
+            ratio = math.exp(narrow + (wide - narrow) * ratio_u)
+            cut_width, cut_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < cut_width <= width and 0 < cut_height <= height:
+                left, top = int(left_u * (width - cut_width + 1)), int(top_u * (height - cut_height + 1))
+                return left, top, cut_width, cut_height
+        ratio = min(max(width / height, self.ratio[0]), self.ratio[1])
+        cut_width, cut_height = max(1, min(width, round(height * ratio))), max(1, min(height, round(width / ratio)))
+        return (width - cut_width) // 2, (height - cut_height) // 2, cut_width, cut_height
+
+
+def map_points(points: npt.ArrayLike, crop: npt.ArrayLike, size: tuple[int, int]) -> npt.NDArray[np.float64]:
+    """Maps points of a source image to where crop, resizing and flip bring them.
+
+    Args:
+        points: (x, y) in pixels of the source as it is displayed, shape (…, 2). Pixel i covers [i, i + 1).
+        crop: Crop and flip of the row, as `raylance.ImageCrop` gives them, shape (7,).
+        size: (height, width) of the output.
+
+    Returns:
+        The points in pixels of the output, float64 (…, 2). Those that were cut off lie outside of it.
+    """
+    left, top, width, height, _, _, flips = np.asarray(crop, dtype=np.float64)
+    mapped = (np.asarray(points, dtype=np.float64) - (left, top)) * (size[1] / width, size[0] / height)
+    if flips:
+        mapped[..., 0] = size[1] - mapped[..., 0]
+    return np.asarray(mapped)
+
+
+def map_boxes(
+    boxes: npt.ArrayLike, crop: npt.ArrayLike, size: tuple[int, int], *, least_visible: float = 0.0
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Maps boxes of a source image to where crop, resizing and flip bring them, clipped to the output.
+
+    Args:
+        boxes: (left, top, right, bottom) in pixels of the source as it is displayed, shape (k, 4).
+        crop: Crop and flip of the row, as `raylance.ImageCrop` gives them, shape (7,).
+        size: (height, width) of the output.
+        least_visible: The fraction of a box's area that must be visible for the box to be kept.
+
+    Returns:
+        The kept boxes, float64 (kept, 4), and which of the k these are, bool (k,). A box of which nothing is visible is
+        never kept.
+    """
+    corners = map_points(np.asarray(boxes, dtype=np.float64).reshape(-1, 2, 2), crop, size)
+    low, high = corners.min(axis=1), corners.max(axis=1)  # a flip swaps left and right
+    ends = np.array([size[1], size[0]], dtype=np.float64)
+    shown_low, shown_high = low.clip(0, ends), high.clip(0, ends)
+    visible, whole = (shown_high - shown_low).prod(axis=1), (high - low).prod(axis=1)
+    keep = (visible > 0) & (visible >= least_visible * whole)
+    return np.concatenate([shown_low, shown_high], axis=1)[keep], keep

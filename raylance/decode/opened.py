@@ -1,0 +1,314 @@
+"""Owns the decoding of one column's rows: what its decoders opened for each thread, and the memory that they decode
+into; never decides what a bad row leads to.
+"""
+
+import abc
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from raylance.decode.arrays import to_arrow
+from raylance.decode.decoder import BatchDecoder, Decoder, Draws, RaggedDecoder, RowDecoder, check_decoder_output
+from raylance.decode.transforms import describe_exception, error_of_no_row
+from raylance.errors import ConfigError, HelperError
+from raylance.orders.permutation import BoolArray
+
+Array = npt.NDArray[Any]
+
+
+class Rows(Protocol):
+    """The rows of one call, as the decoding of a column needs them."""
+
+    @property
+    def table(self) -> pa.Table:
+        """Their encoded columns."""
+        ...
+
+    @property
+    def valid(self) -> BoolArray:
+        """Which of them are good so far, bool (n,)."""
+        ...
+
+    def draws(self, decoder: Decoder) -> Draws:
+        """The uniform numbers that they take, (n, decoder.draws)."""
+        ...
+
+    def describe(self, rows: Sequence[int]) -> str:
+        """Names some of them, for an error."""
+        ...
+
+    def add_bad(self, row: int, column: str, error: Exception) -> None:
+        """Takes note of a bad row, or raises for it."""
+        ...
+
+
+class OpenColumn(abc.ABC):
+    """Decoders of one column that work together, mostly one alone.
+
+    Attributes:
+        opened: What was opened, of all threads.
+        follows: Whether rows are left out that are bad already: what decides may be missing.
+    """
+
+    method: ClassVar[str]  # of what decoders of this kind open
+
+    def __init__(self, decoders: Sequence[Decoder], like: str | None) -> None:
+        """Where `like` is given, rows must fit to this other encoded column."""
+        self.opened: list[Any] = []
+        self._decoders, self._like = decoders, like
+        self.follows = all(decoder.like is not None for decoder in decoders)
+        self._column, self._class = decoders[0].column, type(decoders[0]).__name__
+        self._memory = [np.empty((0, *decoder.shape), decoder.dtype) for decoder in decoders]
+        self._local = _Local(type(self), decoders, self.opened)
+
+    @abc.abstractmethod
+    def decode(self, rows: Rows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+        """Decodes rows in the threads of `executor`, or in this one; returns columns by the decoders' names.
+
+        Without `own_memory`, the next call overwrites them. A bad row becomes zeros, or an empty list.
+        """
+
+    @staticmethod
+    @abc.abstractmethod
+    def open(decoders: Sequence[Decoder]) -> Any:
+        """Opens what decodes, for one thread; fails if that lacks its method."""
+
+    def load(self) -> None:
+        """Opens what decodes in this thread."""
+        _ = self._local.opened
+
+    @property
+    def fallbacks(self) -> int:
+        """Rows so far that a fast codec left to a slow one."""
+        return sum(int(getattr(opened, "fallbacks", 0)) for opened in self.opened)
+
+    def _lend(self, count: int, own_memory: bool) -> list[Array]:
+        """Memory for so many rows of each decoder, (count, *shape)."""
+        if own_memory:
+            return [np.empty((count, *memory.shape[1:]), memory.dtype) for memory in self._memory]
+        if len(self._memory[0]) < count:
+            self._memory = self._lend(count, own_memory=True)
+        return [memory[:count] for memory in self._memory]
+
+    def _attempt(self, rows: Rows, row: int, work: Callable[[], None]) -> bool:
+        """Does the work of a row; returns whether the row is good, and otherwise takes note of it."""
+        try:
+            work()
+        except ConfigError as error:  # a good row that the settings do not fit
+            raise ConfigError(f"column {self._column!r} of {rows.describe([row])} {error}") from error
+        except (ImportError, MemoryError) as error:
+            raise error_of_no_row(f"{self._class}({self._column!r}) cannot decode", error) from error
+        except Exception as error:  # a codec may raise anything for damaged bytes
+            rows.add_bad(row, self._column, error)
+            return False
+        return True
+
+    def _each_row(
+        self, rows: Rows, executor: Executor | None, decode: Callable[[int, Any, memoryview], None], clear: Any
+    ) -> None:
+        """Has `decode` called with each row, what its thread opened, and its bytes; and `clear` with each bad one."""
+        encoded = _read_only(rows.table[self._column])
+        others = None if self._like is None else _read_only(rows.table[self._like])
+
+        def decode_row(row: int) -> None:
+            opened = self._local.opened  # an error of opening is no row's
+
+            def work() -> None:
+                value = encoded[row]
+                if value is None:
+                    raise ValueError("is null")
+                if others is not None and (check_like := getattr(opened, "check_like", None)) is not None:
+                    if (other := others[row]) is None:
+                        raise ValueError(f"has nothing to be like: {self._like!r} is null")
+                    check_like(value, other)
+                decode(row, opened, value)
+
+            if (self.follows and not rows.valid[row]) or not self._attempt(rows, row, work):
+                clear(row)
+
+        for _ in (map if executor is None else executor.map)(decode_row, range(rows.table.num_rows)):
+            pass
+
+
+class _RowColumn(OpenColumn):
+    """Row decoders: each row is written into arrays of one shape."""
+
+    method = "decode_into(encoded, draws, out)"
+
+    @staticmethod
+    def open(decoders: Sequence[Decoder]) -> Any:
+        group = decoders[0].open_group(decoders[1:]) if len(decoders) > 1 else None
+        return group or _Each([decoder.open() for decoder in decoders])
+
+    def decode(self, rows: Rows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+        outs = self._lend(rows.table.num_rows, own_memory)
+        draws = [rows.draws(decoder) for decoder in self._decoders]
+
+        def decode(row: int, opened: Any, value: memoryview) -> None:
+            # `...` gives an array also where a row is a number.
+            opened.decode_all(value, [each[row] for each in draws], [out[row, ...] for out in outs])
+
+        def clear(row: int) -> None:
+            for out in outs:
+                out[row] = 0
+
+        self._each_row(rows, executor, decode, clear)
+        return {decoder.output_name: to_arrow(out) for decoder, out in zip(self._decoders, outs, strict=True)}
+
+
+class _RaggedColumn(OpenColumn):
+    """A ragged decoder: each row is an array of its own length."""
+
+    method = "decode(encoded, draws)"
+
+    @staticmethod
+    def open(decoders: Sequence[Decoder]) -> Any:
+        opened: Any = decoders[0].open()
+        _ = opened.decode
+        return opened
+
+    def decode(self, rows: Rows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+        (decoder,), (empty,) = self._decoders, self._memory
+        draws, made = rows.draws(decoder), [empty] * rows.table.num_rows
+
+        def decode(row: int, opened: Any, value: memoryview) -> None:
+            array = opened.decode(value, draws[row])
+            if not isinstance(array, np.ndarray) or array.dtype != empty.dtype or array.shape[1:] != empty.shape[1:]:
+                found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
+                raise ConfigError(
+                    f"was decoded to {found}: decode() of {self._class} must return an array of {empty.dtype} "
+                    f"{('length', *empty.shape[1:])}."
+                )
+            made[row] = array.copy()  # its memory is the decoder's
+
+        self._each_row(rows, executor, decode, lambda row: None)
+        ends = np.cumsum([0, *map(len, made)], dtype=np.int32)
+        return {decoder.output_name: pa.ListArray.from_arrays(ends, to_arrow(np.concatenate([empty, *made])))}
+
+
+class _BatchColumn(OpenColumn):
+    """A batch decoder: all rows of a call at once."""
+
+    method = "decode_batch(encoded, draws, out)"
+
+    def __init__(self, decoders: Sequence[Decoder], like: str | None) -> None:
+        super().__init__(decoders, like)
+        self._alone = 0  # rows that were decoded by themselves, because those together failed
+
+    @property
+    def fallbacks(self) -> int:
+        return super().fallbacks + self._alone
+
+    @staticmethod
+    def open(decoders: Sequence[Decoder]) -> Any:
+        opened: Any = decoders[0].open()
+        _ = opened.decode_batch
+        return opened
+
+    def decode(self, rows: Rows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+        (decoder,), (out,) = self._decoders, self._lend(rows.table.num_rows, own_memory)
+        encoded, draws, opened = _read_only(rows.table[self._column]), rows.draws(decoder), self._local.opened
+
+        def decode(which: list[int]) -> None:
+            made = out if len(which) == len(out) else np.empty((len(which), *out.shape[1:]), out.dtype)
+            values = [value for row in which if (value := encoded[row]) is not None]
+            if len(values) < len(which):
+                raise ValueError("is null")
+            _refuse_returned(opened.decode_batch(values, draws[which], made), "decode_batch")
+            out[which] = made
+
+        def attempt(row: int) -> bool:
+            return self._attempt(rows, row, lambda: decode([row]))
+
+        wanted = [row for row in range(len(out)) if not self.follows or rows.valid[row]]
+        given = [row for row in wanted if encoded[row] is not None]
+        bad = {row for row in wanted if encoded[row] is None and not attempt(row)}
+        try:
+            if given:
+                decode(given)
+        except Exception as together:  # each by itself says which rows are the cause
+            self._alone += len(given)
+            if not (failed := {row for row in given if not attempt(row)}):
+                raise HelperError(
+                    f"{self._class}({self._column!r}) fails on {rows.describe(given)} together "
+                    f"({describe_exception(together)}), and on none of these {len(given)} rows by itself; the epoch "
+                    "stops here. It gets items of any number of rows: what it does to a row must not depend on the "
+                    "others."
+                ) from together
+            bad |= failed
+        out[sorted({*range(len(out))} - {*wanted} | bad)] = 0
+        return {decoder.output_name: to_arrow(out)}
+
+
+def open_columns(decoders: Sequence[Decoder]) -> list[OpenColumn]:
+    """Opens decoders, in the order in which their columns must be decoded: a damaged image is not the fault of the mask
+    that follows it. Row decoders of one class and column may share their work.
+
+    Raises:
+        ConfigError: For a shape, a dtype or draws that no column can have.
+    """
+    columns = {decoder.output_name: decoder.column for decoder in decoders}
+    groups: dict[Any, tuple[str | None, list[Decoder]]] = {}
+    for number, decoder in enumerate(decoders):
+        check_decoder_output(decoder)
+        like = None if decoder.like is None else columns.get(decoder.like, decoder.like)
+        if like == decoder.column:  # nothing of another column is missing where this one is good
+            like = None
+        alone = number if isinstance(decoder, RaggedDecoder | BatchDecoder) else None
+        groups.setdefault((type(decoder), decoder.column, like, alone), (like, []))[1].append(decoder)
+    opened = [_kind(group[0])(group, like) for like, group in groups.values()]
+    return sorted(opened, key=lambda column: column.follows)
+
+
+def _kind(decoder: Decoder) -> type[OpenColumn]:
+    if isinstance(decoder, RaggedDecoder):
+        return _RaggedColumn
+    return _BatchColumn if isinstance(decoder, BatchDecoder) else _RowColumn
+
+
+class _Each:
+    """Row decoders of one column, for one thread, each of which does all of its work."""
+
+    def __init__(self, decoders: Sequence[RowDecoder]) -> None:
+        self._opened = decoders
+        self._methods = [opened.decode_into for opened in decoders]
+        checks = [getattr(opened, "check_like", None) for opened in decoders]
+        if any(checks):
+            self.check_like = checks[0]
+
+    @property
+    def fallbacks(self) -> int:
+        return sum(int(getattr(opened, "fallbacks", 0)) for opened in self._opened)
+
+    def decode_all(self, encoded: memoryview, draws: Sequence[Draws], outs: Sequence[Array]) -> None:
+        for method, numbers, out in zip(self._methods, draws, outs, strict=True):
+            _refuse_returned(method(encoded, numbers, out), "decode_into")
+
+
+class _Local(threading.local):
+    """What is opened for the current thread, at its first use; all of it ends with this object."""
+
+    def __init__(self, kind: type[OpenColumn], decoders: Sequence[Decoder], all_opened: list[Any]) -> None:
+        try:
+            self.opened = kind.open(decoders)
+        except Exception as error:
+            raise ConfigError(
+                f"{type(decoders[0]).__name__}({decoders[0].column!r}) cannot be opened "
+                f"({describe_exception(error)}): open() must return an object with {kind.method}."
+            ) from error
+        all_opened.append(self.opened)
+
+
+def _refuse_returned(made: Any, method: str) -> None:
+    if made is not None:
+        raise ConfigError(f"was returned as {type(made).__name__}: {method} must write it into `out`.")
+
+
+def _read_only(column: pa.ChunkedArray) -> list[memoryview | None]:
+    """The bytes of each row, read-only: Arrow's memory may be writable, and rows may be decoded again."""
+    return [memoryview(value.as_buffer()).cast("B").toreadonly() if value.is_valid else None for value in column]

@@ -1,0 +1,125 @@
+"""Owns the checks of batch decoders: whole items at once, and rows by themselves where one is damaged."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from raylance.api.loader import recorder_of
+from raylance.testing import check_decoder
+from tests.helpers.images import make_images
+
+ROWS = 50
+VALUES = np.random.default_rng(0).normal(size=(ROWS, 6)).astype(np.float32)
+BAD = 7, 8  # too short, and missing
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaled(raylance.BatchDecoder):
+    """Six floats, times a random number, all rows in one operation."""
+
+    shape, dtype, draws = (2, 3), "float32", 1
+
+    def open(self) -> "Scaled":
+        return self
+
+    def decode_batch(self, encoded: Sequence[memoryview], draws: np.ndarray, out: np.ndarray) -> None:
+        rows = np.frombuffer(b"".join(encoded), np.float32).reshape(len(encoded), 2, 3)
+        np.multiply(rows, draws[:, :, None].astype(np.float32), out=out)
+
+
+class OfTheBatch(Scaled):
+    def decode_batch(self, encoded: Sequence[memoryview], draws: np.ndarray, out: np.ndarray) -> None:
+        super().decode_batch(encoded, draws, out)
+        out -= out.mean(axis=0) if len(out) > 1 else 0
+
+
+class AloneOnly(Scaled):
+    def decode_batch(self, encoded: Sequence[memoryview], draws: np.ndarray, out: np.ndarray) -> None:
+        if len(encoded) > 1:
+            raise ValueError("one at a time")
+        super().decode_batch(encoded, draws, out)
+
+
+class Returning(Scaled):
+    def decode_batch(self, encoded: Sequence[memoryview], draws: np.ndarray, out: np.ndarray) -> Any:
+        return out
+
+
+@dataclasses.dataclass(frozen=True)
+class NoMethod(raylance.BatchDecoder):
+    shape, dtype = (), "int8"
+
+    def open(self) -> Any:
+        return object()
+
+
+@pytest.fixture(scope="module")
+def uri(write_dataset: Callable[..., str]) -> str:
+    encoded: list[bytes | None] = [row.tobytes() for row in VALUES]
+    encoded[BAD[0]], encoded[BAD[1]] = b"short", None
+    columns = {"values": pa.array(encoded, pa.binary()), "image": pa.array(make_images(ROWS), pa.binary())}
+    return write_dataset(pa.table({"id": np.arange(ROWS), **columns}))
+
+
+@pytest.mark.parametrize("decoders", [0, 2])
+def test_items_are_decoded_together(uri: str, decoders: int) -> None:
+    decode = [Scaled("values"), raylance.Image("image", size=8)]
+    handle = raylance.dataset(uri, decode=decode, on_bad_row="mask", remainder="ragged")
+    assert handle.schema.field("values").type == pa.fixed_shape_tensor(pa.float32(), (2, 3))
+    epochs = []
+    with handle.loader(num_decoders=decoders) as loader:
+        for _ in range(2):
+            batches = list(loader.iter_batches(batch_size=20))
+            rows = {name: np.concatenate([batch[name] for batch in batches]) for name in ("id", "values", "_valid")}
+            assert np.sort(rows["id"]).tolist() == list(range(ROWS))
+            assert sorted(rows["id"][~rows["_valid"]]) == list(BAD)
+            made = rows["values"][np.argsort(rows["id"])].reshape(ROWS, 6)
+            assert not made[list(BAD)].any()
+            good = np.setdiff1d(np.arange(ROWS), BAD)
+            ratios = made[good] / VALUES[good]
+            np.testing.assert_allclose(ratios, ratios[:, :1] * np.ones(6), rtol=1e-4)
+            assert len(np.unique(ratios[:, 0].round(6))) > 40
+            epochs.append(made)
+        assert loader.stats()["fallback_rows"] > 0, "the item with the damaged row was decoded row by row"
+        why = {offset: reason for offset, _, reason in recorder_of(loader).stats.bad_rows}
+    assert not np.array_equal(*epochs)
+    assert why[8] == "ValueError: is null"
+    assert why[7] == "ValueError: buffer size must be a multiple of element size"
+    alone = handle.take([9, 20])
+    np.testing.assert_array_equal(alone["values"].reshape(2, 6), epochs[0][[9, 20]])
+
+
+def test_bad_rows_are_named(uri: str) -> None:
+    for row, why in ((7, "buffer size|reshape"), (8, "is null")):
+        handle = raylance.dataset(uri, decode=Scaled("values"), columns=["id", "values"], order="sequential")
+        with pytest.raises(raylance.BadRowError, match=f"column 'values' of row offset {row} .*({why})"):
+            filtered = raylance.dataset(uri, decode=Scaled("values"), filter=f"id in (3, {row}, 4)")
+            list(filtered.iter_batches(batch_size=3))
+        assert handle.head(5)["values"].shape == (5, 2, 3)
+
+
+def test_wrong_batch_decoders_are_refused(uri: str) -> None:
+    good = [row.tobytes() for row in VALUES[:4]]
+    check_decoder(Scaled("values"), good, bad=[b"short"])
+    with pytest.raises(AssertionError, match="sample 0 decodes differently beside others: a batch may hold any rows"):
+        check_decoder(OfTheBatch("values"), good, bad=[b"short"])
+    with pytest.raises(AssertionError, match=r"cannot decode samples \(ValueError: one at a time\)"):
+        check_decoder(AloneOnly("values"), good, bad=[b"short"])
+    for decoder, message in (
+        (
+            Returning("values"),
+            "'values' of row offset 0 was returned as ndarray: decode_batch must write it into `out`",
+        ),
+        (NoMethod("values"), r"NoMethod\('values'\) cannot be opened \(AttributeError.*with decode_batch\(encoded"),
+    ):
+        with pytest.raises(raylance.ConfigError, match=message):
+            raylance.dataset(uri, decode=decoder, columns=["values"])
+    handle = raylance.dataset(uri, decode=Scaled("values"), columns=["values"], filter="id > 8")
+    assert handle.head(1)["values"].shape == (1, 2, 3)
+    with pytest.raises(raylance.HelperError, match=r"fails on row offsets .* together \(ValueError: one at a time\)"):
+        raylance.dataset(uri, decode=AloneOnly("values"), columns=["values"], filter="id = 9 or id = 10")

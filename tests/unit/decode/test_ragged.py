@@ -1,0 +1,267 @@
+"""Owns the checks of ragged decoders: rows of any length through every way to the batches, padded, jagged, as lists."""
+
+import dataclasses
+import io
+import wave
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import raylance
+from raylance import Pad
+from raylance.api.dataset import specs_of
+from raylance.api.loader import recorder_of
+from raylance.decode.arrays import to_arrow, to_numpy
+from raylance.testing import check_decoder
+from raylance.torch_data import IterableDataset, Loader, MapDataset
+
+ROWS = 60
+LENGTHS = np.random.default_rng(0).integers(1, 50, ROWS)
+BAD = 7, 8  # damaged, and missing
+
+
+@dataclasses.dataclass(frozen=True)
+class Speech(raylance.RaggedDecoder):
+    """Mono WAV of 16 bits as float32 (length,), at a random volume."""
+
+    volume: float = 0.0
+    shape, dtype = (), "float32"
+    draws = 1
+
+    def open(self) -> "Speech":
+        return self
+
+    def decode(self, encoded: memoryview, draws: np.ndarray) -> np.ndarray:
+        with wave.open(io.BytesIO(encoded)) as file:
+            frames = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+            if len(frames) < file.getnframes():
+                raise ValueError(f"has {len(frames)} of {file.getnframes()} frames")
+        return (frames / np.float32(32768) * np.float32(1 + self.volume * draws[0])).astype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Boxes(raylance.RaggedDecoder):
+    """Boxes as bytes of float32, (length, 4)."""
+
+    shape, dtype, content = (4,), np.dtype(np.float32), "boxes"
+
+    def open(self) -> "Boxes":
+        return self
+
+    def decode(self, encoded: memoryview, draws: np.ndarray) -> np.ndarray:
+        return np.frombuffer(encoded, np.float32).reshape(-1, 4)
+
+
+def wav(length: int) -> bytes:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes(np.arange(length).astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+def sound(row: int) -> np.ndarray:
+    return np.arange(0 if row in BAD else LENGTHS[row]) / np.float32(32768)
+
+
+def boxes(row: int) -> np.ndarray:
+    return np.full((0 if row in BAD else row % 4, 4), row, np.float32)
+
+
+@pytest.fixture(scope="module")
+def uri(write_dataset: Callable[..., str]) -> str:
+    sounds: list[bytes | None] = [wav(length) for length in LENGTHS]
+    sounds[BAD[0]], sounds[BAD[1]] = b"damaged", None
+    packed: list[bytes | None] = [np.full((row % 4, 4), row, np.float32).tobytes() for row in range(ROWS)]
+    packed[BAD[0]], packed[BAD[1]] = b"bad", None
+    columns = {"sound": pa.array(sounds, pa.binary()), "boxes": pa.array(packed, pa.binary())}
+    return write_dataset(pa.table({"id": np.arange(ROWS), **columns}))
+
+
+def open_all(uri: str, **changes: Any) -> raylance.Dataset:
+    arguments = {"decode": [Speech("sound"), Boxes("boxes")], "on_bad_row": "mask", "remainder": "ragged"} | changes
+    return raylance.dataset(uri, **arguments)
+
+
+PADS: dict[str, Any] = {"sound": Pad(-1.0, multiple=8), "boxes": Pad(0, length=5)}
+
+
+@pytest.mark.parametrize("decoders", [0, 2])
+def test_ragged_rows_in_every_format(uri: str, decoders: int) -> None:
+    handle = open_all(uri)
+    assert handle.schema.field("sound").type == Speech("sound").arrow_type == pa.list_(pa.float32())
+    assert handle.schema.field("boxes").type == Boxes("boxes").arrow_type
+    with handle.loader(num_decoders=decoders) as loader:
+        seen = 0
+        for batch in loader.iter_batches(batch_size=16, pad_lists={"sound": None, "boxes": None}):
+            for row, number in enumerate(batch["id"]):
+                np.testing.assert_array_equal(batch["sound"][row], sound(number))
+                np.testing.assert_array_equal(batch["boxes"][row], boxes(number))
+                seen += 1
+        assert seen == ROWS
+        for batch in loader.iter_torch_batches(batch_size=16, pad_lists=PADS):
+            assert batch["sound"].shape[1] % 8 == 0
+            assert batch["boxes"].shape[1:] == (5, 4)
+            assert batch["sound"].dtype == torch.float32
+            assert batch["sound_length"].dtype == torch.int64
+            for row, number in enumerate(batch["id"].tolist()):
+                wanted = sound(number)
+                assert batch["sound_length"][row] == len(wanted)
+                np.testing.assert_array_equal(batch["sound"][row, : len(wanted)], wanted)
+                assert (batch["sound"][row, len(wanted) :] == -1).all()
+                assert batch["boxes_length"][row] == len(boxes(number))
+                np.testing.assert_array_equal(batch["boxes"][row, : number % 4][: len(boxes(number))], boxes(number))
+        for batch in loader.iter_torch_batches(batch_size=16, pad_lists={"sound": "jagged", "boxes": "jagged"}):
+            for name, of in (("sound", sound), ("boxes", boxes)):
+                nested = batch[name]
+                assert nested.layout == torch.jagged
+                assert nested.shape[0] == len(batch["id"])
+                for made, number in zip(nested.unbind(), batch["id"].tolist(), strict=True):
+                    np.testing.assert_array_equal(made, of(number))
+        for batch in loader.iter_batches(batch_size=16, pad_lists={"sound": "jagged", "boxes": 0}):
+            cuts = np.split(batch["sound"], batch["sound_offsets"][1:-1])
+            for made, number in zip(cuts, batch["id"], strict=True):
+                np.testing.assert_array_equal(made, sound(number))
+            assert "boxes_length" not in batch
+        (frame,) = loader.iter_batches(batch_size=ROWS, batch_format="pandas")
+        assert {len(values) for values in frame["sound"]} == {0, *LENGTHS.tolist()}
+        why = {offset: reason for offset, _, reason in recorder_of(loader).stats.bad_rows}
+    assert set(why) == set(BAD)
+
+
+def test_values_do_not_depend_on_ranks(uri: str) -> None:
+    """P4: values and lengths; padded bytes too, where the length is fixed."""
+
+    def hashes(world_size: int) -> list[bytes]:
+        parts = []
+        for rank in range(world_size):
+            steps = IterableDataset(
+                open_all(uri, decode=[Speech("sound", volume=0.5), Boxes("boxes")], remainder="drop"),
+                global_batch_size=12,
+                dist_info=(rank, world_size),
+                pad_lists={"sound": Pad(0, length=64), "boxes": Pad(0, length=4)},
+            )
+            parts.append([batch["sound"].numpy() for batch in steps])
+        return [np.concatenate(step).tobytes() for step in zip(*parts, strict=True)]
+
+    assert hashes(1) == hashes(2) == hashes(3)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_ragged_rows_under_torchs_dataloader(uri: str, workers: int) -> None:
+    steps = IterableDataset(open_all(uri), batch_size=10, dist_info=(0, 1), pad_lists={"sound": "jagged", "boxes": 0})
+    rows = 0
+    for batch in Loader(steps, num_workers=workers):
+        for made, number in zip(batch["sound"].unbind(), batch["id"].tolist(), strict=True):
+            np.testing.assert_array_equal(made, sound(number))
+            rows += 1
+    assert rows == ROWS
+    row = MapDataset(open_all(uri)).__getitems__([5])[0]
+    np.testing.assert_array_equal(row["sound"], sound(5))
+
+
+def test_a_transform_gets_and_gives_arrays_of_any_length(uri: str) -> None:
+    def louder(batch: dict[str, Any]) -> dict[str, Any]:
+        assert all(each.shape == (len(each), 4) for each in batch["boxes"])
+        return {"id": batch["id"], "sound": pa.array([2 * each for each in batch["sound"]], pa.list_(pa.float32()))}
+
+    handle = open_all(uri, transform=louder)
+    (batch,) = handle.iter_batches(batch_size=ROWS, pad_lists={"sound": None})
+    for made, number in zip(batch["sound"], batch["id"], strict=True):
+        np.testing.assert_array_equal(made, 2 * sound(number))
+
+
+def test_rows_by_place_and_memory_estimates(uri: str) -> None:
+    handle = open_all(uri)
+    np.testing.assert_array_equal(handle.take([20])["boxes"][0], boxes(20))
+    read_spec, _ = specs_of(handle)
+    assert read_spec.decoding is not None
+    assert 4 * 10 < read_spec.decoding.row_bytes < 4 * 50 + 16 * 4 + 8
+    assert read_spec.list_lengths["sound"] is None
+    equal = raylance.dataset(uri, decode=[Speech("sound"), Boxes("boxes")], filter="id = 20")
+    assert specs_of(equal)[0].list_lengths == {"sound": None, "boxes": None}, "one length was sampled by chance"
+
+
+def test_what_cannot_be_padded_so(uri: str) -> None:
+    handle = open_all(uri)
+    for pads, message in (
+        ({"sound": Pad(1e300)}, "cannot hold"),
+        ({"sound": "ragged"}, 'a number or a raylance.Pad, take values and offsets with "jagged"'),
+        ({"id": Pad()}, "holds no lists of numbers"),
+    ):
+        with pytest.raises(raylance.ConfigError, match=message):
+            handle.iter_torch_batches(batch_size=4, pad_lists=pads)
+    for make, message in (
+        (lambda: Pad(length=0), "at least 1"),
+        (lambda: Pad(length=8, multiple=2), "Leave multiple= out"),
+        (lambda: Pad(truncate=True), "without length="),
+        (lambda: Pad(lengths="no"), "must be True or False"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(raylance.ConfigError, match=message):
+            make()
+    with pytest.raises(
+        raylance.DatasetError, match=r"a list of 49 values, and pad_lists= pads to 20: nothing may be cut"
+    ):
+        list(handle.iter_batches(batch_size=ROWS, pad_lists={"sound": Pad(length=20)}))
+    (cut,) = handle.iter_batches(batch_size=ROWS, pad_lists={"sound": Pad(length=20, truncate=True), "boxes": None})
+    assert cut["sound"].shape == (ROWS, 20)
+    for row, number in enumerate(cut["id"]):
+        assert cut["sound_length"][row] == min(20, len(sound(number)))
+        np.testing.assert_array_equal(cut["sound"][row, : len(sound(number))], sound(number)[:20])
+
+
+def test_a_column_of_the_name_of_the_lengths(write_dataset: Callable[..., str]) -> None:
+    table = pa.table({"tokens": [[1], [1, 2]], "tokens_length": [1, 2]})
+    handle = raylance.dataset(write_dataset(table))
+    with pytest.raises(raylance.ConfigError, match="adds a column 'tokens_length'"):
+        handle.iter_batches(batch_size=2, pad_lists={"tokens": Pad()})
+    (batch,) = handle.iter_batches(batch_size=2, pad_lists={"tokens": Pad(lengths=False)})
+    assert batch["tokens"].shape == (2, 2)
+
+
+@given(
+    st.lists(st.one_of(st.lists(st.integers(0, 99), max_size=6)), max_size=8),
+    st.integers(1, 4),
+    st.one_of(st.none(), st.integers(1, 7)),
+    st.sampled_from([(), (2,), (2, 3)]),
+)
+def test_padding_keeps_every_value(
+    rows: list[list[int]], multiple: int, length: int | None, shape: tuple[int, ...]
+) -> None:
+    values = [np.array(row, np.int32).repeat(int(np.prod(shape))).reshape(-1, *shape) for row in rows]
+    flat = np.concatenate([np.empty((0, *shape), np.int32), *values])
+    ends = pa.array(np.cumsum([0, *map(len, rows)]), pa.int32())
+    table = pa.table({"x": pa.ListArray.from_arrays(ends, to_arrow(flat))})
+    pad = Pad(np.array(-1), multiple=multiple) if length is None else Pad(np.array(-1), length=length, truncate=True)
+    batch = to_numpy(pa.concat_tables([table.slice(0, 3), table.slice(3)]), {"x": pad})
+    assert batch["x"].shape[0] == len(rows)
+    assert batch["x"].shape[2:] == shape
+    assert batch["x"].shape[1] % (multiple if length is None else length) == 0
+    for made, used, wanted in zip(batch["x"], batch["x_length"], values, strict=True):
+        np.testing.assert_array_equal(made[:used], wanted[:length])
+        assert used == len(wanted[:length])
+        assert (made[used:] == -1).all()
+
+
+class Wrong(Speech):
+    def decode(self, encoded: memoryview, draws: np.ndarray) -> Any:
+        return super().decode(encoded, draws).astype(np.float64)
+
+
+def test_wrong_ragged_decoders_are_named(uri: str) -> None:
+    with pytest.raises(
+        raylance.ConfigError, match=r"'sound' of row offset 0 was decoded to float64 \(\d+,\): decode\(\)"
+    ):
+        raylance.dataset(uri, decode=Wrong("sound"), columns=["sound"])
+    with pytest.raises(raylance.ConfigError, match="was decoded to float64"):
+        check_decoder(Wrong("sound"), [wav(5), wav(9)])
+    check_decoder(Speech("sound", volume=1.0), [wav(5), wav(9), wav(50)])
+    check_decoder(Boxes("boxes"), [boxes(1).tobytes(), boxes(2).tobytes()], bad=[b"bad"])
