@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from raylance.decode.arrays import Pad
     from raylance.decode.crops import CenterCrop, RandomResizedCrop, map_boxes, map_points
     from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder
+    from raylance.decode.device_images import DeviceImage
     from raylance.decode.images import Image, ImageCrop
     from raylance.errors import (
         BadRowError,
@@ -58,6 +59,7 @@ _MODULES = {
     "decode.arrays": ("Pad",),
     "decode.crops": ("CenterCrop", "RandomResizedCrop", "map_boxes", "map_points"),
     "decode.decoder": ("BatchDecoder", "Decoder", "RaggedDecoder"),
+    "decode.device_images": ("DeviceImage",),
     "decode.images": ("Image", "ImageCrop"),
     "batches.batches": ("Batches",),
     "api.loader": ("RankLoader",),
@@ -81,11 +83,11 @@ _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "BadRowError", "BatchDecoder", "Batches", "CenterCrop", "ClassBalanced", "ConfigError", "CoverageError",
-    "DataConfig", "Dataset", "DatasetError", "Decoder", "FractionSplit", "HelperError", "Image", "ImageCrop", "Options",
-    "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder", "RandomResizedCrop", "RangeSplit",
-    "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "Sequential", "ShardShuffle", "StateError", "ValueSplit",
-    "Weighted", "WindowShuffle", "dataset", "explain_run", "map_boxes", "map_points", "mix", "prove_run", "report",
-    "report_run", "restore", "row_rng", "watch",
+    "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit", "HelperError", "Image",
+    "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder",
+    "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "Sequential",
+    "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset", "explain_run", "map_boxes",
+    "map_points", "mix", "prove_run", "report", "report_run", "restore", "row_rng", "watch",
 ]  # fmt: skip
 
 

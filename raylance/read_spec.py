@@ -22,7 +22,7 @@ class ReadSpec:
     Attributes:
         source: The rows.
         delivers: Columns of the batches: those that are read, unless a transform changes them.
-        decoding: What to do with encoded columns, and the transform; None where there is neither.
+        decoding: What to do with encoded columns, wherever it is done, and the transform; None where there is neither.
         list_lengths: Of delivered columns of lists of numbers: the length where all sampled rows have one, else None.
         list_dtypes: Of those that can be padded: the dtype of the numbers.
     """
@@ -32,6 +32,22 @@ class ReadSpec:
     decoding: Decoding | None = None
     list_lengths: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     list_dtypes: Mapping[str, "np.dtype[Any]"] = dataclasses.field(default_factory=dict)
+
+    @property
+    def in_helpers(self) -> Decoding | None:
+        """What decode actors do of `decoding`; None where that is nothing."""
+        return self.decoding and self.decoding.in_helpers
+
+    @property
+    def on_device(self) -> Decoding | None:
+        """What the trainer does on its device; None where that is nothing."""
+        return self.decoding and self.decoding.on_device
+
+    @property
+    def carries(self) -> Sequence[str]:
+        """Columns of the rows that reach the trainer: where it decodes, the encoded ones."""
+        encoded = {each.output_name: each.column for each in self.on_device.decoders} if self.on_device else {}
+        return list(dict.fromkeys(encoded.get(name, name) for name in self.delivers))
 
     @property
     def origin(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from raylance.batches.batches import (
     BatchFormat,
     BatchSpec,
     Dtypes,
+    decodes_on,
     host_converter,
     make_batch_spec,
     torch_converter,
@@ -196,10 +197,10 @@ class RankLoader(Positioned):
             drop_last: Overrides the dataset's remainder: True is "drop", False is "ragged".
             pin_memory: Put batches that stay on the CPU into pinned memory.
             with_row_offset: Add the column `_rowoffset`, int64: rows as `Dataset.take` addresses them.
-            pad_lists: For columns of lists of numbers or tensors, ragged decoders' among them, by name: a `raylance.Pad`,
-                or the number alone to pad to the longest list of the batch without lengths, which the lists' dtype (and
-                that of `dtypes`) must hold; "jagged" for one nested tensor of jagged layout, (n, j, …); or None to have
-                Python lists. Lists that are all of one length need none.
+            pad_lists: For columns of lists of numbers or tensors, ragged decoders' among them, by name: a
+                `raylance.Pad`, or the number alone to pad to the longest list of the batch without lengths, which the
+                lists' dtype (and that of `dtypes`) must hold; "jagged" for one nested tensor of jagged layout,
+                (n, j, …); or None to have Python lists. Lists that are all of one length need none.
             **unknown: Refused, with what to write instead.
 
         Returns:
@@ -222,7 +223,9 @@ class RankLoader(Positioned):
             collate_fn = self._recorder.stats.timed("collate_fn_s")(collate_fn)
         convert = torch_converter(self._read_spec, dtypes, collate_fn, pad_lists, pin_memory or target.type == "cuda")
         spec = make_batch_spec(self._cursor.delivery_spec, size, prefetch_batches, drop_last, with_row_offset)
-        return self._batches(dataclasses.replace(spec, convert=convert, device=target, pin_memory=pin_memory), "torch")
+        on_device = decodes_on(self._read_spec, target)
+        spec = dataclasses.replace(spec, convert=convert, device=target, pin_memory=pin_memory, on_device=on_device)
+        return self._batches(spec, "torch")
 
     def iter_batches(
         self,
@@ -252,7 +255,8 @@ class RankLoader(Positioned):
         size = check_batch_size(global_batch_size, batch_size, self.dp_size)
         spec = make_batch_spec(self._cursor.delivery_spec, size, prefetch_batches, drop_last, with_row_offset)
         convert = host_converter(self._read_spec, batch_format, pad_lists)
-        return self._batches(dataclasses.replace(spec, convert=convert), batch_format)
+        on_device = decodes_on(self._read_spec, torch.device("cpu"))
+        return self._batches(dataclasses.replace(spec, convert=convert, on_device=on_device), batch_format)
 
     def batches(self, **arguments: Any) -> Batches:
         """Binds the arguments of `iter_torch_batches` once, for what expects a DataLoader; see `Batches`.

@@ -15,7 +15,7 @@ from raylance.arguments import check_integer, check_word, refuse_unknown
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
 from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
 from raylance.decode.decoder import Decoder
-from raylance.decode.rows import Decoding, resolve_decoder
+from raylance.decode.rows import Decoding, is_on_device, resolve_decoder
 from raylance.decode.transforms import Transform
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order
@@ -111,6 +111,11 @@ def dataset(
     window_bytes = None if window_bytes is None else check_integer("window_bytes", window_bytes, 1)
     decoders, most = _check_decoders(decode), _check_bad_rows(max_bad_rows, on_bad_row)
     _warn_of_unlike_crops(decoders)
+    if transform is not None and (late := [each for each in decoders if is_on_device(each)]):
+        raise ConfigError(
+            f"transform= runs in decode actors, before {type(late[0]).__name__}({late[0].column!r}) decodes on the "
+            "trainer's device: it would get encoded bytes. Change the decoded tensors in the training loop instead."
+        )
     if pack is not None:
         if not isinstance(pack, PackTokens):
             raise ConfigError(f"pack={pack!r}: give raylance.PackTokens(column, length=…).")
@@ -266,6 +271,7 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, de
     if not names or len(set(names)) < len(names):
         raise ConfigError(f"columns={names}: name at least one column, and each once.")
     added = {COMPONENT, DRAW, ROW_OFFSET, SEED, VALID}
+    in_helpers = {decoder.column for decoder in decoders if not is_on_device(decoder)}
     plain = set(names) - {decoder.column for decoder in decoders}
     if reserved := sorted(added & set(names)):
         raise ConfigError(
@@ -281,6 +287,11 @@ def _check_columns(opened: lance.LanceDataset, columns: Sequence[str] | None, de
             raise DatasetError(
                 f"column {name!r} is {kind}, not binary, so it holds no {decoder.content}; nothing was started. "
                 "Decode a binary column, or leave decode= out."
+            )
+        if is_on_device(decoder) and name in in_helpers:
+            raise ConfigError(
+                f"column {name!r} is decoded in decode actors and, by {type(decoder).__name__}, on the trainer's "
+                "device: its rows would travel twice. Decode a column in one place."
             )
         if (made := decoder.output_name) in {*plain, *added}:
             raise ConfigError(

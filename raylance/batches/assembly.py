@@ -33,10 +33,14 @@ class Step:
 
 
 class Assembly:
-    """Assembles the steps of one rank's pass from its items."""
+    """Assembles the steps of one rank's pass from its items.
+
+    Attributes:
+        epoch: That of the pass.
+    """
 
     def __init__(self, read_spec: ReadSpec, plan: Plan, rank: int, epoch: int, position: int) -> None:
-        self._read_spec, self._plan, self._rank = read_spec, plan, rank
+        self._read_spec, self._plan, self._rank, self.epoch = read_spec, plan, rank, epoch
         self._selection = read_spec.source.load_selection()
         self._after = position
         self._parts: list[pa.Table] = []
@@ -92,11 +96,24 @@ class Assembly:
             digest=digest,
         )
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a row may come more than once."""
+        return self._plan.order.repeats
+
+    def positions(self, step: Step) -> Int64Array:
+        """Epoch positions of the rows of a step."""
+        return self._plan.positions(step.before, *self._plan.rank_slice(step.before, self._rank))
+
+    def offsets(self, table: pa.Table) -> Int64Array:
+        """Row offsets of the rows of a step, with component bits."""
+        offsets: Int64Array = table[ROW_OFFSET].to_numpy() | table[COMPONENT].to_numpy() << COMPONENT_SHIFT
+        return offsets
+
     def describe(self, table: pa.Table) -> str:
         """Names the rows of a step, for an error."""
         names = dataset_names(self._read_spec.source.uri)
-        offsets = table[ROW_OFFSET].to_numpy() | table[COMPONENT].to_numpy() << COMPONENT_SHIFT
-        return describe_rows(offsets, names) if len(table) else f"no row of {', '.join(names)}"
+        return describe_rows(self.offsets(table), names) if len(table) else f"no row of {', '.join(names)}"
 
     def _merge(
         self, offsets: Int64Array, real: BoolArray, plain: pa.Table, decoded: pa.Table | None
@@ -108,7 +125,7 @@ class Assembly:
         columns[COMPONENT] = pa.chunked_array([offsets >> COMPONENT_SHIFT])
         columns[ROW_OFFSET] = pa.chunked_array([offsets & OFFSET_MASK])
         columns[VALID] = pa.chunked_array([good & real if self._plan.remainder == "pad" else good])
-        names = (*self._read_spec.delivers, COMPONENT, ROW_OFFSET, VALID)
+        names = (*self._read_spec.carries, COMPONENT, ROW_OFFSET, VALID)
         return pa.table({name: columns[name] for name in names}), ~good
 
     def _other_rows(self, item: WorkItem) -> CoverageError:

@@ -28,8 +28,10 @@ from raylance.decode.arrays import (
     Paddings,
     as_padding,
     is_kept,
+    to_arrow,
     to_numpy,
 )
+from raylance.decode.on_device import DeviceDecoding
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.delivery_spec import DeliverySpec
@@ -40,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 BatchFormat = Literal["numpy", "pyarrow", "pandas"]
 Dtypes = torch.dtype | Mapping[str, torch.dtype] | None
-Convert = Callable[[pa.Table], Any]
+Convert = Callable[[pa.Table, Mapping[str, torch.Tensor]], Any]  # with the columns that the device has decoded
 _ADDED = (ROW_OFFSET, COMPONENT, VALID)
 
 
@@ -60,7 +62,8 @@ class BatchSpec:
 
     Attributes:
         hidden: Columns that batches leave out.
-        convert: Makes a batch of a table.
+        convert: Makes a batch of a table, and of tensors by column that the device has decoded.
+        on_device: Decodes these; None where there are none.
         device: Where tensors go; None for batches that hold none.
         pin_memory: Whether tensors that stay on the CPU are in pinned memory.
     """
@@ -72,6 +75,7 @@ class BatchSpec:
     convert: Convert
     device: torch.device | None = None
     pin_memory: bool = False
+    on_device: DeviceDecoding | None = None
 
 
 class Batches:
@@ -197,8 +201,13 @@ def make_batch_spec(
         remainder=remainder,
         prefetch_batches=check_integer("prefetch_batches", prefetch_batches, 0),
         hidden=tuple(hidden),
-        convert=lambda table: table,
+        convert=lambda table, _: table,
     )
+
+
+def decodes_on(read_spec: ReadSpec, device: torch.device) -> DeviceDecoding | None:
+    """What decodes on the device of the batches; None where nothing does."""
+    return None if read_spec.on_device is None else DeviceDecoding(read_spec.on_device, device)
 
 
 def torch_converter(
@@ -221,7 +230,7 @@ def torch_converter(
             raise ConfigError(f"collate_fn={collate_fn!r}: give a function that makes the batch of a dict of arrays.")
         if dtypes is not None:
             raise ConfigError("dtypes= and collate_fn= exclude each other: collate_fn makes the batch, so cast there.")
-        return lambda table: collate_fn(to_numpy(table, lists, join))
+        return lambda table, decoded: collate_fn(in_order(read_spec, to_numpy(table, lists, join), decoded))
     by_column = _dtypes(read_spec, dtypes)
     for name, how in lists.items():
         if name in by_column and isinstance(how, Pad) and (value := np.asarray(how.value)).dtype.kind not in "mM":
@@ -229,7 +238,13 @@ def torch_converter(
             if not is_kept(value.item(), made.item()) or _is_cut_off(value.item(), made):
                 raise _cannot_pad(name, value.item(), f"dtypes= converts them to {by_column[name]}")
     channels_last = read_spec.decoding.channels_last if read_spec.decoding else frozenset()
-    return lambda table: to_torch(table, lists=lists, dtypes=by_column, channels_last=channels_last, join=join)
+
+    def convert(table: pa.Table, decoded: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        batch = to_torch(table, lists=lists, dtypes=by_column, channels_last=channels_last, join=join)
+        shaped = {name: _shaped(name, tensor, by_column, channels_last) for name, tensor in decoded.items()}
+        return in_order(read_spec, batch, shaped)
+
+    return convert
 
 
 def _is_cut_off(given: Any, held: torch.Tensor) -> bool:
@@ -248,12 +263,28 @@ def host_converter(read_spec: ReadSpec, batch_format: str, pad_lists: Paddings |
     """
     if batch_format == "numpy":
         lists, join = _lists(read_spec, pad_lists, tensors=False), Joiner()
-        return lambda table: to_numpy(table, lists, join)
+        return lambda table, decoded: in_order(
+            read_spec, to_numpy(table, lists, join), {name: tensor.numpy() for name, tensor in decoded.items()}
+        )
     if batch_format not in ("pyarrow", "pandas"):
         raise ConfigError(f"batch_format={batch_format!r}: must be one of 'numpy', 'pyarrow', 'pandas'.")
     if pad_lists:
         raise ConfigError(f'batch_format={batch_format!r} has lists of its own: pad_lists= is for "numpy" and torch.')
-    return (lambda table: table) if batch_format == "pyarrow" else (lambda table: table.to_pandas())
+
+    def convert(table: pa.Table, decoded: Mapping[str, torch.Tensor]) -> Any:
+        arrays = {name: to_arrow(tensor.numpy()) for name, tensor in decoded.items()}
+        whole = pa.table(in_order(read_spec, dict(zip(table.column_names, table.columns, strict=True)), arrays))
+        return whole if batch_format == "pyarrow" else whole.to_pandas()
+
+    return convert
+
+
+def in_order(read_spec: ReadSpec, batch: dict[str, Any], decoded: Mapping[str, Any]) -> dict[str, Any]:
+    """Adds columns that were decoded on the device to a batch, in the order of delivery."""
+    if not decoded:
+        return batch
+    added = [name for name in batch if name not in read_spec.delivers]
+    return {name: decoded[name] if name in decoded else batch[name] for name in (*read_spec.delivers, *added)}
 
 
 def _dtypes(read_spec: ReadSpec, dtypes: Any) -> Mapping[str, torch.dtype]:
@@ -364,12 +395,17 @@ def to_torch(
             batch[name] = [torch.tensor(value) if isinstance(value, np.ndarray) else value for value in array]
             continue
         _refuse_dates(name, kind, array)
-        tensor = torch.utils.dlpack.from_dlpack(array)
-        if name in channels_last and tensor.ndim >= 4:
-            tensor = tensor.movedim(-1, -3)
-        tensor = tensor.to(dtypes[name]) if name in dtypes else tensor
+        tensor = _shaped(name, torch.utils.dlpack.from_dlpack(array), dtypes, channels_last)
         batch[name] = JaggedParts.of(tensor, offsets[name]) if name in offsets else tensor
     return batch
+
+
+def _shaped(
+    name: str, tensor: torch.Tensor, dtypes: Mapping[str, torch.dtype], channels_last: frozenset[str]
+) -> torch.Tensor:
+    if name in channels_last and tensor.ndim >= 4:
+        tensor = tensor.movedim(-1, -3)
+    return tensor.to(dtypes[name]) if name in dtypes else tensor
 
 
 def _refuse_dates(name: str, kind: pa.DataType, value: Any) -> None:

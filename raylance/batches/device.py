@@ -1,5 +1,6 @@
 """Owns the memory that the tensors of a batch are in: pinned, or of a device; never makes a batch."""
 
+import contextlib
 import functools
 import logging
 from collections.abc import Callable
@@ -103,12 +104,19 @@ class Sender:
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
+    def stream(self) -> contextlib.AbstractContextManager[Any]:
+        """Where work on the device belongs that makes a batch."""
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
     def send(self, batch: Any) -> Any:
         """Begins to move a batch; returns the argument of `receive`."""
         if self._stream is None:
             return move(batch, lambda tensor: tensor.pin_memory() if self._pins else tensor.to(self._device))
         with torch.cuda.stream(self._stream):
-            sent = move(batch, lambda tensor: tensor.pin_memory().to(self._device, non_blocking=True))
+            sent = move(
+                batch,
+                lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory().to(self._device, non_blocking=True),
+            )
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
         return sent, done

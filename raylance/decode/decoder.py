@@ -17,6 +17,9 @@ from raylance.decode.arrays import to_arrow
 from raylance.errors import ConfigError
 from raylance.renamed import accept_old_name, old_name
 
+if TYPE_CHECKING:
+    import torch
+
 Draws = npt.NDArray[np.float64]
 
 
@@ -205,22 +208,21 @@ class RaggedDecoder(Decoder):
 
 
 class OpenBatchDecoder(Protocol):
-    """Decodes the rows of an item together; belongs to one thread. It may have `fallbacks`."""
+    """Decodes rows together; belongs to one thread. It may have `fallbacks`."""
 
-    def decode_batch(
-        self, encoded: Sequence[memoryview], draws: npt.NDArray[np.float64], out: npt.NDArray[Any]
-    ) -> None:
+    def decode_batch(self, encoded: Sequence[Any], draws: npt.NDArray[np.float64], out: Any) -> None:
         """Decodes n rows, at least one.
 
-        What comes out of a row depends on its bytes and draws alone, not on the rows beside it: which rows an item has
-        follows from the number of ranks and of decoders. If it raises, each row is decoded by itself, and those that
-        raise again are bad rows.
+        What comes out of a row depends on its bytes and draws alone, not on the rows beside it: which rows come
+        together follows from the number of ranks and of decoders. If it raises, each row is decoded by itself, and
+        those that raise again are bad rows.
 
         Args:
-            encoded: The bytes of each row, read-only, valid until this returns.
+            encoded: The bytes of each row, read-only, valid until this returns: memoryviews; on a device, uint8 tensors
+                (length,) of the CPU, in pinned memory where the device is CUDA.
             draws: Uniform numbers in [0, 1) of seed, epoch and row, float64, shape (n, decoder.draws).
             out: Memory for the rows, (n, *decoder.shape) of the decoder's dtype, not initialised; all of it must be
-                written.
+                written. An array; on a device, a tensor there, on whose current stream the work belongs.
 
         Raises:
             Exception: As `RowDecoder.decode_into`.
@@ -230,14 +232,31 @@ class OpenBatchDecoder(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class BatchDecoder(Decoder):
-    """How the rows of an item are decoded together, for codecs and models that are faster so.
+    """How rows are decoded together, for codecs and models that are faster so: those of an item in a decode actor, or
+    those of a batch on the trainer's device, where the encoded bytes travel to.
 
-    Its attributes are those of `Decoder`.
+    Attributes, beside those of `Decoder`:
+        on_device: Whether the trainer decodes, on the device of its batches; False by default.
     """
+
+    if TYPE_CHECKING:
+
+        @property
+        def on_device(self) -> bool: ...  # noqa: D102
+    else:
+        on_device = False
 
     @abc.abstractmethod
     def open(self) -> OpenBatchDecoder:  # type: ignore[override]
         """Opens what decodes, for one thread. A decoder that keeps nothing between items may return itself."""
+
+    def open_on(self, device: "torch.device") -> OpenBatchDecoder:
+        """Opens what decodes on a device, where `on_device` says so; by default, `open()`.
+
+        It must be able to use the CPU, too: a handle's own rows (`head`, `take`), NumPy batches and the check at the
+        opening are decoded there.
+        """
+        return self.open()
 
 
 def check_decoder_output(decoder: Decoder) -> None:

@@ -243,7 +243,7 @@ class ImageCrop(Decoder):
             )
         width, height, _ = shown_size(encoded)
         for view, made in zip(_by_view(self.follows, draws), out.reshape(self.follows.views, 7), strict=True):
-            made[:] = (*_box(self.follows, height, width, view), width, height, _flips(self.follows, view))
+            made[:] = (*box_of_view(self.follows, height, width, view), width, height, flips_view(self.follows, view))
 
 
 class _ImageRows:
@@ -295,7 +295,7 @@ class _ImageRows:
             return [first.decode_fn(bytes(encoded))] * len(views)
 
         def cut(height: int, width: int) -> list[Box]:
-            return [_box(view.image, height, width, view.draws) for view in views]
+            return [box_of_view(view.image, height, width, view.draws) for view in views]
 
         if first.mode == "L":
             return decode_grey(encoded, cut)
@@ -321,7 +321,7 @@ class _View:
                 self._check_kept_size(pixels)
             if pixels.shape != out.shape or pixels.dtype != np.uint8:
                 raise ValueError(f"decode_fn gave {pixels.dtype} {pixels.shape}, expected uint8 {out.shape}")
-        flips = _flips(image, self.draws)
+        flips = flips_view(image, self.draws)
         if pixels.shape[:2] != out.shape[:2]:
             self._check_kept_size(pixels)
             made = np.empty_like(out) if flips else out
@@ -355,7 +355,7 @@ def _by_view(image: Image, draws: Draws) -> Draws:
     return draws.reshape(image.views, _VIEW_DRAWS)
 
 
-def _box(image: Image, height: int, width: int, draws: Draws) -> Box:
+def box_of_view(image: Image, height: int, width: int, draws: Draws) -> Box:
     """The part of a source that a view takes."""
     leader = image.follows or image
     if leader.augment is None:
@@ -364,7 +364,7 @@ def _box(image: Image, height: int, width: int, draws: Draws) -> Box:
     return leader.augment.box(width, height, (high, wide), draws[:BOX_DRAWS])
 
 
-def _flips(image: Image, draws: Draws) -> bool:
+def flips_view(image: Image, draws: Draws) -> bool:
     """Whether a view is flipped."""
     return bool((image.follows or image).hflip > draws[BOX_DRAWS])
 

@@ -57,14 +57,14 @@ class OpenColumn(abc.ABC):
 
     method: ClassVar[str]  # of what decoders of this kind open
 
-    def __init__(self, decoders: Sequence[Decoder], like: str | None) -> None:
-        """Where `like` is given, rows must fit to this other encoded column."""
+    def __init__(self, decoders: Sequence[Decoder], like: str | None, *where: Any) -> None:
+        """Where `like` is given, rows must fit to this other encoded column; `where` goes to `open`."""
         self.opened: list[Any] = []
         self._decoders, self._like = decoders, like
         self.follows = all(decoder.like is not None for decoder in decoders)
         self._column, self._class = decoders[0].column, type(decoders[0]).__name__
         self._memory = [np.empty((0, *decoder.shape), decoder.dtype) for decoder in decoders]
-        self._local = _Local(type(self), decoders, self.opened)
+        self._local = _Local(type(self), decoders, where, self.opened)
 
     @abc.abstractmethod
     def decode(self, rows: Rows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
@@ -75,7 +75,7 @@ class OpenColumn(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
-    def open(decoders: Sequence[Decoder]) -> Any:
+    def open(decoders: Sequence[Decoder], *where: Any) -> Any:
         """Opens what decodes, for one thread; fails if that lacks its method."""
 
     def load(self) -> None:
@@ -112,8 +112,8 @@ class OpenColumn(abc.ABC):
         self, rows: Rows, executor: Executor | None, decode: Callable[[int, Any, memoryview], None], clear: Any
     ) -> None:
         """Has `decode` called with each row, what its thread opened, and its bytes; and `clear` with each bad one."""
-        encoded = _read_only(rows.table[self._column])
-        others = None if self._like is None else _read_only(rows.table[self._like])
+        encoded = read_only(rows.table[self._column])
+        others = None if self._like is None else read_only(rows.table[self._like])
 
         def decode_row(row: int) -> None:
             opened = self._local.opened  # an error of opening is no row's
@@ -141,7 +141,7 @@ class _RowColumn(OpenColumn):
     method = "decode_into(encoded, draws, out)"
 
     @staticmethod
-    def open(decoders: Sequence[Decoder]) -> Any:
+    def open(decoders: Sequence[Decoder], *where: Any) -> Any:
         group = decoders[0].open_group(decoders[1:]) if len(decoders) > 1 else None
         return group or _Each([decoder.open() for decoder in decoders])
 
@@ -167,7 +167,7 @@ class _RaggedColumn(OpenColumn):
     method = "decode(encoded, draws)"
 
     @staticmethod
-    def open(decoders: Sequence[Decoder]) -> Any:
+    def open(decoders: Sequence[Decoder], *where: Any) -> Any:
         opened: Any = decoders[0].open()
         _ = opened.decode
         return opened
@@ -191,36 +191,51 @@ class _RaggedColumn(OpenColumn):
         return {decoder.output_name: pa.ListArray.from_arrays(ends, to_arrow(np.concatenate([empty, *made])))}
 
 
-class _BatchColumn(OpenColumn):
+class BatchColumn(OpenColumn):
     """A batch decoder: all rows of a call at once."""
 
     method = "decode_batch(encoded, draws, out)"
 
-    def __init__(self, decoders: Sequence[Decoder], like: str | None) -> None:
-        super().__init__(decoders, like)
+    def __init__(self, decoders: Sequence[Decoder], like: str | None, *where: Any) -> None:
+        super().__init__(decoders, like, *where)
         self._alone = 0  # rows that were decoded by themselves, because those together failed
 
     @property
     def fallbacks(self) -> int:
+        """See `OpenColumn.fallbacks`."""
         return super().fallbacks + self._alone
 
     @staticmethod
-    def open(decoders: Sequence[Decoder]) -> Any:
+    def open(decoders: Sequence[Decoder], *where: Any) -> Any:
+        """See `OpenColumn.open`."""
         opened: Any = decoders[0].open()
         _ = opened.decode_batch
         return opened
 
     def decode(self, rows: Rows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
+        """See `OpenColumn.decode`."""
         (decoder,), (out,) = self._decoders, self._lend(rows.table.num_rows, own_memory)
-        encoded, draws, opened = _read_only(rows.table[self._column]), rows.draws(decoder), self._local.opened
+
+        def make(count: int) -> Array:
+            return np.empty((count, *out.shape[1:]), out.dtype)
+
+        self.decode_together(rows, read_only(rows.table[self._column]), out, make)
+        return {decoder.output_name: to_arrow(out)}
+
+    def decode_together(self, rows: Rows, encoded: Sequence[Any], out: Any, make: Callable[[int], Any]) -> None:
+        """Decodes rows into `out`, (n, *shape), an array or a tensor; `make` gives such memory for some of the rows.
+        `encoded` has None for a null.
+        """
+        draws, opened = rows.draws(self._decoders[0]), self._local.opened
 
         def decode(which: list[int]) -> None:
-            made = out if len(which) == len(out) else np.empty((len(which), *out.shape[1:]), out.dtype)
+            made = out if len(which) == len(out) else make(len(which))
             values = [value for row in which if (value := encoded[row]) is not None]
             if len(values) < len(which):
                 raise ValueError("is null")
             _refuse_returned(opened.decode_batch(values, draws[which], made), "decode_batch")
-            out[which] = made
+            if made is not out:
+                out[which] = made
 
         def attempt(row: int) -> bool:
             return self._attempt(rows, row, lambda: decode([row]))
@@ -237,12 +252,12 @@ class _BatchColumn(OpenColumn):
                 raise HelperError(
                     f"{self._class}({self._column!r}) fails on {rows.describe(given)} together "
                     f"({describe_exception(together)}), and on none of these {len(given)} rows by itself; the epoch "
-                    "stops here. It gets items of any number of rows: what it does to a row must not depend on the "
+                    "stops here. It gets any number of rows at once: what it does to a row must not depend on the "
                     "others."
                 ) from together
             bad |= failed
-        out[sorted({*range(len(out))} - {*wanted} | bad)] = 0
-        return {decoder.output_name: to_arrow(out)}
+        if cleared := sorted({*range(len(out))} - {*wanted} | bad):
+            out[cleared] = 0
 
 
 def open_columns(decoders: Sequence[Decoder]) -> list[OpenColumn]:
@@ -261,14 +276,20 @@ def open_columns(decoders: Sequence[Decoder]) -> list[OpenColumn]:
             like = None
         alone = number if isinstance(decoder, RaggedDecoder | BatchDecoder) else None
         groups.setdefault((type(decoder), decoder.column, like, alone), (like, []))[1].append(decoder)
-    opened = [_kind(group[0])(group, like) for like, group in groups.values()]
+    opened = [_open_column(group, like) for like, group in groups.values()]
     return sorted(opened, key=lambda column: column.follows)
 
 
-def _kind(decoder: Decoder) -> type[OpenColumn]:
-    if isinstance(decoder, RaggedDecoder):
-        return _RaggedColumn
-    return _BatchColumn if isinstance(decoder, BatchDecoder) else _RowColumn
+def _open_column(group: Sequence[Decoder], like: str | None) -> OpenColumn:
+    if isinstance(group[0], RaggedDecoder):
+        return _RaggedColumn(group, like)
+    if not isinstance(group[0], BatchDecoder):
+        return _RowColumn(group, like)
+    if not group[0].on_device:
+        return BatchColumn(group, like)
+    from raylance.decode.on_device import DeviceColumn  # loads torch, which helpers may do without
+
+    return DeviceColumn(group, like)
 
 
 class _Each:
@@ -293,9 +314,11 @@ class _Each:
 class _Local(threading.local):
     """What is opened for the current thread, at its first use; all of it ends with this object."""
 
-    def __init__(self, kind: type[OpenColumn], decoders: Sequence[Decoder], all_opened: list[Any]) -> None:
+    def __init__(
+        self, kind: type[OpenColumn], decoders: Sequence[Decoder], where: tuple[Any, ...], all_opened: list[Any]
+    ) -> None:
         try:
-            self.opened = kind.open(decoders)
+            self.opened = kind.open(decoders, *where)
         except Exception as error:
             raise ConfigError(
                 f"{type(decoders[0]).__name__}({decoders[0].column!r}) cannot be opened "
@@ -309,6 +332,6 @@ def _refuse_returned(made: Any, method: str) -> None:
         raise ConfigError(f"was returned as {type(made).__name__}: {method} must write it into `out`.")
 
 
-def _read_only(column: pa.ChunkedArray) -> list[memoryview | None]:
+def read_only(column: pa.ChunkedArray) -> list[memoryview | None]:
     """The bytes of each row, read-only: Arrow's memory may be writable, and rows may be decoded again."""
     return [memoryview(value.as_buffer()).cast("B").toreadonly() if value.is_valid else None for value in column]

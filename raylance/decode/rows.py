@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from raylance.columns import COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, TRANSFORM, VALID, describe_rows
 from raylance.decode.arrays import blank_row, is_bytes
-from raylance.decode.decoder import Decoder, Draws, RaggedDecoder
+from raylance.decode.decoder import BatchDecoder, Decoder, Draws, RaggedDecoder
 from raylance.decode.opened import open_columns
 from raylance.decode.transforms import Transform, Transformer, TransformError, describe_exception
 from raylance.errors import BadRowError, ConfigError, DatasetError, HelperError
@@ -67,6 +67,18 @@ class Decoding:
         return frozenset(decoder.output_name for decoder in self.decoders if decoder.channels_last)
 
     @property
+    def in_helpers(self) -> "Decoding | None":
+        """What decode actors do; None where that is nothing."""
+        decoders = tuple(decoder for decoder in self.decoders if not is_on_device(decoder))
+        return dataclasses.replace(self, decoders=decoders) if decoders or self.transform is not None else None
+
+    @property
+    def on_device(self) -> "Decoding | None":
+        """What the trainer does on its device; None where that is nothing."""
+        decoders = tuple(decoder for decoder in self.decoders if is_on_device(decoder))
+        return dataclasses.replace(self, decoders=decoders, transform=None, blank=None) if decoders else None
+
+    @property
     def ragged(self) -> list[str]:
         """Names of the decoded columns whose rows have lengths of their own."""
         return [decoder.output_name for decoder in self.decoders if isinstance(decoder, RaggedDecoder)]
@@ -114,7 +126,7 @@ class OpenDecoding:
             for column in self._columns:  # not counted as decoding: a model is loaded once
                 with contextlib.suppress(ConfigError):  # decoding a row raises it again, and names the row
                     column.load()
-        begin, fallbacks, rows = clock.now(), -self.fallbacks, _Rows(self._decoding, table, epoch)
+        begin, fallbacks, rows = clock.now(), -self.fallbacks, DecodedRows(self._decoding, table, epoch)
         made = self._decode(rows, executor, own_memory=own_memory)
         blank = self._decoding.blank
         if blank is not None and table.num_rows == 0:
@@ -127,7 +139,7 @@ class OpenDecoding:
             nbytes=done.nbytes,
             decode_s=clock.now() - begin,
             fallback_rows=fallbacks + self.fallbacks,
-            bad_rows=tuple(rows.bad_rows[:_BAD_ROWS]),
+            bad_rows=rows.named_bad_rows,
         )
 
     @property
@@ -135,7 +147,7 @@ class OpenDecoding:
         """Rows so far that a fast codec left to a slow one."""
         return sum(column.fallbacks for column in self._columns)
 
-    def _decode(self, rows: "_Rows", executor: Executor | None = None, *, own_memory: bool = True) -> pa.Table:
+    def _decode(self, rows: "DecodedRows", executor: Executor | None = None, *, own_memory: bool = True) -> pa.Table:
         """Decodes columns, and takes note of bad rows.
 
         A transform may change its input in place, but not `rows.table`: some of its rows may have to be decoded again.
@@ -154,7 +166,7 @@ class OpenDecoding:
         copied = own_memory(table.select(names))
         return pa.table({name: (copied if name in names else table)[name] for name in table.column_names})
 
-    def _transform(self, decoded: pa.Table, rows: "_Rows") -> pa.Table:
+    def _transform(self, decoded: pa.Table, rows: "DecodedRows") -> pa.Table:
         """Transforms decoded rows. Where that fails, each row is tried by itself: those that fail again are bad rows.
 
         Raises:
@@ -193,7 +205,7 @@ class OpenDecoding:
         places[good] = np.arange(len(made))
         return take_rows(pa.concat_tables([made, blank_row(made) if blank is None else blank]), places)
 
-    def _errors_of_rows(self, rows: "_Rows", failed: TransformError) -> dict[int, Exception]:
+    def _errors_of_rows(self, rows: "DecodedRows", failed: TransformError) -> dict[int, Exception]:
         """Tries the transform on each row by itself, after it failed on all together; its errors by row."""
         if len(rows.table) == 1:
             return {0: failed.error}
@@ -208,11 +220,11 @@ class OpenDecoding:
                     break
         return errors
 
-    def _call(self, table: pa.Table, rows: "_Rows") -> pa.Table:
+    def _call(self, table: pa.Table, rows: "DecodedRows") -> pa.Table:
         return self._transformer(table, rows.keys("transform"))
 
 
-class _Rows:
+class DecodedRows:
     """The rows of one call, and which of them are bad.
 
     Attributes:
@@ -226,9 +238,14 @@ class _Rows:
         self.valid = np.ones(table.num_rows, dtype=np.bool_)
         self.bad_rows = BadRows()
 
-    def part(self, table: pa.Table) -> "_Rows":
+    @property
+    def named_bad_rows(self) -> tuple[tuple[int, str, str], ...]:
+        """Some of the bad rows, for a receipt."""
+        return tuple(self.bad_rows[:_BAD_ROWS])
+
+    def part(self, table: pa.Table) -> "DecodedRows":
         """Some of these rows, to be decoded once more."""
-        return _Rows(self._decoding, table, self._epoch)
+        return DecodedRows(self._decoding, table, self._epoch)
 
     def keys(self, *purpose: str) -> UInt64Array:
         """One key for each row; where rows repeat, one for each draw, or all copies of a row would look the same."""
@@ -260,6 +277,11 @@ class _Rows:
         if self.valid[row] or (offset, column) not in {bad[:2] for bad in self.bad_rows}:
             self.bad_rows.append((offset, column, reason[:_REASON]))
         self.valid[row] = False
+
+
+def is_on_device(decoder: Decoder) -> bool:
+    """Whether the trainer decodes, on the device of its batches."""
+    return isinstance(decoder, BatchDecoder) and decoder.on_device
 
 
 def resolve_decoder(decoder: Decoder, probe: pa.Table, leader: Decoder | None = None) -> Decoder:

@@ -3,17 +3,19 @@ training thread takes finished batches; never decides which work is done where, 
 """
 
 import atexit
+import contextlib
 import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from raylance.batches.assembly import Assembly, Step
 from raylance.batches.batches import BatchSpec
 from raylance.batches.device import Sender
 from raylance.batches.masking import MaskedRows
+from raylance.batches.on_device import decode_step
 from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.messages import (
     Awaited,
@@ -262,8 +264,14 @@ class Feeder:
             self._awaits_here()
         self._observe(BatchGathered(table))
         try:
-            with self._observer.timed("collate_s"):
-                batch = spec.convert(table.drop_columns(spec.hidden))
+            with self._observer.timed("collate_s"), self._sender.stream() if self._sender else contextlib.nullcontext():
+                decoded: Mapping[str, Any] = {}
+                if spec.on_device is not None:
+                    table, step, made = decode_step(spec.on_device, self._assembly, table, step)
+                    self._masked.explain(made.receipt.bad_rows)
+                    self._observe(WorkDone(made.receipt, 0))
+                    decoded = made.columns
+                batch = spec.convert(table.drop_columns(spec.hidden), decoded)
         except Exception as error:
             error.add_note(f"as a batch was made of {self._assembly.describe(table)}")
             raise

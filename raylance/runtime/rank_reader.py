@@ -23,14 +23,14 @@ class RankReader:
         """Opens nothing yet. Without `own_memory`, what is returned may be a view of what is held here, which the next
         call may overwrite: copy it (as sending it through Ray does) before then.
         """
-        self._decoding, self._own_memory = read_spec.decoding, own_memory
-        self._opened = read_spec.decoding.open() if read_spec.decoding else None
+        self._decoding, self._own_memory = read_spec.in_helpers, own_memory
+        self._opened = self._decoding.open() if self._decoding else None
         self._ahead = ReadAhead(
             read_spec.source, options.max_window_bytes, options.read_timeout_s, own_memory=own_memory
         )
         self._plans: dict[str, Plan] = {}
         threads = 1 if options.decode_threads == "auto" else options.decode_threads
-        self._threads = ThreadPoolExecutor(threads) if read_spec.decoding else None
+        self._threads = ThreadPoolExecutor(threads) if self._decoding else None
 
     def install(self, key: str, plan: Plan) -> None:
         """Takes a plan, so that later calls only name it; keeps the last two."""

@@ -107,7 +107,7 @@ class Session:
         return runtime
 
     def _make_pool(self, runtime: Runtime) -> HelperPool:
-        least, first, most = (0, 0, 0) if self._read_spec.decoding is None else runtime.count_decoders()
+        least, first, most = (0, 0, 0) if self._read_spec.in_helpers is None else runtime.count_decoders()
         readers, most_readers = self._options.reader_range
         scaled: list[tuple[Kind, int, int, int]] = [
             ("decoder", least, most, first),
@@ -127,7 +127,7 @@ class Session:
 
     def _make_dispatcher(self, pool: HelperPool, wanted: "_Pass") -> Dispatcher:
         plan, rank, position = wanted.plan, wanted.rank, wanted.position
-        source, decoding = self._read_spec.source, self._read_spec.decoding
+        source, decoding = self._read_spec.source, self._read_spec.in_helpers
         decoders = max(1, pool.wanted["decoder"], self._options.decoder_range[1])
         sizes = Sizes(
             raw_bytes=source.likely_row_bytes,

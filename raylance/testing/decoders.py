@@ -103,17 +103,17 @@ class _Trial:
     def __init__(self, decoder: Decoder, samples: Sequence[bytes]) -> None:
         self._decoder, self._samples = decoder, [bytes(sample) for sample in samples]
         self._draws = uniform(subkeys(_KEY, np.arange(len(samples))), decoder.draws)
-        self.expected = [self._decode(decoder.open(), [row])[0] for row in range(len(samples))]
+        self.expected = [self._decode(self._open(), [row])[0] for row in range(len(samples))]
         if len(set(self.expected)) < 2:
             _fail(decoder, "all samples decode to the same, which shows little: give rows that differ")
 
     def check_output(self) -> None:
         for row, expected in enumerate(self.expected):
-            if self._decode(self._decoder.open(), [row]) != [expected]:
+            if self._decode(self._open(), [row]) != [expected]:
                 _fail(self._decoder, f"sample {row} decodes differently each time: only bytes and draws may decide")
-            if self._decode(self._decoder.open(), [row], garbage=0xFF) != [expected]:
+            if self._decode(self._open(), [row], garbage=0xFF) != [expected]:
                 _fail(self._decoder, f"sample {row} leaves parts of `out` as they were: write all of it")
-        self._check_rows(self._decoder.open(), "after others", [*range(len(self.expected))] * 2)
+        self._check_rows(self._open(), "after others", [*range(len(self.expected))] * 2)
 
     def check_batches(self) -> None:
         """Checks that what a batch decoder makes of a row does not depend on the rows beside it."""
@@ -121,7 +121,7 @@ class _Trial:
             return
         rows = list(range(len(self.expected)))
         for order in (rows, rows[::-1], [*rows, *rows]):
-            for made, row in zip(self._decode(self._decoder.open(), order), order, strict=True):
+            for made, row in zip(self._decode(self._open(), order), order, strict=True):
                 if made != self.expected[row]:
                     _fail(self._decoder, f"sample {row} decodes differently beside others: a batch may hold any rows")
 
@@ -131,13 +131,13 @@ class _Trial:
         def decode_all(first: int) -> None:
             start.wait()
             rows = np.roll(np.arange(len(self.expected)), first).tolist()
-            self._check_rows(self._decoder.open(), "while another thread decodes", rows * _ROUNDS)
+            self._check_rows(self._open(), "while another thread decodes", rows * _ROUNDS)
 
         with ThreadPoolExecutor(_THREADS) as threads:
             list(threads.map(decode_all, range(_THREADS)))
 
     def check_bad(self, bad: Sequence[bytes]) -> None:
-        opened = self._decoder.open()
+        opened = self._open()
         for encoded in bad:
             these = f"{len(encoded)} bad bytes, {encoded[:8]!r}…,"
             try:
@@ -161,6 +161,14 @@ class _Trial:
             if self._decode(opened, [row]) != [self.expected[row]]:
                 _fail(self._decoder, f"sample {row} decodes differently {when}: only bytes and draws may decide")
 
+    def _open(self) -> Any:
+        """What decodes; for the device of the trainer, on the CPU."""
+        if isinstance(self._decoder, BatchDecoder) and self._decoder.on_device:
+            import torch  # here, so that a check of orders does not load it
+
+            return self._decoder.open_on(torch.device("cpu"))
+        return self._decoder.open()
+
     def _garbage(self, rows: int, byte: int) -> npt.NDArray[Any]:
         """Output arrays of rows, (rows, *shape), every byte of them the same."""
         dtype = np.dtype(self._decoder.dtype)
@@ -171,7 +179,12 @@ class _Trial:
         self, opened: Any, encoded: list[memoryview], draws: npt.NDArray[np.float64], out: npt.NDArray[Any]
     ) -> list[bytes]:
         """Decodes rows as the kind of the decoder does; returns each array's bytes, so that NaN equals NaN."""
-        if isinstance(self._decoder, BatchDecoder):
+        if isinstance(self._decoder, BatchDecoder) and self._decoder.on_device:
+            import torch
+
+            copies = [torch.frombuffer(bytearray(value), dtype=torch.uint8) for value in encoded]
+            self._refuse_returned("decode_batch", opened.decode_batch(copies, draws, torch.from_numpy(out)))
+        elif isinstance(self._decoder, BatchDecoder):
             self._refuse_returned("decode_batch", opened.decode_batch(encoded, draws, out))
         elif isinstance(self._decoder, RaggedDecoder):
             return [self._checked(opened.decode(value, numbers)) for value, numbers in zip(encoded, draws, strict=True)]

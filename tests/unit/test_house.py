@@ -67,11 +67,11 @@ def test_the_pure_core_loads_numpy_alone() -> None:
 
 def test_public_surface() -> None:
     names = """
-        BadRowError BatchDecoder Batches CenterCrop ClassBalanced ConfigError CoverageError DataConfig Dataset DatasetError
-        Decoder FractionSplit HelperError Image ImageCrop Options Order PackTokens Pad PlacementError Provenance
-        RaggedDecoder RandomResizedCrop RangeSplit RankLoader RaylanceError RowShuffle RunProof Sequential ShardShuffle
-        StateError ValueSplit Weighted WindowShuffle dataset explain_run map_boxes map_points mix prove_run report
-        report_run restore row_rng watch
+        BadRowError BatchDecoder Batches CenterCrop ClassBalanced ConfigError CoverageError DataConfig Dataset
+        DatasetError Decoder DeviceImage FractionSplit HelperError Image ImageCrop Options Order PackTokens Pad
+        PlacementError Provenance RaggedDecoder RandomResizedCrop RangeSplit RankLoader RaylanceError RowShuffle
+        RunProof Sequential ShardShuffle StateError ValueSplit Weighted WindowShuffle dataset explain_run map_boxes
+        map_points mix prove_run report report_run restore row_rng watch
     """
     assert sorted(raylance.__all__) == names.split()
     for name in raylance.__all__:

@@ -163,14 +163,14 @@ class RayRuntime(Runtime):
         self._watch(actor.begin.remote(key, command.rank, command.chunk), _on_begun, command.helper)
 
     def _decode(self, command: Decode) -> None:
-        actor = self._helpers[command.helper].knows(self._key, self._read_spec.decoding)
+        actor = self._helpers[command.helper].knows(self._key, self._read_spec.in_helpers)
         decoded, receipt = actor.decode.remote(self._key, command.epoch, self._results[command.source][1])
         self._results[command.call] = (decoded, decoded)
         self._watch(receipt, _on_done, command.helper, command.call)
 
     def _fetch(self, command: Fetch) -> None:
         plain, second = self._results[command.read]
-        refs = [plain] if self._read_spec.decoding is None else [plain, second]
+        refs = [plain] if self._read_spec.in_helpers is None else [plain, second]
         if command.decode is not None:
             refs[1] = self._results[command.decode][0]
         try:

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
 import raylance
 from raylance.api.loader import recorder_of
 from raylance.testing import check_decoder
+from raylance.torch_data import IterableDataset, Loader, MapDataset
 from tests.helpers.images import make_images
 
 ROWS = 50
@@ -30,6 +32,10 @@ class Scaled(raylance.BatchDecoder):
     def decode_batch(self, encoded: Sequence[memoryview], draws: np.ndarray, out: np.ndarray) -> None:
         rows = np.frombuffer(b"".join(encoded), np.float32).reshape(len(encoded), 2, 3)
         np.multiply(rows, draws[:, :, None].astype(np.float32), out=out)
+
+
+class Named(Scaled):
+    name = "b"
 
 
 class OfTheBatch(Scaled):
@@ -123,3 +129,113 @@ def test_wrong_batch_decoders_are_refused(uri: str) -> None:
     assert handle.head(1)["values"].shape == (1, 2, 3)
     with pytest.raises(raylance.HelperError, match=r"fails on row offsets .* together \(ValueError: one at a time\)"):
         raylance.dataset(uri, decode=AloneOnly("values"), columns=["values"], filter="id = 9 or id = 10")
+
+
+@dataclasses.dataclass(frozen=True)
+class OnDevice(raylance.BatchDecoder):
+    """As `Scaled`, on the device of the batches; of three axes, the last one as channels."""
+
+    seen = []  # noqa: RUF012 -- number of rows of each call
+    shape, dtype, draws, on_device, channels_last, codec = (1, 2, 3), "float32", 1, True, True, "ours 1"
+
+    def open(self) -> Any:
+        raise AssertionError("a decoder of the device is opened there")
+
+    def open_on(self, device: torch.device) -> "OnDevice":
+        assert device.type == "cpu"
+        return self
+
+    def decode_batch(self, encoded: Sequence[torch.Tensor], draws: np.ndarray, out: torch.Tensor) -> None:
+        self.seen.append(len(encoded))
+        assert all(each.dtype == torch.uint8 for each in encoded)
+        rows = torch.cat(list(encoded)).view(torch.float32).reshape(out.shape)
+        torch.mul(rows, torch.from_numpy(draws[:, :, None, None].astype(np.float32)), out=out)
+
+
+def open_on_device(uri: str, **changes: Any) -> raylance.Dataset:
+    arguments = {"decode": OnDevice("values"), "on_bad_row": "mask", "remainder": "ragged", "columns": ["values", "id"]}
+    return raylance.dataset(uri, **(arguments | changes))
+
+
+@pytest.mark.parametrize("others", [[], [raylance.Image("image", size=8)]])
+def test_a_batch_is_decoded_on_its_device(uri: str, others: list[raylance.Decoder]) -> None:
+    """The same rows and draws as in decode actors, under another class; bad rows are masked and counted as there."""
+    in_helpers = raylance.dataset(uri, decode=Scaled("values"), on_bad_row="mask").head(ROWS)
+    columns = ["values", *(each.column for each in others), "id"]
+    handle = open_on_device(uri, decode=[OnDevice("values"), *others], columns=columns)
+    assert handle.schema.names == columns
+    np.testing.assert_array_equal(handle.head(ROWS)["values"][:, 0], in_helpers["values"])
+    OnDevice.seen.clear()
+    with handle.loader(num_decoders=2) as loader:
+        for epoch in range(2):
+            seen = []
+            for batch in loader.iter_torch_batches(batch_size=20):
+                assert list(batch) == [*columns, "_valid"]
+                assert batch["values"].shape[1:] == (3, 1, 2)
+                ids = batch["id"].numpy()
+                assert batch["_valid"].tolist() == (~np.isin(ids, BAD)).tolist()
+                if epoch == 0:
+                    np.testing.assert_array_equal(batch["values"].movedim(1, -1)[:, 0], in_helpers["values"][ids])
+                seen += ids.tolist()
+            assert sorted(seen) == list(range(ROWS))
+        assert max(OnDevice.seen) in (19, 20), "whole batches"
+        stats = loader.stats()
+        assert stats["masked_rows"] == 2 * len(BAD)
+        why = {offset: (column, reason) for offset, column, reason in recorder_of(loader).stats.bad_rows}
+        assert set(why) == set(BAD)
+        assert why[8] == ("values", "ValueError: is null")
+        (frame,) = loader.iter_batches(batch_size=ROWS, batch_format="pandas")
+        assert list(frame.columns) == [*columns, "_valid"]
+        (arrays,) = loader.iter_batches(batch_size=ROWS)
+        assert arrays["values"].shape == (ROWS, 1, 2, 3)
+        (given,) = loader.iter_torch_batches(batch_size=ROWS, collate_fn=dict)
+        assert isinstance(given["values"], torch.Tensor)
+        (halves,) = loader.iter_torch_batches(batch_size=ROWS, dtypes={"values": torch.float16})
+        assert halves["values"].dtype == torch.float16
+
+
+def test_too_many_bad_rows_of_a_device_end_the_epoch(uri: str) -> None:
+    with pytest.raises(raylance.BadRowError, match=f"column 'values' of row offset {BAD[0]} .*as a batch|values"):
+        list(open_on_device(uri, on_bad_row="raise").iter_torch_batches(batch_size=10))
+    with pytest.raises(raylance.BadRowError, match="2 different rows .*max_bad_rows=1"):
+        list(open_on_device(uri, max_bad_rows=1).iter_torch_batches(batch_size=ROWS))
+
+
+def test_draws_of_a_device_are_those_of_the_row(uri: str) -> None:
+    """On any number of ranks, resumed, and where rows repeat and are padded."""
+    data = open_on_device(uri, filter="id > 8", order="window", seed=3, remainder="pad")
+    whole = [batch["values"] for batch in IterableDataset(data, global_batch_size=16, dist_info=(0, 1))]
+    for workers in (0, 1):
+        halves = [
+            [
+                batch["values"]
+                for batch in Loader(
+                    IterableDataset(data, global_batch_size=16, dist_info=(rank, 2)), num_workers=workers
+                )
+            ]
+            for rank in range(2)
+        ]
+        for one, *two in zip(whole, *halves, strict=True):
+            assert torch.equal(one, torch.cat(two))
+    weighted = raylance.Weighted(weights="id", rows_per_epoch=200)
+    drawn = open_on_device(uri, filter="id > 8", order=weighted)
+    copies: dict[int, set[bytes]] = {}
+    for batch in drawn.iter_batches(batch_size=50):
+        for number, made in zip(batch["id"].tolist(), batch["values"], strict=True):
+            copies.setdefault(number, set()).add(made.tobytes())
+    assert max(map(len, copies.values())) > 2, "copies of a row are told apart"
+    row = MapDataset(data).__getitems__([4])[0]
+    np.testing.assert_array_equal(row["values"].movedim(0, -1), data.head(5)["values"][4])
+
+
+def test_where_a_column_is_decoded(uri: str) -> None:
+    handle = open_on_device(uri)
+    state = handle.loader().state_dict()
+    assert state["decode"] == [{"class": "OnDevice", "column": "values"}]
+    assert state["codecs"] == {"values": "ours 1"}
+    for changes, message in (
+        ({"transform": dict}, r"transform= runs in decode actors, before OnDevice\('values'\) decodes on the"),
+        ({"decode": [OnDevice("values"), Named("values")]}, "Decode a column in one place"),
+    ):
+        with pytest.raises(raylance.ConfigError, match=message):
+            open_on_device(uri, **changes)
