@@ -20,6 +20,8 @@ import torch
 import raylance
 from jobs.common import locate
 
+Loss = Callable[[torch.nn.Module, Mapping[str, Any]], torch.Tensor]
+
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """The text as it is, and the default of each argument."""
@@ -94,10 +96,12 @@ def loss_of(model: torch.nn.Module, batch: Mapping[str, Any]) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(model(batch["image"].float() / 255), batch["label"])
 
 
-def train_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, Any]) -> torch.Tensor:
-    """One step of plain PyTorch; returns the loss."""
+def train_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, batch: Mapping[str, Any], loss_fn: Loss | None = None
+) -> torch.Tensor:
+    """One step of plain PyTorch; returns the loss, which is `loss_of` unless another one is given."""
     optimizer.zero_grad()
-    loss = loss_of(model, batch)
+    loss = (loss_fn or loss_of)(model, batch)
     loss.backward()
     optimizer.step()
     return loss.detach()
@@ -165,12 +169,17 @@ def fit(
     args: argparse.Namespace,
     train_fn: Callable[[dict[str, Any]], Any],
     trainer: Callable[..., Any] = ray.train.torch.TorchTrainer,
+    *,
+    train_data: raylance.Dataset | None = None,
     **changes: Any,
 ) -> int:
-    """Runs a training function under a trainer, and prints how it ended; `changes` are the trainer's arguments."""
+    """Runs a training function under a trainer, and prints how it ended.
+
+    `train_data` replaces the datasets of `open_data`; `changes` are the trainer's arguments.
+    """
     if args.num_workers:
         start_ray()
-    datasets = open_data(args)
+    datasets = open_data(args) if train_data is None else {"train": train_data}
     arguments = {
         "train_loop_config": config(args),
         "datasets": datasets,
@@ -197,27 +206,38 @@ def count_rows(directory: str, expected: int) -> int:
 
 
 def train(
-    config: Mapping[str, Any], is_due: Callable[[int], bool] = lambda step: False, **reporting: Any
+    config: Mapping[str, Any],
+    is_due: Callable[[int], bool] = lambda step: False,
+    *,
+    model: torch.nn.Module | None = None,
+    loss_fn: Loss | None = None,
+    batching: Mapping[str, Any] | None = None,
+    **reporting: Any,
 ) -> dict[str, float]:
     """The plainest training function, for the guides that are not about the loop; returns the last metrics.
 
-    `is_due` asks for one more checkpoint after a step, and must say the same on all ranks; `reporting` is for `report`.
+    Args:
+        config: What `config` makes of the arguments.
+        is_due: Asks for one more checkpoint after a step, and must say the same on all ranks.
+        model: A network other than `build_model`'s, with the same weights on all ranks.
+        loss_fn: A loss other than `loss_of`.
+        batching: More arguments of `loader.batches`.
+        **reporting: Those of `raylance.report`.
     """
     loader = ray.train.get_dataset_shard("train")
-    loader.prepare(global_batch_size=config["global_batch_size"], with_row_offset=True)
-    inner = build_model(config["image_size"])
+    batches = loader.prepare(global_batch_size=config["global_batch_size"], with_row_offset=True, **(batching or {}))
+    inner = build_model(config["image_size"]) if model is None else model
     optimizer = torch.optim.AdamW(inner.parameters(), lr=config.get("learning_rate", 3e-3))
     saved = raylance.restore(loader)
     if saved is not None:
         inner.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
-    model = ray.train.torch.prepare_model(inner)
+    parallel = ray.train.torch.prepare_model(inner)
     witness, metrics = Witness(config, loader), {}
-    batches = loader.batches(global_batch_size=config["global_batch_size"], with_row_offset=True)
     for epoch in range(loader.epoch, config["epochs"]):
         for step, batch in enumerate(batches, 1):
             witness.saw(batch)
-            loss = train_step(model, optimizer, batch)
+            loss = train_step(parallel, optimizer, batch, loss_fn)
             if step % config["checkpoint_every_steps"] == 0 or loader.epoch > epoch or is_due(step):
                 metrics = {"loss": loss.item(), "epoch": loader.epoch}
                 state = {"model": inner.state_dict(), "optimizer": optimizer.state_dict()}

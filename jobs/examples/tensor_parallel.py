@@ -57,11 +57,11 @@ class Transformer(nn.Module):
             torch.manual_seed(0)
             self.patches = nn.Conv2d(3, WIDTH, PATCH, PATCH)
             self.blocks = nn.Sequential(Block(), Block())
-            self.classes = nn.Linear(WIDTH, 10)
+            self.head = nn.Linear(WIDTH, 10)
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Takes (n, 3, H, W), returns (n, 10)."""
-        return self.classes(self.blocks(self.patches(images).flatten(2).transpose(1, 2)).mean(1))
+        return self.head(self.blocks(self.patches(images).flatten(2).transpose(1, 2)).mean(1))
 
 
 def train_fn(config: dict[str, Any]) -> None:

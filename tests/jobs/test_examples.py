@@ -207,6 +207,95 @@ def test_peers_get_the_same_rows_when_replicas_and_their_ranks_change(
     assert {at[0] for at in seen} == {1, 2, 4}
 
 
+RECIPES: list[Any] = [
+    pytest.param("speech", "sounds", []),
+    pytest.param("segmentation", "scenes", []),
+    pytest.param("detection", "scenes", []),
+    pytest.param("views", "scenes", []),
+    pytest.param("views", "scenes", ["--multi-crop"], id="multi-crop"),
+    pytest.param("pairs", "scenes", []),
+    pytest.param("hsdp", "scenes", ["--num-workers", 4]),
+    pytest.param("evaluation", "scenes", []),
+]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The datasets of the recipes, by kind."""
+    folder = tmp_path_factory.mktemp("made")
+    uris = {kind: str(folder / f"{kind}.lance") for kind in ("scenes", "sounds")}
+    for kind, uri in uris.items():
+        assert run("made_data", kind, uri, "--count", 320) == 0
+    return uris
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+@pytest.mark.parametrize(("name", "kind", "arguments"), RECIPES)
+def test_recipes_are_killed_and_continue(
+    name: str, kind: str, arguments: list[Any], made: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """256 rows; the last rank dies in the first epoch's sixth step, two steps after a checkpoint."""
+    rows = tmp_path / "rows"
+    given = ["--data", made[kind], "--storage-path", tmp_path / "runs", "--rows", rows, "--global-batch-size", 32]
+    given += ["--checkpoint-every-steps", 4, "--die-at-step", 6, "--image-size", 32, *arguments]
+    assert run(name, *given) == 0
+    assert (rows / "killed").exists()
+    epochs = 1 if name == "evaluation" else 2
+    shown = capsys.readouterr().out
+    assert shown.count("each row once, of 256") == epochs
+    if name == "evaluation":
+        assert "'rows': 256" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_inference_writes_each_row_once_also_where_the_dataset_grows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in mid-run; rows are added meanwhile, and once more between the last read and the commit."""
+    uri = str(tmp_path / "scenes.lance")
+    assert run("made_data", "scenes", uri, "--count", 150) == 0
+    more = lance.dataset(uri).take(range(10))
+    inference = importlib.import_module("jobs.examples.inference")
+    commit, commits, read = lance.LanceDataset.commit, [], inference.read_values
+
+    def grow_and_read(*arguments: Any) -> Any:
+        lance.write_dataset(more, uri, mode="append")
+        return read(*arguments)
+
+    def grow_and_commit(*arguments: Any, **options: Any) -> Any:
+        commits.append(options["read_version"])
+        if len(commits) == 1:
+            lance.dataset(uri).delete("_rowoffset >= 155")
+        return commit(*arguments, **options)
+
+    monkeypatch.setattr(inference, "read_values", grow_and_read)
+    monkeypatch.setattr(lance.LanceDataset, "commit", grow_and_commit)
+    given = ["--data", uri, "--storage-path", tmp_path / "runs", "--global-batch-size", 16, "--column", "found"]
+    given += ["--checkpoint-every-steps", 2, "--image-size", 32]
+    assert run("inference", *given, "--rows", tmp_path / "rows", "--die-at-step", 5) == 0
+    assert (tmp_path / "rows" / "killed").exists()
+    shown = capsys.readouterr().out
+    assert "150 rows were predicted" in shown
+    monkeypatch.setattr(inference, "read_values", read)
+    left = lance.dataset(uri).count_rows("found IS NULL")
+    assert 0 < left <= 10, "those that were added meanwhile"
+    assert run("inference", *given, "--run-name", "again") == 0
+    whole = lance.dataset(uri)
+    assert whole.count_rows("found IS NULL") == 0
+    assert whole.tags.list() == {}
+    table = whole.to_table(columns=["image", "found"])
+    model = common.build_model(32).eval()
+    data = raylance.dataset(uri, columns=["image"], decode=raylance.Image("image", size=32), order="sequential")
+    images = torch.from_numpy(data.head(len(table))["image"]).permute(0, 3, 1, 2)
+    with torch.inference_mode():
+        wanted = model(images.float() / 255).argmax(1)
+    assert (torch.tensor(table["found"].to_pylist()) == wanted).float().mean() > 0.98, (
+        "of ties, the shape of a batch decides"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_two_runs_are_the_same_to_the_byte(

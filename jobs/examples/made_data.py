@@ -1,0 +1,85 @@
+"""Makes small datasets for the recipes, where no public one would be small enough: scenes and sounds.
+
+`scenes` have a picture of one coloured shape, its mask, its box, a caption in tokens and a label; `sounds` are tones of
+different lengths, with the label of their pitch. Both are the same each time.
+
+    python -m jobs.examples.made_data scenes scenes.lance
+"""
+
+import argparse
+import io
+import sys
+import wave
+
+import lance
+import numpy as np
+import PIL.Image
+import PIL.ImageDraw
+import pyarrow as pa
+
+SHAPES, COLOURS = ("ellipse", "rectangle"), ("red", "green", "blue", "white")
+WORDS = 16  # of the captions: 0 ends one, and 1 to 15 are words
+
+
+def scenes(rows: int) -> pa.Table:
+    """Pictures of 48 x 64 pixels: image, mask, boxes (left, top, right, bottom), caption, label and split."""
+    rng = np.random.default_rng(0)
+    columns: dict[str, list[object]] = {name: [] for name in ("image", "mask", "boxes", "caption", "label")}
+    for _ in range(rows):
+        shape, colour = int(rng.integers(len(SHAPES))), int(rng.integers(len(COLOURS)))
+        left, top = int(rng.integers(0, 40)), int(rng.integers(0, 24))
+        box = [left, top, left + int(rng.integers(12, 24)), top + int(rng.integers(12, 24))]
+        noise = PIL.Image.fromarray(rng.integers(0, 80, (48, 64, 3), dtype=np.uint8))
+        mask = PIL.Image.new("L", noise.size)
+        for picture, fill in ((noise, COLOURS[colour]), (mask, 1)):
+            draw = getattr(PIL.ImageDraw.Draw(picture), SHAPES[shape])
+            draw([box[0], box[1], box[2] - 1, box[3] - 1], fill=fill)
+        columns["image"].append(_encode(noise, "JPEG"))
+        columns["mask"].append(_encode(mask, "PNG"))
+        columns["boxes"].append([box])
+        columns["caption"].append([1 + shape, 3 + colour, *rng.integers(7, WORDS, rng.integers(0, 5)).tolist(), 0])
+        columns["label"].append(shape * len(COLOURS) + colour)
+    types = {"image": pa.binary(), "mask": pa.binary(), "boxes": pa.list_(pa.list_(pa.float32(), 4))}
+    types |= {"caption": pa.list_(pa.int32()), "label": pa.int64()}
+    return _split({name: pa.array(values, types[name]) for name, values in columns.items()}, rows)
+
+
+def sounds(rows: int) -> pa.Table:
+    """WAV files of 16 bits and 8 kHz, of 0.05 to 0.2 s: sound, label and split."""
+    rng = np.random.default_rng(0)
+    encoded, labels = [], rng.integers(0, 4, rows)
+    for label in labels:
+        frames = np.sin(np.arange(rng.integers(400, 1600)) * 0.1 * (1 + label)) * 20000 + rng.normal(0, 500)
+        with wave.open(buffer := io.BytesIO(), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(8000)
+            file.writeframes(frames.astype("<i2").tobytes())
+        encoded.append(buffer.getvalue())
+    return _split({"sound": pa.array(encoded, pa.binary()), "label": pa.array(labels)}, rows)
+
+
+def _encode(picture: PIL.Image.Image, kind: str) -> bytes:
+    picture.save(buffer := io.BytesIO(), kind)
+    return buffer.getvalue()
+
+
+def _split(columns: dict[str, pa.Array], rows: int) -> pa.Table:
+    return pa.table(columns | {"split": pa.array(["val" if row % 5 == 4 else "train" for row in range(rows)])})
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the job; returns its exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=("scenes", "sounds"))
+    parser.add_argument("uri", help="where the dataset is written")
+    parser.add_argument("--count", type=int, default=400, metavar="N", help="rows (default: 400)")
+    args = parser.parse_args(argv)
+    made = {"scenes": scenes, "sounds": sounds}[args.kind](args.count)
+    lance.write_dataset(made, args.uri, max_rows_per_file=100)
+    print(f"{args.uri}: {made.num_rows} {args.kind}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
