@@ -249,7 +249,8 @@ class SimulatedSession(Session):
         scenario = rank.scenario
         source = SimpleNamespace(likely_row_bytes=RAW_BYTES, uri="rows")
         decoding = SimpleNamespace(row_bytes=DECODED_BYTES, max_bad_rows=None, datasets=())
-        read_spec: Any = SimpleNamespace(source=source, decoding=decoding if scenario.decodes else None)
+        done = decoding if scenario.decodes else None
+        read_spec: Any = SimpleNamespace(source=source, decoding=done, in_helpers=done)
         most_readers = scenario.readers + 2 * bool(scenario.readers > 1 and scenario.scales)
         options: Any = SimpleNamespace(
             reader_range=(scenario.readers, most_readers),
@@ -430,7 +431,9 @@ class Rank:
 
     def _start(self, prefetch_batches: int) -> None:
         epoch, position = self.place
-        spec: Any = SimpleNamespace(prefetch_batches=prefetch_batches, device=None, hidden=(), convert=self._collate)
+        spec: Any = SimpleNamespace(
+            prefetch_batches=prefetch_batches, device=None, hidden=(), convert=self._collate, on_device=None
+        )
         spec.pin_memory = False
         where = {"epoch": epoch, "position": position}
         feeder = self.session.start(self.planned.plan, self._number, **where, batch_spec=spec, observer=self.stats)
@@ -505,7 +508,7 @@ class Rank:
         if self.scenario.dawdles and self.draws.chance(self.scenario.dawdles):
             self.clock.busy(self.draws.seconds(5.0))
 
-    def _collate(self, rows: Rows) -> Rows:
+    def _collate(self, rows: Rows, _: object) -> Rows:
         self.dawdle()
         return rows
 
