@@ -14,8 +14,8 @@ from raylance.api.dataset import Dataset
 from raylance.arguments import check_integer, check_word, refuse_unknown
 from raylance.columns import COMPONENT, DRAW, ROW_OFFSET, SEED, VALID, dataset_names
 from raylance.decode.arrays import blank_row, is_dense, list_dtypes, list_lengths
-from raylance.decode.decoder import Decoder
-from raylance.decode.rows import Decoding, is_on_device, resolve_decoder
+from raylance.decode.decoder import Decoder, is_on_device
+from raylance.decode.rows import Decoding, resolve_decoder
 from raylance.decode.transforms import Transform
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.order import Order

@@ -6,7 +6,7 @@ import abc
 import contextlib
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -259,6 +259,11 @@ class BatchDecoder(Decoder):
         return self.open()
 
 
+def is_on_device(decoder: Decoder) -> TypeGuard[BatchDecoder]:
+    """Whether the trainer decodes, on the device of its batches."""
+    return isinstance(decoder, BatchDecoder) and decoder.on_device
+
+
 def check_decoder_output(decoder: Decoder) -> None:
     """Checks what a decoder says of its output.
 
@@ -275,3 +280,13 @@ def check_decoder_output(decoder: Decoder) -> None:
             check_integer(f"{name}.draws", decoder.draws, 0)
             return
     raise ConfigError(f"{name}.dtype={dtype!r}: must be a NumPy dtype of numbers or bool, in native byte order.")
+
+
+def wrong_ragged(decoder: Decoder, made: Any) -> str:
+    """What is wrong with what a ragged decoder returned, after the words "was decoded to"; "" if nothing is."""
+    wanted = np.dtype(decoder.dtype)
+    if isinstance(made, np.ndarray) and (made.dtype, made.shape[1:]) == (wanted, decoder.shape) and made.ndim:
+        return ""
+    found = f"{made.dtype} {made.shape}" if isinstance(made, np.ndarray) else type(made).__name__
+    must = f"must return an array of {wanted} {('length', *decoder.shape)}"
+    return f"{found}: decode() of {type(decoder).__name__} {must}"

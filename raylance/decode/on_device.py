@@ -24,8 +24,6 @@ _CPU = torch.device("cpu")
 class DeviceColumn(BatchColumn):
     """A batch decoder on a device, where what it makes stays a tensor; on the CPU, it may become a column of Arrow."""
 
-    method = "decode_batch(encoded, draws, out)"
-
     def __init__(self, decoders: Sequence[Decoder], like: str | None, device: torch.device = _CPU) -> None:
         super().__init__(decoders, like, device)
         self._device = device

@@ -13,7 +13,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raylance.decode.arrays import to_arrow
-from raylance.decode.decoder import BatchDecoder, Decoder, Draws, RaggedDecoder, RowDecoder, check_decoder_output
+from raylance.decode.decoder import (
+    BatchDecoder,
+    Decoder,
+    Draws,
+    RaggedDecoder,
+    RowDecoder,
+    check_decoder_output,
+    is_on_device,
+    wrong_ragged,
+)
 from raylance.decode.transforms import describe_exception, error_of_no_row
 from raylance.errors import ConfigError, HelperError
 from raylance.orders.permutation import BoolArray
@@ -109,7 +118,11 @@ class OpenColumn(abc.ABC):
         return True
 
     def _each_row(
-        self, rows: Rows, executor: Executor | None, decode: Callable[[int, Any, memoryview], None], clear: Any
+        self,
+        rows: Rows,
+        executor: Executor | None,
+        decode: Callable[[int, Any, memoryview], None],
+        clear: Callable[[int], None],
     ) -> None:
         """Has `decode` called with each row, what its thread opened, and its bytes; and `clear` with each bad one."""
         encoded = read_only(rows.table[self._column])
@@ -178,12 +191,8 @@ class _RaggedColumn(OpenColumn):
 
         def decode(row: int, opened: Any, value: memoryview) -> None:
             array = opened.decode(value, draws[row])
-            if not isinstance(array, np.ndarray) or array.dtype != empty.dtype or array.shape[1:] != empty.shape[1:]:
-                found = f"{array.dtype} {array.shape}" if isinstance(array, np.ndarray) else type(array).__name__
-                raise ConfigError(
-                    f"was decoded to {found}: decode() of {self._class} must return an array of {empty.dtype} "
-                    f"{('length', *empty.shape[1:])}."
-                )
+            if wrong := wrong_ragged(decoder, array):
+                raise ConfigError(f"was decoded to {wrong}.")
             made[row] = array.copy()  # its memory is the decoder's
 
         self._each_row(rows, executor, decode, lambda row: None)
@@ -285,7 +294,7 @@ def _open_column(group: Sequence[Decoder], like: str | None) -> OpenColumn:
         return _RaggedColumn(group, like)
     if not isinstance(group[0], BatchDecoder):
         return _RowColumn(group, like)
-    if not group[0].on_device:
+    if not is_on_device(group[0]):
         return BatchColumn(group, like)
     from raylance.decode.on_device import DeviceColumn  # loads torch, which helpers may do without
 

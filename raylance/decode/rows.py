@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from raylance.columns import COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, TRANSFORM, VALID, describe_rows
 from raylance.decode.arrays import blank_row, is_bytes
-from raylance.decode.decoder import BatchDecoder, Decoder, Draws, RaggedDecoder
+from raylance.decode.decoder import Decoder, Draws, RaggedDecoder, is_on_device
 from raylance.decode.opened import open_columns
 from raylance.decode.transforms import Transform, Transformer, TransformError, describe_exception
 from raylance.errors import BadRowError, ConfigError, DatasetError, HelperError
@@ -277,11 +277,6 @@ class DecodedRows:
         if self.valid[row] or (offset, column) not in {bad[:2] for bad in self.bad_rows}:
             self.bad_rows.append((offset, column, reason[:_REASON]))
         self.valid[row] = False
-
-
-def is_on_device(decoder: Decoder) -> bool:
-    """Whether the trainer decodes, on the device of its batches."""
-    return isinstance(decoder, BatchDecoder) and decoder.on_device
 
 
 def resolve_decoder(decoder: Decoder, probe: pa.Table, leader: Decoder | None = None) -> Decoder:

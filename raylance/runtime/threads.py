@@ -43,7 +43,7 @@ class ThreadRuntime(Runtime):
 
     def __init__(self, read_spec: ReadSpec, options: Options) -> None:
         super().__init__(read_spec, options)
-        self._lock = threading.RLock()
+        self._lock, self._decoding = threading.RLock(), read_spec.in_helpers
 
     def count_decoders(self) -> tuple[int, int, int]:
         """See `Runtime.count_decoders`."""
@@ -58,7 +58,7 @@ class ThreadRuntime(Runtime):
         return f"{pending} of {asked} {kind} threads did not start. No batch can follow. Ask for fewer of them."
 
     def _place(self, number: int, kind: Kind) -> None:
-        reads, decoding = kind == "reader", self._read_spec.in_helpers
+        reads, decoding = kind == "reader", self._decoding
         works_with = (
             RankReader(self._read_spec, self._options, own_memory=True) if reads else decoding and decoding.open()
         )
@@ -118,7 +118,7 @@ class ThreadRuntime(Runtime):
         plain, decoded = self._results[command.read]
         if command.decode is not None:
             (decoded,) = self._results[command.decode]
-        self.post(Fetched(command.call, plain, None if self._read_spec.in_helpers is None else decoded))
+        self.post(Fetched(command.call, plain, None if self._decoding is None else decoded))
 
     def _forget(self, calls: Iterable[int]) -> None:
         with self._lock:

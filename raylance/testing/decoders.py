@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raylance.columns import ROW_OFFSET
-from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder
+from raylance.decode.decoder import BatchDecoder, Decoder, RaggedDecoder, is_on_device, wrong_ragged
 from raylance.decode.rows import resolve_decoder
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.permutation import derive_key, subkeys, uniform
@@ -163,7 +163,7 @@ class _Trial:
 
     def _open(self) -> Any:
         """What decodes; for the device of the trainer, on the CPU."""
-        if isinstance(self._decoder, BatchDecoder) and self._decoder.on_device:
+        if is_on_device(self._decoder):
             import torch  # here, so that a check of orders does not load it
 
             return self._decoder.open_on(torch.device("cpu"))
@@ -179,7 +179,7 @@ class _Trial:
         self, opened: Any, encoded: list[memoryview], draws: npt.NDArray[np.float64], out: npt.NDArray[Any]
     ) -> list[bytes]:
         """Decodes rows as the kind of the decoder does; returns each array's bytes, so that NaN equals NaN."""
-        if isinstance(self._decoder, BatchDecoder) and self._decoder.on_device:
+        if is_on_device(self._decoder):
             import torch
 
             copies = [torch.frombuffer(bytearray(value), dtype=torch.uint8) for value in encoded]
@@ -195,18 +195,16 @@ class _Trial:
 
     def _checked(self, made: Any) -> bytes:
         """The bytes of what a ragged decoder returned."""
-        decoder = self._decoder
-        if not isinstance(made, np.ndarray) or (made.dtype, made.shape[1:]) != (np.dtype(decoder.dtype), decoder.shape):
-            found = f"{made.dtype} {made.shape}" if isinstance(made, np.ndarray) else type(made).__name__
-            _fail(decoder, f"decode returned {found}: {decoder.dtype} {('length', *decoder.shape)} is what it says")
-        return repr(made.shape).encode() + made.tobytes()
+        if wrong := wrong_ragged(self._decoder, made):
+            _fail(self._decoder, f"a sample was decoded to {wrong}")
+        return b"".join([repr(made.shape).encode(), made.tobytes()])
 
     def _refuse_returned(self, method: str, made: Any) -> None:
         if made is not None:
             _fail(self._decoder, f"{method} returned {type(made).__name__}: it must write into `out`")
 
     def _decode(self, opened: Any, rows: Sequence[int], garbage: int = 0) -> list[bytes]:
-        """Decodes samples, and checks what becomes of the bytes that were lent for it."""
+        """Decodes samples, and checks that their bytes are neither changed nor kept."""
         lent = [bytearray(self._samples[row]) for row in rows]
         named = f"sample {rows[0]}" if len(rows) == 1 else "samples"
         try:
@@ -220,12 +218,12 @@ class _Trial:
         for each, row in zip(lent, rows, strict=True):
             if each != self._samples[row]:
                 _fail(self._decoder, f"sample {row} was changed: its memory is not the decoder's")
-            if _is_lent(each):
+            if _is_viewed(each):
                 _fail(self._decoder, f"sample {row} is kept: its memory is not the decoder's. Copy what is needed")
         return made
 
 
-def _is_lent(memory: bytearray) -> bool:
+def _is_viewed(memory: bytearray) -> bool:
     """Whether a view of the memory still exists. Garbage that is not collected yet does not count."""
     for _ in range(2):
         try:

@@ -74,6 +74,7 @@ class RayRuntime(Runtime):
         if options.runtime == "ray":
             ray.get_runtime_context()
         self._world_size, self._session, self._key = world_size, ray_session(), uuid.uuid4().hex
+        self._decoding = read_spec.in_helpers
         super().__init__(read_spec, options)
 
     @property
@@ -163,14 +164,14 @@ class RayRuntime(Runtime):
         self._watch(actor.begin.remote(key, command.rank, command.chunk), _on_begun, command.helper)
 
     def _decode(self, command: Decode) -> None:
-        actor = self._helpers[command.helper].knows(self._key, self._read_spec.in_helpers)
+        actor = self._helpers[command.helper].knows(self._key, self._decoding)
         decoded, receipt = actor.decode.remote(self._key, command.epoch, self._results[command.source][1])
         self._results[command.call] = (decoded, decoded)
         self._watch(receipt, _on_done, command.helper, command.call)
 
     def _fetch(self, command: Fetch) -> None:
         plain, second = self._results[command.read]
-        refs = [plain] if self._read_spec.in_helpers is None else [plain, second]
+        refs = [plain] if self._decoding is None else [plain, second]
         if command.decode is not None:
             refs[1] = self._results[command.decode][0]
         try:

@@ -223,7 +223,7 @@ def test_draws_of_a_device_are_those_of_the_row(uri: str) -> None:
     for batch in drawn.iter_batches(batch_size=50):
         for number, made in zip(batch["id"].tolist(), batch["values"], strict=True):
             copies.setdefault(number, set()).add(made.tobytes())
-    assert max(map(len, copies.values())) > 2, "copies of a row are told apart"
+    assert max(map(len, copies.values())) > 2, "the draws of each copy of a row are its own"
     row = MapDataset(data).__getitems__([4])[0]
     np.testing.assert_array_equal(row["values"].movedim(0, -1), data.head(5)["values"][4])
 

@@ -10,6 +10,7 @@ import PIL.Image
 import pyarrow as pa
 import pytest
 import simplejpeg
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ ROWS = 24
 
 @pytest.fixture(scope="module")
 def uri(write_dataset: Callable[..., str]) -> str:
-    """Photographs and masks of them; row 3 is damaged behind its head."""
+    """Photographs and masks of them; row 3 has only the first half of its bytes."""
     images = make_images(ROWS, size=(40, 56))
     images[3] = images[3][: len(images[3]) // 2]
     masks = [encode(np.full((40, 56), row, np.uint8)) for row in range(ROWS)]
@@ -49,7 +50,7 @@ def test_views_are_crops_by_draws_of_their_own(uri: str) -> None:
     seen = [view.tobytes() for batch in epochs for row in batch["image"][good] for view in row]
     assert len(set(seen)) == len(seen)
     assert tensors["image"].shape == (ROWS, 3, 3, 16, 20)
-    assert tensors["image"].flatten(0, 1).is_contiguous(memory_format=__import__("torch").channels_last)
+    assert tensors["image"].flatten(0, 1).is_contiguous(memory_format=torch.channels_last)
     again = raylance.dataset(uri, decode=Image("image", size=(16, 20), views=3, **CROPS), on_bad_row="mask").take(
         [5, 9]
     )
