@@ -23,7 +23,8 @@ Box = tuple[int, int, int, int]  # left, top, width, height
 Cut = Callable[[int, int], Box]  # of height and width of the whole image
 Cuts = Callable[[int, int], Sequence[Box]]
 
-_EXIF_ORIENTATION = 0x0112
+_ORIENTATION = 0x0112  # a tag of EXIF and of TIFF
+_TIFF = "TIFF"  # Pillow turns such images by itself as it loads them; those of other formats stay as they are stored
 _JPEG = b"\xff\xd8\xff"
 _COLOURS = ("YCbCr", "RGB", "Gray")  # of JPEGs; Pillow converts CMYK
 _TORCH = importlib.metadata.version("torch").partition("+")[0]
@@ -112,8 +113,9 @@ def _part(pixels: Pixels, box: Box) -> Pixels:
 
 
 def _orientation(image: PIL.Image.Image) -> int:
-    """EXIF orientation, 1 to 8."""
-    found = image.getexif().get(_EXIF_ORIENTATION, 1) if "exif" in image.info else 1
+    """Orientation with which an image that is not loaded yet is displayed, 1 to 8: EXIF's, or a TIFF's own tag."""
+    has_one = "exif" in image.info or image.format == _TIFF
+    found = image.getexif().get(_ORIENTATION, 1) if has_one else 1
     return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
@@ -174,15 +176,18 @@ def decode_grey(encoded: bytes | memoryview, cut: Cuts) -> list[Pixels]:
 
 
 def shown_size(encoded: bytes | memoryview) -> tuple[int, int, int]:
-    """Displayed width and height of an image, and its EXIF orientation, without decoding its pixels."""
-    image = PIL.Image.open(io.BytesIO(encoded))
+    """Displayed width and height of an image, and its orientation, 1 to 8, without decoding its pixels."""
+    image: Any = PIL.Image.open(io.BytesIO(encoded))
     orientation = _orientation(image)
-    return (*((image.height, image.width) if orientation > 4 else image.size), orientation)
+    # Pillow gives the displayed size of a TIFF with the tag, and the stored one of a TIFF that XMP turns.
+    is_displayed = image.format == _TIFF and image.tag_v2.get(_ORIENTATION) == orientation
+    is_stored_turned = orientation > 4 and not is_displayed
+    return (*((image.height, image.width) if is_stored_turned else image.size), orientation)
 
 
 def _shown(image: PIL.Image.Image) -> PIL.Image.Image:
-    """Applies EXIF rotation."""
-    is_turned = "exif" in image.info and image.getexif().get(_EXIF_ORIENTATION, 1) != 1
+    """Turns an image to how it is displayed; a TIFF turns as it is loaded."""
+    is_turned = image.format != _TIFF and _orientation(image) != 1
     return PIL.ImageOps.exif_transpose(image) if is_turned else image
 
 

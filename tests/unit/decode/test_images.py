@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import raylance
 from raylance.api.loader import recorder_of
 from raylance.decode.crops import CenterCrop, RandomResizedCrop
-from raylance.decode.images import Image
+from raylance.decode.images import Image, ImageCrop
 from raylance.errors import BadRowError, ConfigError
 from tests.helpers.images import by_pillow, decode, encode, make_images
 
@@ -341,20 +341,29 @@ def test_a_damaged_image_is_no_fault_of_its_mask(masks_uri: str, first: str) -> 
         assert not handle.head(2)["mask"][1].any(), "there is no crop for it"
 
 
-def test_a_mask_that_its_image_is_turned_away_from_is_a_bad_row(write_dataset: Callable[..., str]) -> None:
-    """With an orientation of 2 or 3, the image was mirrored and the mask was not, and nothing said so."""
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "TIFF by XMP", "WEBP"])
+def test_a_mask_that_its_image_is_turned_away_from_is_a_bad_row(write_dataset: Callable[..., str], kind: str) -> None:
+    """With an orientation of 2 or 3, the image was mirrored and the mask was not, and nothing said so; if a TIFF had the
+    tag, with each from 2 to 8.
+    """
     classes = np.arange(12 * 16, dtype=np.uint8).reshape(12, 16)
-    turned = [encode(classes, orientation=turn) for turn in range(9)]
+
+    def turn_by(classes: np.ndarray, turn: int) -> bytes:
+        if kind == "TIFF by XMP":  # such a TIFF has no size of its own for how it is displayed
+            return encode(classes, "TIFF", tiffinfo={700: f'<x tiff:Orientation="{turn or 1}"/>'.encode()})
+        return encode(classes, kind, orientation=turn, **({"lossless": True} if kind == "WEBP" else {}))
+
+    turned = [turn_by(classes, turn) for turn in range(9)]
     upright = [encode(by_pillow(data)[..., 0]) for data in turned]
     square = classes[:, :12]
     pairs = list(zip(turned, turned, strict=True))
     pairs += [(turned[turn], upright[turn]) for turn in (1, 5, 6, 7, 8)]
     fit = len(pairs)
     pairs += [(turned[turn], upright[turn]) for turn in (2, 3, 4)]
-    pairs += [(encode(square, orientation=6), encode(square)), (turned[6], turned[8])]
+    pairs += [(turned[6], turned[8])] + [(turn_by(square, turn), encode(square)) for turn in range(2, 9)]
     images, masks = zip(*pairs, strict=True)
     columns = {"image": pa.array(images, pa.binary()), "mask": pa.array(masks, pa.binary())}
-    decode = [Image("image", size=(12, 16), interpolation="nearest"), MASK]
+    decode = [Image("image", size=(12, 16), interpolation="nearest"), MASK, ImageCrop("image")]
     handle = raylance.dataset(write_dataset(pa.table(columns)), decode=decode, on_bad_row="mask", order="sequential")
     with handle.loader(num_decoders=0) as loader:
         (batch,) = loader.iter_batches(batch_size=len(pairs))
@@ -362,7 +371,9 @@ def test_a_mask_that_its_image_is_turned_away_from_is_a_bad_row(write_dataset: C
     assert batch["_valid"].tolist() == [True] * fit + [False] * (len(pairs) - fit)
     np.testing.assert_array_equal(batch["mask"][:fit, ..., 0], batch["image"][:fit, ..., 0])
     assert "has EXIF orientation 1 where 'image' has 2: one of them would be turned or mirrored" in why[fit]
-    assert "has EXIF orientation 8 where 'image' has 6" in why[len(pairs) - 1]
+    assert "has EXIF orientation 8 where 'image' has 6" in why[fit + 3]
+    shown = [by_pillow(image).shape[1::-1] for image in images[:fit]]
+    assert [tuple(crop[2:6]) for crop in batch["image_crop"][:fit].tolist()] == [2 * size for size in shown]
 
 
 def test_a_mask_may_be_smaller_than_its_image(masks_uri: str) -> None:
