@@ -4,7 +4,8 @@ pixel.
 
 import dataclasses
 import math
-from typing import Protocol
+from collections.abc import Container
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -95,43 +96,84 @@ class RandomResizedCrop:
         return (width - cut_width) // 2, (height - cut_height) // 2, cut_width, cut_height
 
 
-def map_points(points: npt.ArrayLike, crop: npt.ArrayLike, size: tuple[int, int]) -> npt.NDArray[np.float64]:
+def map_points(points: npt.ArrayLike, crop: npt.ArrayLike, size: tuple[int, int] | int) -> npt.NDArray[np.float64]:
     """Maps points of a source image to where crop, resizing and flip bring them.
 
     Args:
         points: (x, y) in pixels of the source as it is displayed, shape (…, 2). Pixel i covers [i, i + 1).
-        crop: Crop and flip of the row, as `raylance.ImageCrop` gives them, shape (7,).
-        size: (height, width) of the output.
+        crop: Crop and flip of the row, as `raylance.ImageCrop` gives them: shape (7,), or (views, 7).
+        size: (height, width) of the output, or one number for a square, as `raylance.Image` takes it.
 
     Returns:
-        The points in pixels of the output, float64 (…, 2). Those that were cut off lie outside of it.
+        The points in pixels of the output, float64 (…, 2), or (views, …, 2). Those that were cut off lie outside of it.
+        Those of a masked row, whose crop is all zeros, are NaN.
+
+    Raises:
+        ConfigError: For an array of another shape, or a size that no image has.
     """
-    left, top, width, height, _, _, flips = np.asarray(crop, dtype=np.float64)
-    mapped = (np.asarray(points, dtype=np.float64) - (left, top)) * (size[1] / width, size[0] / height)
-    if flips:
-        mapped[..., 0] = size[1] - mapped[..., 0]
-    return np.asarray(mapped)
+    at, (high, wide) = _array("points", points, "(…, 2), x and y of each", 2, range(1, 99)), whole_size("", size)
+    crops = _array("crop", crop, "(7,) or (views, 7), as ImageCrop gives it for a row", 7, (1, 2))
+    mapped = np.full((*crops.shape[:-1], *at.shape), np.nan)
+    for view in np.ndindex(crops.shape[:-1]):
+        left, top, width, height, _, _, flips = crops[view]
+        if width and height:
+            mapped[view] = (at - (left, top)) * (wide / width, high / height)
+            if flips:
+                mapped[(*view, ..., 0)] = wide - mapped[(*view, ..., 0)]
+    return mapped
 
 
 def map_boxes(
-    boxes: npt.ArrayLike, crop: npt.ArrayLike, size: tuple[int, int], *, least_visible: float = 0.0
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    boxes: npt.ArrayLike, crop: npt.ArrayLike, size: tuple[int, int] | int, *, least_visible: float = 0.0
+) -> tuple[Any, npt.NDArray[np.bool_]]:
     """Maps boxes of a source image to where crop, resizing and flip bring them, clipped to the output.
 
     Args:
-        boxes: (left, top, right, bottom) in pixels of the source as it is displayed, shape (k, 4).
-        crop: Crop and flip of the row, as `raylance.ImageCrop` gives them, shape (7,).
-        size: (height, width) of the output.
+        boxes: (left, top, right, bottom) in pixels of the source as it is displayed, shape (k, 4); without a box, also
+            (0,).
+        crop: Crop and flip of the row, as `raylance.ImageCrop` gives them: shape (7,), or (views, 7).
+        size: (height, width) of the output, or one number for a square, as `raylance.Image` takes it.
         least_visible: The fraction of a box's area that must be visible for the box to be kept.
 
     Returns:
-        The kept boxes, float64 (kept, 4), and which of the k these are, bool (k,). A box of which nothing is visible is
-        never kept.
+        The kept boxes, float64 (kept, 4), and which of the k these are, bool (k,). With several views, a list of such
+        arrays, one for each view, and bool (views, k). A box of which nothing is visible is never kept, and none of a
+        masked row, whose crop is all zeros.
+
+    Raises:
+        ConfigError: For an array of another shape, or a size that no image has.
     """
-    corners = map_points(np.asarray(boxes, dtype=np.float64).reshape(-1, 2, 2), crop, size)
-    low, high = corners.min(axis=1), corners.max(axis=1)  # a flip swaps left and right
-    ends = np.array([size[1], size[0]], dtype=np.float64)
+    given = np.asarray(boxes, dtype=np.float64)
+    if given.size or given.ndim != 1:
+        given = _array("boxes", given, "(k, 4): left, top, right, bottom of each", 4, (2,))
+    corners = map_points(given.reshape(-1, 2, 2), crop, size)
+    low, high = corners.min(axis=-2), corners.max(axis=-2)  # a flip swaps left and right
+    ends = whole_size("", size)[::-1]
     shown_low, shown_high = low.clip(0, ends), high.clip(0, ends)
-    visible, whole = (shown_high - shown_low).prod(axis=1), (high - low).prod(axis=1)
-    keep = (visible > 0) & (visible >= least_visible * whole)
-    return np.concatenate([shown_low, shown_high], axis=1)[keep], keep
+    visible, whole = (shown_high - shown_low).prod(axis=-1), (high - low).prod(axis=-1)
+    keep = (visible > 0) & (visible >= least_visible * whole)  # neither holds for NaN
+    shown = np.concatenate([shown_low, shown_high], axis=-1)
+    return (shown[keep] if keep.ndim == 1 else [view[kept] for view, kept in zip(shown, keep, strict=True)]), keep
+
+
+def whole_size(owner: str, size: Any) -> tuple[int, int]:
+    """Checks a size argument, and returns it as (height, width); `owner` is the call with the arguments before it.
+
+    Raises:
+        ConfigError: Unless it is one or two whole numbers of at least 1.
+    """
+    sides = list(size) if isinstance(size, tuple | list) else [size, size]
+    whole = [isinstance(side, int | np.integer) and not isinstance(side, bool) and side >= 1 for side in sides]
+    if len(sides) != 2 or not all(whole):
+        given = f"{owner}size={size!r}" + (")" if owner else "")
+        raise ConfigError(
+            f"{given}: must be (height, width) in whole pixels, both at least 1, or one number for a square."
+        )
+    return int(sides[0]), int(sides[1])
+
+
+def _array(name: str, given: npt.ArrayLike, wanted: str, width: int, axes: Container[int]) -> npt.NDArray[np.float64]:
+    array = np.asarray(given, dtype=np.float64)
+    if array.ndim not in axes or array.shape[-1] != width:
+        raise ConfigError(f"{name} of shape {array.shape} cannot be mapped: give {wanted}.")
+    return array

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raylance.arguments import check_integer
-from raylance.decode.crops import BOX_DRAWS, CenterCrop, Crop
+from raylance.decode.crops import BOX_DRAWS, CenterCrop, Crop, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.decode.pixels import (
     CODEC,
@@ -85,7 +85,7 @@ class Image(Decoder):
 
     def __post_init__(self) -> None:
         if self.size is not None:
-            object.__setattr__(self, "size", _whole_size(self.column, self.size))
+            object.__setattr__(self, "size", whole_size(f"Image({self.column!r}, ", self.size))
         if not 0 <= self.hflip <= 1:
             raise ConfigError(f"Image({self.column!r}, hflip={self.hflip}): a probability lies in [0, 1].")
         for name, value, words in (
@@ -367,18 +367,6 @@ def box_of_view(image: Image, height: int, width: int, draws: Draws) -> Box:
 def flips_view(image: Image, draws: Draws) -> bool:
     """Whether a view is flipped."""
     return bool((image.follows or image).hflip > draws[BOX_DRAWS])
-
-
-def _whole_size(column: str, size: Any) -> tuple[int, int]:
-    """Checks a size argument, and returns it as (height, width)."""
-    sides = list(size) if isinstance(size, tuple | list) else [size, size]
-    whole = [isinstance(side, int | np.integer) and not isinstance(side, bool) and side >= 1 for side in sides]
-    if len(sides) != 2 or not all(whole):
-        raise ConfigError(
-            f"Image({column!r}, size={size!r}): must be (height, width) in whole pixels, both at least 1, or one "
-            "number for a square."
-        )
-    return int(sides[0]), int(sides[1])
 
 
 def _whole(height: int, width: int) -> Box:

@@ -198,6 +198,40 @@ def test_mapped_boxes_lie_inside_and_keep_their_share(
     assert points.shape == (len(boxes), 2, 2)
 
 
+def test_boxes_are_mapped_for_each_view_and_for_none_of_a_masked_row() -> None:
+    boxes, size = np.array([[10, 5, 30, 25], [0, 0, 4, 4], [90, 30, 100, 40]]), 224
+    crops = np.array([[0, 0, 100, 50, 100, 50, 0], [5, 5, 20, 30, 100, 50, 1], [0, 0, 0, 0, 0, 0, 0]])
+    alone = [map_boxes(boxes, crop, (size, size)) for crop in crops]
+    made, keep = map_boxes(boxes, crops, size)
+    assert keep.tolist() == [each.tolist() for _, each in alone] == [[True] * 3, [True, False, False], [False] * 3]
+    for ours, (wanted, _) in zip(made, alone, strict=True):
+        np.testing.assert_array_equal(ours, wanted)
+    points = map_points(boxes[:, :2], crops, size)
+    assert points.shape == (3, 3, 2)
+    np.testing.assert_array_equal(points[1], map_points(boxes[:, :2], crops[1], (size, size)))
+    assert np.isnan(points[2]).all()
+    for none in ([], np.empty((0, 4))):
+        assert [len(view) for view in map_boxes(none, crops, size)[0]] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("boxes", "crop", "size", "message"),
+    [
+        (np.zeros((4, 5)), np.ones(7), 8, r"boxes of shape \(4, 5\) cannot be mapped: give \(k, 4\)"),
+        (np.zeros(8), np.ones(7), 8, r"boxes of shape \(8,\)"),
+        (np.zeros((2, 4, 4)), np.ones(7), 8, r"boxes of shape \(2, 4, 4\)"),
+        (np.zeros((2, 4)), np.ones(6), 8, r"crop of shape \(6,\) cannot be mapped: give \(7,\) or \(views, 7\)"),
+        (np.zeros((2, 4)), np.ones((9, 2, 7)), 8, r"crop of shape \(9, 2, 7\)"),
+        (np.zeros((2, 4)), np.ones(7), (8, 8, 3), r"size=\(8, 8, 3\): must be \(height, width\)"),
+        (np.zeros((2, 4)), np.ones(7), 0, "size=0: must be"),
+    ],
+)
+def test_what_cannot_be_mapped(boxes: Any, crop: Any, size: Any, message: str) -> None:
+    """Five numbers a box gave other boxes, and a masked row a division by zero."""
+    with pytest.raises(ConfigError, match=message):
+        map_boxes(boxes, crop, size)
+
+
 def test_decoders_of_several_arrays_keep_the_promises() -> None:
     samples = make_images(4)
     check_decoder(Image("image", size=16, views=2, **CROPS), samples)
