@@ -20,7 +20,6 @@ from raylance.batches.batches import (
     BatchFormat,
     BatchSpec,
     Dtypes,
-    decodes_on,
     host_converter,
     make_batch_spec,
     torch_converter,
@@ -223,8 +222,7 @@ class RankLoader(Positioned):
             collate_fn = self._recorder.stats.timed("collate_fn_s")(collate_fn)
         convert = torch_converter(self._read_spec, dtypes, collate_fn, pad_lists, pin_memory or target.type == "cuda")
         spec = make_batch_spec(self._cursor.delivery_spec, size, prefetch_batches, drop_last, with_row_offset)
-        on_device = decodes_on(self._read_spec, target)
-        spec = dataclasses.replace(spec, convert=convert, device=target, pin_memory=pin_memory, on_device=on_device)
+        spec = dataclasses.replace(spec, convert=convert, device=target, pin_memory=pin_memory)
         return self._batches(spec, "torch")
 
     def iter_batches(
@@ -255,8 +253,7 @@ class RankLoader(Positioned):
         size = check_batch_size(global_batch_size, batch_size, self.dp_size)
         spec = make_batch_spec(self._cursor.delivery_spec, size, prefetch_batches, drop_last, with_row_offset)
         convert = host_converter(self._read_spec, batch_format, pad_lists)
-        on_device = decodes_on(self._read_spec, torch.device("cpu"))
-        return self._batches(dataclasses.replace(spec, convert=convert, on_device=on_device), batch_format)
+        return self._batches(dataclasses.replace(spec, convert=convert), batch_format)
 
     def batches(self, **arguments: Any) -> Batches:
         """Binds the arguments of `iter_torch_batches` once, for what expects a DataLoader; see `Batches`.

@@ -37,10 +37,12 @@ class Assembly:
 
     Attributes:
         epoch: That of the pass.
+        is_decoded: Whether helpers decode columns of the rows.
     """
 
     def __init__(self, read_spec: ReadSpec, plan: Plan, rank: int, epoch: int, position: int) -> None:
         self._read_spec, self._plan, self._rank, self.epoch = read_spec, plan, rank, epoch
+        self.is_decoded = read_spec.in_helpers is not None
         self._selection = read_spec.source.load_selection()
         self._after = position
         self._parts: list[pa.Table] = []

@@ -31,7 +31,6 @@ from raylance.decode.arrays import (
     to_arrow,
     to_numpy,
 )
-from raylance.decode.on_device import DeviceDecoding
 from raylance.errors import ConfigError, DatasetError
 from raylance.orders.mixture import MixOrder
 from raylance.planning.delivery_spec import DeliverySpec
@@ -63,7 +62,6 @@ class BatchSpec:
     Attributes:
         hidden: Columns that batches leave out.
         convert: Makes a batch of a table, and of tensors by column that the device has decoded.
-        on_device: Decodes these; None where there are none.
         device: Where tensors go; None for batches that hold none.
         pin_memory: Whether tensors that stay on the CPU are in pinned memory.
     """
@@ -75,7 +73,6 @@ class BatchSpec:
     convert: Convert
     device: torch.device | None = None
     pin_memory: bool = False
-    on_device: DeviceDecoding | None = None
 
 
 class Batches:
@@ -203,11 +200,6 @@ def make_batch_spec(
         hidden=tuple(hidden),
         convert=lambda table, _: table,
     )
-
-
-def decodes_on(read_spec: ReadSpec, device: torch.device) -> DeviceDecoding | None:
-    """What decodes on the device of the batches; None where nothing does."""
-    return None if read_spec.on_device is None else DeviceDecoding(read_spec.on_device, device)
 
 
 def torch_converter(
@@ -379,7 +371,7 @@ def to_torch(
 ) -> dict[str, Any]:
     """Converts a table of n rows to tensors by column, of the shapes of `to_numpy`; strings, bytes and unpadded lists
     become Python lists, jagged ones `JaggedParts`. Columns in `channels_last`, (n, …, H, W, C), become (n, …, C, H, W)
-    views in channels-last memory.
+    views in channels-last memory; so do the arrays in their lists.
 
     Raises:
         DatasetError: For dates, and as `to_numpy` raises.
@@ -392,7 +384,10 @@ def to_torch(
         if array.dtype == object:
             for value in array:
                 _refuse_dates(name, kind, value)
-            batch[name] = [torch.tensor(value) if isinstance(value, np.ndarray) else value for value in array]
+            batch[name] = [
+                _shaped(name, torch.tensor(value), dtypes, channels_last) if isinstance(value, np.ndarray) else value
+                for value in array
+            ]
             continue
         _refuse_dates(name, kind, array)
         tensor = _shaped(name, torch.utils.dlpack.from_dlpack(array), dtypes, channels_last)

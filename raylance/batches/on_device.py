@@ -19,7 +19,7 @@ def decode_step(
 
     Returns:
         The table without these columns, and with `_valid` False for the rows that could not be decoded; the step, with
-        those rows among its masked ones; and what was decoded.
+        those rows among its masked ones, and with the bytes of its decoded columns; and what was decoded.
 
     Raises:
         RaylanceError: As `DeviceDecoding.decode` raises.
@@ -28,10 +28,11 @@ def decode_step(
     rows = table.select(decoding.encoded).append_column(ROW_OFFSET, pa.array(offsets))
     if assembly.repeats:
         rows = rows.append_column(DRAW, pa.array(assembly.positions(step)))
-    made = decoding.decode(rows, assembly.epoch)
+    made, masked = decoding.decode(rows, assembly.epoch), step.masked
     if len(made.masked):
         valid = table[VALID].to_numpy() & ~np.isin(offsets, made.masked)
         table = table.set_column(table.column_names.index(VALID), VALID, pa.array(valid))
-        new = made.masked[~np.isin(made.masked, step.masked)]  # other columns may have masked the same rows
-        step = dataclasses.replace(step, masked=np.concatenate([step.masked, new]))
-    return table.drop_columns(decoding.encoded), step, made
+        new = made.masked[~np.isin(made.masked, masked)]  # other columns may have masked the same rows
+        masked = np.concatenate([masked, new])
+    table = table.drop_columns(decoding.encoded)
+    return table, dataclasses.replace(step, masked=masked, nbytes=table.nbytes + made.receipt.nbytes), made

@@ -75,7 +75,9 @@ class Decoder(abc.ABC):
         shape: Shape of one decoded row; () for a number.
         dtype: Its NumPy dtype: numbers or bool.
         draws: Uniform random numbers that decoding a row takes, keyed by seed, epoch and row; 0 by default.
-        channels_last: Whether the last of three axes holds channels, which torch batches have first; not by default.
+        channels_last: Whether the last axis of a `shape` (…, H, W, C) holds channels. Torch batches have them before
+            height and width, (…, C, H, W), in channels-last memory; other formats as they are. Not by default, and
+            without effect on a shape of fewer than three axes.
         content: What such a column holds, for errors.
         name: Name of the decoded column; None for that of `column`. With names, several decoders may read one column.
         like: Name of another decoder whose draws it takes, so that both are augmented alike; None for its own.
@@ -262,6 +264,11 @@ class BatchDecoder(Decoder):
 def is_on_device(decoder: Decoder) -> TypeGuard[BatchDecoder]:
     """Whether the trainer decodes, on the device of its batches."""
     return isinstance(decoder, BatchDecoder) and decoder.on_device
+
+
+def is_users(decoder: Decoder) -> bool:
+    """Whether code of raylance's user decodes, so that an error may be that code's."""
+    return not type(decoder).__module__.startswith("raylance.") or getattr(decoder, "decode_fn", None) is not None
 
 
 def check_decoder_output(decoder: Decoder) -> None:

@@ -15,26 +15,36 @@ from raylance.decode.arrays import to_arrow
 from raylance.decode.decoder import Decoder
 from raylance.decode.opened import BatchColumn, Rows, read_only
 from raylance.decode.rows import DecodedRows, Decoding
-from raylance.observe import Receipt
+from raylance.observe import Receipt, clock
 from raylance.orders.permutation import Int64Array
 
 _CPU = torch.device("cpu")
+_ALIGNED = 64  # bytes: torch aligns what it allocates so, too
 
 
 class DeviceColumn(BatchColumn):
-    """A batch decoder on a device, where what it makes stays a tensor; on the CPU, it may become a column of Arrow."""
+    """A batch decoder on a device, where what it makes stays a tensor; on the CPU, it may become a column of Arrow.
+
+    It is opened once, and used by one thread at a time: what is opened may hold a model.
+    """
 
     def __init__(self, decoders: Sequence[Decoder], like: str | None, device: torch.device = _CPU) -> None:
-        super().__init__(decoders, like, device)
-        self._device = device
+        super().__init__(decoders, like)
+        self._device, self._opened_once = device, None
         self._dtype = torch.from_numpy(np.empty(0, decoders[0].dtype)).dtype
 
-    @staticmethod
-    def open(decoders: Sequence[Decoder], *where: Any) -> Any:
+    def open(self) -> Any:
         """See `OpenColumn.open`."""
-        opened: Any = decoders[0].open_on(*where)  # type: ignore[attr-defined]
+        opened: Any = self._decoders[0].open_on(self._device)  # type: ignore[attr-defined]
         _ = opened.decode_batch
         return opened
+
+    @property
+    def opened(self) -> Any:
+        """What decodes, opened at its first use, for all threads."""
+        if self._opened_once is None:
+            self._opened_once = self._try_to_open()
+        return self._opened_once
 
     def decode(self, rows: Rows, executor: Any, *, own_memory: bool) -> dict[str, pa.Array]:
         """See `OpenColumn.decode`; on the CPU."""
@@ -42,13 +52,13 @@ class DeviceColumn(BatchColumn):
 
     def decode_on_device(self, rows: Rows) -> dict[str, torch.Tensor]:
         """Decodes rows on the device; returns tensors (n, *shape) by the decoder's name."""
-        (decoder,) = self._decoders
+        (decoder,), pins = self._decoders, self._device.type == "cuda"
 
         def make(count: int) -> torch.Tensor:
             return torch.empty((count, *decoder.shape), dtype=self._dtype, device=self._device)
 
         out = make(rows.table.num_rows)
-        self.decode_together(rows, _tensors(rows.table[decoder.column], self._device.type == "cuda"), out, make)
+        self.decode_together(rows, lambda: _tensors(rows.table[decoder.column], pins), out, make)
         return {decoder.output_name: out}
 
 
@@ -68,7 +78,7 @@ class OnDevice:
 
 
 class DeviceDecoding:
-    """Decodes batches on a device; keeps what decoders opened for each thread."""
+    """Decodes batches on a device, in one thread at a time; keeps what decoders opened."""
 
     def __init__(self, decoding: Decoding, device: torch.device) -> None:
         self._decoding = decoding
@@ -90,28 +100,37 @@ class DeviceDecoding:
             ConfigError: For a row that the settings cannot decode.
             HelperError: If a decoder fails on rows together only.
         """
-        rows = DecodedRows(self._decoding, table, epoch)
+        for column in self._columns:  # not counted as decoding: a model is loaded once
+            _ = column.opened
+        begin, rows = clock.now(), DecodedRows(self._decoding, table, epoch)
         made: dict[str, torch.Tensor] = {}
-        before = sum(column.fallbacks for column in self._columns)
         for column in self._columns:
             made |= column.decode_on_device(rows)
+        seconds = clock.now() - begin
         return OnDevice(
             columns=made,
             masked=table[ROW_OFFSET].to_numpy()[~rows.valid],
             receipt=Receipt(
-                fallback_rows=sum(column.fallbacks for column in self._columns) - before, bad_rows=rows.named_bad_rows
+                nbytes=sum(tensor.nbytes for tensor in made.values()),
+                decode_s=seconds,
+                device_decode_s=seconds,
+                fallback_rows=rows.fallbacks,
+                bad_rows=rows.named_bad_rows,
             ),
         )
 
 
 def _tensors(column: pa.ChunkedArray, pins: bool) -> list[torch.Tensor | None]:
-    """The bytes of each row, uint8 (length,): parts of one tensor, in pinned memory if asked for."""
+    """The bytes of each row, uint8 (length,): parts of one tensor, in pinned memory if asked for. Each begins where it
+    can be viewed as any dtype, whatever rows are beside it.
+    """
     values = read_only(column)
-    memory = torch.empty(sum(len(value) for value in values if value is not None), dtype=torch.uint8, pin_memory=pins)
-    array, end, parts = memory.numpy(), 0, []
-    for value in values:
-        start, end = end, end + (0 if value is None else len(value))
+    sizes = np.array([0 if value is None else len(value) for value in values], dtype=np.int64)
+    ends = (-(-sizes // _ALIGNED) * _ALIGNED).cumsum()
+    memory = torch.empty(int(ends[-1]) if len(ends) else 0, dtype=torch.uint8, pin_memory=pins)
+    array, parts = memory.numpy(), list[torch.Tensor | None]()
+    for value, size, begin in zip(values, sizes.tolist(), [0, *ends.tolist()], strict=False):
         if value is not None:
-            array[start:end] = np.frombuffer(value, np.uint8)
-        parts.append(None if value is None else memory[start:end])
+            array[begin : begin + size] = np.frombuffer(value, np.uint8)
+        parts.append(None if value is None else memory[begin : begin + size])
     return parts

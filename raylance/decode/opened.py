@@ -43,6 +43,9 @@ class Rows(Protocol):
         """Which of them are good so far, bool (n,)."""
         ...
 
+    fallbacks: int
+    """Rows that a fast way left to a slow one, counted once for each column."""
+
     def draws(self, decoder: Decoder) -> Draws:
         """The uniform numbers that they take, (n, decoder.draws)."""
         ...
@@ -60,20 +63,18 @@ class OpenColumn(abc.ABC):
     """Decoders of one column that work together, mostly one alone.
 
     Attributes:
-        opened: What was opened, of all threads.
         follows: Whether rows are left out that are bad already: what decides may be missing.
     """
 
     method: ClassVar[str]  # of what decoders of this kind open
 
-    def __init__(self, decoders: Sequence[Decoder], like: str | None, *where: Any) -> None:
-        """Where `like` is given, rows must fit to this other encoded column; `where` goes to `open`."""
-        self.opened: list[Any] = []
+    def __init__(self, decoders: Sequence[Decoder], like: str | None) -> None:
+        """If `like` is given, rows must fit to this other encoded column."""
         self._decoders, self._like = decoders, like
         self.follows = all(decoder.like is not None for decoder in decoders)
         self._column, self._class = decoders[0].column, type(decoders[0]).__name__
         self._memory = [np.empty((0, *decoder.shape), decoder.dtype) for decoder in decoders]
-        self._local = _Local(type(self), decoders, where, self.opened)
+        self._local = threading.local()
 
     @abc.abstractmethod
     def decode(self, rows: Rows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
@@ -82,19 +83,29 @@ class OpenColumn(abc.ABC):
         Without `own_memory`, the next call overwrites them. A bad row becomes zeros, or an empty list.
         """
 
-    @staticmethod
     @abc.abstractmethod
-    def open(decoders: Sequence[Decoder], *where: Any) -> Any:
-        """Opens what decodes, for one thread; fails if that lacks its method."""
-
-    def load(self) -> None:
-        """Opens what decodes in this thread."""
-        _ = self._local.opened
+    def open(self) -> Any:
+        """Opens what decodes, for one thread; fails with AttributeError if that lacks its method."""
 
     @property
-    def fallbacks(self) -> int:
-        """Rows so far that a fast codec left to a slow one."""
-        return sum(int(getattr(opened, "fallbacks", 0)) for opened in self.opened)
+    def opened(self) -> Any:
+        """What decodes in this thread, which opens it at its first use there. It ends with the thread.
+
+        Raises:
+            ConfigError: If it cannot be opened.
+        """
+        if not hasattr(self._local, "opened"):
+            self._local.opened = self._try_to_open()
+        return self._local.opened
+
+    def _try_to_open(self) -> Any:
+        try:
+            return self.open()
+        except Exception as error:
+            lacks = f" open() must return an object with {self.method}." if isinstance(error, AttributeError) else ""
+            raise ConfigError(
+                f"{self._class}({self._column!r}) cannot be opened ({describe_exception(error)}).{lacks}"
+            ) from error
 
     def _lend(self, count: int, own_memory: bool) -> list[Array]:
         """Memory for so many rows of each decoder, (count, *shape)."""
@@ -124,12 +135,14 @@ class OpenColumn(abc.ABC):
         decode: Callable[[int, Any, memoryview], None],
         clear: Callable[[int], None],
     ) -> None:
-        """Has `decode` called with each row, what its thread opened, and its bytes; and `clear` with each bad one."""
+        """Calls `decode` with each row, what its thread opened, and its bytes; and `clear` with each bad one."""
         encoded = read_only(rows.table[self._column])
         others = None if self._like is None else read_only(rows.table[self._like])
 
-        def decode_row(row: int) -> None:
-            opened = self._local.opened  # an error of opening is no row's
+        def decode_row(row: int) -> int:
+            """Returns how often the row was left to a slow way."""
+            opened = self.opened  # an error of opening is no row's
+            before = _fallbacks(opened)
 
             def work() -> None:
                 value = encoded[row]
@@ -143,9 +156,9 @@ class OpenColumn(abc.ABC):
 
             if (self.follows and not rows.valid[row]) or not self._attempt(rows, row, work):
                 clear(row)
+            return _fallbacks(opened) - before
 
-        for _ in (map if executor is None else executor.map)(decode_row, range(rows.table.num_rows)):
-            pass
+        rows.fallbacks += sum((map if executor is None else executor.map)(decode_row, range(rows.table.num_rows)))
 
 
 class _RowColumn(OpenColumn):
@@ -153,10 +166,9 @@ class _RowColumn(OpenColumn):
 
     method = "decode_into(encoded, draws, out)"
 
-    @staticmethod
-    def open(decoders: Sequence[Decoder], *where: Any) -> Any:
-        group = decoders[0].open_group(decoders[1:]) if len(decoders) > 1 else None
-        return group or _Each([decoder.open() for decoder in decoders])
+    def open(self) -> Any:
+        first, *others = self._decoders
+        return (first.open_group(others) if others else None) or _Each([each.open() for each in self._decoders])
 
     def decode(self, rows: Rows, executor: Executor | None, *, own_memory: bool) -> dict[str, pa.Array]:
         outs = self._lend(rows.table.num_rows, own_memory)
@@ -179,9 +191,8 @@ class _RaggedColumn(OpenColumn):
 
     method = "decode(encoded, draws)"
 
-    @staticmethod
-    def open(decoders: Sequence[Decoder], *where: Any) -> Any:
-        opened: Any = decoders[0].open()
+    def open(self) -> Any:
+        opened: Any = self._decoders[0].open()
         _ = opened.decode
         return opened
 
@@ -205,19 +216,9 @@ class BatchColumn(OpenColumn):
 
     method = "decode_batch(encoded, draws, out)"
 
-    def __init__(self, decoders: Sequence[Decoder], like: str | None, *where: Any) -> None:
-        super().__init__(decoders, like, *where)
-        self._alone = 0  # rows that were decoded by themselves, because those together failed
-
-    @property
-    def fallbacks(self) -> int:
-        """See `OpenColumn.fallbacks`."""
-        return super().fallbacks + self._alone
-
-    @staticmethod
-    def open(decoders: Sequence[Decoder], *where: Any) -> Any:
+    def open(self) -> Any:
         """See `OpenColumn.open`."""
-        opened: Any = decoders[0].open()
+        opened: Any = self._decoders[0].open()
         _ = opened.decode_batch
         return opened
 
@@ -228,14 +229,18 @@ class BatchColumn(OpenColumn):
         def make(count: int) -> Array:
             return np.empty((count, *out.shape[1:]), out.dtype)
 
-        self.decode_together(rows, read_only(rows.table[self._column]), out, make)
+        self.decode_together(rows, lambda: read_only(rows.table[self._column]), out, make)
         return {decoder.output_name: to_arrow(out)}
 
-    def decode_together(self, rows: Rows, encoded: Sequence[Any], out: Any, make: Callable[[int], Any]) -> None:
+    def decode_together(
+        self, rows: Rows, lend: Callable[[], Sequence[Any]], out: Any, make: Callable[[int], Any]
+    ) -> None:
         """Decodes rows into `out`, (n, *shape), an array or a tensor; `make` gives such memory for some of the rows.
-        `encoded` has None for a null.
+
+        `lend` gives the bytes of each row, None for a null. It is called again before rows are decoded by themselves,
+        because a decoder may have changed the bytes of a call that failed.
         """
-        draws, opened = rows.draws(self._decoders[0]), self._local.opened
+        draws, opened, encoded = rows.draws(self._decoders[0]), self.opened, lend()
 
         def decode(which: list[int]) -> None:
             made = out if len(which) == len(out) else make(len(which))
@@ -252,11 +257,14 @@ class BatchColumn(OpenColumn):
         wanted = [row for row in range(len(out)) if not self.follows or rows.valid[row]]
         given = [row for row in wanted if encoded[row] is not None]
         bad = {row for row in wanted if encoded[row] is None and not attempt(row)}
+        before = _fallbacks(opened)
         try:
             if given:
                 decode(given)
+            rows.fallbacks += _fallbacks(opened) - before
         except Exception as together:  # each by itself says which rows are the cause
-            self._alone += len(given)
+            rows.fallbacks += len(given)
+            encoded = lend()
             if not (failed := {row for row in given if not attempt(row)}):
                 raise HelperError(
                     f"{self._class}({self._column!r}) fails on {rows.describe(given)} together "
@@ -313,27 +321,16 @@ class _Each:
 
     @property
     def fallbacks(self) -> int:
-        return sum(int(getattr(opened, "fallbacks", 0)) for opened in self._opened)
+        return sum(map(_fallbacks, self._opened))
 
     def decode_all(self, encoded: memoryview, draws: Sequence[Draws], outs: Sequence[Array]) -> None:
         for method, numbers, out in zip(self._methods, draws, outs, strict=True):
             _refuse_returned(method(encoded, numbers, out), "decode_into")
 
 
-class _Local(threading.local):
-    """What is opened for the current thread, at its first use; all of it ends with this object."""
-
-    def __init__(
-        self, kind: type[OpenColumn], decoders: Sequence[Decoder], where: tuple[Any, ...], all_opened: list[Any]
-    ) -> None:
-        try:
-            self.opened = kind.open(decoders, *where)
-        except Exception as error:
-            raise ConfigError(
-                f"{type(decoders[0]).__name__}({decoders[0].column!r}) cannot be opened "
-                f"({describe_exception(error)}): open() must return an object with {kind.method}."
-            ) from error
-        all_opened.append(self.opened)
+def _fallbacks(opened: Any) -> int:
+    """Rows so far that a fast way left to a slow one."""
+    return int(getattr(opened, "fallbacks", 0))
 
 
 def _refuse_returned(made: Any, method: str) -> None:

@@ -72,10 +72,10 @@ class PixelDecoder:
 
     def _by_turbo(self, data: memoryview, cut: Cuts, reduce_to: Sequence[tuple[int, int]]) -> list[Pixels] | None:
         """Decodes the boxes of a JPEG; None where simplejpeg refuses it."""
+        if (size := jpeg_size(data)) is None:
+            return None
+        high, wide = size
         try:
-            high, wide, colours, _ = simplejpeg.decode_jpeg_header(data)
-            if colours not in _COLOURS or high * wide > (PIL.Image.MAX_IMAGE_PIXELS or high * wide):
-                return None
             orientation = _orientation(PIL.Image.open(io.BytesIO(data))) if _may_have_exif(data) else 1
             is_turned = orientation > 4  # by a quarter: stored rows are displayed as columns
             shown_high, shown_wide = (wide, high) if is_turned else (high, wide)
@@ -105,6 +105,20 @@ class PixelDecoder:
                 for left, top, width, height in boxes
             ]
         return [_part(pixels, box) for box in boxes]
+
+
+def jpeg_size(data: memoryview) -> tuple[int, int] | None:
+    """Stored height and width of a JPEG that fast codecs decode as Pillow does. None for other data: a JPEG of other
+    colours, or too large for Pillow, and what is no JPEG.
+    """
+    if data[: len(_JPEG)] != _JPEG:
+        return None
+    try:
+        high, wide, colours, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return None
+    is_plain = colours in _COLOURS and high * wide <= (PIL.Image.MAX_IMAGE_PIXELS or high * wide)
+    return (high, wide) if is_plain else None
 
 
 def _part(pixels: Pixels, box: Box) -> Pixels:

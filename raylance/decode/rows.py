@@ -5,6 +5,7 @@ nothing, and draws nothing from a global generator.
 import contextlib
 import dataclasses
 import math
+import traceback
 from collections.abc import Sequence
 from concurrent.futures import Executor
 
@@ -13,9 +14,16 @@ import pyarrow as pa
 
 from raylance.columns import COMPONENT_SHIFT, DRAW, OFFSET_MASK, ROW_OFFSET, TRANSFORM, VALID, describe_rows
 from raylance.decode.arrays import blank_row, is_bytes
-from raylance.decode.decoder import Decoder, Draws, RaggedDecoder, is_on_device
+from raylance.decode.decoder import Decoder, Draws, RaggedDecoder, is_on_device, is_users
 from raylance.decode.opened import open_columns
-from raylance.decode.transforms import Transform, Transformer, TransformError, describe_exception
+from raylance.decode.transforms import (
+    Transform,
+    Transformer,
+    TransformError,
+    describe_exception,
+    error_of_no_row,
+    place_of,
+)
 from raylance.errors import BadRowError, ConfigError, DatasetError, HelperError
 from raylance.observe import Receipt, clock
 from raylance.orders.permutation import UInt64Array, derive_key, mix64, subkeys, uniform
@@ -63,8 +71,8 @@ class Decoding:
 
     @property
     def channels_last(self) -> frozenset[str]:
-        """Names of the decoded columns whose channels torch batches have first."""
-        return frozenset(decoder.output_name for decoder in self.decoders if decoder.channels_last)
+        """Names of the decoded columns whose channels torch batches have first: those of three axes or more."""
+        return frozenset(each.output_name for each in self.decoders if each.channels_last and len(each.shape) > 2)
 
     @property
     def in_helpers(self) -> "Decoding | None":
@@ -125,8 +133,8 @@ class OpenDecoding:
         if executor is None and table.num_rows:
             for column in self._columns:  # not counted as decoding: a model is loaded once
                 with contextlib.suppress(ConfigError):  # decoding a row raises it again, and names the row
-                    column.load()
-        begin, fallbacks, rows = clock.now(), -self.fallbacks, DecodedRows(self._decoding, table, epoch)
+                    _ = column.opened
+        begin, rows = clock.now(), DecodedRows(self._decoding, table, epoch)
         made = self._decode(rows, executor, own_memory=own_memory)
         blank = self._decoding.blank
         if blank is not None and table.num_rows == 0:
@@ -138,14 +146,9 @@ class OpenDecoding:
         return done, Receipt(
             nbytes=done.nbytes,
             decode_s=clock.now() - begin,
-            fallback_rows=fallbacks + self.fallbacks,
+            fallback_rows=rows.fallbacks,
             bad_rows=rows.named_bad_rows,
         )
-
-    @property
-    def fallbacks(self) -> int:
-        """Rows so far that a fast codec left to a slow one."""
-        return sum(column.fallbacks for column in self._columns)
 
     def _decode(self, rows: "DecodedRows", executor: Executor | None = None, *, own_memory: bool = True) -> pa.Table:
         """Decodes columns, and takes note of bad rows.
@@ -231,12 +234,13 @@ class DecodedRows:
         table: Their columns before decoding.
         valid: Which are good so far, bool (n,).
         bad_rows: The others, as they were found.
+        fallbacks: Rows that a fast way left to a slow one, counted once for each column.
     """
 
     def __init__(self, decoding: Decoding, table: pa.Table, epoch: int) -> None:
         self._decoding, self._epoch, self.table = decoding, epoch, table
         self.valid = np.ones(table.num_rows, dtype=np.bool_)
-        self.bad_rows = BadRows()
+        self.bad_rows, self.fallbacks = BadRows(), 0
 
     @property
     def named_bad_rows(self) -> tuple[tuple[int, str, str], ...]:
@@ -273,7 +277,10 @@ class DecodedRows:
         if not self._decoding.mask_bad_rows:
             dataset = next(iter(self._decoding.datasets[offset >> COMPONENT_SHIFT :]), None)
             name = None if column == TRANSFORM else column
-            raise BadRowError(name, offset & OFFSET_MASK, reason, dataset) from error
+            bad = BadRowError(name, offset & OFFSET_MASK, reason, dataset)
+            if name is None or any(is_users(each) for each in self._decoding.decoders if each.column == column):
+                bad.add_note("".join(traceback.format_exception(error)))  # the cause itself does not travel
+            raise bad from error
         if self.valid[row] or (offset, column) not in {bad[:2] for bad in self.bad_rows}:
             self.bad_rows.append((offset, column, reason[:_REASON]))
         self.valid[row] = False
@@ -287,6 +294,7 @@ def resolve_decoder(decoder: Decoder, probe: pa.Table, leader: Decoder | None = 
     Raises:
         ConfigError: If a decoder does not fit good rows, or its `resolve` returns something else.
         DatasetError: If none of the rows can be decoded.
+        HelperError: If this machine has too little memory for it.
     """
     failures: list[Exception] = []
     for row in range(probe.num_rows):
@@ -300,12 +308,19 @@ def resolve_decoder(decoder: Decoder, probe: pa.Table, leader: Decoder | None = 
             decoders = (resolved,) if leader is None else (leader, resolved)
             Decoding(decoders=decoders, seed=0, mask_bad_rows=False).open().apply(probe.slice(row, 1), 0)
             return resolved
-        except ConfigError:
+        except (ConfigError, HelperError):
             raise
+        except (ImportError, MemoryError) as error:
+            raise error_of_no_row(f"{type(decoder).__name__}({decoder.column!r}) cannot decode", error) from error
         except Exception as error:  # a codec may raise anything for damaged bytes; another row may be good
             failures.append(error)
+    first = failures[0].__cause__ if isinstance(failures[0], BadRowError) and failures[0].__cause__ else failures[0]
+    what = f"column {decoder.column!r} holds no {decoder.content}"
+    fix = f"Name a column of {decoder.content} in decode=."
+    if is_users(decoder):
+        what = f"{type(decoder).__name__} has an error, or {what}"
+        fix = f"The traceback of the first one is above. Correct the decoder, or name a column of {decoder.content}."
     raise DatasetError(
-        f"column {decoder.column!r} holds no {decoder.content}: none of {len(failures)} sampled rows can be decoded "
-        f"(the first: {describe_exception(failures[0])}); nothing was started. Name a column of {decoder.content} in "
-        "decode=."
-    ) from failures[0]
+        f"{what}: none of {len(failures)} sampled rows can be decoded (the first: {describe_exception(first)}"
+        f"{place_of(first) if is_users(decoder) else ''}); nothing was started. {fix}"
+    ) from first

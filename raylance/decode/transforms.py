@@ -2,8 +2,10 @@
 never decodes, and never decides what happens to a row that it fails on.
 """
 
+import os
 import re
 import socket
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -125,13 +127,21 @@ class Transformer:
         return describe_rows(table[ROW_OFFSET].to_numpy(), self._datasets)
 
 
-def describe_exception(error: Exception) -> str:
+def describe_exception(error: BaseException) -> str:
     """The class and the text of an error."""
     try:
         text = _OBJECT.sub("", str(error))
     except Exception as failure:  # an error's own __str__ may raise anything
         text = f"its text raises {type(failure).__name__}"
     return f"{type(error).__name__}: {text}".strip().removesuffix(":")
+
+
+def place_of(error: BaseException) -> str:
+    """Where an error was raised, to be added to its description; "" if no Python code raised it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    return f", in {frames[-1].name} of {os.path.basename(frames[-1].filename)}, line {frames[-1].lineno}"
 
 
 def error_of_no_row(what: str, error: ImportError | MemoryError) -> RaylanceError:

@@ -24,6 +24,7 @@ class Receipt:
         storage_s: Seconds in which storage was being read since the last receipt, reading ahead included.
         read_s: Seconds that the call waited for data from storage.
         decode_s: Seconds of decoding, of all threads together as the wall clock of the call.
+        device_decode_s: Of these, seconds of the trainer's process, for what its device decodes.
         raw_bytes: Bytes of the raw rows.
         held_bytes: Most bytes of raw rows that the shard actor has held.
         window_bytes: Bytes of raw rows that it holds now.
@@ -37,6 +38,7 @@ class Receipt:
     storage_s: float = 0.0
     read_s: float = 0.0
     decode_s: float = 0.0
+    device_decode_s: float = 0.0
     raw_bytes: int = 0
     held_bytes: int = 0
     window_bytes: int = 0
@@ -53,7 +55,7 @@ class FaultSeen(NamedTuple):
 
 
 class WorkDone(NamedTuple):
-    """A helper has finished a call."""
+    """A helper has finished a call, or the trainer's device has decoded a batch."""
 
     receipt: Receipt
     decoded_rows: int

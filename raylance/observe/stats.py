@@ -54,8 +54,9 @@ class Stats:
         rows: Rows handed out on this rank, padding included.
         masked_rows: Rows handed out as zeros with `_valid` False because they could not be decoded.
         nbytes: Bytes handed out, decoded.
-        fallback_rows: JPEGs that the fast codec left to Pillow, such as CMYK or damaged ones. Other formats, all of
-            which are Pillow's, do not count.
+        fallback_rows: Rows that a fast way left to a slow one: JPEGs that the fast codec left to Pillow, such as CMYK
+            or damaged ones (other formats, all of which are Pillow's, do not count); images that `DeviceImage` left to
+            `Image`; rows that a batch decoder failed on together.
         read_bytes: Bytes of rows read from storage, what was read ahead included.
         decoded_rows: Rows that were decoded, what was decoded ahead included.
         wait_s: Seconds that the trainer waited for the next batch, or for the end of a pass.
@@ -67,6 +68,8 @@ class Stats:
         storage_s: Seconds in which storage was being read, all shard actors together, ahead of time or not.
         read_s: Seconds that shard actors waited for storage (reading ahead hides the rest).
         decode_s: Seconds spent in decoding, all decoders together.
+        device_decode_s: Of these, seconds in which this process decoded on the device of its batches. On CUDA, work
+            that the device still does then is not counted.
         collate_s: Seconds spent in this process on turning tables into batches.
         collate_fn_s: Of these, seconds in the `collate_fn=` of the loader's user.
         transfer_s: Seconds spent on pinning batches and sending them to the device, or on beginning to.
@@ -107,6 +110,7 @@ class Stats:
     storage_s: float = 0.0
     read_s: float = 0.0
     decode_s: float = 0.0
+    device_decode_s: float = 0.0
     collate_s: float = 0.0
     collate_fn_s: float = 0.0
     transfer_s: float = 0.0
@@ -310,10 +314,11 @@ class Stats:
         self.storage_s += receipt.storage_s
         self.read_s += receipt.read_s
         self.decode_s += receipt.decode_s
+        self.device_decode_s += receipt.device_decode_s
         self.fallback_rows += receipt.fallback_rows
         self.held_bytes = max(self.held_bytes, receipt.held_bytes)
         self.window_bytes = receipt.window_bytes or self.window_bytes
-        if self._there_s and receipt.read_s + receipt.decode_s > 0:
+        if self._there_s and receipt.read_s + receipt.decode_s > 0 and not receipt.device_decode_s:
             reading_s = self._there_s * receipt.read_s / (receipt.read_s + receipt.decode_s)
             self.wait_read_s += reading_s
             self.wait_decode_s += self._there_s - reading_s

@@ -11,11 +11,14 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pyarrow as pa
+
 from raylance.batches.assembly import Assembly, Step
 from raylance.batches.batches import BatchSpec
 from raylance.batches.device import Sender
 from raylance.batches.masking import MaskedRows
 from raylance.batches.on_device import decode_step
+from raylance.decode.on_device import DeviceDecoding
 from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.messages import (
     Awaited,
@@ -37,6 +40,7 @@ from raylance.observe.observations import (
     BatchesReady,
     BatchGathered,
     BatchHandedOut,
+    Cause,
     FaultSeen,
     Observation,
     Observer,
@@ -64,6 +68,7 @@ class Feeder:
         self._dispatcher, self._runtime, self._assembly, self._observer = dispatcher, runtime, assembly, observer
         self._masked = masked
         self._spec: BatchSpec | None = None
+        self._on_device: DeviceDecoding | None = None
         self._sender: Sender | None = None
         self._changed = threading.Condition()
         self._said: deque[Event] = deque([Begin()])  # by the consumer, for the dispatcher
@@ -71,6 +76,7 @@ class Feeder:
         self._error: BaseException | None = None
         self._has_ended = self._is_closed = self._is_awaited = False
         self._is_over = False  # whether nothing more will be delivered
+        self._work: Cause = "finish"  # what the thread does when it makes a batch
         self._thread = threading.Thread(target=self.run, name="raylance-feeder", daemon=True)
 
     def start(self) -> None:
@@ -80,9 +86,12 @@ class Feeder:
 
     # The consumer's side.
 
-    def bind(self, spec: BatchSpec) -> None:
-        """Has batches made: until then, only the rows of the first ones are brought here."""
+    def bind(self, spec: BatchSpec, on_device: DeviceDecoding | None = None) -> None:
+        """Has batches made, parts of which `on_device` decodes: until then, only the rows of the first ones are brought
+        here.
+        """
         with self._changed:
+            self._on_device = on_device
             self._sender = None if spec.device is None else Sender(spec.device, spec.pin_memory)
             self._spec = spec
             self._say(Wanted())
@@ -175,7 +184,7 @@ class Feeder:
     def _awaits_here(self) -> None:
         """Records that the consumer's wait, if it waits, is for work in this process; `_changed` is held."""
         if self._is_awaited:
-            self._observe(WaitsFor("finish"))
+            self._observe(WaitsFor(self._work))
 
     # The thread's side.
 
@@ -260,18 +269,15 @@ class Feeder:
 
     def _finish(self, spec: BatchSpec) -> None:
         table, step = self._assembly.next_step()
-        with self._changed:
-            self._awaits_here()
         self._observe(BatchGathered(table))
         try:
-            with self._observer.timed("collate_s"), self._sender.stream() if self._sender else contextlib.nullcontext():
+            with self._sender.stream() if self._sender else contextlib.nullcontext():
                 decoded: Mapping[str, Any] = {}
-                if spec.on_device is not None:
-                    table, step, made = decode_step(spec.on_device, self._assembly, table, step)
-                    self._masked.explain(made.receipt.bad_rows)
-                    self._observe(WorkDone(made.receipt, 0))
-                    decoded = made.columns
-                batch = spec.convert(table.drop_columns(spec.hidden), decoded)
+                if self._on_device is not None:
+                    table, step, decoded = self._decode(self._on_device, table, step)
+                self._begin("finish")
+                with self._observer.timed("collate_s"):
+                    batch = spec.convert(table.drop_columns(spec.hidden), decoded)
         except Exception as error:
             error.add_note(f"as a batch was made of {self._assembly.describe(table)}")
             raise
@@ -283,6 +289,25 @@ class Feeder:
                 self._finished.append((batch, step))
                 self._observe(BatchesReady(len(self._finished)))
                 self._changed.notify_all()
+
+    def _begin(self, work: Cause) -> None:
+        """Begins a part of making a batch."""
+        with self._changed:
+            self._work = work
+            self._awaits_here()
+
+    def _decode(
+        self, on_device: DeviceDecoding, table: pa.Table, step: Step
+    ) -> tuple[pa.Table, Step, Mapping[str, Any]]:
+        """Decodes the columns of a step that belong on its device; see `decode_step`."""
+        self._begin("decode")
+        try:
+            table, step, made = decode_step(on_device, self._assembly, table, step)
+        finally:
+            self._work = "finish"
+        self._masked.explain(made.receipt.bad_rows)
+        self._observe(WorkDone(made.receipt, 0 if self._assembly.is_decoded else step.rows))
+        return table, step, made.columns
 
 
 @atexit.register

@@ -5,10 +5,13 @@ import importlib
 import uuid
 import weakref
 
+import torch
+
 from raylance.batches.assembly import Assembly
 from raylance.batches.batches import BatchSpec
 from raylance.batches.masking import MaskedRows
 from raylance.columns import dataset_names, describe_rows
+from raylance.decode.on_device import DeviceDecoding
 from raylance.dispatch.dispatcher import Dispatcher
 from raylance.dispatch.helper_pool import HelperPool
 from raylance.dispatch.messages import Kind
@@ -25,7 +28,7 @@ from raylance.settings import Options
 
 
 class Session:
-    """The helpers of one loader, pass after pass. Picklable until started.
+    """The helpers of one loader, and what decodes on its device, pass after pass. Picklable until started.
 
     Attributes:
         runtime: Runs the helpers; None before the first pass, and after `close`.
@@ -39,6 +42,7 @@ class Session:
         self._prepared: _Prepared | None = None
         self._masked = MaskedRows(read_spec)
         self._scalers: list[Scaler] = []
+        self._on_device: dict[torch.device, DeviceDecoding] = {}  # what it opens serves all passes
         self.runtime: Runtime | None = None
         self.pool: HelperPool | None = None
 
@@ -52,8 +56,15 @@ class Session:
             self.end_pass()  # of an iterator that was not closed: two cannot share the helpers
             feeder = self._begin(wanted, observer)
         self._feeder = feeder
-        feeder.bind(batch_spec)
+        feeder.bind(batch_spec, self._decodes_on(batch_spec.device or torch.device("cpu")))
         return feeder
+
+    def _decodes_on(self, device: torch.device) -> DeviceDecoding | None:
+        """What decodes on the device of the batches; None where nothing does."""
+        decoding = self._read_spec.on_device
+        if decoding is not None and device not in self._on_device:
+            self._on_device[device] = DeviceDecoding(decoding, device)
+        return self._on_device.get(device)
 
     def prepare(
         self, plan: Plan, rank: int, *, epoch: int, position: int, prefetch_batches: int, observer: Observer
@@ -167,11 +178,15 @@ class Session:
 
     def _close(self, feeder: Feeder | None) -> None:
         if feeder is not None and not feeder.close():
-            self.runtime = None  # user code hangs in the feeder's thread, which still has it
+            self.runtime = (
+                None  # user code hangs in the feeder's thread, which still has it, and what decodes on a device
+            )
+            self._on_device.clear()
 
     def close(self) -> None:
         """Ends the helpers."""
         self.end_pass()
+        self._on_device.clear()
         self._take_prepared(None)
         if self.runtime is not None:
             self.runtime.close()

@@ -182,8 +182,12 @@ class _Trial:
         if is_on_device(self._decoder):
             import torch
 
-            copies = [torch.frombuffer(bytearray(value), dtype=torch.uint8) for value in encoded]
-            self._refuse_returned("decode_batch", opened.decode_batch(copies, draws, torch.from_numpy(out)))
+            lent = [bytearray(value) for value in encoded]
+            tensors = [torch.frombuffer(each, dtype=torch.uint8) if each else torch.empty(0).byte() for each in lent]
+            self._refuse_returned("decode_batch", opened.decode_batch(tensors, draws, torch.from_numpy(out)))
+            for row, (each, value) in enumerate(zip(lent, encoded, strict=True)):
+                if each != value:
+                    _fail(self._decoder, f"sample {row} was changed: its memory is not the decoder's")
         elif isinstance(self._decoder, BatchDecoder):
             self._refuse_returned("decode_batch", opened.decode_batch(encoded, draws, out))
         elif isinstance(self._decoder, RaggedDecoder):

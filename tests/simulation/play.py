@@ -250,7 +250,7 @@ class SimulatedSession(Session):
         source = SimpleNamespace(likely_row_bytes=RAW_BYTES, uri="rows")
         decoding = SimpleNamespace(row_bytes=DECODED_BYTES, max_bad_rows=None, datasets=())
         done = decoding if scenario.decodes else None
-        read_spec: Any = SimpleNamespace(source=source, decoding=done, in_helpers=done)
+        read_spec: Any = SimpleNamespace(source=source, decoding=done, in_helpers=done, on_device=None)
         most_readers = scenario.readers + 2 * bool(scenario.readers > 1 and scenario.scales)
         options: Any = SimpleNamespace(
             reader_range=(scenario.readers, most_readers),
@@ -431,9 +431,7 @@ class Rank:
 
     def _start(self, prefetch_batches: int) -> None:
         epoch, position = self.place
-        spec: Any = SimpleNamespace(
-            prefetch_batches=prefetch_batches, device=None, hidden=(), convert=self._collate, on_device=None
-        )
+        spec: Any = SimpleNamespace(prefetch_batches=prefetch_batches, device=None, hidden=(), convert=self._collate)
         spec.pin_memory = False
         where = {"epoch": epoch, "position": position}
         feeder = self.session.start(self.planned.plan, self._number, **where, batch_spec=spec, observer=self.stats)

@@ -234,7 +234,7 @@ class TimedSession(Session):
             placement_timeout_s=scenario.placement_timeout_s,
             work_timeout_s=scenario.work_timeout_s,
         )
-        read_spec: Any = SimpleNamespace(source=source, decoding=decoding, in_helpers=decoding)
+        read_spec: Any = SimpleNamespace(source=source, decoding=decoding, in_helpers=decoding, on_device=None)
         super().__init__(read_spec, options)
         self.pool: HelperPool = self._make_pool(rank)
         self._prefetch_batches = scenario.prefetch_batches

@@ -9,7 +9,7 @@ import torch
 import torch.utils.data
 
 from raylance.api.dataset import Dataset
-from raylance.batches.batches import BatchSpec, Dtypes, decodes_on, make_batch_spec, torch_converter
+from raylance.batches.batches import BatchSpec, Dtypes, make_batch_spec, torch_converter
 from raylance.batches.device import build_jagged
 from raylance.decode.arrays import NumpyBatch, Paddings
 from raylance.errors import ConfigError
@@ -53,11 +53,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     def _batch_spec(self) -> BatchSpec:
         spec = make_batch_spec(self._opened.delivery_spec, 1, 1, None, self._with_row_offset)
         convert = torch_converter(self._opened.read_spec, *self._arguments)
-        return dataclasses.replace(
-            spec,
-            convert=lambda table, decoded: build_jagged(convert(table, decoded)),
-            on_device=decodes_on(self._opened.read_spec, torch.device("cpu")),
-        )
+        return dataclasses.replace(spec, convert=lambda table, decoded: build_jagged(convert(table, decoded)))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterates from the consumed position to the end of the epoch, without moving it."""

@@ -1,6 +1,10 @@
 """Owns the checks of batch decoders: whole items at once, and rows by themselves where one is damaged."""
 
 import dataclasses
+import gc
+import pickle
+import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -239,3 +243,128 @@ def test_where_a_column_is_decoded(uri: str) -> None:
     ):
         with pytest.raises(raylance.ConfigError, match=message):
             open_on_device(uri, **changes)
+
+
+@dataclasses.dataclass(frozen=True)
+class InPlace(raylance.BatchDecoder):
+    """Changes the bytes that it is lent, as a decoder may by mistake; fails beside a row that is too short."""
+
+    shape, dtype, on_device = (6,), "float32", True
+
+    def open(self) -> "InPlace":
+        return self
+
+    def decode_batch(self, encoded: Sequence[torch.Tensor], draws: np.ndarray, out: torch.Tensor) -> None:
+        for each in encoded:
+            each.bitwise_not_()
+        out.copy_(torch.stack([each.view(torch.float32) for each in encoded]))
+
+
+def test_rows_of_a_batch_that_failed_are_decoded_from_their_own_bytes(uri: str) -> None:
+    """After one bad row, the others were decoded from the bytes that the decoder had changed."""
+    handle = raylance.dataset(uri, decode=InPlace("values"), on_bad_row="mask", columns=["values"], order="sequential")
+    (batch,) = handle.iter_torch_batches(batch_size=ROWS)
+    good = np.setdiff1d(np.arange(ROWS), BAD)
+    assert np.flatnonzero(batch["_valid"]).tolist() == good.tolist()
+    wanted = np.invert(VALUES.view(np.uint8)).view(np.float32)
+    assert batch["values"][good].numpy().tobytes() == wanted[good].tobytes()
+    with pytest.raises(AssertionError, match="sample 0 was changed: its memory is not the decoder's"):
+        check_decoder(InPlace("values"), [row.tobytes() for row in VALUES[:3]], bad=[b"short"])
+
+
+@dataclasses.dataclass(frozen=True)
+class Model(OnDevice):
+    """What it opens holds memory."""
+
+    opened = []  # noqa: RUF012
+
+    def open_on(self, device: torch.device) -> Any:
+        made = OpenModel()
+        self.opened.append(weakref.ref(made))
+        return made
+
+
+class OpenModel(OnDevice):
+    def __init__(self) -> None:
+        object.__setattr__(self, "column", "values")
+        object.__setattr__(self, "weights", np.zeros(1000))
+
+
+def test_what_decodes_on_a_device_is_opened_once_a_loader(uri: str) -> None:
+    """Each pass over one `batches` opened another one, and kept it: 41 after 40 passes."""
+    handle = raylance.dataset(uri, decode=Model("values"), columns=["values"], filter="id > 8", on_bad_row="mask")
+    Model.opened.clear()
+    with handle.loader() as loader:
+        batches = loader.batches(batch_size=20)
+        assert not Model.opened
+        for _ in range(80):
+            assert len(list(batches)) == 2
+        assert len(list(loader.iter_torch_batches(batch_size=20))) == 2
+        assert len(Model.opened) == 1
+    del batches
+    gc.collect()
+    assert Model.opened[0]() is None
+    Model.opened.clear()
+    for _ in range(3):
+        list(handle.iter_torch_batches(batch_size=20))
+    assert len(Model.opened) == 1, "passes over a handle share what they opened"
+
+
+@pytest.mark.parametrize("decoders", [1, 4])
+def test_helpers_open_what_they_use(uri: str, decoders: int) -> None:
+    """The thread that made a decoder opened one of its own: 9 for 4 decoders, one of them for the reader."""
+    opened = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Counted(Scaled):
+        def open(self) -> "Counted":
+            opened.append(threading.current_thread().name)
+            return self
+
+    handle = raylance.dataset(uri, decode=Counted("values"), columns=["values"], filter="id > 8")
+    opened.clear()
+    with handle.loader(num_decoders=decoders) as loader:
+        for _ in range(4):
+            list(loader.iter_batches(batch_size=20))
+    assert 1 <= len(opened) <= decoders
+    assert len(set(opened)) == len(opened)
+    assert all(name.startswith("raylance-decoder") for name in opened)
+
+
+def test_errors_of_opening_say_what_failed(uri: str) -> None:
+    """A missing module was followed by "open() must return an object with …", and no memory was taken for no data."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Failing(Scaled):
+        error: type[Exception] = ImportError
+
+        def open(self) -> Any:
+            raise self.error("codec")
+
+        def resolve(self, encoded: memoryview) -> Any:
+            if self.error is MemoryError:
+                raise self.error("no room")
+            return self
+
+    with pytest.raises(raylance.ConfigError, match=r"cannot be opened \(ImportError: codec\)\.$"):
+        raylance.dataset(uri, decode=Failing("values"), columns=["values"])
+    with pytest.raises(raylance.HelperError, match=r"cannot decode on .* \(MemoryError: no room\)"):
+        raylance.dataset(uri, decode=Failing("values", MemoryError), columns=["values"])
+
+
+class Buggy(Scaled):
+    def decode_batch(self, encoded: Sequence[memoryview], draws: np.ndarray, out: np.ndarray) -> None:
+        [][len(encoded)]
+
+
+def test_an_error_of_the_decoder_is_not_taken_for_bad_data(uri: str) -> None:
+    """It read "column 'values' holds no encoded data … Name a column of encoded data"."""
+    with pytest.raises(raylance.DatasetError) as caught:
+        raylance.dataset(uri, decode=Buggy("values"), columns=["values"])
+    assert "IndexError: list index out of range, in decode_batch of test_batch_decoder.py, line " in str(caught.value)
+    assert "Buggy has an error, or column 'values' holds no encoded data" in str(caught.value)
+    with pytest.raises(raylance.BadRowError) as caught_later:
+        list(raylance.dataset(uri, decode=Scaled("values"), columns=["values"]).iter_batches(batch_size=ROWS))
+    travelled = pickle.loads(pickle.dumps(caught_later.value))
+    (note,) = (note for note in travelled.__notes__ if "Traceback" in note)
+    assert "in decode_batch\n    rows = np.frombuffer(" in note, "the worker gets no cause from a helper"

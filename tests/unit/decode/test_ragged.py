@@ -155,6 +155,43 @@ def test_values_do_not_depend_on_ranks(uri: str) -> None:
     assert hashes(1) == hashes(2) == hashes(3)
 
 
+@dataclasses.dataclass(frozen=True)
+class Clips(raylance.RaggedDecoder):
+    """Frames (length, H, W, C) of one byte a value; or rows (length, W, C) of an image of any height."""
+
+    shape: tuple[int, ...] = (2, 5, 3)
+    dtype, channels_last = "uint8", True
+
+    def open(self) -> "Clips":
+        return self
+
+    def decode(self, encoded: memoryview, draws: np.ndarray) -> np.ndarray:
+        return np.frombuffer(encoded, np.uint8).reshape(-1, *self.shape)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 3), (5, 3)])
+def test_channels_come_first_however_lists_are_given(write_dataset: Callable[..., str], shape: tuple[int, ...]) -> None:
+    """Lists and single rows had them last, and padded rows of two axes had the ragged one behind the channels."""
+    clips = [np.full((row % 3 + 1, *shape), row, np.uint8) for row in range(8)]
+    for clip in clips:
+        clip[..., 0] += 100
+    uri = write_dataset(pa.table({"clip": pa.array([clip.tobytes() for clip in clips], pa.binary())}))
+    handle = raylance.dataset(uri, decode=Clips("clip", shape), order="sequential")
+    wanted = [torch.from_numpy(clip) for clip in clips]
+    if len(shape) == 3:
+        wanted = [clip.movedim(-1, -3) for clip in wanted]
+    given: dict[str, Any] = {"batch_size": 8, "dtypes": torch.float16}
+    (padded,) = handle.iter_torch_batches(pad_lists={"clip": Pad(0)}, **given)
+    (jagged,) = handle.iter_torch_batches(pad_lists={"clip": "jagged"}, **given)
+    (lists,) = handle.iter_torch_batches(pad_lists={"clip": None}, **given)
+    for row, (clip, single) in enumerate(zip(wanted, MapDataset(handle).__getitems__(list(range(8))), strict=True)):
+        assert torch.equal(padded["clip"][row, : len(clip)], clip.half())
+        assert torch.equal(jagged["clip"].unbind()[row], clip.half())
+        assert torch.equal(lists["clip"][row], clip.half())
+        assert torch.equal(single["clip"], clip)
+    assert {each.dtype for each in (padded["clip"], jagged["clip"], *lists["clip"])} == {torch.float16}
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_ragged_rows_under_torchs_dataloader(uri: str, workers: int) -> None:
     steps = IterableDataset(open_all(uri), batch_size=10, dist_info=(0, 1), pad_lists={"sound": "jagged", "boxes": 0})
