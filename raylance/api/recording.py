@@ -19,7 +19,6 @@ from raylance.batches.assembly import Step
 from raylance.batches.display import display_rows
 from raylance.columns import COMPONENT, ROW_OFFSET, VALID, dataset_names, dataset_stem
 from raylance.decode.arrays import to_numpy
-from raylance.decode.images import Image
 from raylance.environment import facts as surroundings
 from raylance.environment import process
 from raylance.environment.connection import ray_session
@@ -242,6 +241,8 @@ class Recorder:
         """What the verdict needs to know beside the figures, and which loader this is."""
         source, decoding, record = self._read_spec.source, self._read_spec.decoding, self._options.record
         rank, ranks = self._worker
+        decoders = decoding.decoders if decoding else ()
+        images = [each for each in decoders if each.content == "images" and each.channels_last]
         options = dataclasses.asdict(self._options)
         return {
             "sources": list(dataset_names(source.uri)),
@@ -253,7 +254,7 @@ class Recorder:
             "rows": self.cursor.delivery_spec.rows,
             "row_bytes": float(source.likely_row_bytes),
             "decodes": decoding.names if decoding else [],
-            "draft": [each.draft for each in decoding.decoders if isinstance(each, Image)] if decoding else [],
+            "draft": [getattr(each, "draft", True) for each in images],
             "order": self.cursor.delivery_spec.order.name,
             "prepared": self._prepared_after_s is not None,
             "prepared_after_s": self._prepared_after_s,

@@ -74,24 +74,26 @@ class RankFigures:
 
     @property
     def decode_rate(self) -> float:
-        """Rows a second that its decoders deliver when they have work."""
+        """Rows a second that its decoders deliver when they have work, or the device of its batches, the slower one; at
+        least `rate`, because they also work while the rank starts, saves and validates.
+        """
         figures = self.figures
-        rows, seconds = figures["decoded_rows"], figures["decode_s"]
-        helpers = figures["decoders"] or max(1.0, figures["readers"])
-        return max(self._whole_rate, helpers * rows / seconds) if seconds else math.inf
+        helpers, on_device_s = figures["decoders"] or max(1.0, figures["readers"]), figures["device_decode_s"]
+        rates = [
+            count * rows / seconds
+            for count, rows, seconds in (
+                (helpers, figures["decoded_rows"], figures["decode_s"] - on_device_s),
+                (1.0, figures["rows"], on_device_s),
+            )
+            if seconds > 0
+        ]
+        return max(self.rate, min(rates)) if rates else math.inf
 
     @property
     def read_rate(self) -> float:
-        """Rows a second that its shard actors read when they read all the time."""
+        """Rows a second that its shard actors read when they read all the time; at least `rate`, as `decode_rate`."""
         rows, seconds = self.figures["read_bytes"] / max(1.0, self.facts["row_bytes"]), self.figures["storage_s"]
-        return max(self._whole_rate, max(1.0, self.figures["readers"]) * rows / seconds) if seconds else math.inf
-
-    @property
-    def _whole_rate(self) -> float:
-        """Rows a second of all its time: each stage can do at least this."""
-        figures = self.figures
-        all_s = self.steady_s + figures["wait_start_s"] + figures["save_s"] + figures["other_s"]
-        return figures["rows"] / all_s if all_s else 0.0
+        return max(self.rate, max(1.0, self.figures["readers"]) * rows / seconds) if seconds else math.inf
 
 
 def delivered_rate(ranks: Sequence[RankFigures]) -> float:

@@ -4,6 +4,7 @@ import base64
 import contextlib
 import html
 import io
+import itertools
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -113,13 +114,14 @@ def render(run: Run, first_rows: str = "", storage_options: Mapping[str, str] | 
         epochs=epochs[-_LINES:],
         more_epochs=max(0, len(epochs) - _LINES),
         proof=proof,
-        faults=_describe_events(lists["fault"]),
+        faults=[*_restarts(run), *_describe_events(lists["fault"])],
         more_faults=max(0, len(lists["fault"]) - _LINES),
         errors=_describe_events(lists["error"]),
         failed=_failed(run, lists["error"]),
         masked=_describe_masked(run),
         identity=_identity(main[-1]),
         has_decoders=any(record.has_decoders for record in main),
+        on_device=any(record.latest("device_decode_s") for record in main),
         look_columns=", ".join([*main[-1].facts["state"]["columns"], ROW_OFFSET]),
         **pictures,
         **_reopened(run, storage_options),
@@ -142,6 +144,35 @@ def _clock(when: float) -> str:
 
 def _describe_events(events: Sequence[tuple[float, LoaderRecord, Any]]) -> list[tuple[str, str, Any]]:
     return [(_clock(when), f"{r.dataset}, rank {r.rank}", what) for when, r, what in events[:_LINES]]
+
+
+def _restarts(run: Run) -> list[tuple[str, str, str]]:
+    """The starts of the run after others that did not end as they should: when, which, and where it continued."""
+    by_start: dict[str, list[LoaderRecord]] = {}
+    for record in run.of(run.main):
+        by_start.setdefault(record.start or record.name, []).append(record)
+    starts, lines = list(by_start.values()), []
+    for number, (before, after) in enumerate(itertools.pairwise(starts), start=2):
+        epoch, rows = max(record.position for record in before)
+        is_whole = rows >= max(record.facts["limits"]["epoch_rows"] for record in before)
+        if all(record.ended or is_whole for record in before) and not any(_errors(record) for record in before):
+            continue
+        resumed = [what for record in after for _, kind, what in record.events if kind == "resume"]
+        again = resumed[0] if resumed else {"epoch": 0, "position": 0}
+        gap_s = min(record.started for record in after) - max(record.last for record in before)
+        lines.append(
+            (
+                _clock(min(record.started for record in after)),
+                f"{run.main}, start {number}",
+                f"start {number - 1} ended after {rows:,} rows of epoch {epoch}; {max(0.0, gap_s):,.0f} s later the "
+                f"run continued with row {again['position']:,} of epoch {again['epoch']}",
+            )
+        )
+    return lines
+
+
+def _errors(record: LoaderRecord) -> list[Any]:
+    return [what for _, kind, what in record.events if kind == "error"]
 
 
 def _failed(run: Run, errors: Sequence[tuple[float, LoaderRecord, Any]]) -> str:

@@ -171,7 +171,8 @@ def _line(record: LoaderRecord, now: float) -> tuple[float, tuple[str, ...]]:
 def _decoders(record: LoaderRecord, now: Mapping[str, float]) -> tuple[str, str]:
     """How many decoders there are of those that are wanted, and how many are at work; without any, what decodes."""
     if not record.has_decoders:
-        return "in readers" if record.latest("decoded_rows") else "-", "-"
+        is_on_device = record.latest("device_decode_s") > 0
+        return "on device" if is_on_device else "in readers" if record.latest("decoded_rows") else "-", "-"
     return f"{now['decoders']:.0f}/{now['decoders_wanted']:.0f}", f"{now['decoders_busy']:.0f}"
 
 

@@ -9,16 +9,25 @@ from raylance.observe.diagnoses.diagnosis import NO_MODEL, SPARE, Diagnosis, bes
 from raylance.observe.figures import RunFigures
 
 _SMALL_BYTES = 16 << 10  # of a row: smaller images cost little, whatever their size
+_ASIDE = 0.1  # of the time: so much of saving and validating lets decoders work ahead
 _MOST_DECODERS = 32  # of a rank: a run that needs more has another problem
 
 
+def _is_on_device(run: RunFigures) -> bool:
+    """Whether most decoding is done on the trainers' devices."""
+    return run.sum("device_decode_s") > run.sum("decode_s") / 2
+
+
 def _evidence(run: RunFigures) -> str:
-    actors = run.sum("decoders")
+    actors, ranks = run.sum("decoders"), len(run.ranks)
     deliver = f"{count(actors, 'decoder')} deliver{'s' * (actors == 1)}"
-    if not run.most("decoders"):
-        ranks = len(run.ranks)
+    if _is_on_device(run):
+        deliver = f"{count(ranks, 'device')} of batches decode{'s' * (ranks == 1)}"
+    elif not run.most("decoders"):
         deliver = f"{count(ranks, 'shard actor')}, without decoders, deliver{'s' * (ranks == 1)}"
-    return f"decoding is the limit: {deliver} {rate(run.rates['decoding'])}, {beside(run, 'decoding')}"
+    aside_s = run.sum("save_s") + run.sum("other_s")
+    also = " (with work while the trainer saves and validates)" * (aside_s > _ASIDE * run.steady_s)
+    return f"decoding is the limit: {deliver} {rate(run.rates['decoding'])}{also}, {beside(run, 'decoding')}"
 
 
 def _advice(run: RunFigures) -> list[str]:
@@ -29,7 +38,15 @@ def _advice(run: RunFigures) -> list[str]:
             f"{count(wanted, 'decoder')} of each rank would have work, and CPUs were free for {decoders:.0f}: give "
             "the cluster CPUs"
         )
-    lines += [NO_MODEL] if does_nothing(run) else _more_decoders(run, decoders)
+    if does_nothing(run):
+        lines.append(NO_MODEL)
+    elif _is_on_device(run):
+        lines.append(
+            "the device decodes in one thread of the trainer's process: decode actors share the work, with "
+            "raylance.Image in place of DeviceImage, or a decoder without on_device"
+        )
+    else:
+        lines += _more_decoders(run, decoders)
     images = run.facts.get("draft", ())
     if images and run.facts["row_bytes"] > _SMALL_BYTES:
         less = "decode less: materialise images at the size that is trained on (jobs/materialize.py --shorter-side …)"

@@ -16,17 +16,24 @@ def _step_ms(run: RunFigures) -> float:
     return 1000 * run.steady_s / max(1.0, run.sum("batches"))
 
 
+def _is_making(run: RunFigures) -> bool:
+    """Whether batches are waited for because they are made slowly, and not because their rows are on their way."""
+    collate_ms, transfer_ms, waited_ms = _batch_ms(run, "collate_s", "transfer_s", "wait_finish_s")
+    return collate_ms + transfer_ms >= waited_ms / 2
+
+
 def _evidence(run: RunFigures) -> str:
-    collate_ms, transfer_ms = _batch_ms(run, "collate_s", "transfer_s")
-    return (
-        f"making batches is the limit: {collate_ms:.1f} ms of collating and {transfer_ms:.1f} ms of transfer for "
-        f"each, of {_step_ms(run):.1f} ms a step; the trainer, which takes {rate(run.rates['training'])}, {waited(run)}"
-    )
+    collate_ms, transfer_ms, waited_ms = _batch_ms(run, "collate_s", "transfer_s", "wait_finish_s")
+    takes = f"{collate_ms:.1f} ms of collating and {transfer_ms:.1f} ms of transfer"
+    what = f"making batches is the limit: {takes} for each"
+    if not _is_making(run):
+        what = f"bringing rows to the trainer is the limit: it waits {waited_ms:.1f} ms a step for that, beside {takes}"
+    return f"{what}; the trainer, which takes {rate(run.rates['training'])}, {waited(run)}"
 
 
 def _advice(run: RunFigures) -> list[str]:
-    collate_ms, function_ms, transfer_ms, waited_ms, decode_ms = _batch_ms(
-        run, "collate_s", "collate_fn_s", "transfer_s", "wait_finish_s", "decode_s"
+    collate_ms, function_ms, transfer_ms, decode_ms = _batch_ms(
+        run, "collate_s", "collate_fn_s", "transfer_s", "decode_s"
     )
     lines = [NO_MODEL] if does_nothing(run) else []
     if _step_ms(run) < 1000 * SHORT_STEP_S or run.sum("rows") < _FEW_ROWS * run.sum("batches"):
@@ -36,7 +43,7 @@ def _advice(run: RunFigures) -> list[str]:
             "transform= and decoders run in threads of this process, which share its interpreter with the trainer: "
             "with Ray they have processes of their own"
         )
-    elif collate_ms + transfer_ms >= waited_ms / 2:
+    elif _is_making(run):
         lines += [
             _move_collate_fn(run, function_ms)
             if function_ms > (collate_ms + transfer_ms) / 2

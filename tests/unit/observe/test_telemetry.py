@@ -616,7 +616,7 @@ def test_rates_of_a_run_count_the_rows_of_peers_once() -> None:
          "decoding is the limit at times: the trainer, which takes 100 rows/s, waited for 9% of its time", "prefetch"),
         ({"user_s": 10.0, "wait_read_s": 1.0}, "reading", "although it does 1,000 rows/s when it has work", "prefetch"),
         ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5}, "finishing",
-         "making batches is the limit: 50.0 ms of collating and 0.0 ms of transfer for each, of 200.0 ms a step",
+         "making batches is the limit: 50.0 ms of collating and 0.0 ms of transfer for each",
          "fewer columns, or one of fixed-size lists in place of many: each costs its part"),
         ({"user_s": 1.0, "wait_finish_s": 1.0, "collate_s": 0.5, "collate_fn_s": 0.4}, "finishing",
          "50.0 ms of collating",

@@ -380,6 +380,28 @@ def test_the_table_names_each_loader_and_the_ones_that_wait_most(make_run: Make)
     assert short[-1] == "… and 4 more, which wait less"
 
 
+def test_a_start_after_a_kill_is_a_fault_that_was_survived(make_run: Make) -> None:
+    """ "Faults survived: None." of a run with a killed rank and two starts."""
+
+    def start(name: str, begun: float, rows: int, **more: Any) -> list[dict[str, Any]]:
+        facts = {"start": name, "world_size": 2, "started": begun}
+        grows = {"grows": TRAINS | {"position": rows / 10}}
+        return [{"facts": facts | {"rank": rank}, **grows, **more} for rank in range(2)]
+
+    resumes = {"events": [(T0 + 51, "resume", {"epoch": 0, "position": 640})]}
+    killed = start("a", T0, 800)
+    page = render(make_run(*killed, *start("b", T0 + 50, 900, **resumes)))
+    (line,) = re.findall(r"<td>train, start 2</td><td>([^<]*)</td>", page)
+    assert line == "start 1 ended after 800 rows of epoch 0; 40 s later the run continued with row 640 of epoch 0"
+
+
+def test_a_start_after_a_proper_end_is_none(make_run: Make) -> None:
+    first = {"facts": {"start": "a"}, "grows": TRAINS, "ended": T0 + 10}
+    assert "start 1 ended" not in render(
+        make_run(first, {"facts": {"start": "b", "started": T0 + 50}, "grows": TRAINS})
+    )
+
+
 def test_where_shard_actors_decode_they_are_named_and_drawn(make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of no decoders none is at work, and none is drawn."""
     run = make_run({"grows": TRAINS}, {"facts": {"dataset": "val"}, "grows": {"rows": 5}})
@@ -854,7 +876,7 @@ def test_a_run_that_failed_says_so_and_its_starts_are_counted(make_run: Make) ->
     page = render(run)
     assert "The last start ended with an error." in page
     assert page.count("column &#39;image&#39; of row offset 7") == 3
-    assert "<h2>Faults survived</h2>\n<p>None.</p>" in page
+    assert "<td>train, start 2</td><td>start 1 ended after 800 rows of epoch 0; 90 s later" in page
     assert "train: not all is proven, its records do not hold which rows were handed out" in page
     assert "1 and 2 ranks · 2 starts" in page
     advice = " ".join(run.verdict("train").advice)
