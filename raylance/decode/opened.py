@@ -43,6 +43,11 @@ class Rows(Protocol):
         """Which of them are good so far, bool (n,)."""
         ...
 
+    @property
+    def skips_bad(self) -> bool:
+        """Whether no decoder tries a row that is bad already."""
+        ...
+
     fallbacks: int
     """Rows that a fast way left to a slow one, counted once for each column."""
 
@@ -138,6 +143,7 @@ class OpenColumn(abc.ABC):
         """Calls `decode` with each row, what its thread opened, and its bytes; and `clear` with each bad one."""
         encoded = read_only(rows.table[self._column])
         others = None if self._like is None else read_only(rows.table[self._like])
+        skips = self.follows or rows.skips_bad
 
         def decode_row(row: int) -> int:
             """Returns how often the row was left to a slow way."""
@@ -154,7 +160,7 @@ class OpenColumn(abc.ABC):
                     check_like(value, other)
                 decode(row, opened, value)
 
-            if (self.follows and not rows.valid[row]) or not self._attempt(rows, row, work):
+            if (skips and not rows.valid[row]) or not self._attempt(rows, row, work):
                 clear(row)
             return _fallbacks(opened) - before
 
@@ -254,7 +260,8 @@ class BatchColumn(OpenColumn):
         def attempt(row: int) -> bool:
             return self._attempt(rows, row, lambda: decode([row]))
 
-        wanted = [row for row in range(len(out)) if not self.follows or rows.valid[row]]
+        skips = self.follows or rows.skips_bad
+        wanted = [row for row in range(len(out)) if not skips or rows.valid[row]]
         given = [row for row in wanted if encoded[row] is not None]
         bad = {row for row in wanted if encoded[row] is None and not attempt(row)}
         before = _fallbacks(opened)

@@ -117,13 +117,20 @@ class OpenDecoding:
         self._transformer = Transformer(decoding.transform, decoding.blank, decoding.datasets)
 
     def apply(
-        self, table: pa.Table, epoch: int, executor: Executor | None = None, *, own_memory: bool = False
+        self,
+        table: pa.Table,
+        epoch: int,
+        executor: Executor | None = None,
+        *,
+        own_memory: bool = False,
+        given_up: str = "",
     ) -> tuple[pa.Table, Receipt]:
         """Decodes and transforms the rows of a table, in the threads of `executor`, or in this one.
 
         The table has the encoded columns and `_rowoffset`; with a transform, all columns; where rows repeat, `_draw`
         too. The result has `_valid` (bool) in place of `_rowoffset` and `_draw`. Without `own_memory`, the next call
-        overwrites it: copy it (as sending it through Ray does) before then.
+        overwrites it: copy it (as sending it through Ray does) before then. If `given_up` says why, its rows are bad,
+        and are not tried: that has ended the process.
 
         Raises:
             BadRowError: For a bad row, unless bad rows are masked.
@@ -135,10 +142,12 @@ class OpenDecoding:
                 with contextlib.suppress(ConfigError):  # decoding a row raises it again, and names the row
                     _ = column.opened
         begin, rows = clock.now(), DecodedRows(self._decoding, table, epoch)
+        if given_up:
+            rows.give_up(given_up)
         made = self._decode(rows, executor, own_memory=own_memory)
         blank = self._decoding.blank
-        if blank is not None and table.num_rows == 0:
-            made = blank.slice(0, 0)
+        if blank is not None and (given_up or table.num_rows == 0):
+            made = blank.take(np.zeros(table.num_rows, dtype=np.int64))
         elif self._decoding.transform is not None:
             made = self._transform(made, rows)
         hidden = [name for name in (ROW_OFFSET, DRAW) if name in made.column_names]
@@ -235,12 +244,13 @@ class DecodedRows:
         valid: Which are good so far, bool (n,).
         bad_rows: The others, as they were found.
         fallbacks: Rows that a fast way left to a slow one, counted once for each column.
+        skips_bad: Whether no decoder tries a row that is bad already.
     """
 
     def __init__(self, decoding: Decoding, table: pa.Table, epoch: int) -> None:
         self._decoding, self._epoch, self.table = decoding, epoch, table
         self.valid = np.ones(table.num_rows, dtype=np.bool_)
-        self.bad_rows, self.fallbacks = BadRows(), 0
+        self.bad_rows, self.fallbacks, self.skips_bad = BadRows(), 0, False
 
     @property
     def named_bad_rows(self) -> tuple[tuple[int, str, str], ...]:
@@ -266,6 +276,16 @@ class DecodedRows:
     def describe(self, rows: Sequence[int]) -> str:
         """Names some of the rows, for an error."""
         return describe_rows(self.table[ROW_OFFSET].to_numpy()[rows], self._decoding.datasets)
+
+    def give_up(self, why: str) -> None:
+        """Takes all rows for bad ones, which no decoder tries.
+
+        Raises:
+            BadRowError: Where bad rows are not masked.
+        """
+        self.skips_bad = True
+        for row in range(self.table.num_rows):
+            self.add_bad(row, next(iter(self._decoding.columns), TRANSFORM), HelperError(why))
 
     def add_bad(self, row: int, column: str, error: Exception) -> None:
         """Takes note of a bad row.

@@ -8,7 +8,7 @@ order of the plan. Helpers may finish in any order, die, hang, or answer for a p
 from collections.abc import Callable, Iterable, Sequence
 
 from raylance.dispatch.helper_pool import HelperPool
-from raylance.dispatch.in_flight import InFlight, InFlightItem, Stage
+from raylance.dispatch.in_flight import SUSPECT_DEATHS, InFlight, InFlightItem, Stage
 from raylance.dispatch.messages import (
     Alive,
     Awaited,
@@ -177,6 +177,8 @@ class Dispatcher:
             self._replace(entry, parts, receipt.too_large_bytes)
             return
         entry.receipts.append(receipt)
+        if is_decoded and entry.item.rows:
+            self._pool.has_decoded = True
         if entry.stage is Stage.READING:
             entry.read, entry.replaced = call, self._pool.replaced
             entry.stage = Stage.READ if self._decodes and not entry.decodes_there else Stage.DONE
@@ -207,10 +209,32 @@ class Dispatcher:
             self._out.append(FaultSeen(line, replaces_helper=True))
         for call, entry in entries:
             self._out.append(Forget((call,)))
+            decoded = entry.stage is Stage.DECODING or entry.decodes_there
             self._again(entry, Stage.READ if entry.stage is Stage.DECODING else Stage.WAITING)
             # It was working on the first that it had, and on no other; that may be the work of a pass that is over.
-            if call == calls[0] and self._blame(entry, fault):
+            if call != calls[0]:
+                continue
+            if decoded and fault.may_be_rows:
+                self._suspect(entry, fault)
+            elif self._blame(entry, fault):
                 self._split(entry)
+
+    def _suspect(self, entry: InFlightItem, fault: Fault) -> None:
+        """Looks for a row that ends the process of its decoder: halves the item until one row is left, which a fresh
+        decoder tries. If that ends too, and as often as no fault of the machines is forgiven, the row is bad.
+        """
+        was_suspect = entry.is_suspect
+        entry.deaths += 1
+        if entry.deaths < SUSPECT_DEATHS or entry.item.steps > 1:
+            self._split(entry)
+        elif entry.item.rows > 1:
+            self._replace(entry, 2, entry.allowed_bytes)
+        elif was_suspect and entry.deaths > MAX_FAULTS:
+            why = f"ended the process of its decoder {entry.deaths} times ({fault.what})"
+            if self._pool.has_decoded:
+                entry.given_up = f"it {why}"
+            else:
+                self._fail(entry, fault, f"{why}, and no other row was decoded so far")
 
     def _check_fetch(self) -> None:
         """Has work done again whose results take too long to get here."""
@@ -251,13 +275,17 @@ class Dispatcher:
         entry.faults += 1
         if entry.faults <= MAX_FAULTS:
             return True
+        self._fail(entry, fault, f"was lost {entry.faults} times ({fault.what})")
+        return False
+
+    def _fail(self, entry: InFlightItem, fault: Fault, why: str) -> None:
+        """Ends the pass with an item, after those before it."""
         entry.error = HelperError(
-            f"the work on the same {entry.item.rows} rows, {self._describe(entry.item)}, was lost {entry.faults} times "
-            f"({fault.what}). The epoch stops here. {fault.advice} The runtime says: {fault.error or fault.what}"
+            f"the work on the same {entry.item.rows} rows, {self._describe(entry.item)}, {why}. The epoch stops here. "
+            f"{fault.advice} The runtime says: {fault.error or fault.what}"
         )
         entry.error.__cause__ = fault.error
         self._again(entry, Stage.FAILED)
-        return False
 
     def _split(self, entry: InFlightItem) -> None:
         """Replaces an item by its single steps, so that a fault concerns the rows of one step."""
@@ -298,7 +326,7 @@ class Dispatcher:
                 self._out.append(Complete())
         elif head.stage is Stage.FAILED and head.error is not None:
             self._give_up(GiveUp(head.error))
-        elif head.stage is Stage.DONE and head.read is not None and self._pool.is_complete:
+        elif head.stage is Stage.DONE and head.read is not None:
             head.stage = Stage.FETCHING
             self._out.append(Fetch(self._await(head, self._pool.new_call()), head.read, head.decode))
 
@@ -315,7 +343,7 @@ class Dispatcher:
                 continue
             if not self._inflight.has_room(entry):
                 return
-            reader, following, prefetches = self._pool.reader(self._plan, entry.item, responsive=entry.faults > 0)
+            reader, following, prefetches = self._pool.reader(self._plan, entry.item, responsive=entry.is_hit)
             self._out += prefetches
             if reader is None:
                 return
@@ -323,20 +351,22 @@ class Dispatcher:
             entry.decodes_there = self._decodes and self._pool.reader_decodes(self._now)
             call = self._await(entry, self._pool.send(reader, self._now))
             allowed_bytes = max(1, int(entry.allowed_bytes))
-            self._out.append(Read(call, reader, entry.item, entry.decodes_there, allowed_bytes, following))
+            read = Read(call, reader, entry.item, entry.decodes_there, allowed_bytes, following, entry.given_up)
+            self._out.append(read)
 
     def _send_decodes(self) -> None:
-        for entry in self._inflight.entries:
+        # A row that waits for a fresh decoder gets it before others use it.
+        for entry in sorted(self._inflight.entries, key=lambda entry: not entry.is_suspect):
             if entry.stage is not Stage.READ or entry.read is None:
                 continue
             if self._pool.reader_decodes(self._now):  # no decoder is left: it is read again, and decoded there
                 self._again(entry, Stage.WAITING)
                 continue
-            decoder = self._pool.decoder(responsive=entry.faults > 0)
+            decoder = self._pool.decoder(responsive=entry.is_hit, fresh=entry.is_suspect)
             if decoder is not None:
                 entry.stage = Stage.DECODING
                 call = self._await(entry, self._pool.send(decoder, self._now))
-                self._out.append(Decode(call, decoder, entry.read, entry.item.epoch))
+                self._out.append(Decode(call, decoder, entry.read, entry.item.epoch, entry.given_up))
         if self._pool.reader_decodes(self._now):
             self._send_reads()
 

@@ -54,30 +54,28 @@ class HelperPool:
     Attributes:
         wanted: Helpers to have, by kind.
         schedule: Which reader reads which chunk.
-        is_complete: Whether delivery may begin: a reader runs, and all decoders that are required.
         replaced: Helpers that ran and are gone.
+        has_decoded: Whether any of them has decoded rows.
         failure: Why the pool cannot continue.
     """
 
     def __init__(
-        self, *, readers: int, decoders: int, require_all: bool, placement_timeout_s: float, work_timeout_s: float
+        self, *, readers: int, decoders: int, needs_decoder: bool, placement_timeout_s: float, work_timeout_s: float
     ) -> None:
         """Wants helpers; `open` asks for them.
 
-        The pool works without readers that find no place, unless it is all of them; without decoders, the readers
-        decode. With `require_all`, nothing is delivered before all decoders run, and none left is an error. Otherwise
-        the pool works without those that find no place. A helper may take `placement_timeout_s` to run; one that owes
-        an answer for `work_timeout_s` counts as hung.
+        The pool works without helpers that find no place, with a warning, as long as there is a reader. With
+        `needs_decoder`, no decoder left is an error; otherwise the readers decode then. A helper may take
+        `placement_timeout_s` to run; one that owes an answer for `work_timeout_s` counts as hung.
         """
         self.wanted: dict[Kind, int] = {"reader": readers, "decoder": decoders}
         self._asked = dict(self.wanted)  # less none of those that the pool works without
-        self.require_all = require_all
+        self.needs_decoder = needs_decoder
         self._placement_timeout_s, self._work_timeout_s = placement_timeout_s, work_timeout_s
         self._helpers: dict[int, Helper] = {}
         self._numbers, self._calls = itertools.count(), itertools.count()
         self.schedule = ReadSchedule()
-        self.is_complete = False
-        self.replaced = 0
+        self.replaced, self.has_decoded = 0, False
         self.failure: GiveUp | GiveUpPlacing | None = None
 
     def open(self, now: float) -> None:
@@ -110,12 +108,18 @@ class HelperPool:
         reader, following, begin = self.schedule.take(plan, item.rank, item.chunk, running)
         return reader if reader in able else None, following, [Prefetch(n, item.rank, chunk) for n, chunk in begin]
 
-    def decoder(self, *, responsive: bool) -> int | None:
+    def decoder(self, *, responsive: bool, fresh: bool = False) -> int | None:
         """The running decoder with the fewest calls and room for one, or None.
 
         `responsive` leaves out those that have not answered since the last fault: where several died at once, work that
-        is done again must not go to the next dead one.
+        is done again must not go to the next dead one. `fresh` wants one that has not worked yet, or if none is about
+        to start, one that has nothing else to do.
         """
+        if fresh:
+            idle = [number for number in self.running("decoder", responsive) if not self._helpers[number].calls]
+            starts = len(self.running("decoder")) < self._count("decoder")
+            new = [number for number in idle if not self._helpers[number].has_worked]
+            return next(iter(new if starts else new + idle), None)
         able = [number for number in self.running("decoder", responsive) if len(self._helpers[number].calls) < _QUEUED]
         return min(able, key=lambda number: len(self._helpers[number].calls), default=None)
 
@@ -161,7 +165,7 @@ class HelperPool:
         """Until when items wait for a decoder that starts, where readers decode after that: a reader that decodes has
         to load all that decoders load. None where readers do not decode.
         """
-        if self.require_all or self.running("decoder"):
+        if self.needs_decoder or self.running("decoder"):
             return None
         asked = [h.deadline - self._placement_timeout_s for h in self._helpers.values() if h.kind == "decoder"]
         return max(asked, default=-math.inf) + min(_PATIENCE_S, self._placement_timeout_s)
@@ -214,8 +218,6 @@ class HelperPool:
             found.running, found.heard_at = True, now
             if found.kind == "reader":
                 self._want_missing("reader", now)
-        if not self.is_complete and self.running("reader"):
-            self.is_complete = not self.require_all or len(self.running("decoder")) == self.wanted["decoder"]
 
     def not_placed(self, helper: int, fault: Fault, permanent: bool, now: float) -> list[Output]:
         """Has another helper placed for one that died as it started, unless that is in vain or too late."""
@@ -231,7 +233,10 @@ class HelperPool:
             )
             self.failure = GiveUp(error)
         else:
-            self._work_without(found.kind)
+            return [
+                Log(logging.WARNING, self._work_without(found.kind, f"died as it started: {fault.what}")),
+                Dismiss(helper),
+            ]
         return [Log(logging.WARNING, f"a {found.kind} died as it started: {fault.what}"), Dismiss(helper)]
 
     def lost(self, helper: int, now: float) -> tuple[list[int], list[Output]]:
@@ -288,17 +293,19 @@ class HelperPool:
                 asked = self._asked[helper.kind]
                 self.failure = GiveUpPlacing(helper.kind, asked - len(self.running(helper.kind)), asked)
             else:
-                line = f"a {helper.kind} did not start within placement_timeout_s; the loader works without it"
-                outputs.append(Log(logging.WARNING, line))
-                self._work_without(helper.kind)
+                why = f"did not start in {self._placement_timeout_s:g} s, which placement_timeout_s allows"
+                outputs.append(Log(logging.WARNING, self._work_without(helper.kind, why)))
             outputs.append(Dismiss(number))
         return outputs
 
-    def _work_without(self, kind: Kind) -> None:
+    def _work_without(self, kind: Kind, why: str) -> str:
+        """Wants one fewer; returns a line for the log."""
         self.wanted[kind] = min(self.wanted[kind], self._count(kind))  # it may have been one more than is wanted by now
+        return (
+            f"a {kind} {why}. The loader works with {self._count(kind)} of {self._asked[kind]} {kind}s, with the same "
+            "batches, maybe later. Give the cluster CPUs, or ask for fewer."
+        )
 
     def _is_missed(self, kind: Kind) -> bool:
         """Whether the pool cannot continue without one more of a kind."""
-        if kind == "reader":
-            return not self._count(kind)  # fewer readers deliver the same rows
-        return self.require_all and not (self.is_complete and self._count(kind))
+        return not self._count(kind) and (kind == "reader" or self.needs_decoder)

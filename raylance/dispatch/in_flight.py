@@ -12,6 +12,8 @@ from raylance.dispatch.sizes import Sizes
 from raylance.observe import Receipt
 from raylance.planning.plan import Plan, WorkItem
 
+SUSPECT_DEATHS = 2  # of helpers that decode the same rows: from here on, the rows may be the cause
+
 
 class Stage(Enum):
     """How far an item is."""
@@ -33,6 +35,8 @@ class InFlightItem:
     reserved_bytes: float
     allowed_bytes: float  # that its raw rows may have
     faults: int = 0  # of the machines, that have hit it
+    deaths: int = 0  # of helpers whose process ended by itself while it decoded these rows
+    given_up: str = ""  # why its only row is not tried again
     stage: Stage = Stage.WAITING
     not_before: float = 0.0  # when it may be sent again
     call: int | None = None  # that is awaited
@@ -48,6 +52,16 @@ class InFlightItem:
     def is_sent(self) -> bool:
         """Whether it takes room."""
         return self.stage not in (Stage.WAITING, Stage.FAILED)
+
+    @property
+    def is_hit(self) -> bool:
+        """Whether a fault has hit it."""
+        return self.faults + self.deaths > 0
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it is a row by itself that may have ended two helpers or more: one that is fresh shall try it."""
+        return self.item.rows == 1 and self.deaths >= SUSPECT_DEATHS and not self.given_up
 
     def drop_results(self) -> tuple[int, ...]:
         """Drops its results; returns the calls that made them."""
@@ -125,7 +139,7 @@ class InFlight:
         del self.entries[at]
         for item in reversed(self._plan.cut(entry.item, parts)):
             smaller = self._reserve(item, allowed_bytes * item.rows / max(1, entry.item.rows))
-            smaller.faults, smaller.not_before = entry.faults, entry.not_before
+            smaller.faults, smaller.deaths, smaller.not_before = entry.faults, entry.deaths, entry.not_before
             self.entries.insert(at, smaller)
 
     @property

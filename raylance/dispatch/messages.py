@@ -13,9 +13,10 @@ Kind = Literal["reader", "decoder"]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """A machine fault: nothing is wrong with the rows, and the same work may succeed elsewhere or later."""
+    """A machine fault: nothing is known to be wrong with the rows, and the same work may succeed elsewhere or later."""
 
     what: str  # what happened, in one line
+    may_be_rows: bool = False  # whether a helper's process has ended by itself, as a row can make it do
     advice: str = ""  # what to do if it does not end
     error: BaseException | None = None  # what was raised
 
@@ -52,7 +53,7 @@ class Ping:
 class Read:
     """Read an item, and decode it in the same place where `decodes`; no more than `allowed_bytes` of raw rows.
 
-    When its chunk is here, read the chunk `following`; None where any will do.
+    When its chunk is here, read the chunk `following`; None where any will do. `given_up`: as of `Decode`.
     """
 
     call: int
@@ -61,6 +62,7 @@ class Read:
     decodes: bool
     allowed_bytes: int
     following: Chunk | None = None
+    given_up: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,12 +76,13 @@ class Prefetch:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Decode:
-    """Decode the result of the call `source`."""
+    """Decode the result of the call `source`; or, if `given_up` says why, take its only row for a bad one, untried."""
 
     call: int
     helper: int
     source: int
     epoch: int
+    given_up: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

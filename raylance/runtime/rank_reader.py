@@ -71,7 +71,9 @@ class RankReader:
             encoded = encoded.append_column(DRAW, pa.array(plan.item_positions(item)))
         if not command.decodes:
             return plain, encoded, receipt
-        decoded, done = self._opened.apply(encoded, item.epoch, self._threads, own_memory=self._own_memory)
+        decoded, done = self._opened.apply(
+            encoded, item.epoch, self._threads, own_memory=self._own_memory, given_up=command.given_up
+        )
         receipt.decode_s, receipt.fallback_rows, receipt.bad_rows = done.decode_s, done.fallback_rows, done.bad_rows
         receipt.nbytes = plain.nbytes + done.nbytes
         return plain, decoded, receipt

@@ -48,8 +48,8 @@ class Runtime(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def requires_all(self) -> bool:
-        """Whether a pass waits for all decoders; see `HelperPool`."""
+    def needs_decoder(self) -> bool:
+        """Whether decoders alone decode, so that none is an error; see `HelperPool`."""
 
     @abc.abstractmethod
     def count_decoders(self) -> tuple[int, int, int]:

@@ -128,7 +128,7 @@ class Session:
         return HelperPool(
             readers=readers,
             decoders=first,
-            require_all=runtime.requires_all,
+            needs_decoder=runtime.needs_decoder,
             placement_timeout_s=self._options.placement_timeout_s,
             work_timeout_s=self._options.work_timeout_s,
         )

@@ -39,7 +39,7 @@ class _Helper:
 class ThreadRuntime(Runtime):
     """Does the work of one loader in threads: those that read, and for "auto" one that decodes for each CPU."""
 
-    requires_all = True
+    needs_decoder = True
 
     def __init__(self, read_spec: ReadSpec, options: Options) -> None:
         super().__init__(read_spec, options)
@@ -91,7 +91,7 @@ class ThreadRuntime(Runtime):
         opened, (_, encoded) = self._helpers[command.helper].works_with, self._results[command.source]
 
         def decode() -> tuple[tuple[pa.Table, ...], Receipt]:
-            table, receipt = opened.apply(encoded, command.epoch, own_memory=True)
+            table, receipt = opened.apply(encoded, command.epoch, own_memory=True, given_up=command.given_up)
             return (table,), receipt
 
         self._submit(command, decode)

@@ -1,5 +1,6 @@
 """Owns the checks that faults of the machines cost time and never a row, and that what cannot be mended is said."""
 
+import dataclasses
 import gc
 import os
 import pickle
@@ -22,6 +23,7 @@ import ray
 import ray.exceptions
 
 import raylance
+from raylance.api.loader import recorder_of
 from raylance.dispatch.messages import Wake
 from raylance.runtime.ray.faults import errors_travel
 from raylance.runtime.ray.runtime import RayRuntime
@@ -171,6 +173,7 @@ with dataset.loader(max_inflight_bytes=24 << 20) as loader:
             held.append(batch)  # a view of the store: what the loader frees is not free
         del batch
 assert rows == 160, rows
+    assert faults and not any(fault.may_be_rows for fault in faults), faults
 print("every row")
 """
 
@@ -185,6 +188,7 @@ def test_a_full_object_store_costs_time(write_dataset: Callable[..., str]) -> No
 OUT_OF_MEMORY = """
 import os, sys, time
 import numpy as np, ray, raylance
+from raylance.runtime.ray import runtime
 
 def hungry(batch):
     if 75 in batch["id"] and not os.path.exists(MARK):
@@ -201,10 +205,13 @@ used = memory["MemTotal"] - memory["MemAvailable"]
 os.environ["RAY_memory_usage_threshold"] = str((used + (4 << 30)) / memory["MemTotal"])
 ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
 dataset = raylance.dataset(sys.argv[1], order="sequential", transform=hungry)
+fault_of, faults = runtime.fault_of, []
+runtime.fault_of = lambda error: faults.append(fault_of(error)) or faults[-1]
 with dataset.loader(num_decoders=1, max_inflight_bytes=400) as loader:
     ids = [row for batch in loader.iter_batches(global_batch_size=10) for row in batch["id"].tolist()]
     assert ids == list(range(200))
     assert os.path.exists(MARK) and loader.stats()["helpers_replaced"] >= 1, loader.stats()
+    assert faults and not any(fault.may_be_rows for fault in faults), faults
 print("every row")
 """
 
@@ -213,6 +220,72 @@ print("every row")
 def test_a_helper_ended_by_the_memory_monitor_costs_time(numbers: str, tmp_path: Path) -> None:
     out = in_a_cluster_of_its_own(OUT_OF_MEMORY, numbers, str(tmp_path / "mark"), RAY_memory_monitor_refresh_ms="100")
     assert "every row" in out
+
+
+# ---- rows that end their decoder
+
+
+@dataclasses.dataclass(frozen=True)
+class Fatal(raylance.Decoder):
+    """A number. Row 23 ends the process that decodes it, if the file is there: not while the dataset is opened."""
+
+    armed: str = ""
+    shape, dtype = (), "int64"
+
+    def open(self) -> "Fatal":
+        return self
+
+    def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
+        out[...] = number = int.from_bytes(encoded, "little")
+        if number == 23 and os.path.exists(self.armed):
+            if Path(self.armed).read_text() == "exit":
+                os._exit(1)
+            os.kill(os.getpid(), signal.SIGSEGV)
+
+
+@pytest.mark.parametrize(
+    ("decoders", "how", "batch"),
+    [
+        (1, "exit", 4),
+        pytest.param(1, "signal", 4, marks=pytest.mark.slow),
+        pytest.param(2, "signal", 40, marks=pytest.mark.slow),
+        pytest.param(0, "exit", 4, marks=pytest.mark.slow),
+    ],
+)
+def test_a_row_that_ends_its_decoder_is_a_bad_row(
+    write_dataset: Callable[..., str], tmp_path: Path, decoders: int, how: str, batch: int
+) -> None:
+    """The epoch ended: "the work on the same 4 rows … was lost 4 times", without the row's number."""
+    numbers = pa.array([n.to_bytes(2, "little") for n in range(80)], pa.binary())
+    uri = write_dataset(pa.table({"id": np.arange(80), "number": numbers}))
+    armed = tmp_path / "armed"
+    handle = raylance.dataset(uri, decode=Fatal("number", str(armed)), on_bad_row="mask", order="sequential")
+    armed.write_text(how)
+    with handle.loader(num_decoders=decoders) as loader:
+        batches = list(loader.iter_batches(global_batch_size=batch))
+        stats, bad = loader.stats(), recorder_of(loader).stats.bad_rows
+    rows = {name: np.concatenate([each[name] for each in batches]) for name in ("id", "number", "_valid")}
+    assert rows["id"].tolist() == list(range(80))
+    assert np.flatnonzero(~rows["_valid"]).tolist() == [23]
+    assert rows["number"].tolist() == [0 if row == 23 else row for row in range(80)]
+    ((offset, column, why),) = bad
+    assert (offset, column, stats["masked_rows"]) == (23, "number", 1)
+    assert f"it ended the process of its decoder {stats['helpers_replaced']} times" in why
+
+
+@pytest.mark.slow
+def test_a_row_that_ends_its_decoder_is_named(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    numbers = pa.array([n.to_bytes(2, "little") for n in range(80)], pa.binary())
+    armed = tmp_path / "armed"
+    decode = Fatal("number", str(armed))
+    handle = raylance.dataset(write_dataset(pa.table({"number": numbers})), decode=decode, order="sequential")
+    armed.write_text("exit")
+    with handle.loader(num_decoders=1) as loader:
+        seen = 0
+        with pytest.raises(raylance.BadRowError, match="'number' of row offset 23 .*ended the process of its decoder"):
+            for each in loader.iter_batches(global_batch_size=4):
+                seen += len(each["number"])
+    assert seen == 20
 
 
 # ---- decoders

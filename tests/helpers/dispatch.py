@@ -14,9 +14,9 @@ RAW = Receipt(nbytes=RAW_BYTES, raw_bytes=RAW_BYTES)
 DECODED = Receipt(nbytes=DECODED_BYTES)
 
 
-def make_pool(decoders: int = 1, require_all: bool = True, readers: int = 1) -> HelperPool:
+def make_pool(decoders: int = 1, needs_decoder: bool = True, readers: int = 1) -> HelperPool:
     numbers = {"readers": readers, "decoders": decoders}
-    return HelperPool(**numbers, require_all=require_all, placement_timeout_s=20.0, work_timeout_s=60.0)
+    return HelperPool(**numbers, needs_decoder=needs_decoder, placement_timeout_s=20.0, work_timeout_s=60.0)
 
 
 def open_pool(running: int = 0, **options: Any) -> HelperPool:
@@ -50,10 +50,13 @@ class Driver:
         *,
         world_size: int = 1,
         item_rows: int = 1,
+        global_batch_size: int = 1,
         chunk_positions: int = 1000,
         now: float = 0.0,
     ) -> None:
-        plan = make_plan(0, rows, 1, world_size, "ragged" if world_size > 1 else "drop", chunk_positions)
+        plan = make_plan(
+            0, rows, global_batch_size, world_size, "ragged" if world_size > 1 else "drop", chunk_positions
+        )
         sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, limit_bytes=1 << 30, items=5)
         self.dispatcher = Dispatcher(
             plan=plan,

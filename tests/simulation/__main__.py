@@ -20,7 +20,7 @@ from tests.simulation.shrink import fails, shrink
 from tests.simulation.small import explore
 
 BLOCK = 250
-WORLDS = [(deaths, require_all) for deaths in (2, 1, 0) for require_all in (False, True)]
+WORLDS = [(deaths, needs_decoder) for deaths in (2, 1, 0) for needs_decoder in (False, True)]
 CONSUMER = (
     "passes", "passes with helpers of before", "broken off", "resumed with other sizes", "passes prepared",
     "passes given up", "epochs after the first",
@@ -75,15 +75,15 @@ def table(counts: Counter[str]) -> Iterable[str]:
 def explore_world(world: tuple[int, bool]) -> list[str]:
     """Tries every order of events of a world; returns what there was to see."""
     logging.disable(logging.CRITICAL)
-    deaths, require_all = world
-    return list(explore(deaths=deaths, require_all=require_all).lines())
+    deaths, needs_decoder = world
+    return list(explore(deaths=deaths, needs_decoder=needs_decoder).lines())
 
 
 def enumerate_small(processes: int) -> int:
     """Explores the small worlds, the largest ones first: minutes for each death more."""
     with multiprocessing.Pool(processes) as pool:
-        for (deaths, require_all), lines in zip(WORLDS, pool.imap(explore_world, WORLDS), strict=True):
-            print(f"4 items, 2 decoders, up to {deaths} deaths, a late placement, require_all={require_all}:")
+        for (deaths, needs_decoder), lines in zip(WORLDS, pool.imap(explore_world, WORLDS), strict=True):
+            print(f"4 items, 2 decoders, up to {deaths} deaths, a late placement, needs_decoder={needs_decoder}:")
             for line in lines:
                 print(f"    {line}", flush=True)
     return 0

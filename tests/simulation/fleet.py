@@ -82,7 +82,7 @@ class Fleet:
         self.end = self.plan.global_batch_size * run.steps
         self.scenario = Scenario(
             order=0, rows=run.rows, remainder="drop", chunk_positions=1, legs=[], decoders=run.decoders,
-            require_all=True,
+            needs_decoder=True,
             decodes=True, prefetch_batches=run.prefetch_batches, limit_bytes=run.max_inflight_bytes, blocks=True,
             varies=1.0, bad_rows=frozenset(), faults=frozenset(), rate=0.0, budget=0, breaks=0.0,
             placement_timeout_s=1e6, work_timeout_s=1e6, readers=run.readers,

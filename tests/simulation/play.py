@@ -366,7 +366,7 @@ class Rank:
                     self.to_run.popleft().run()
                 elif not self.clock.pass_time(None):
                     raise Broken("deadlock", "the consumer waits for ever")
-            if isinstance(self.error, RowError):
+            if isinstance(self.error, RowError) or "no other row was decoded" in str(self.error):
                 self._end()
                 return False
             self.world.busy((0.0, 0.0, 1.0, 200.0)[self.draws.bits() >> 14])

@@ -68,10 +68,12 @@ class Scenario:
         order, rows, remainder, chunk_positions: Of the plan.
         legs: World size, global batch size, and steps to consume (None: all), one after the other: a run and how it
             is resumed.
-        decoders, require_all, decodes, prefetch_batches, limit_bytes: As the loader's options have them.
+        decoders, needs_decoder, decodes, prefetch_batches, limit_bytes: As the loader's options have them.
         blocks: Whether fetching keeps the thread that pumps, as in Ray.
         varies: Times that a row may have more raw bytes than it is thought to have.
         bad_rows: Rows that cannot be decoded, or read.
+        fatal_rows: Rows that end the process of what decodes them.
+        masks: Whether a row that is given up is delivered as a bad one; otherwise it ends the pass.
         faults: Kinds that happen, with the share of work that they hit.
         rate: That share.
         budget: Faults until there are no more.
@@ -90,7 +92,7 @@ class Scenario:
     chunk_positions: int
     legs: list[tuple[int, int, int | None]]
     decoders: int
-    require_all: bool
+    needs_decoder: bool
     decodes: bool
     prefetch_batches: int
     limit_bytes: int
@@ -109,6 +111,8 @@ class Scenario:
     dawdles: float = 0.0
     placement_timeout_s: float = 20.0
     work_timeout_s: float = 60.0
+    fatal_rows: frozenset[int] = frozenset()
+    masks: bool = True
 
 
 def draw_scenario(draws: Draws) -> Scenario:
@@ -139,7 +143,7 @@ def draw_scenario(draws: Draws) -> Scenario:
         chunk_positions=pick((1000, 1, 5, 16)),
         legs=legs,
         decoders=pick((2, 1, 3, 0)) if decodes else 0,
-        require_all=pick((True, False)),
+        needs_decoder=pick((True, False)),
         decodes=decodes,
         prefetch_batches=pick((2, 0, 1, 3, 4)),
         limit_bytes=int(pick((100, 20, 8, 3, 0.1, 1000)) * (1.5 * RAW_BYTES + DECODED_BYTES * decodes)),
@@ -156,6 +160,10 @@ def draw_scenario(draws: Draws) -> Scenario:
         prepares=pick((False, True, True)),
         changes=pick((0.0, 0.0, 0.3)),
         dawdles=pick((0.0, 0.0, 0.3)),
+        fatal_rows=frozenset(draws.bits() % rows for _ in range(pick((0, 0, 0, 0, 0, 1, 1, 2))))
+        if decodes
+        else frozenset(),
+        masks=pick((True, False)),
     )
 
 

@@ -146,7 +146,7 @@ def explore(
     readers: int = 1,
     deaths: int = 2,
     late: int = 1,
-    require_all: bool = True,
+    needs_decoder: bool = True,
     loses_results: bool = True,
     made_of: Wrong | None = None,
 ) -> Explored:
@@ -158,7 +158,7 @@ def explore(
         readers: Readers; of several, each item is a chunk.
         deaths: Helpers that may die, at any time.
         late: Placements that may come too late.
-        require_all: Whether decoders are insisted upon.
+        needs_decoder: Whether decoders are insisted upon.
         loses_results: Whether what a helper has made goes with it.
         made_of: What to try.
 
@@ -170,8 +170,8 @@ def explore(
     scenario = Scenario(
         order=0, rows=items, remainder="drop", chunk_positions=chunk, legs=[(1, 1, None)], decoders=decoders,
         readers=readers,
-        require_all=require_all, decodes=True, prefetch_batches=items, limit_bytes=int(limit), blocks=False, varies=1.0,
-        bad_rows=frozenset(), faults=frozenset(), rate=0.0, budget=0, breaks=0.0, work_timeout_s=1e6,
+        needs_decoder=needs_decoder, decodes=True, prefetch_batches=items, limit_bytes=int(limit), blocks=False,
+        varies=1.0, bad_rows=frozenset(), faults=frozenset(), rate=0.0, budget=0, breaks=0.0, work_timeout_s=1e6,
     )  # fmt: skip
     world: Any = functools.partial(SmallWorld, deaths=deaths, late=late, loses_results=loses_results)
     rank = Rank(_Nothing(), scenario, planned(0, items, 1, 1, "drop", chunk), 0, Counter(), None, world)
@@ -267,7 +267,7 @@ def state(one: One) -> Any:
 
     pieces = tuple(
         (
-            p.item.position, p.item.low, p.stage.value, p.faults, left(p.not_before), p.decodes_there,
+            p.item.position, p.item.low, p.stage.value, p.faults, p.deaths, left(p.not_before), p.decodes_there,
             call(p.call), call(p.read), call(p.decode), p.read is not None and p.replaced < pool.replaced,
         )
         for p in dispatcher._inflight.entries
@@ -283,7 +283,7 @@ def state(one: One) -> Any:
     rest = (
         operator.length_hint(flight._planned), len(flight._upcoming), flight._taken, tuple(flight._ready), flight._open,
         tuple((turn.chunk.position, name("helper", turn.reader)) for turn in pool.schedule.assignments),
-        pool.is_complete, one.rank.place, world.deaths, world.late,
+        one.rank.place, world.deaths, world.late,
     )  # fmt: skip
     machines = tuple(
         (

@@ -47,7 +47,7 @@ class StrictWatch(Watch):
             if not helper.ended_by:
                 self._refusals[helper.kind].append(self._clock_s())
                 self._hopeless[helper.kind] += event.permanent
-        elif isinstance(event, Lost) and self.scenario.require_all and not self._helpers[event.helper].ended_by:
+        elif isinstance(event, Lost) and self.scenario.needs_decoder and not self._helpers[event.helper].ended_by:
             waiting = list(self._helpers[event.helper].calls)[1:]  # it was working on the first
             sources = [self._calls[call].command.source for call in waiting if self._is_decode(call)]
             self._kept = [source for source in sources if self._calls[source].has_result]
@@ -64,7 +64,7 @@ class StrictWatch(Watch):
                 self._check_fewest(number, source)
             case GiveUpPlacing(kind):
                 runs = any(h.kind == kind and h.is_running and not h.ended_by for h in self._helpers.values())
-                if (kind == "reader" and runs) or (kind == "decoder" and not self.scenario.require_all):
+                if runs or (kind == "decoder" and not self.scenario.needs_decoder):
                     raise Broken("pool", f"a {kind} did not start in time, and the others could do its work")
         super().commanded(command, now)
         self._is_given_up = self._is_given_up or isinstance(command, GiveUp | GiveUpPlacing)

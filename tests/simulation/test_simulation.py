@@ -81,9 +81,9 @@ def test_a_failure_is_made_simpler() -> None:
     assert sum(map(bool, simple)) < sum(map(bool, draws.taken)) / 2
 
 
-@pytest.mark.parametrize(("require_all", "loses_results"), [(True, True), (False, False)])
-def test_a_small_world_as_a_whole(require_all: bool, loses_results: bool) -> None:
-    found = explore(items=2, deaths=1, late=1, require_all=require_all, loses_results=loses_results)
+@pytest.mark.parametrize(("needs_decoder", "loses_results"), [(True, True), (False, False)])
+def test_a_small_world_as_a_whole(needs_decoder: bool, loses_results: bool) -> None:
+    found = explore(items=2, deaths=1, late=1, needs_decoder=needs_decoder, loses_results=loses_results)
     assert found.ends["everything delivered"]
     assert found.ends["PlacementError"]
     assert found.left == 0

@@ -13,8 +13,8 @@
               a deadline moves it
     deadlock  a pass that is not over waits for something that will happen
     liveness  once the faults end, the pass does; a decision ends, and so does a schedule
-    cause     an error only where what it says has happened, and no try more where it has; nothing before all decoders
-              ran that were insisted upon
+    cause     an error only where what it says has happened, and no try more where it has; only a row by itself, in
+              whose decoding processes ended too often to be an accident, is given up untried
     left      after a pass nothing is kept
 """
 
@@ -52,6 +52,7 @@ from raylance.errors import HelperError, PlacementError
 from raylance.planning.plan import WorkItem
 from tests.simulation.schedule import DECODED_BYTES, EPOCH, PlannedRun, Scenario
 
+MAX_DEATHS = MAX_FAULTS + 7  # a step of 60 rows is halved six times
 PAUSE_S = 1.0  # before another helper is placed for one that was refused
 
 
@@ -98,14 +99,15 @@ class Watch:
         self._helpers: dict[int, _Known] = {}
         self._calls: dict[int, _Seen] = {}
         self._open: dict[int, _Seen] = {}  # neither answered nor forgotten
-        self._permanent = self._has_all = False
+        self._permanent = False
         self._hits: dict[tuple[int, int], set[int]] = {}
         self._blamed: Counter[tuple[int, int]] = Counter()
+        self._deaths: Counter[tuple[int, int]] = Counter()  # of processes that decoded it and may have ended by it
         self._gone_count = 0
         self._dismissed: set[int] = set()
         self._ahead: dict[tuple[int, int], int] = {}  # by chunk that follows: the reader that is to read it ahead
         self._ends: tuple[int, Any] | None = None  # epoch and plan of the pass that was complete
-        self._is_exact = scenario.require_all or not scenario.decoders
+        self._is_exact = scenario.needs_decoder or not scenario.decoders
         self._limit = scenario.limit_bytes * (1 + 1e-9)
 
     def begin(self, planned: PlannedRun, rank: int, epoch: int, position: int, prefetch_batches: int) -> None:
@@ -120,6 +122,7 @@ class Watch:
         self._part: list[int] = []
         self._hits.clear()
         self._blamed.clear()
+        self._deaths.clear()
         self._flying: dict[int, float] = {}  # charges of reads
         self._opened, self._ready = 0.0, list[tuple[int, float]]()
         self._answers: Any = None
@@ -163,11 +166,11 @@ class Watch:
                 if type(event) is NotPlaced and not helper.ended_by:
                     self._spent[helper.kind] += self.world.now() - helper.since + PAUSE_S
                     self._permanent = self._permanent or event.permanent
-                self._gone(number, "told")
+                self._gone(number, "told", may_be_rows=event.fault.may_be_rows)
             case Taken(position):
                 self._ready = [(after, charge) for after, charge in self._ready if after > position]
 
-    def _gone(self, number: int, by: str) -> None:
+    def _gone(self, number: int, by: str, *, may_be_rows: bool = False) -> None:
         helper = self._helpers[number]
         if helper.ended_by:
             return
@@ -175,7 +178,11 @@ class Watch:
         self._gone_count += 1
         if helper.is_running and helper.calls:  # it was working on the first that it had not answered, if on any
             self.hit(next(iter(helper.calls)), self.world.helpers[number].cause)
-            self._blame(self._calls.get(next(iter(helper.calls))))
+            seen = self._calls.get(next(iter(helper.calls)))
+            if may_be_rows and seen is not None and (type(seen.command) is Decode or seen.command.decodes):
+                self._deaths.update([] if seen.is_forgotten else self._keys(seen.item))
+            else:
+                self._blame(seen)
 
     def _is_its_own(self, command: Any) -> bool:
         """Whether what failed cannot have gone with a helper that is known to be gone: none went since it was read."""
@@ -257,9 +264,21 @@ class Watch:
         worst = max((self._blamed[row] for row in self._keys(item)), default=0)
         if worst > MAX_FAULTS:
             raise Broken("cause", f"{item} is tried again, after {worst} faults of its own")
+        if type(command) in (Read, Decode):
+            self._check_tries(command, item)
         self._calls[call] = self._open[call] = _Seen(command, item)
         if helper is not None:
             self._helpers[helper].calls[call] = None
+
+    def _check_tries(self, command: Read | Decode, item: WorkItem) -> None:
+        deaths = max((self._deaths[row] for row in self._keys(item)), default=0)
+        if not command.given_up:
+            if deaths > MAX_DEATHS:
+                raise Broken("cause", f"{item} is tried again, after {deaths} processes ended")
+            return
+        self._recover("a row given up")
+        if item.rows > 1 or deaths <= MAX_FAULTS:
+            raise Broken("cause", f"{item} is given up after {deaths} deaths")
 
     def _check_pool(self, number: int, kind: str, now: float) -> None:
         if self._spent[kind]:
@@ -361,11 +380,6 @@ class Watch:
             raise Broken("order", f"{item} is delivered and was not fetched")
         if (item.position, item.low) != self._next or item.rank != self._rank or item.epoch != self._epoch:
             raise Broken("order", f"{item} is delivered, but {self._next} is next")
-        if self.scenario.require_all and not self._has_all:
-            ran = [h for h in self._helpers.values() if h.kind == "decoder" and h.is_running]
-            self._has_all = len(ran) >= self.scenario.decoders
-            if not self._has_all:
-                raise Broken("cause", f"{item} is delivered before all decoders ran")
         made = command.decoded
         if command.plain.item != item or made.item != item or made.is_decoded != self.scenario.decodes:
             raise Broken("order", f"{item} is delivered with what belongs to another, or is not decoded")

@@ -40,6 +40,9 @@ _WAITS_S = (0.0, 0.05, 0.2, 0.2, 0.5, 0.5, 1.0, 3.0)
 _TRANSIT_S = (0.0, 0.0, 0.01, 0.3)
 
 
+DIED = Fault(what="it died")
+
+
 class RowError(Exception):
     """A row that cannot be decoded, or read."""
 
@@ -68,6 +71,7 @@ class Helper:
         state: "placing", "up", "hung", "dead" or "dismissed".
         queue: What it has not finished.
         cause: The fault that ended it, or that it hangs by.
+        fault: What is said of its end.
     """
 
     number: int
@@ -77,6 +81,7 @@ class Helper:
     state: str = "placing"
     queue: deque[Any] = dataclasses.field(default_factory=deque)
     cause: int = 0
+    fault: Fault = DIED
     is_working: bool = False
 
     def end(self, *, is_dead: bool) -> None:
@@ -129,15 +134,15 @@ class World(Runtime):
         self.counts: Counter[str] = Counter()
         self.planned: PlannedRun | None = None
         self.deadline: float | None = None  # to the last bit, which the seconds until then do not give back
-        self.faults = 0
+        self.faults = self.deaths = 0  # drawn; and, counted downwards, by fatal rows
         self._threshold = int((1 - scenario.rate) * (1 << BITS)) if scenario.faults else 1 << BITS
         for kind in sorted(scenario.faults & {"idle dies", "idle hangs", "node dies"}):
             for _ in range(1 + draws.bits() * 3 // (1 << BITS)):
                 self.later(draws.seconds(30.0), self._strike, kind, draws.bits())
 
     @property
-    def requires_all(self) -> bool:
-        return self.scenario.require_all
+    def needs_decoder(self) -> bool:
+        return self.scenario.needs_decoder
 
     def begin(self, plan: Plan, plan_key: str) -> None:
         """One key for each plan: what was read ahead for a plan is found by it."""
@@ -231,20 +236,28 @@ class World(Runtime):
             self.table[call] = None
         helper.queue.append((call, command, source))
         if helper.state == "dead":
-            self.later(_TRANSIT_S[2], self.post, Lost(helper.number, Fault(what="it died")))
+            self.later(_TRANSIT_S[2], self.post, Lost(helper.number, helper.fault))
         elif helper.state == "up" and not helper.is_working:
             self._work(helper)
 
     # Helpers at work.
 
     def _work(self, helper: Helper) -> None:
-        call = helper.queue[0][0]
+        call, command, source = helper.queue[0]
         helper.is_working = True
         bits = self.draws.bits()
         wait_s = _WAITS_S[bits % 8] if call is not None else 0.0
+        if self._is_fatal(command, source):
+            self.deaths -= 1
+            helper.fault = Fault(what="a row ended it", may_be_rows=True)
+            self.counts["ended by a fatal row"] += 1
+            self.later(wait_s / 2, self._end, helper, "dead", self.deaths)
+            return
         kinds = ("dies", "hangs", "faulted", "lost later", "twice", "late", "slow", "node")
         fault = self._fault(bits, kinds) if call is not None else ""
         if fault in ("dies", "hangs"):
+            # Of a process that was killed from outside, nobody knows that it did not end by itself.
+            helper.fault = Fault(what="it died", may_be_rows=bool(bits & 256))
             self.later(wait_s / 2, self._end, helper, "dead" if fault == "dies" else "hung", self.faults)
             return
         if fault == "node":
@@ -252,6 +265,18 @@ class World(Runtime):
         if fault == "slow":
             wait_s += self.draws.seconds(50.0)
         self.later(wait_s, self._finish, helper, fault)
+
+    def _is_fatal(self, command: Any, source: Result | None) -> bool:
+        """Whether a call decodes a row that ends its process."""
+        if not self.scenario.fatal_rows or isinstance(command, Ping) or command.given_up:
+            return False
+        if type(command) is Decode:
+            rows = [] if source is None or source.lost_by is not None else source.rows
+        else:
+            rows = self.planned.rows(command.item) if self.planned and command.decodes else []
+            if sum(self._raw_bytes(row) for row in rows) > command.allowed_bytes:
+                return False  # none of them is decoded
+        return any((row if row >= 0 else -1 - row) in self.scenario.fatal_rows for row in rows)
 
     def _finish(self, helper: Helper, fault: str) -> None:
         if helper.state != "up":
@@ -283,7 +308,9 @@ class World(Runtime):
                 return Done(call, Receipt(too_large_bytes=raw))
         else:
             item, rows, raw = source.item, source.rows, 0  # type: ignore[union-attr]
-        if decodes or not self.scenario.decodes:
+        if command.given_up and not self.scenario.masks:
+            return Failed(call, RowError(rows[0]))
+        if (decodes or not self.scenario.decodes) and not command.given_up:
             for row in rows:
                 if (row if row >= 0 else -1 - row) in self.scenario.bad_rows:
                     self.counts["rows that fail"] += 1
@@ -354,7 +381,7 @@ class World(Runtime):
         helper.state, helper.cause = state, cause
         if state == "dead":
             for at in range(min(len(helper.queue), 3)):  # each call says so
-                lost = Lost(helper.number, Fault(what="it died"))
+                lost = Lost(helper.number, helper.fault)
                 self.later(_TRANSIT_S[(cause + at) % 4], self.post, lost)
 
     # Fetching.

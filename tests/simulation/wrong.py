@@ -57,7 +57,13 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
         ),
         "dead",
     ),
-    "blames the innocent": (_dispatcher("if call == calls[0] and self._blame", "if self._blame"), "cause"),
+    "blames the innocent": (_dispatcher("if call != calls[0]:", "if False:"), "cause"),
+    "gives a row up too soon": (_dispatcher("entry.deaths > MAX_FAULTS", "entry.deaths >= 2"), "cause"),
+    "gives a row up beside others": (
+        _dispatcher("elif was_suspect and entry.deaths > MAX_FAULTS:", "if entry.deaths > MAX_FAULTS:"),
+        "cause",
+    ),
+    "never gives a row up": (_dispatcher('entry.given_up = f"it {why}"', "pass"), "cause"),
     "counts one cause twice": (_dispatcher("entry.faults += 1", "entry.faults += 2"), "cause"),
     "forgets to forget": (
         _dispatcher(
@@ -169,7 +175,10 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
         "deadline",
     ),
     "is impatient": (_pool("now < helper.deadline:", "now + 15.0 < helper.deadline:"), "pool"),
-    "begins without decoders": (_pool("self.is_complete = False", "self.is_complete = True"), "cause"),
+    "insists on each decoder": (
+        _pool("not self._count(kind) and (kind", "(kind == 'decoder' or not self._count(kind)) and (kind"),
+        "pool",
+    ),
     "reads wherever it is": (
         _pool(
             "if not running or not item.rows:\n            return next(iter(able), None)",

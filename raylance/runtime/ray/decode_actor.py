@@ -27,7 +27,7 @@ class DecodeActor(Actor):
         self._decodings.pop(key, None)
 
     @ray.method(num_returns=2)
-    def decode(self, key: str, epoch: int, encoded: pa.Table) -> tuple[pa.Table, Receipt]:
+    def decode(self, key: str, epoch: int, encoded: pa.Table, given_up: str = "") -> tuple[pa.Table, Receipt]:
         """Decodes an item; see `OpenDecoding.apply`."""
         with errors_travel():
-            return self._decodings[key].apply(encoded, epoch)
+            return self._decodings[key].apply(encoded, epoch, given_up=given_up)

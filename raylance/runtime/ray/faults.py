@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import ray
 from ray.exceptions import (
+    ActorDiedError,
     ActorUnschedulableError,
     LocalRayletDiedError,
     NodeDiedError,
@@ -34,6 +35,7 @@ _HELPER_GONE = (
     LocalRayletDiedError,
     ActorUnschedulableError,
 )
+_ENDED, _TERMINATED = "Worker exit type: SYSTEM_ERROR", "SIGTERM"
 _STORE_FULL = (ObjectStoreFullError, OutOfDiskError)
 _MACHINE = (*_HELPER_GONE, *_STORE_FULL, ObjectLostError, RaySystemError, RpcError)
 
@@ -79,7 +81,9 @@ def fault_of(error: BaseException) -> Fault:
     cause = cause_of(error)
     lines = str(cause).strip().splitlines()
     what = f"{type(cause).__name__}: {lines[0]}" if lines else type(cause).__name__
-    return Fault(what=what, advice=_advice(cause), error=error)
+    # Ray has no other sign that tells a process that ended by itself from a lost node, `ray.kill` and its own monitor.
+    has_ended = isinstance(cause, ActorDiedError) and _ENDED in str(cause) and _TERMINATED not in str(cause)
+    return Fault(what=what, may_be_rows=has_ended, advice=_advice(cause), error=error)
 
 
 def as_raised(error: BaseException) -> BaseException:

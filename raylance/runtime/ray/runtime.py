@@ -83,8 +83,8 @@ class RayRuntime(Runtime):
         return self._session == ray_session()
 
     @property
-    def requires_all(self) -> bool:
-        """See `Runtime.requires_all`."""
+    def needs_decoder(self) -> bool:
+        """See `Runtime.needs_decoder`."""
         return self._options.num_decoders != "auto"
 
     def begin(self, plan: Plan, plan_key: str) -> None:
@@ -165,7 +165,8 @@ class RayRuntime(Runtime):
 
     def _decode(self, command: Decode) -> None:
         actor = self._helpers[command.helper].knows(self._key, self._decoding)
-        decoded, receipt = actor.decode.remote(self._key, command.epoch, self._results[command.source][1])
+        encoded = self._results[command.source][1]
+        decoded, receipt = actor.decode.remote(self._key, command.epoch, encoded, command.given_up)
         self._results[command.call] = (decoded, decoded)
         self._watch(receipt, _on_done, command.helper, command.call)
 

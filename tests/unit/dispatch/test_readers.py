@@ -193,7 +193,6 @@ def test_the_first_reader_is_enough_to_begin_and_one_without_a_place_is_done_wit
     pool = open_pool(decoders=0, readers=2)
     assert [command.kind for command in pool.due(0.0)] == ["reader"]
     pool.alive(0, 0.0)
-    assert pool.is_complete
     assert [command.kind for command in pool.due(0.0)] == ["reader"]
     pool.late(20.0)
     assert pool.failure is None
