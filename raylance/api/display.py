@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from raylance.batches.display import Display, display_counts, display_rows, facts_table, stacked
+from raylance.batches.display import Display, by_row, display_counts, display_rows, facts_table, stacked
 from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, RaylanceError
 from raylance.orders.mixture import MixOrder
@@ -89,7 +89,7 @@ def display_sample(data: _Displayed, source: RowSource, rows: int) -> Display:
 def display_batch(data: _Displayed, batch: Mapping[str, Any]) -> Display:
     """A batch of a dataset."""
     label, classes = _label_and_classes(data)
-    shown = {name: values for name, values in batch.items() if not name.startswith("_") or name == ROW_OFFSET}
+    shown = {name: values for name, values in by_row(batch).items() if not name.startswith("_") or name == ROW_OFFSET}
     lengths = {name: len(values) for name, values in shown.items()}
     rows = max(lengths.values(), default=0)
     if any(length != rows for length in lengths.values()):
