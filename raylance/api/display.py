@@ -102,18 +102,22 @@ def display_batch(data: _Displayed, batch: Mapping[str, Any]) -> Display:
 
 
 def how_read(source: RowSource, plan: Plan) -> str:
-    """How the first chunk of rank 0 is read, and why."""
+    """How the first window of rank 0 is read, and which share of the stored rows there it needs."""
     chunk = plan.chunk_at(0, 0)
-    if not isinstance(source, TableRows) or chunk is None:
-        return "its parts' own choice"
+    if chunk is None:
+        return "nothing: the epoch has no step"
+    if not isinstance(source, TableRows):
+        return "range or take, as the datasets that it is made of need it"
     if chunk.steps * plan.global_batch_size > _LARGEST_TRIAL * plan.world_size:
-        return f"{source.read}, decided a chunk at a time"
+        either = "range or take" if source.read == "auto" else source.read
+        return f"{either}, window by window"
     offsets = source.load_selection().offsets(np.unique(plan.chunk_rows(chunk, 0)))
     if not len(offsets):
-        return "nothing"
-    dense = len(offsets) / (offsets[-1] + 1 - offsets[0])
-    how = source.open_reader().choose(offsets)
-    return f"{how} ({dense:.0%} of the rows between, {source.row_bytes:,.0f} bytes each)"
+        return "nothing: rank 0 has no rows"
+    how, stored = source.open_reader().choose(offsets), int(offsets[-1] + 1 - offsets[0])
+    words = {"range": "stretches of stored rows", "take": "single rows by their offsets"}[how]
+    share = f"{len(offsets) / stored:.0%} of the {stored:,} rows stored from its first to its last"
+    return f"{how}: {words}; the first window needs {share}"
 
 
 def _spread(selected: int, rows: int) -> Int64Array:
