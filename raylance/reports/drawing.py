@@ -25,7 +25,7 @@ COLORS = {
 """Of what a rank's time goes to, in all pictures; causes of waiting are the strong ones."""
 
 _SPARE = ("#b8407f", "#2a9d9d", "#7a5230", "#5b6bd6")
-"""Of parts that have no colour of their own, one after the other."""
+"""For parts that have no colour of their own, one after the other."""
 
 _MARKS = {"report": ("v", "#333333"), "fault": ("X", "#c8102e"), "error": ("X", "#c8102e"), "resume": (">", "#333333")}
 _WIDTH = 9.6  # inches, of all pictures

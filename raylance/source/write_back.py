@@ -187,7 +187,8 @@ def _write(pinned: Source, column: str, values: pa.Table) -> int:
     _check_offsets(offsets, start, pinned)
     if changed:
         operation = lance.LanceOperation.Update(updated_fragments=changed, fields_modified=sorted(fields))
-        newest = lance.LanceDataset.commit(newest, operation, read_version=newest.version)
+        options = None if pinned.storage_options is None else dict(pinned.storage_options)
+        newest = lance.LanceDataset.commit(newest, operation, read_version=newest.version, storage_options=options)
     return int(newest.count_rows(f"`{column}` IS NULL"))
 
 
