@@ -55,7 +55,7 @@ def bringing(install: str, program: str) -> Iterator[None]:
         program: The `__name__` of the module that imports. A program ends here with status 2, without a traceback.
 
     Raises:
-        ImportError: With the same text, if the module is no program.
+        ImportError: With the same text, if the module is not the program.
     """
     try:
         yield

@@ -36,7 +36,7 @@ def add_column(
 ) -> None:
     """Adds a column of nulls to a dataset, which writes no data; does nothing if it has the column with this type.
 
-    Call it before the first value is computed: a column that another type has is refused here, and not after hours.
+    Call it before the first value is computed: a column of another type is refused here, and not after hours of work.
 
     Args:
         uri: Path or URI of the dataset.
@@ -93,8 +93,7 @@ def read_values(folder: str | os.PathLike[str], rows: int) -> pa.Table:
         rows: Number of rows that must have a value: `len(dataset)` of the dataset that the run read.
 
     Returns:
-        A table of `_rowoffset`, int64 in ascending order, and `value`. Of a row that was computed twice, it has one
-        value.
+        A table of `_rowoffset`, int64 in ascending order, and `value`. A row that was computed twice is there once.
 
     Raises:
         CoverageError: If these are not as many rows as must have a value.
