@@ -1,6 +1,7 @@
 """Owns what several jobs need: Ray, paths, storage options, arguments, refusals; never what a job does."""
 
 import argparse
+import contextlib
 import functools
 import hashlib
 import math
@@ -9,6 +10,7 @@ import re
 import shlex
 import shutil
 import string
+import sys
 import urllib.parse
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +44,27 @@ SECRET = re.compile(r"secret|token|password|account_key|sas|credential", re.IGNO
 
 class RefusedError(raylance.ConfigError):
     """A request that cannot be fulfilled; the text gives cause, consequence and fix."""
+
+
+@contextlib.contextmanager
+def bringing(install: str, program: str) -> Iterator[None]:
+    """For imports of what is not a part of raylance's own installation: says what to install if one is missing.
+
+    Args:
+        install: What brings it, as pip takes it: "raylance[examples]".
+        program: The `__name__` of the module that imports. A program ends here with status 2, without a traceback.
+
+    Raises:
+        ImportError: With the same text, if the module is not the program.
+    """
+    try:
+        yield
+    except ImportError as error:
+        text = f"a package is missing ({error}). Nothing was started. Install it: pip install '{install}'"
+        if program != "__main__":
+            raise ImportError(text) from error
+        print(text, file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def connect() -> bool:

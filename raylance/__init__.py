@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from raylance.source.packing import PackTokens
     from raylance.source.provenance import Provenance
     from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
+    from raylance.source.write_back import add_column, read_values, write_column, write_values
 
 _MODULES = {
     "api.dataset": ("Dataset",),
@@ -72,6 +73,7 @@ _MODULES = {
     "settings": ("Options",),
     "source.provenance": ("Provenance",),
     "source.splits": ("FractionSplit", "RangeSplit", "ValueSplit"),
+    "source.write_back": ("add_column", "read_values", "write_column", "write_values"),
     "integrations.data_config": ("DataConfig",),
     "reports.page": ("report_run",),
     "reports.proving": ("RunProof", "explain_run", "prove_run"),
@@ -86,8 +88,9 @@ __all__ = [
     "DataConfig", "Dataset", "DatasetError", "Decoder", "DeviceImage", "FractionSplit", "HelperError", "Image",
     "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder",
     "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "Sequential",
-    "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset", "explain_run", "map_boxes",
-    "map_points", "mix", "prove_run", "report", "report_run", "restore", "row_rng", "watch",
+    "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "add_column", "dataset", "explain_run",
+    "map_boxes", "map_points", "mix", "prove_run", "read_values", "report", "report_run", "restore", "row_rng", "watch",
+    "write_column", "write_values",
 ]  # fmt: skip
 
 

@@ -6,6 +6,7 @@ that is the caller's: `set_epoch()` before each epoch, and `consumed()` for each
 keeps the position of each worker in a state of its own, and needs `set_epoch()` alone.
 """
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,8 @@ from raylance.integrations.torch_data.iterable import IterableDataset
 from raylance.integrations.torch_data.map_style import MapDataset, RowSampler
 from raylance.integrations.torch_data.steps import Steps
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["IterableDataset", "Loader", "MapDataset", "RowSampler", "find_place"]
 
 
@@ -24,13 +27,17 @@ class Loader(torch.utils.data.DataLoader[Any]):
     """A DataLoader that counts what it hands out; its `steps`, sampler or iterable dataset, have epoch and state."""
 
     def __init__(self, dataset: Any, batch_sampler: RowSampler | None = None, **options: Any) -> None:
-        """Takes an `IterableDataset`, or a `MapDataset` and its sampler; options are DataLoader's, workers spawned."""
+        """Takes an `IterableDataset`, or a `MapDataset` and its sampler; options are DataLoader's, workers spawned.
+
+        Workers are started again for each epoch, in seconds, unless `persistent_workers=True`.
+        """
         steps = dataset if batch_sampler is None else batch_sampler
         if not isinstance(steps, Steps) or isinstance(steps, RowSampler) != isinstance(dataset, MapDataset):
             raise ConfigError("Loader keeps a state: pass it an IterableDataset, or a MapDataset and its RowSampler.")
         batching: dict[str, Any] = {"batch_size": None} if steps is dataset else {"batch_sampler": steps}
         spawned = {"multiprocessing_context": "spawn"} if options.get("num_workers") else {}
         super().__init__(dataset, in_order=True, **batching, **(spawned | options))
+        self._passes = 0
         self.steps, self.set_epoch = steps, steps.set_epoch
         self.state_dict, self.load_state_dict = steps.state_dict, steps.load_state_dict
 
@@ -39,6 +46,15 @@ class Loader(torch.utils.data.DataLoader[Any]):
         self.steps.begin()
         moves = self.steps.count_move()
         epoch = self.steps.epoch
+        self._passes += 1
+        if self._passes == 2 and self.num_workers and not self.persistent_workers:
+            logger.warning(
+                "a Loader with num_workers=%d starts its workers again for each epoch, because persistent_workers= is "
+                "not set. Each start imports torch and opens the dataset, which may take longer than a short epoch. "
+                "Write Loader(…, num_workers=%d, persistent_workers=True).",
+                self.num_workers,
+                self.num_workers,
+            )
         for batch in super().__iter__():
             self.steps.consumed()
             is_last = self.steps.position == 0

@@ -32,6 +32,7 @@ GROUPS = {
     "orders": "Orders",
     "decode": "Decoding",
     "source": "Selecting and packing",
+    "source.write_back": "Writing a column",
     "reports": "Seeing a run",
     "errors": "Errors",
 }

@@ -2,7 +2,10 @@
 
 import sys
 
-from .command import main
+from jobs.common import bringing
+
+with bringing("raylance[bench]", __name__):
+    from .command import main
 
 if __name__ == "__main__":
     sys.exit(main())

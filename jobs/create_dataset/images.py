@@ -34,7 +34,10 @@ class Digits(Source):
         try:
             from sklearn.datasets import load_digits
         except ImportError as error:
-            raise RefusedError(f"{error}: it makes the digits; pip install scikit-learn") from error
+            raise RefusedError(
+                f"scikit-learn carries the digits, and cannot be imported ({error}). Nothing was written. Install it: "
+                "pip install 'raylance[jobs]'"
+            ) from error
         digits, encoded = load_digits(), []
         for pixels in (digits.images * (255 / 16)).round().astype("uint8"):  # (8, 8), from 0..16
             PIL.Image.fromarray(pixels).save(buffer := io.BytesIO(), format="PNG")

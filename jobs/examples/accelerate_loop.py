@@ -13,10 +13,13 @@ from typing import Any
 
 import ray.train
 import torch
-from accelerate import Accelerator
 
 import raylance
+from jobs.common import bringing
 from jobs.examples import common
+
+with bringing("raylance[examples]", __name__):
+    from accelerate import Accelerator
 
 
 def train_fn(config: dict[str, Any]) -> None:

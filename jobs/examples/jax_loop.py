@@ -9,15 +9,18 @@ NumPy, too, which `report` takes as tensors.
 import sys
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import ray.train
 import torch
-from ray.train.v2.jax import JaxTrainer
 
 import raylance
+from jobs.common import bringing
 from jobs.examples import common
+
+with bringing("jax", __name__):
+    import jax
+    import jax.numpy as jnp
+    from ray.train.v2.jax import JaxTrainer
 
 Weights = dict[str, jax.Array]
 

@@ -14,13 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import ray.train
-import ray.train.lightning
 import torch
 
 import raylance
+from jobs.common import bringing
 from jobs.examples import common
+
+with bringing("raylance[examples]", __name__):
+    import lightning.pytorch as pl
+    import ray.train.lightning
 
 FILE = "lightning.ckpt"
 

@@ -9,10 +9,13 @@ other half of torchdata, `StatefulDataLoader`, takes `raylance.torch_data.Iterab
 import sys
 
 import torch
-import torchdata.nodes
 
 import raylance
+from jobs.common import bringing
 from jobs.examples import common
+
+with bringing("raylance[examples]", __name__):
+    import torchdata.nodes
 
 
 def pipeline(batches: raylance.Batches) -> torchdata.nodes.Loader[dict[str, torch.Tensor]]:

@@ -16,9 +16,12 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torchtitan.components.dataloader import BaseDataLoader, DataloaderExhaustedError
 
 import raylance
+from jobs.common import bringing
+
+with bringing("raylance[examples]", __name__):
+    from torchtitan.components.dataloader import BaseDataLoader, DataloaderExhaustedError
 
 
 class LanceDataLoader(BaseDataLoader):

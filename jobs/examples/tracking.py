@@ -12,10 +12,13 @@ from typing import Any
 import ray.train
 import ray.train.torch
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 import raylance
+from jobs.common import bringing
 from jobs.examples import common
+
+with bringing("raylance[examples]", __name__):
+    from torch.utils.tensorboard import SummaryWriter
 
 
 def train_fn(config: dict[str, Any]) -> None:

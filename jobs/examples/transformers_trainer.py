@@ -16,10 +16,13 @@ from typing import Any
 
 import ray.train
 import torch
-import transformers
 
 import raylance
+from jobs.common import bringing
 from jobs.examples import common
+
+with bringing("raylance[examples]", __name__):
+    import transformers
 
 
 class Epochs:

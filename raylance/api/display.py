@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from raylance.batches.display import Display, display_counts, display_rows, facts_table, stacked
+from raylance.batches.display import Display, by_row, display_counts, display_rows, facts_table, stacked
 from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, RaylanceError
 from raylance.orders.mixture import MixOrder
@@ -89,7 +89,7 @@ def display_sample(data: _Displayed, source: RowSource, rows: int) -> Display:
 def display_batch(data: _Displayed, batch: Mapping[str, Any]) -> Display:
     """A batch of a dataset."""
     label, classes = _label_and_classes(data)
-    shown = {name: values for name, values in batch.items() if not name.startswith("_") or name == ROW_OFFSET}
+    shown = {name: values for name, values in by_row(batch).items() if not name.startswith("_") or name == ROW_OFFSET}
     lengths = {name: len(values) for name, values in shown.items()}
     rows = max(lengths.values(), default=0)
     if any(length != rows for length in lengths.values()):
@@ -102,18 +102,22 @@ def display_batch(data: _Displayed, batch: Mapping[str, Any]) -> Display:
 
 
 def how_read(source: RowSource, plan: Plan) -> str:
-    """How the first chunk of rank 0 is read, and why."""
+    """How the first window of rank 0 is read, and which share of the stored rows there it needs."""
     chunk = plan.chunk_at(0, 0)
-    if not isinstance(source, TableRows) or chunk is None:
-        return "its parts' own choice"
+    if chunk is None:
+        return "nothing: the epoch has no step"
+    if not isinstance(source, TableRows):
+        return "range or take, as the datasets that it is made of need it"
     if chunk.steps * plan.global_batch_size > _LARGEST_TRIAL * plan.world_size:
-        return f"{source.read}, decided a chunk at a time"
+        either = "range or take" if source.read == "auto" else source.read
+        return f"{either}, window by window"
     offsets = source.load_selection().offsets(np.unique(plan.chunk_rows(chunk, 0)))
     if not len(offsets):
-        return "nothing"
-    dense = len(offsets) / (offsets[-1] + 1 - offsets[0])
-    how = source.open_reader().choose(offsets)
-    return f"{how} ({dense:.0%} of the rows between, {source.row_bytes:,.0f} bytes each)"
+        return "nothing: rank 0 has no rows"
+    how, stored = source.open_reader().choose(offsets), int(offsets[-1] + 1 - offsets[0])
+    words = {"range": "stretches of stored rows", "take": "single rows by their offsets"}[how]
+    share = f"{len(offsets) / stored:.0%} of the {stored:,} rows stored from its first to its last"
+    return f"{how}: {words}; the first window needs {share}"
 
 
 def _spread(selected: int, rows: int) -> Int64Array:

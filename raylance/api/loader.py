@@ -188,7 +188,7 @@ class RankLoader(Positioned):
             prefetch_batches: Steps to keep in flight at the least, and batches that wait for the consumer at the most;
                 one is made ahead in any case.
             dtypes: dtype of all tensors, or by column; None keeps what is stored. One dtype for all leaves the columns
-                that raylance adds as they are.
+                that raylance adds as they are, such as the `…_length` of a `Pad`; by column, they may be named.
             device: Where the tensors go. "auto" is the device of the Ray Train worker, or the CPU outside of one. On
                 CUDA, batches go through pinned memory on a side stream, and wait there.
             collate_fn: Makes the batch from a dict of NumPy arrays, instead of the dict of tensors; called in a thread

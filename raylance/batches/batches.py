@@ -223,7 +223,7 @@ def torch_converter(
         if dtypes is not None:
             raise ConfigError("dtypes= and collate_fn= exclude each other: collate_fn makes the batch, so cast there.")
         return lambda table, decoded: collate_fn(in_order(read_spec, to_numpy(table, lists, join), decoded))
-    by_column = _dtypes(read_spec, dtypes)
+    by_column = _dtypes(read_spec, dtypes, lists)
     for name, how in lists.items():
         if name in by_column and isinstance(how, Pad) and (value := np.asarray(how.value)).dtype.kind not in "mM":
             made = torch.as_tensor(value).to(by_column[name])  # no tensor holds dates
@@ -279,19 +279,22 @@ def in_order(read_spec: ReadSpec, batch: dict[str, Any], decoded: Mapping[str, A
     return {name: decoded[name] if name in decoded else batch[name] for name in (*read_spec.delivers, *added)}
 
 
-def _dtypes(read_spec: ReadSpec, dtypes: Any) -> Mapping[str, torch.dtype]:
+def _dtypes(read_spec: ReadSpec, dtypes: Any, lists: Lists) -> Mapping[str, torch.dtype]:
     """Dtypes by column. One for all leaves out the columns that raylance adds: offsets must not be rounded."""
     if dtypes is None:
         return {}
     by_column = dtypes if isinstance(dtypes, Mapping) else dict.fromkeys(read_spec.delivers, dtypes)
+    columns = [*read_spec.delivers, *(name + LENGTH for name, how in lists.items() if _adds_lengths(how))]
     for name, dtype in by_column.items():
-        if name not in (*read_spec.delivers, *_ADDED):
-            raise ConfigError(
-                f"dtypes names {name!r}, which no batch has; its columns are {', '.join(read_spec.delivers)}."
-            )
+        if name not in (*columns, *_ADDED):
+            raise ConfigError(f"dtypes names {name!r}, which no batch has; its columns are {', '.join(columns)}.")
         if not isinstance(dtype, torch.dtype):
             raise ConfigError(f"dtypes={dtypes!r}: {dtype!r} is no dtype of torch; write e.g. torch.float32.")
     return dict(by_column)
+
+
+def _adds_lengths(how: Pad | int | Jagged | None) -> bool:
+    return isinstance(how, Pad) and how.lengths
 
 
 def _lists(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
@@ -301,7 +304,7 @@ def _lists(read_spec: ReadSpec, pad_lists: Any, tensors: bool) -> Lists:
     chosen = {name: _how(read_spec, name, how) for name, how in (pad_lists or {}).items()}
     for name, how in chosen.items():
         added = name + (OFFSETS if how == "jagged" else LENGTH)
-        if added in read_spec.delivers and (how == "jagged" or (isinstance(how, Pad) and how.lengths)):
+        if added in read_spec.delivers and (how == "jagged" or _adds_lengths(how)):
             raise ConfigError(
                 f"pad_lists={{{name!r}: …}} adds a column {added!r}, and batches have another one of this name. Leave "
                 "that out of columns=, or use Pad(…, lengths=False)."

@@ -3,12 +3,15 @@
 import base64
 import html
 import io
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import PIL.Image
+
+from raylance.decode.arrays import OFFSETS
 
 _SIDE = 96  # pixels of a thumbnail
 _VALUES = 4  # of a vector that are shown
@@ -28,6 +31,19 @@ class Display:
 
     def __repr__(self) -> str:
         return self._text
+
+
+def by_row(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of a batch with a value for each row: of jagged ones, an array of each row's own length."""
+    columns = dict(batch)
+    for name, values in batch.items():
+        offsets = batch.get(name + OFFSETS)
+        if getattr(values, "is_nested", False):
+            columns[name] = values.unbind()
+        elif offsets is not None and offsets[0] == 0 and offsets[-1] == len(values):  # NumPy's form
+            columns[name] = [values[start:end] for start, end in itertools.pairwise(offsets)]
+            del columns[name + OFFSETS]
+    return columns
 
 
 def display_rows(batch: Mapping[str, Any], rows: int, title: str, label: str, classes: Sequence[str] | None) -> Display:

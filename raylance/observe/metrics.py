@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from raylance.observe.stats import GAUGES
+from raylance.observe.stats import GAUGES, WAITS
 
 LABELS = ("run", "dataset", "rank")
 """Labels of each metric: the run's name in Ray Train, or "interactive"; the dataset's name in the run; the rank."""
@@ -61,10 +61,7 @@ METRICS: tuple[Metric, ...] = (
     _counter("decoded_rows", "decoded_rows", "Rows that were decoded, ahead of time or not." + _PEERS),
     _counter("bad_rows", "masked_rows", "Rows handed out as zeros because they could not be decoded." + _PEERS),
     _counter("fallback_rows", "fallback_rows", "JPEGs that the fast codec left to Pillow."),
-    _counter("wait_seconds", "wait_start_s", _WAIT, "starting"),
-    _counter("wait_seconds", "wait_read_s", _WAIT, "reading"),
-    _counter("wait_seconds", "wait_decode_s", _WAIT, "decoding"),
-    _counter("wait_seconds", "wait_finish_s", _WAIT, "finishing"),
+    *(_counter("wait_seconds", field, _WAIT, cause) for cause, field in WAITS.items()),
     _counter(
         "train_seconds",
         "train_s",

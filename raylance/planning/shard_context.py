@@ -127,7 +127,8 @@ class DataParallel:
                 data-parallel rank without a rank: nobody would get its rows.
         """
         if self.function is not None:
-            return list(check_pairs([self.function(rank, world_size) for rank in range(world_size)], "data_parallel="))
+            given = [_call(self.function, rank, world_size) for rank in range(world_size)]
+            return list(check_pairs(given, "data_parallel="))
         peers = self.ranks_per_replica
         if world_size % peers:
             raise ConfigError(
@@ -138,6 +139,18 @@ class DataParallel:
         if peers == 1:
             return [None] * world_size
         return [(rank // peers, world_size // peers) for rank in range(world_size)]
+
+
+def _call(function: Callable[[int, int], Any], rank: int, world_size: int) -> Any:
+    try:
+        return function(rank, world_size)
+    except Exception as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise ConfigError(
+            f"data_parallel={name} failed for rank {rank} of {world_size} ({type(error).__name__}: {error}). No rank "
+            "knows which rows it gets, so nothing was started. Give a function that takes two integers, (world rank, "
+            "world size), and returns (data-parallel rank, data-parallel size)."
+        ) from error
 
 
 def check_pairs(given: Sequence[Any], source: str) -> list[RankAndSize]:

@@ -92,7 +92,8 @@ class PlanSummary:
         rows_dropped: Rows that no rank gets in an epoch.
         rows_repeated: Rows of padding, which come twice.
         shards: Shards of the selection.
-        reads: How rows are read, "range" or "take", and why.
+        reads: How rows are read, in words that begin with "range" (stretches of stored rows) or "take" (single rows);
+            and which share of the stored rows around it the first window of rank 0 needs, which decides.
         window_bytes: Bytes of raw rows that one rank reads together, approximately.
         held_bytes: Bytes of raw rows that one rank holds, those in use and those that are read ahead, approximately. At
             most `max_window_bytes`, plus a sixteenth of it while rows are read.
@@ -171,7 +172,8 @@ class PlanSummary:
                 f"{_counted(self.steps, 'step')} an epoch on every rank; {self.rows_dropped:,} rows dropped, "
                 f"{self.rows_repeated:,} repeated (remainder={plan.remainder!r})",
                 f"{self.window_bytes / 2**20:,.1f} MiB a window and rank, {self.held_bytes / 2**20:,.1f} MiB held "
-                f"({self.row_bytes:,.0f} bytes a row, {self.measure}); read by {self.reads}",
+                f"({self.row_bytes:,.0f} bytes a row, {self.measure})",
+                f"read by {self.reads}",
             ]
         )
 

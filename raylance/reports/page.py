@@ -214,8 +214,8 @@ def _subtitle(run: Run, main: Sequence[LoaderRecord], found: Timeline) -> str:
 
 
 _HEADS = (
-    "rank", "host", "rows", "rows/s", "training, s", "saving, s", "waiting, s", "of it: starting", "reading",
-    "decoding", "finishing", "replaced", "masked rows",
+    "rank", "host", "rows", "rows/s", "training, s", "saving, s", "waiting, s",
+    *(f"of it: {cause}" if cause == "starting" else cause for cause in WAITS), "replaced", "masked rows",
 )  # fmt: skip
 
 

@@ -4,10 +4,12 @@ and that what is made of the sources is current.
 A block of ```python is run. One of ```py is shown alone: another library's, or what needs a run or a cluster.
 """
 
+import ast
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,17 +71,73 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(target), f"{path}#{anchor}"
 
 
-def test_concepts_name_what_there_is() -> None:
-    """It named a method that has another name by now."""
-    files = list((ROOT / "raylance").rglob("*"))
-    code = "\n".join(path.read_text() for path in files if path.suffix == ".py")
-    for name in re.findall(r"`([\w./]+)`", (ROOT / "docs" / "concepts.md").read_text()):
-        owner, _, member = name.partition(".")
-        if name.endswith((".py", "/")):
-            assert (ROOT / name).exists() or any(path.match(name) for path in files), name
-        elif owner[0].isupper() and member:
-            assert f"class {owner}" in code, name
-            assert f"def {member}(" in code, name
+FILES = [path for top in ("raylance", "jobs", "tests", "docs") for path in (ROOT / top).rglob("*.py")]
+FILE = re.compile(r"`([\w/]+\.py)`")
+THINGS_IN_FILE = re.compile(
+    r"((?:`[A-Za-z_][\w.]*` and )*`[A-Za-z_][\w.]*`) \(`([\w/]+\.py)`"
+)  # `this` and `that` (`file.py`)
+MAP = [ROOT / "docs" / "concepts.md", ROOT / "docs" / "reliability.md"]
+
+
+def file_of(name: str) -> Path:
+    """The one file that a page means by `folder/file.py`."""
+    found = [path for path in FILES if path.match(name)]
+    exact = [path for path in found if path in (ROOT / name, ROOT / "raylance" / name)]
+    assert len(found) == 1 or len(exact) == 1, f"{name} is {[str(path) for path in found] or 'no file'}"
+    return (exact or found)[0]
+
+
+def defined_in(path: Path) -> set[str]:
+    """Names that a file defines: functions, classes, constants, and members of classes as `Class.member`."""
+
+    def names(nodes: list[ast.stmt]) -> Iterator[str]:
+        for node in nodes:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                yield node.name
+            if isinstance(node, ast.ClassDef):
+                yield from (f"{node.name}.{member}" for member in names(node.body))
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+
+    return set(names(ast.parse(path.read_text()).body))
+
+
+@pytest.mark.parametrize("page", MAP, ids=lambda page: page.stem)
+def test_files_define_what_a_page_says(page: Path) -> None:
+    """It named files that the thing had left, and folders that were no more."""
+    text = page.read_text()
+    for name in FILE.findall(text):
+        file_of(name)
+    for name in re.findall(r"`([\w/]+/)`", text):
+        assert (ROOT / name).is_dir() or (ROOT / "raylance" / name).is_dir(), name
+    members = set().union(*map(defined_in, (ROOT / "raylance").rglob("*.py")))
+    for name in re.findall(r"`([A-Z]\w*\.\w+)`", text):
+        assert name in members, f"no class defines {name}"
+    pairs = THINGS_IN_FILE.findall(text)
+    assert len(pairs) >= 4
+    for things, name in pairs:
+        assert set(re.findall(r"`([\w.]+)`", things)) <= defined_in(file_of(name)), (things, name)
+
+
+def test_answers_of_the_concepts_name_things_and_not_files_alone() -> None:
+    """Otherwise nothing would be noticed where a thing moves, and its file stays."""
+    section = MAP[0].read_text().partition("## Where is it done?")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if FILE.search(line)]
+    assert len(rows) > 40
+    for row in rows:
+        assert len(THINGS_IN_FILE.findall(row)) == len(FILE.findall(row)), row
+
+
+def test_the_folders_stand_in_the_order_of_the_layers() -> None:
+    """From the lowest layer to the highest, all of them."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = [set(layer.split(" | ")) for layer in reversed(contracts[0]["layers"])]
+    section = MAP[0].read_text().partition("## The folders")[2]
+    cells = re.findall(r"^\| (`[^|]*) \|", section, re.MULTILINE)
+    named = [name for cell in cells for name in re.findall(r"`(\w+)/?`", cell)]
+    assert sorted(named) == sorted(set().union(*layers))
+    heights = [next(height for height, layer in enumerate(layers) if name in layer) for name in named]
+    assert heights == sorted(heights), dict(zip(named, heights, strict=True))
 
 
 def test_the_reference_is_that_of_the_docstrings() -> None:
@@ -101,6 +159,40 @@ def test_the_site_has_no_broken_link_and_fetches_nothing(tmp_path: Path) -> None
     for path in tmp_path.rglob("*.html"):
         fetched = tags.findall(path.read_text())
         assert not fetched, path
+
+
+VIDEOS = """
+import lance
+import pyarrow as pa
+import torch
+from torchcodec.encoders import VideoEncoder
+
+from raylance.testing import check_decoder
+
+
+def video(frames=40):
+    places = torch.arange(frames)[:, None, None, None] * 5  # each frame is brighter than the one before
+    encoder = VideoEncoder(places.to(torch.uint8).expand(frames, 3, 96, 128), frame_rate=25)
+    return encoder.to_tensor(format="mp4").numpy().tobytes()
+
+
+files = [video()] * 32
+lance.write_dataset(pa.table({"video": pa.array(files, pa.binary()), "label": range(32)}), "videos.lance")
+"""
+CLIPS = """
+check_decoder(Clip("video"), files[:3], bad=[video(frames=10), b"no video"])
+assert clips.shape == (16, 8, 3, 112, 112)
+shown = clips.float().mean((2, 3, 4))  # of each frame
+assert ((shown.diff(dim=1) - 10).abs() < 3).all(), "each second frame"
+assert len(set((shown[:, 0] / 5).round().tolist())) > 4, "clips begin at various places"
+"""
+
+
+def test_the_recipe_of_clips_runs(tmp_path: Path) -> None:
+    pytest.importorskip("torchcodec", reason="pip install torchcodec, and ffmpeg's libraries", exc_type=Exception)
+    page = (ROOT / "docs" / "recipes.md").read_text().partition("## Video clips")[2]
+    [recipe] = re.findall(r"^```py\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    run_script("\n".join([VIDEOS, recipe, CLIPS]), tmp_path)
 
 
 # What the README says of eight GPUs and millions of rows, for this machine.

@@ -257,8 +257,7 @@ def test_inference_writes_each_row_once_also_where_the_dataset_grows(
     uri = str(tmp_path / "scenes.lance")
     assert run("made_data", "scenes", uri, "--count", 150) == 0
     more = lance.dataset(uri).take(range(10))
-    inference = importlib.import_module("jobs.examples.inference")
-    commit, commits, read = lance.LanceDataset.commit, [], inference.read_values
+    commit, commits, read = lance.LanceDataset.commit, [], raylance.read_values
 
     def grow_and_read(*arguments: Any) -> Any:
         lance.write_dataset(more, uri, mode="append")
@@ -270,7 +269,7 @@ def test_inference_writes_each_row_once_also_where_the_dataset_grows(
             lance.dataset(uri).delete("label = 7")
         return commit(*arguments, **options)
 
-    monkeypatch.setattr(inference, "read_values", grow_and_read)
+    monkeypatch.setattr(raylance, "read_values", grow_and_read)
     monkeypatch.setattr(lance.LanceDataset, "commit", grow_and_commit)
     given = ["--data", uri, "--storage-path", tmp_path / "runs", "--global-batch-size", 16, "--column", "found"]
     given += ["--checkpoint-every-steps", 2, "--image-size", 32]
@@ -278,22 +277,36 @@ def test_inference_writes_each_row_once_also_where_the_dataset_grows(
     assert (tmp_path / "rows" / "killed").exists()
     shown = capsys.readouterr().out
     assert "150 rows were predicted" in shown
-    monkeypatch.setattr(inference, "read_values", read)
+    monkeypatch.setattr(raylance, "read_values", read)
     left = lance.dataset(uri).count_rows("found IS NULL")
     assert 0 < left <= 10, "those that were added meanwhile"
     assert run("inference", *given, "--run-name", "again") == 0
+    given[given.index("found")] = "scores"
+    assert run("inference", *given, "--run-name", "scores", "--predict", "scores") == 0
     whole = lance.dataset(uri)
-    assert whole.count_rows("found IS NULL") == 0
+    assert whole.count_rows("found IS NULL OR scores IS NULL") == 0
+    assert whole.schema.field("scores").type == pa.list_(pa.float32(), 10)
     assert whole.tags.list() == {}
-    table = whole.to_table(columns=["image", "found"])
+    table = whole.to_table(columns=["image", "found", "scores"])
     model = common.build_model(32).eval()
     data = raylance.dataset(uri, columns=["image"], decode=raylance.Image("image", size=32), order="sequential")
     images = torch.from_numpy(data.head(len(table))["image"]).permute(0, 3, 1, 2)
     with torch.inference_mode():
-        wanted = model(images.float() / 255).argmax(1)
-    assert (torch.tensor(table["found"].to_pylist()) == wanted).float().mean() > 0.98, (
+        wanted = model(images.float() / 255)
+    torch.testing.assert_close(torch.tensor(table["scores"].to_pylist()), wanted)
+    assert (torch.tensor(table["found"].to_pylist()) == wanted.argmax(1)).float().mean() > 0.98, (
         "of ties, the shape of a batch decides"
     )
+
+
+def test_inference_refuses_a_column_of_another_type_before_it_predicts(
+    labelled_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It predicted all rows, and failed at the commit with `LanceError(Schema)`."""
+    monkeypatch.setattr(common, "fit", lambda *_, **__: pytest.fail("it predicts"))
+    with pytest.raises(raylance.ConfigError, match=r"'label' of .* is int64, and the values are fixed_size_list"):
+        run("inference", "--data", labelled_uri, "--column", "label", "--predict", "scores")
+    assert lance.dataset(labelled_uri).tags.list() == {}
 
 
 @pytest.mark.slow

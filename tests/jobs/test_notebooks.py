@@ -115,6 +115,17 @@ def test_labels_of_any_kind_are_counted_or_none(
         data.show({"label": [1, 2], "id": [1]})
 
 
+def test_a_jagged_batch_is_shown(write_dataset: Callable[..., str]) -> None:
+    """Torch's nested tensors cannot be sliced (a RuntimeError), and NumPy's values were "columns that make no rows"."""
+    table = pa.table({"id": range(20), "tokens": [list(range(row % 3)) for row in range(20)]})
+    data = raylance.dataset(write_dataset(table), order="sequential")
+    arguments: dict[str, Any] = {"batch_size": 20, "pad_lists": {"tokens": "jagged"}}
+    for batch in (next(iter(data.iter_torch_batches(**arguments))), next(iter(data.iter_batches(**arguments)))):
+        shown = repr(data.show(batch)).splitlines()
+        assert shown[:5] == ["16 of 20 rows", "id\ttokens", "0\t[]", "1\t[0]", "2\t[0, 1]"]
+        assert len(shown) == 18
+
+
 def test_a_row_that_cannot_be_read_hides_nothing_else(write_dataset: Callable[..., str]) -> None:
     table = pa.table({"image": [*make_images(3), b"no image"], "label": [0, 1, 0, 1]})
     data = raylance.dataset(write_dataset(table), decode=raylance.Image("image", size=8))

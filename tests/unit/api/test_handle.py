@@ -124,8 +124,13 @@ def test_the_plan_tells_how_rows_are_read(write_dataset: Callable[..., str]) -> 
     ]
     for arguments, wanted in cases:
         plan = raylance.dataset(uri, **arguments).plan(global_batch_size=100)
-        assert plan.reads.startswith(f"{wanted} ("), (arguments, plan.reads)
-        assert f"read by {wanted}" in repr(plan)
+        assert plan.reads.startswith(f"{wanted}: "), (arguments, plan.reads)
+        assert repr(plan).splitlines()[-1] == f"read by {plan.reads}"
+    half = raylance.dataset(uri, order="sequential", filter="id % 2 = 0").plan(global_batch_size=100)
+    wanted = "range: stretches of stored rows; the first window needs 50% of the 199,999 rows stored from its first"
+    assert half.reads == f"{wanted} to its last"
+    mixed = raylance.mix({"a": (raylance.dataset(uri), 0.5), "b": (raylance.dataset(uri), 0.5)})
+    assert mixed.plan(global_batch_size=100).reads == "range or take, as the datasets that it is made of need it"
 
 
 def test_batches_do_not_depend_on_the_world_size_by_default(images_uri: str) -> None:

@@ -389,6 +389,21 @@ def test_dtypes_leave_offsets_alone(uri: str) -> None:
         assert (batch["x"].dtype, batch["id"].dtype) == (torch.float32, torch.int64)
 
 
+def test_dtypes_take_the_lengths_that_padding_adds(uri: str) -> None:
+    """They were "which no batch has"."""
+    with raylance.dataset(uri, columns=["id", "tokens"], order="sequential") as handle:
+        for dtypes, lengths in (({"tokens_length": torch.int32}, torch.int32), (torch.float32, torch.int64)):
+            arguments = {"batch_size": 8, "pad_lists": {"tokens": raylance.Pad(0)}, "dtypes": dtypes}
+            batch = next(iter(handle.iter_torch_batches(**arguments)))
+            assert batch["tokens_length"].dtype == lengths
+            assert batch["tokens_length"].tolist() == [0, 1, 2, 3] * 2
+        for how in (0, "jagged", raylance.Pad(0, lengths=False)):
+            with pytest.raises(raylance.ConfigError, match="dtypes names 'tokens_length'.*columns are id, tokens"):
+                handle.iter_torch_batches(
+                    batch_size=8, pad_lists={"tokens": how}, dtypes={"tokens_length": torch.int32}
+                )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -130,6 +130,24 @@ def test_spawned_workers_and_images(images_uri: str) -> None:
     assert not torch.equal(first[0], one["image"])
 
 
+@pytest.mark.parametrize("style", STYLES)
+def test_workers_that_start_again_each_epoch_are_named_once(
+    uri: str, style: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A validation of 301 images took half a minute for that, in silence."""
+    handle, fix = open_dataset(uri, filter="id < 40"), "Write Loader(…, num_workers=1, persistent_workers=True)"
+    for workers, options, warnings in ((0, {}, [0, 0]), (1, {"persistent_workers": True}, [0, 0]), (1, {}, [0, 1, 1])):
+        caplog.clear()
+        loader = make_loader(handle, style, 20, workers, **options)
+        for wanted in warnings:
+            assert len(list(loader)) == 2
+            assert (
+                caplog.text.count("num_workers=1 starts its workers again for each epoch")
+                == caplog.text.count(fix)
+                == wanted
+            )
+
+
 @pytest.mark.parametrize("order", ["window", raylance.ClassBalanced(column="label")], ids=["window", "balanced"])
 def test_batches_are_those_of_the_rank_loader(images_uri: str, order: Any) -> None:
     """To the byte, also where a row comes again in another augmentation."""

@@ -71,6 +71,19 @@ def test_what_says_nothing_or_two_things_is_refused() -> None:
         DataParallel(ranks_per_replica=2, function=lambda rank, world_size: (rank, world_size))
 
 
+def test_a_function_that_fails_is_named_with_the_rank() -> None:
+    """Its own error came, out of Ray Train's controller."""
+
+    def of_mesh(rank: int, world_size: int) -> tuple[int, int]:
+        return {0: (0, 1)}[rank]
+
+    with pytest.raises(ConfigError, match=r"data_parallel=.*of_mesh failed for rank 1 of 2 \(KeyError: 1\)") as failed:
+        DataParallel(function=of_mesh).of_world(2)
+    assert isinstance(failed.value.__cause__, KeyError)
+    with pytest.raises(ConfigError, match=r"data_parallel=.*<lambda> failed for rank 0 of 2 \(TypeError.*two integers"):
+        DataParallel(function=lambda rank: (rank, 2)).of_world(2)  # type: ignore[arg-type,misc]
+
+
 def test_a_context_names_both_ranks() -> None:
     alone = ShardContext(rank=1, world_size=4)
     assert (alone.dp_rank, alone.dp_size, str(alone)) == (1, 4, "rank 1 of 4")

@@ -27,7 +27,7 @@ from raylance.api.dataset import adapter_of
 from raylance.api.loader import recorder_of
 from raylance.environment import process
 from raylance.observe.record import Record, RecordFolder
-from raylance.observe.stats import NUMBERS
+from raylance.observe.stats import NUMBERS, WAITS
 from raylance.planning.shard_context import Assignment
 from raylance.reports import drawing, reading, watching
 from raylance.reports.page import _spent, render
@@ -720,8 +720,37 @@ def test_three_limits_are_found(limited: dict[str, str], name: str) -> None:
     )
     assert (verdict.waiting < 0.05) == (name == "training")
     waited_s = sum(float(record.at("wait_s", record.last)) for record in read_run(limited[name]).records)
-    causes = ("starting", "reading", "decoding", "finishing")
-    assert sum(verdict.seconds[cause] for cause in causes) == pytest.approx(waited_s, rel=0.15, abs=0.1)
+    assert sum(verdict.seconds[cause] for cause in WAITS) == pytest.approx(waited_s, rel=0.15, abs=0.1)
+
+
+NEW_CAUSE = """
+import sys
+from raylance.observe import stats
+
+stats.WAITS["sorting"] = "collate_s"  # before others make their tables of it
+from raylance.reports import drawing, page, reading
+
+shares = drawing.draw_shares
+page.drawing.draw_shares = lambda seconds: "".join(f"({part} {spent:.1f})" for part, spent in seconds.items())
+text = page.render(reading.read_run(sys.argv[1]))
+assert "(finishing 0.0)(sorting 2.0)" in text
+assert 'finishing</th><th class="n">sorting</th>' in text
+shown = []
+drawing.picture = lambda figure, *_, **__: shown.append(figure) or ""
+shares({"training": 1.0, "reading": 1.0, "sorting": 2.0})
+assert [bar.get_width() for bar in shown[0].axes[0].patches] == [25, 25, 50]
+assert [text.get_text() for text in shown[0].axes[0].texts][-1] == "sorting\\n50 %"
+assert len({bar.get_facecolor() for bar in shown[0].axes[0].patches}) == 3
+"""
+
+
+def test_a_new_cause_of_waiting_is_drawn(make_run: Make) -> None:
+    """It was a `KeyError` in the strips of the ranks, and missing in the bar of all. A process of its own gets a new
+    cause, counted by a field that records have.
+    """
+    run = make_run({"grows": TRAINS | {"wait_s": 0.7, "collate_s": 0.2}})
+    done = subprocess.run([sys.executable, "-c", NEW_CAUSE, run.uri], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_first_rows_with_nulls_are_shown_and_large_ones_are_not_kept(

@@ -1,0 +1,232 @@
+"""Owns values that a run computes for a column of its dataset: kept in parts, then written in one commit; reads no
+other column.
+
+A value belongs to a row offset of the version that the run reads. Other writers may commit meanwhile, so it is written
+by Lance's row ids, into those fragments of that version that the newest one still has.
+"""
+
+import functools
+import io
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import lance
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.dataset
+import tenacity
+from lance.commit import CommitConflictError
+from lance.fragment import FragmentMetadata, LanceFragment
+
+from raylance.columns import ROW_OFFSET
+from raylance.errors import ConfigError, CoverageError, DatasetError
+from raylance.observe.record import RecordFolder, open_folder
+from raylance.orders.permutation import Int64Array
+from raylance.source.version import Source, Version, pin
+
+_VALUE = "value"
+_ATTEMPTS = 5
+
+
+def add_column(
+    uri: str | os.PathLike[str], column: str, type: pa.DataType, *, storage_options: Mapping[str, str] | None = None
+) -> None:
+    """Adds a column of nulls to a dataset, which writes no data; does nothing if it has the column with this type.
+
+    Call it before the first value is computed: a column of another type is refused here, and not after hours of work.
+
+    Args:
+        uri: Path or URI of the dataset.
+        column: Name of the column.
+        type: Arrow type of the values, such as `pa.int64()`, or `pa.list_(pa.float32(), 768)` for embeddings.
+        storage_options: Options of the object store.
+
+    Raises:
+        ConfigError: If the dataset has the column with another type; the error shows both.
+        DatasetError: If the dataset cannot be opened.
+    """
+    dataset = pin(uri, None, storage_options).open()
+    if column in dataset.schema.names:
+        _check_type(dataset, column, type)
+    else:
+        dataset.add_columns(pa.field(column, type))
+
+
+def write_values(
+    folder: str | os.PathLike[str], offsets: npt.ArrayLike, values: npt.ArrayLike | pa.Array, type: pa.DataType
+) -> None:
+    """Writes a part: computed values, with their rows, as one file of a folder.
+
+    Call it on each rank before each checkpoint, with the values since the last one, and then `raylance.report`: a run
+    that is killed computes again what came after its last checkpoint. `read_values` counts a row once.
+
+    Args:
+        folder: Path or URI of a folder for the parts of this run alone, which all nodes reach.
+        offsets: Row offsets, int64 (n,): the column `_rowoffset` of batches.
+        values: One value a row: an array or CPU tensor (n,), or (n, …) for lists of a fixed size; a list; or Arrow's.
+        type: Arrow type of the column.
+
+    Raises:
+        ConfigError: If there are not as many values as offsets, or the type cannot hold them.
+    """
+    rows = np.asarray(offsets, np.int64)
+    array = _as_arrow(values, type)
+    if len(rows) != len(array):
+        raise ConfigError(
+            f"{len(array):,} values are for {len(rows):,} row offsets: no part was written. Give each row one value."
+        )
+    part = pa.table({ROW_OFFSET: rows, _VALUE: array})
+    content = io.BytesIO()
+    with pa.ipc.new_file(content, part.schema) as file:
+        file.write_table(part)
+    RecordFolder(*open_folder(folder)).write(f"{uuid.uuid4().hex}.arrow", content.getvalue())
+
+
+def read_values(folder: str | os.PathLike[str], rows: int) -> pa.Table:
+    """Reads all parts of a folder.
+
+    Args:
+        folder: That of `write_values`.
+        rows: Number of rows that must have a value: `len(dataset)` of the dataset that the run read.
+
+    Returns:
+        A table of `_rowoffset`, int64 in ascending order, and `value`. A row that was computed twice is there once.
+
+    Raises:
+        CoverageError: If these are not as many rows as must have a value.
+    """
+    filesystem, path = open_folder(folder)
+    try:
+        table = pyarrow.dataset.dataset(path, format="arrow", filesystem=filesystem).to_table()
+    except FileNotFoundError:
+        table = pa.table({ROW_OFFSET: pa.array([], pa.int64())})
+    offsets, first = np.unique(table[ROW_OFFSET].to_numpy(), return_index=True)
+    if len(offsets) != rows:
+        raise CoverageError(
+            f"{os.fspath(folder)!r} has values of {len(offsets):,} rows, and {rows:,} rows must have one: nothing was "
+            "read. Let the run reach its end, and give each run a folder of its own."
+        )
+    return table.take(pa.array(first))
+
+
+def write_column(
+    uri: str | os.PathLike[str],
+    column: str,
+    values: pa.Table,
+    *,
+    version: Version,
+    storage_options: Mapping[str, str] | None = None,
+) -> int:
+    """Writes values into a column of the newest version of a dataset, in one commit.
+
+    Rows that were added after the version keep what they have, as do those of fragments that were compacted or
+    rewritten meanwhile. If another writer commits first, the values are written again on the newest version.
+
+    Args:
+        uri: Path or URI of the dataset.
+        column: Name of a column that it has (`add_column`).
+        values: A table of `_rowoffset` and `value`, as `read_values` gives it. Other rows keep what they have.
+        version: The version whose row offsets these are: a number, or better a tag, since a clean-up keeps tagged
+            versions alone.
+        storage_options: Options of the object store.
+
+    Returns:
+        The number of rows of the newest version in which the column is null.
+
+    Raises:
+        ConfigError: If the column has another type than the values, or the version has no such row offsets.
+        DatasetError: If the dataset, its version or the column is missing, or other writers commit all the time.
+    """
+    pinned = pin(uri, version, storage_options)
+    retried = tenacity.Retrying(
+        retry=tenacity.retry_if_exception_type(CommitConflictError),
+        stop=tenacity.stop_after_attempt(_ATTEMPTS),
+        wait=tenacity.wait_random_exponential(multiplier=0.1, max=5.0),
+        reraise=True,
+    )
+    try:
+        return retried(functools.partial(_write, pinned, column, values))
+    except CommitConflictError as error:
+        raise DatasetError(
+            f"other writers committed to {pinned.uri!r} in each of {_ATTEMPTS} attempts to write column {column!r} "
+            f"({error}). Nothing was written. Call write_column again when they pause."
+        ) from error
+
+
+def _write(pinned: Source, column: str, values: pa.Table) -> int:
+    newest = pinned.newest().open()
+    if column not in newest.schema.names:
+        raise DatasetError(
+            f"{pinned.uri!r} has no column {column!r}: nothing was written. Add it with raylance.add_column, or name "
+            f"one of {', '.join(newest.schema.names)}."
+        )
+    _check_type(newest, column, values[_VALUE].type)
+    found = values[_VALUE].cast(newest.schema.field(column).type)  # equal, but an inner field may have another name
+    kept = {fragment.fragment_id: fragment for fragment in newest.get_fragments()}
+    offsets, first = np.unique(values[ROW_OFFSET].to_numpy(), return_index=True)
+    changed: list[FragmentMetadata] = []
+    fields, start = set[int](), 0
+    for old in pinned.open().get_fragments():
+        end = start + old.count_rows()
+        low, high = np.searchsorted(offsets, [start, end])
+        fragment = kept.get(old.fragment_id)
+        if low < high and fragment is not None and _files(old) & _files(fragment):
+            rows = old.scanner(columns=[], with_row_id=True).to_table()["_rowid"]
+            here = {
+                "_rowid": rows.take(pa.array(offsets[low:high] - start)),
+                column: found.take(pa.array(first[low:high])),
+            }
+            metadata, modified = fragment.update_columns(pa.table(here))
+            changed.append(metadata)
+            fields |= {*modified}
+        start = end
+    _check_offsets(offsets, start, pinned)
+    if changed:
+        operation = lance.LanceOperation.Update(updated_fragments=changed, fields_modified=sorted(fields))
+        options = None if pinned.storage_options is None else dict(pinned.storage_options)
+        newest = lance.LanceDataset.commit(newest, operation, read_version=newest.version, storage_options=options)
+    return int(newest.count_rows(f"`{column}` IS NULL"))
+
+
+def _files(fragment: LanceFragment) -> set[str]:
+    """The names of its data files: the number of a fragment comes again in a dataset that was overwritten."""
+    return {file.path for file in fragment.data_files()}
+
+
+def _check_offsets(offsets: Int64Array, rows: int, pinned: Source) -> None:
+    if len(offsets) and not 0 <= offsets[0] <= offsets[-1] < rows:
+        raise ConfigError(
+            f"the values are for row offsets {offsets[0]:,} to {offsets[-1]:,}, and version {pinned.version} of "
+            f"{pinned.uri!r} has {rows:,} rows: nothing was written. Name the version that the run read."
+        )
+
+
+def _check_type(dataset: lance.LanceDataset, column: str, type: pa.DataType) -> None:
+    has = dataset.schema.field(column).type
+    if has != type:
+        raise ConfigError(
+            f"column {column!r} of {dataset.uri!r} is {has}, and the values are {type}: nothing was written. Compute "
+            f"values of {has}, or name another column."
+        )
+
+
+def _as_arrow(values: Any, type: pa.DataType) -> pa.Array:
+    """Values of any form as an Arrow array of a type."""
+    try:
+        if isinstance(values, pa.Array | pa.ChunkedArray):
+            return values.cast(type)
+        if not hasattr(values, "__array__"):
+            return pa.array(values).cast(type)
+        rows = np.asarray(values)
+        if pa.types.is_fixed_size_list(type):
+            flat = rows.reshape(len(rows) * type.list_size, *rows.shape[2:])
+            return pa.FixedSizeListArray.from_arrays(_as_arrow(flat, type.value_type), type=type)
+        return pa.array(rows).cast(type)
+    except (pa.ArrowException, ValueError, TypeError) as error:
+        raise ConfigError(
+            f"the values do not fit the type {type} ({error}): no part was written. Convert them, or add the column "
+            "with another type."
+        ) from error
