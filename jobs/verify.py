@@ -133,7 +133,7 @@ def shown(value: Any) -> Any:
 def quality(data: raylance.Dataset, epoch: raylance.audit.EpochAudit, args: argparse.Namespace) -> dict[str, Any]:
     """Prints how well the order shuffles, and for windows what other lanes and windows would give."""
     labels = raylance.audit.label_codes(data, args.label_column) if args.label_column else None
-    summary = data.plan(epoch.plan.global_batch_size, epoch.plan.world_size)
+    summary = data.plan(epoch.plan.global_batch_size, epoch.plan.dp_size)
     chosen, others = summary.shuffle_quality(labels), summary.compare_windows(labels)
     print(chosen)
     if others:
@@ -302,7 +302,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         return rows_of_step(epoch, args)
     if args.shards:
         return complete_shards(epoch, args.state)
-    print(data.plan(epoch.plan.global_batch_size, epoch.plan.world_size))
+    print(data.plan(epoch.plan.global_batch_size, epoch.plan.dp_size))
     return audit(epoch, args)
 
 

@@ -81,7 +81,7 @@ def check_integer(what: str, value: Any, least: int | None) -> int:
     raise ConfigError(f"{what}={value!r}: must be an integer{'' if least is None else f' of at least {least}'}.")
 
 
-def check_batch_size(global_batch_size: int | None, batch_size: int | None, world_size: int) -> int:
+def check_batch_size(global_batch_size: int | None, batch_size: int | None, dp_size: int) -> int:
     """Rows of one step over all ranks, from the one that is given.
 
     Raises:
@@ -90,8 +90,8 @@ def check_batch_size(global_batch_size: int | None, batch_size: int | None, worl
     if (global_batch_size is None) == (batch_size is None):
         raise ConfigError(
             f"global_batch_size={global_batch_size}, batch_size={batch_size}: give exactly one of them; rows of a step "
-            "over all ranks, or of each rank."
+            "over all ranks, or of each data-parallel rank."
         )
     if global_batch_size is not None:
         return check_integer("global_batch_size", global_batch_size, 1)
-    return check_integer("batch_size", batch_size, 1) * world_size
+    return check_integer("batch_size", batch_size, 1) * dp_size

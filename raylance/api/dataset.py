@@ -198,7 +198,7 @@ class Dataset:
 
         Args:
             global_batch_size: Rows of one step over all ranks.
-            world_size: Ranks.
+            world_size: Ranks among which the rows are divided: data-parallel ranks, if some are peers.
 
         Returns:
             A summary whose repr shows rows, shards, lanes, steps, the rows dropped or repeated, and bytes of a window;
@@ -210,7 +210,7 @@ class Dataset:
         size = check_integer("plan(): global_batch_size", global_batch_size, 1)
         world_size = check_integer("plan(): world_size", world_size, 1)
         limit, source = Options().max_window_bytes, self._read_spec.source
-        plan = make_plan(self._delivery_spec, global_batch_size=size, world_size=world_size, max_window_bytes=limit)
+        plan = make_plan(self._delivery_spec, global_batch_size=size, dp_size=world_size, max_window_bytes=limit)
         return summarise(plan, source.likely_row_bytes, how_read(source, plan), limit, source.measure)
 
     def steps_per_epoch(self, *, global_batch_size: int | None = None, batch_size: int | None = None) -> int:

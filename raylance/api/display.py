@@ -108,7 +108,7 @@ def how_read(source: RowSource, plan: Plan) -> str:
         return "nothing: the epoch has no step"
     if not isinstance(source, TableRows):
         return "range or take, as the datasets that it is made of need it"
-    if chunk.steps * plan.global_batch_size > _LARGEST_TRIAL * plan.world_size:
+    if chunk.steps * plan.global_batch_size > _LARGEST_TRIAL * plan.dp_size:
         either = "range or take" if source.read == "auto" else source.read
         return f"{either}, window by window"
     offsets = source.load_selection().offsets(np.unique(plan.chunk_rows(chunk, 0)))

@@ -67,7 +67,7 @@ class RankLoader(Positioned):
         self._batch_size: int | None = None  # of the last pass
         self._is_resharded = False
         self._is_bound = False  # whether batches were bound, whose size may depend on the data-parallel size
-        self._has_agreed = False  # whether the ranks' calls of reshard() were compared
+        self._agreement: agreement.Agreement | None = None  # of the ranks, since the first pass
         self._session = session or Session(read_spec, options, context.world_size)
         self._prepares = session is None  # the next epoch; the owner of a session decides what comes next
 
@@ -320,7 +320,7 @@ class RankLoader(Positioned):
                 "this loader has started helpers, which belong to this process, so it cannot be sent to another. Send "
                 "it before the first batch, or make one there; for torch's DataLoader, use raylance.torch_data."
             )
-        return self.__dict__
+        return self.__dict__ | {"_agreement": None}  # another process begins its own
 
     def _is_no_dataset(self, *_: Any) -> NoReturn:
         raise ConfigError(
@@ -344,7 +344,7 @@ class RankLoader(Positioned):
     def _plan(self, global_batch_size: int, remainder: Remainder | None = None) -> Plan:
         return self._cursor.plan(
             global_batch_size=global_batch_size,
-            world_size=self.dp_size,
+            dp_size=self.dp_size,
             max_window_bytes=self._options.max_window_bytes,
             remainder=remainder,
         )
@@ -376,8 +376,8 @@ class RankLoader(Positioned):
         """Takes the rest of the epoch and moves the cursor with each batch, to the next epoch with the last."""
         process.check_context(self._context)
         cursor, recorder = self._cursor, self._recorder
-        self._check_agreement()
         plan = self._plan(spec.global_batch_size, spec.remainder)
+        self._agree(plan)
         self._batch_size = plan.global_batch_size
         cursor.follow(plan)
         cursor.moves += 1
@@ -396,6 +396,8 @@ class RankLoader(Positioned):
             for handed, step in feeder:
                 if moves != cursor.moves:
                     break
+                if self._agreement is not None:
+                    self._agreement.look(at_once=step.is_last)
                 self._consume(plan, position, step)
                 if prepares and feeder.has_ended:
                     prepares = False
@@ -416,17 +418,21 @@ class RankLoader(Positioned):
             "iterations cannot share one position. Use one iteration at a time."
         )
 
-    def _check_agreement(self) -> None:
-        """Compares the ranks' calls of `reshard` before the first pass. Loaders that were made by hand may be used on
-        some ranks alone.
-        """
+    def _agree(self, plan: Plan) -> None:
+        """Has the ranks compare what they begin their first passes with, if they are one process group."""
         context = self._context
-        is_split = context.assignment is not None and context.assignment.is_split
-        if not self._has_agreed and (self._is_resharded or is_split):
-            store = agreement.store_of(context.world_size)
-            if store is not None:
-                agreement.check_agreement(store, context, self._recorder.stem, has_called=self._is_resharded)
-        self._has_agreed = True
+        store = agreement.store_of(context.world_size) if self._agreement is None and context.world_size > 1 else None
+        if store is None:
+            return
+        terms = agreement.Terms(
+            dp_rank=context.dp_rank,
+            dp_size=context.dp_size,
+            batches=f"global_batch_size={plan.global_batch_size} with remainder {plan.remainder!r}",
+            has_called=self._is_resharded,
+            is_arranged=context.assignment is not None or context.peers > 1,
+        )
+        self._agreement = agreement.Agreement(store, context, self._recorder.stem, terms)
+        self._agreement.wait()
 
     def _consume(self, plan: Plan, begin: int, step: Step) -> None:
         """Counts a step of a pass that began at a position; at the end of an epoch, certifies the pass."""

@@ -87,7 +87,7 @@ class EpochAudit:
         Args:
             data: A dataset or a mixture.
             global_batch_size: Rows of a step over all ranks.
-            world_size: Ranks; 1 by default.
+            world_size: Data-parallel ranks; 1 by default.
             epoch: The epoch; 0 by default.
             position: Position in the epoch to begin at.
             state: The content of a `raylance_state.json` of the run. It gives the sizes of the order, and the values of
@@ -100,7 +100,7 @@ class EpochAudit:
         """
         self._data, (read_spec, delivery_spec) = data, specs_of(data)
         cursor = Cursor(read_spec.origin, delivery_spec)
-        given = {"global_batch_size": global_batch_size, "world_size": world_size, "epoch": epoch}
+        given = {"global_batch_size": global_batch_size, "dp_size": world_size, "epoch": epoch}
         if state is not None:
             parse_state(state)
             now = cursor.state(None, 1)
@@ -108,11 +108,11 @@ class EpochAudit:
             saved, delivery_spec = cursor.load({**state, **anyhow}), cursor.delivery_spec
             given = {name: getattr(saved, name) if value is None else value for name, value in given.items()}
         size = check_integer("global_batch_size", given["global_batch_size"], 1)
-        world = check_integer("world_size", 1 if given["world_size"] is None else given["world_size"], 1)
+        world = check_integer("world_size", 1 if given["dp_size"] is None else given["dp_size"], 1)
         self.epoch = check_integer("epoch", given["epoch"] or 0, 0)
         self.position = check_integer("position", position, 0)
         self.plan: Plan = make_plan(
-            delivery_spec, global_batch_size=size, world_size=world, max_window_bytes=Options().max_window_bytes
+            delivery_spec, global_batch_size=size, dp_size=world, max_window_bytes=Options().max_window_bytes
         )
         if self.position >= self.plan.epoch_rows:
             raise ConfigError(
@@ -150,7 +150,7 @@ class EpochAudit:
 
     def by_plan(self) -> Iterator[Ranks]:
         """Yields what each rank gets, step by step, from the work items of the plan. It reads nothing."""
-        return itertools.zip_longest(*(self._replay(rank) for rank in range(self.plan.world_size)))
+        return itertools.zip_longest(*(self._replay(rank) for rank in range(self.plan.dp_size)))
 
     def by_stream(self, **options: Any) -> Iterator[Ranks]:
         """Yields what a loader of each rank hands out, step by step, through Ray if it is running.
@@ -161,7 +161,7 @@ class EpochAudit:
         Raises:
             CoverageError, BadRowError, HelperError: Those of a loader.
         """
-        world = self.plan.world_size
+        world = self.plan.dp_size
         with contextlib.ExitStack() as stack:
             loaders = [self._data.loader(rank=rank, world_size=world, **options) for rank in range(world)]
             yield from itertools.zip_longest(*(self._stream(stack.enter_context(loader)) for loader in loaders))
@@ -173,7 +173,7 @@ class EpochAudit:
             delivered: What each rank got, step by step, from `by_stream` or kept by a training loop; None is `by_plan`.
         """
         plan, tally = self.plan, Tally([part.selected() for part in self._parts])
-        counts, steps, wrong = Counter(delivered=0, padding=0, masked=0), [0] * plan.world_size, []
+        counts, steps, wrong = Counter(delivered=0, padding=0, masked=0), [0] * plan.dp_size, []
         for number, ranks in enumerate(self.by_plan() if delivered is None else delivered):
             parts = [step for step in ranks if step is not None]
             rows, real = np.concatenate([part.rows for part in parts]), np.concatenate([part.real for part in parts])
@@ -206,7 +206,7 @@ class EpochAudit:
             "consumed before": self.position,
         }
         besides = ", ".join(f"{count:,} {note}" for note, count in notes.items() if count)
-        steps_of = f"{plan.world_size} ranks × {len(self._starts):,} steps"
+        steps_of = f"{plan.dp_size} ranks × {len(self._starts):,} steps"
         verdict = f"OK: {expected:,} {what}, {steps_of}, {each} exactly once{f' ({besides})' if besides else ''}"
         verdict = f"FAULT: {'; '.join(faults)}" if faults else verdict
         return AuditReport(counts={"expected": expected, **counts}, steps=steps, faults=faults, verdict=verdict)
@@ -232,11 +232,11 @@ class EpochAudit:
             raise ConfigError(
                 f"step={step}: there are {len(self._starts):,} steps. There are no rows to show. Count steps from 0."
             )
-        if rank is not None and not 0 <= rank < plan.world_size:
+        if rank is not None and not 0 <= rank < plan.dp_size:
             raise ConfigError(
-                f"rank={rank}: a rank lies in [0, {plan.world_size}). There are no rows to show. Name another rank."
+                f"rank={rank}: a rank lies in [0, {plan.dp_size}). There are no rows to show. Name another rank."
             )
-        ranks = range(plan.world_size) if rank is None else [rank]
+        ranks = range(plan.dp_size) if rank is None else [rank]
         slices = [plan.rank_slice(self._starts[step], one) for one in ranks]
         positions = plan.positions(self._starts[step], slices[0][0], slices[-1][1])
         rows = self._planned(positions)
@@ -283,7 +283,7 @@ class EpochAudit:
         planned = dataclasses.replace(self._delivery_spec, order=plan.order.settings)
         cursor = Cursor(specs_of(self._data)[0].origin, planned)
         cursor.epoch, cursor.position = self.epoch, self.position
-        loader.load_state_dict(cursor.state(size, plan.world_size).to_dict())
+        loader.load_state_dict(cursor.state(size, plan.dp_size).to_dict())
         tables = loader.iter_batches(global_batch_size=size, batch_format="pyarrow", with_row_offset=True)
         for number, table in enumerate(tables):
             names = {ROW_OFFSET, COMPONENT, VALID} & set(table.column_names)

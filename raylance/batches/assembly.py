@@ -40,8 +40,8 @@ class Assembly:
         is_decoded: Whether helpers decode columns of the rows.
     """
 
-    def __init__(self, read_spec: ReadSpec, plan: Plan, rank: int, epoch: int, position: int) -> None:
-        self._read_spec, self._plan, self._rank, self.epoch = read_spec, plan, rank, epoch
+    def __init__(self, read_spec: ReadSpec, plan: Plan, dp_rank: int, epoch: int, position: int) -> None:
+        self._read_spec, self._plan, self._dp_rank, self.epoch = read_spec, plan, dp_rank, epoch
         self.is_decoded = read_spec.in_helpers is not None
         self._selection = read_spec.source.load_selection()
         self._after = position
@@ -69,7 +69,7 @@ class Assembly:
         real = positions < self._plan.epoch_rows
         table, bad = self._merge(offsets, real, plain, decoded)
         rows = item.high - item.low
-        low, high = self._plan.rank_slice(item.position, self._rank)
+        low, high = self._plan.rank_slice(item.position, self._dp_rank)
         for step, digest in enumerate(Digest.of_steps(came, real, item.steps)):
             own = slice(step * rows, (step + 1) * rows)
             self._parts.append(table if item.steps == 1 else table.slice(own.start, rows))
@@ -105,7 +105,7 @@ class Assembly:
 
     def positions(self, step: Step) -> Int64Array:
         """Epoch positions of the rows of a step."""
-        return self._plan.positions(step.before, *self._plan.rank_slice(step.before, self._rank))
+        return self._plan.positions(step.before, *self._plan.rank_slice(step.before, self._dp_rank))
 
     def offsets(self, table: pa.Table) -> Int64Array:
         """Row offsets of the rows of a step, with component bits."""
@@ -141,6 +141,6 @@ class Assembly:
                 "raylance.testing.check_order() finds such a dependence."
             )
         return CoverageError(
-            f"the helpers delivered other rows than planned at position {item.position} of epoch {item.epoch}, rank "
-            f"{item.rank}. The epoch stops here, because rows would be lost or repeated. {fix}"
+            f"the helpers delivered other rows than planned at position {item.position} of epoch {item.epoch}, "
+            f"data-parallel rank {item.dp_rank}. The epoch stops here, because rows would be lost or repeated. {fix}"
         )

@@ -58,7 +58,7 @@ class Dispatcher:
         self,
         *,
         plan: Plan,
-        rank: int,
+        dp_rank: int,
         items: Iterable[WorkItem],
         position: int,
         pool: HelperPool,
@@ -74,7 +74,7 @@ class Dispatcher:
         `prefetch_batches` steps are in flight at the least, more where the decoders need it. `describe` names the rows
         of an item, for an error.
         """
-        self._inflight = InFlight(plan, rank, items, position, sizes, prefetch_batches)
+        self._inflight = InFlight(plan, dp_rank, items, position, sizes, prefetch_batches)
         self._plan, self._pool, self._sizes, self._scalers = plan, pool, sizes, scalers
         self._decodes, self._work_timeout_s, self._describe = decodes, work_timeout_s, describe
         self._by_call: dict[int, InFlightItem] = {}

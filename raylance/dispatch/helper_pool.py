@@ -105,8 +105,8 @@ class HelperPool:
         running, able = self.running("reader"), self.running("reader", responsive)
         if not running or not item.rows:
             return next(iter(able), None), None, []
-        reader, following, begin = self.schedule.take(plan, item.rank, item.chunk, running)
-        return reader if reader in able else None, following, [Prefetch(n, item.rank, chunk) for n, chunk in begin]
+        reader, following, begin = self.schedule.take(plan, item.dp_rank, item.chunk, running)
+        return reader if reader in able else None, following, [Prefetch(n, item.dp_rank, chunk) for n, chunk in begin]
 
     def decoder(self, *, responsive: bool, fresh: bool = False) -> int | None:
         """The running decoder with the fewest calls and room for one, or None.

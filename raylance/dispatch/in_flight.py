@@ -79,9 +79,9 @@ class InFlight:
     """
 
     def __init__(
-        self, plan: Plan, rank: int, items: Iterable[WorkItem], position: int, sizes: Sizes, prefetch_batches: int
+        self, plan: Plan, dp_rank: int, items: Iterable[WorkItem], position: int, sizes: Sizes, prefetch_batches: int
     ) -> None:
-        self._plan, self._rank, self._sizes, self._prefetch = plan, rank, sizes, max(1, prefetch_batches)
+        self._plan, self._dp_rank, self._sizes, self._prefetch = plan, dp_rank, sizes, max(1, prefetch_batches)
         self._planned: Iterator[WorkItem] = iter(items)
         self._upcoming: deque[WorkItem] = deque()
         self._taken = position
@@ -166,7 +166,7 @@ class InFlight:
         entry = self.entries.popleft()
         item = entry.item
         self._open = (self._open[0] + entry.reserved_bytes, self._open[1] + 1)
-        low, high = self._plan.rank_slice(item.position, self._rank)
+        low, high = self._plan.rank_slice(item.position, self._dp_rank)
         if item.high == high - low:
             last = item.position + (item.steps - 1) * self._plan.stride
             self._ready.append((self._plan.after(last), *self._open))

@@ -70,7 +70,7 @@ class Prefetch:
     """Begin to read a chunk that a reader will be asked for: answered by nothing but `Lost`."""
 
     helper: int
-    rank: int
+    dp_rank: int
     chunk: Chunk
 
 

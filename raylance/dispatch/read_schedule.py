@@ -37,7 +37,7 @@ class ReadSchedule:
             self.assignments.popleft()
 
     def take(
-        self, plan: Plan, rank: int, chunk: Chunk, readers: Sequence[int]
+        self, plan: Plan, dp_rank: int, chunk: Chunk, readers: Sequence[int]
     ) -> tuple[int, Chunk | None, list[tuple[int, Chunk]]]:
         """The reader of a chunk that is not before the one last given to `begin_at`, of those that run, at least one.
 
@@ -51,7 +51,7 @@ class ReadSchedule:
         idle = set(readers).difference(other.reader for other in self.assignments)
         begin: list[tuple[int, Chunk]] = []
         following: Chunk | None = None
-        for other in self._after(plan, rank, at):
+        for other in self._after(plan, dp_rank, at):
             if other.reader not in readers:
                 other.reader = self._next_reader(readers, at)
             if other.reader in idle:
@@ -70,12 +70,12 @@ class ReadSchedule:
         self.assignments.append(ChunkAssignment(chunk))
         return len(self.assignments) - 1
 
-    def _after(self, plan: Plan, rank: int, at: int) -> Iterator[ChunkAssignment]:
+    def _after(self, plan: Plan, dp_rank: int, at: int) -> Iterator[ChunkAssignment]:
         """The assignments after one, which continue with the next epoch's."""
         while True:
             at += 1
             if at == len(self.assignments):
-                chunk = plan.likely_next_chunk(self.assignments[-1].chunk, rank)
+                chunk = plan.likely_next_chunk(self.assignments[-1].chunk, dp_rank)
                 if chunk is None:
                     return
                 self.assignments.append(ChunkAssignment(chunk))

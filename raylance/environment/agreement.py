@@ -1,13 +1,16 @@
-"""Owns whether the ranks of a process group agree on who gets which rows; never says who should.
+"""Owns whether the ranks of a process group agree on who gets which rows, and in which batches; never says who should.
 
-Each rank leaves what it was given in the store of the group. The first one that called `reshard` reads them all and
+Each rank leaves what it has in the store of the group before its first pass. The last one that comes compares all, and
 leaves the outcome for the others: some requests of each rank, and no collective operation, in which all would hang if
 one of them left it out.
 """
 
+import contextlib
+import dataclasses
 import json
 import logging
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch.distributed
@@ -31,91 +34,150 @@ def store_of(world_size: int) -> Any:
     return group.get_group_store()
 
 
-def check_agreement(
-    store: Any, context: ShardContext, name: str, *, has_called: bool, patience_s: float = _PATIENCE_S
-) -> None:
-    """Compares what the ranks were given; called by each of them before a loader's first pass. Ranks that did not call
-    `reshard` leave what they have and do not wait.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a rank begins its first pass with.
+
+    Attributes:
+        dp_rank, dp_size: Data-parallel rank and size.
+        batches: Its global batch size and remainder, as errors name them.
+        has_called: Whether `reshard` was called on this rank.
+        is_arranged: Whether all ranks have to be in this place: they are Ray Train's, or some of them are peers.
+    """
+
+    dp_rank: int
+    dp_size: int
+    batches: str
+    has_called: bool
+    is_arranged: bool
+
+
+class Agreement:
+    """Compares what the ranks begin one loader's first pass with.
 
     Loaders that Ray Train assigned are compared by name. Of those that were made by hand, which may be used on some
-    ranks alone, the ranks' first passes after `reshard` are compared in their order.
-
-    Args:
-        store: Of torch.distributed, shared by the ranks.
-        context: What this rank was given.
-        name: The dataset's name in the run.
-        has_called: Whether `reshard` was called on this rank.
-        patience_s: Seconds to wait for the others.
-
-    Raises:
-        ConfigError: If the ranks disagree, or some of them do not come; it names them.
+    ranks alone, the ranks' first passes are compared in their order, if one of the ranks called `reshard` or has peers.
     """
-    try:
-        outcome = _exchange(store, context, name, has_called, patience_s)
-    except RuntimeError as error:  # of a store that cannot do it, such as that of torch's backend "fake"
-        level = logging.WARNING if has_called else logging.DEBUG
-        logger.log(level, "what the ranks were given for %r is not compared: %s", name, str(error).split("\n")[0])
-        return
-    if outcome:
-        raise ConfigError(outcome)
+
+    def __init__(self, store: Any, context: ShardContext, name: str, terms: Terms) -> None:
+        """Leaves the terms of this rank.
+
+        Args:
+            store: Of torch.distributed, shared by the ranks.
+            context: Which rank this is.
+            name: The dataset's name in the run.
+            terms: What this rank begins with.
+        """
+        self._store, self._name, self._terms, self._ranks = store, name, terms, range(context.world_size)
+        self._where = f"raylance/reshard/{name}/assigned"
+        self._is_over, self._looked_s = False, 0.0
+        with self._tolerating():
+            if context.assignment is None:
+                number = store.add(f"raylance/reshard/{name}/by hand/count/{context.rank}", 1)
+                self._where = f"raylance/reshard/{name}/by hand/{number}"
+            store.set(f"{self._where}/{context.rank}", json.dumps(dataclasses.asdict(terms)))
+            if store.add(f"{self._where}/count", 1) == context.world_size:
+                self._conclude([])
+
+    def wait(self, patience_s: float = _PATIENCE_S) -> None:
+        """Waits for the others, if `reshard` was called here: a rank that did not call it does not wait.
+
+        Raises:
+            ConfigError: If the ranks disagree, or some of them do not come; it names them.
+        """
+        with self._tolerating():
+            if self._terms.has_called and not self._await(patience_s):
+                self._conclude(self._absent())
+        self.look(at_once=True)
+
+    def look(self, *, at_once: bool = False) -> None:
+        """Looks whether the ranks disagree, at most once a second unless `at_once`.
+
+        Raises:
+            ConfigError: If they do.
+        """
+        if self._is_over or (time.monotonic() < self._looked_s + _LONGEST_PAUSE_S and not at_once):
+            return
+        self._looked_s, outcome = time.monotonic(), ""
+        with self._tolerating():
+            if self._store.check([f"{self._where}/outcome"]):
+                self._is_over, outcome = True, str(json.loads(self._store.get(f"{self._where}/outcome")))
+        if outcome:
+            raise ConfigError(outcome)
+
+    def _conclude(self, absent: list[int]) -> None:
+        """Compares the ranks that came, and leaves the outcome."""
+        found = {
+            rank: Terms(**json.loads(self._store.get(f"{self._where}/{rank}")))
+            for rank in self._ranks
+            if rank not in absent
+        }
+        self._store.set(f"{self._where}/outcome", json.dumps(_compare(found, absent, self._name)))
+
+    def _absent(self) -> list[int]:
+        return [rank for rank in self._ranks if not self._store.check([f"{self._where}/{rank}"])]
+
+    def _await(self, patience_s: float) -> bool:
+        """Waits for the outcome; returns whether it came."""
+        begin, pause_s, is_logged = time.monotonic(), _FIRST_PAUSE_S, False
+        while not self._store.check([f"{self._where}/outcome"]):
+            waited_s = time.monotonic() - begin
+            if waited_s > patience_s:
+                return False
+            if waited_s > _SILENT_S and not is_logged:
+                is_logged = True
+                until = time.strftime("%H:%M:%S", time.localtime(time.time() + patience_s - waited_s))
+                logger.warning(
+                    "reshard() of %r: waits until %s for %s to begin a first pass",
+                    self._name,
+                    until,
+                    name_ranks(self._absent()),
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return True
+
+    @contextlib.contextmanager
+    def _tolerating(self) -> Iterator[None]:
+        """Ends the comparison, and not the run, if the store cannot do it, such as that of torch's backend "fake"."""
+        try:
+            yield
+        except RuntimeError as error:
+            self._is_over = True
+            level = logging.WARNING if self._terms.has_called else logging.DEBUG
+            line = str(error).split("\n")[0]
+            logger.log(level, "what the ranks were given for %r is not compared: %s", self._name, line)
 
 
-def _exchange(store: Any, context: ShardContext, name: str, has_called: bool, patience_s: float) -> str:
-    """Leaves what this rank was given; returns what does not fit together, or "" where it did not call or all fits."""
-    where = f"raylance/reshard/{name}/assigned"
-    if context.assignment is None:
-        number = store.add(f"raylance/reshard/{name}/by hand/count/{context.rank}", 1)
-        where = f"raylance/reshard/{name}/by hand/{number}"
-    store.set(f"{where}/{context.rank}", json.dumps([context.dp_rank, context.dp_size, has_called]))
-    if not has_called:
-        return ""
-    outcome = f"{where}/outcome"
-    keys = [f"{where}/{rank}" for rank in range(context.world_size)]
-    if store.add(f"{where}/comparing", 1) == 1:
-        have_come = _wait(store, keys, name, patience_s)
-        absent = [] if have_come else [rank for rank, key in enumerate(keys) if not store.check([key])]
-        found = {rank: json.loads(store.get(key)) for rank, key in enumerate(keys) if rank not in absent}
-        store.set(outcome, json.dumps(_compare(found, absent, name, patience_s)))
-    elif not _wait(store, [outcome], name, patience_s + _SILENT_S):
-        return (
-            f"the rank that compares what all ranks were given for {name!r} left no outcome in {patience_s:g} s: rows "
-            "might come twice or never. Look at the log of the rank that ended first."
-        )
-    return str(json.loads(store.get(outcome)))
-
-
-def _compare(found: dict[int, list[Any]], absent: list[int], name: str, patience_s: float) -> str:
+def _compare(found: Mapping[int, Terms], absent: Sequence[int], name: str) -> str:
     """What does not fit together in what the ranks left; "" if all does."""
     world_size = len(found) + len(absent)
+    called = {rank: terms.has_called for rank, terms in found.items()}
+    if not any(called.values()) and not any(terms.is_arranged for terms in found.values()):
+        return ""  # made by hand, each for itself
     if absent:
         return (
-            f"{name_ranks(absent)} of {world_size} did not begin a pass over {name!r} after reshard() in "
-            f"{patience_s:g} s, and the others did: rows might come twice or never. Call reshard() on every rank, "
-            "equally often, before the first batch."
+            f"{name_ranks(absent)} of {world_size} did not begin a pass over {name!r} after reshard() in time, and the "
+            "others did: rows might come twice or never. Call reshard() on every rank, equally often, before the first "
+            "batch."
         )
-    without = [rank for rank, (*_, has_called) in found.items() if not has_called]
-    if without:
+    if len({*called.values()}) > 1:
         return (
-            f"{name_ranks(without)} of {world_size} did not call reshard() for {name!r}, and the others did: some rows "
-            "would come twice, and others never. Call it on every rank, before the first batch."
+            f"{name_ranks([rank for rank in found if not called[rank]])} of {world_size} did not call reshard() for "
+            f"{name!r}, and the others did: some rows would come twice, and others never. Call it on every rank, "
+            "before the first batch."
         )
     try:
-        check_pairs([(found[rank][0], found[rank][1]) for rank in range(world_size)], f"reshard() of {name!r}")
+        check_pairs([(terms.dp_rank, terms.dp_size) for terms in found.values()], f"reshard() of {name!r}")
     except ConfigError as error:
         return str(error)
+    by_batches: dict[str, list[int]] = {}
+    for rank, terms in found.items():
+        by_batches.setdefault(terms.batches, []).append(rank)
+    if len(by_batches) > 1:
+        given = "; ".join(f"{batches} on {name_ranks(ranks)}" for batches, ranks in by_batches.items())
+        return (
+            f"the ranks iterate over {name!r} in unlike batches: {given}. They would make unlike numbers of steps, and "
+            "get other rows than planned. Give all ranks the same global_batch_size= and drop_last=."
+        )
     return ""
-
-
-def _wait(store: Any, keys: list[str], name: str, patience_s: float) -> bool:
-    """Waits until the store has all keys; returns whether it has."""
-    begin, pause_s, is_logged = time.monotonic(), _FIRST_PAUSE_S, False
-    while not store.check(keys):
-        waited_s = time.monotonic() - begin
-        if waited_s > patience_s:
-            return False
-        if waited_s > _SILENT_S and not is_logged:
-            is_logged = True
-            logger.warning("reshard() of %r: waits for all ranks to begin their first pass", name)
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-    return True

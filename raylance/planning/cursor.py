@@ -68,15 +68,15 @@ class Cursor:
         self.epoch, self.position, self.step = self.epoch + 1, 0, 0
 
     def plan(
-        self, *, global_batch_size: int, world_size: int, max_window_bytes: int, remainder: Remainder | None = None
+        self, *, global_batch_size: int, dp_size: int, max_window_bytes: int, remainder: Remainder | None = None
     ) -> Plan:
         """Makes the plan of the epochs, see `make_plan`; the same one for as long as nothing of it has changed."""
-        spec, sizes = self.delivery_spec, (global_batch_size, world_size, max_window_bytes, remainder)
+        spec, sizes = self.delivery_spec, (global_batch_size, dp_size, max_window_bytes, remainder)
         if self._plan is None or self._plan[0] is not spec or self._plan[1] != sizes:
             plan = make_plan(
                 spec,
                 global_batch_size=global_batch_size,
-                world_size=world_size,
+                dp_size=dp_size,
                 max_window_bytes=max_window_bytes,
                 remainder=remainder,
             )
@@ -89,7 +89,7 @@ class Cursor:
         if self._plan is not None and self._plan[2] is plan:
             self._plan = self.delivery_spec, *self._plan[1:]
 
-    def state(self, global_batch_size: int | None, world_size: int) -> State:
+    def state(self, global_batch_size: int | None, dp_size: int) -> State:
         """What a checkpoint holds: the position, and the data and the order that it counts in; at the same cost for any
         number of rows.
         """
@@ -114,7 +114,7 @@ class Cursor:
             completed_shards=shards,
             components=spec.order.standings(self.position),
             global_batch_size=global_batch_size,
-            world_size=world_size,
+            dp_size=dp_size,
         )
 
     def load(self, state: Mapping[str, Any]) -> State:

@@ -57,7 +57,7 @@ def make_plan(
     spec: DeliverySpec,
     *,
     global_batch_size: int,
-    world_size: int,
+    dp_size: int,
     max_window_bytes: int,
     remainder: Remainder | None = None,
 ) -> Plan:
@@ -71,10 +71,10 @@ def make_plan(
         ConfigError: If there would be no step, or ranks without a row in any.
     """
     remainder = remainder or spec.remainder
-    if global_batch_size < world_size and remainder != "ragged":
+    if global_batch_size < dp_size and remainder != "ragged":
         raise ConfigError(
-            f"a global batch of {global_batch_size} rows on {world_size} ranks: some ranks would have no row in any "
-            f"step, and their loss no value. Use global_batch_size={world_size} or more, or fewer ranks."
+            f"a global batch of {global_batch_size} rows on {dp_size} data-parallel ranks: some would have no row in "
+            f"any step, and their loss no value. Use global_batch_size={dp_size} or more, or fewer data-parallel ranks."
         )
     row_bytes = max(spec.row_bytes, 1)
     order = spec.order.resolve(
@@ -87,18 +87,18 @@ def make_plan(
     )
     chunk_positions = order.read_positions
     if chunk_positions is None:
-        chunk_positions = max(1, int(_CHUNK_BYTES / row_bytes)) * world_size
+        chunk_positions = max(1, int(_CHUNK_BYTES / row_bytes)) * dp_size
     # Two chunks are held. What does not fit is read in parts, in the same order.
-    fitting = max(order.lane_count, int(max_window_bytes / 2 * world_size / row_bytes))
+    fitting = max(order.lane_count, int(max_window_bytes / 2 * dp_size / row_bytes))
     if chunk_positions > fitting:
         if order.needs_whole_windows:
-            window_bytes = int(chunk_positions / world_size * spec.row_bytes)
+            window_bytes = int(chunk_positions / dp_size * spec.row_bytes)
             _warn_of_parts(str(spec.uri), str(order.settings), window_bytes, max_window_bytes)
         chunk_positions = -(-chunk_positions // -(-chunk_positions // fitting))
     return Plan(
         order=order,
         global_batch_size=global_batch_size,
-        world_size=world_size,
+        dp_size=dp_size,
         remainder=remainder,
         chunk_positions=chunk_positions,
     )

@@ -44,7 +44,7 @@ class WorkItem:
         chunk: The chunk that the rows are read with.
     """
 
-    rank: int
+    dp_rank: int
     epoch: int
     position: int
     steps: int
@@ -73,13 +73,13 @@ class Plan:
 
     order: Resolved
     global_batch_size: int
-    world_size: int
+    dp_size: int
     remainder: Remainder
     chunk_positions: int
     every: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("rows", "global_batch_size", "world_size", "chunk_positions", "every"):
+        for name in ("rows", "global_batch_size", "dp_size", "chunk_positions", "every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}={getattr(self, name)}: must be at least 1.")
         check_word("remainder", self.remainder, REMAINDERS)
@@ -120,10 +120,10 @@ class Plan:
         """Position of the step after the one at a position."""
         return min(position + self.stride, self.epoch_rows)
 
-    def rank_slice(self, position: int, rank: int) -> tuple[int, int]:
+    def rank_slice(self, position: int, dp_rank: int) -> tuple[int, int]:
         """The rank's half-open slice of the rows of the step at a position, in lane-major order."""
         size = self.step_size(position)
-        return rank * size // self.world_size, (rank + 1) * size // self.world_size
+        return dp_rank * size // self.dp_size, (dp_rank + 1) * size // self.dp_size
 
     def positions(self, position: int, low: int, high: int) -> Int64Array:
         """Epoch positions of rows [low, high) of a step, arranged by (position mod lanes, position div lanes).
@@ -142,7 +142,7 @@ class Plan:
 
     def item_positions(self, item: WorkItem) -> Int64Array:
         """Epoch positions of the rows of an item in the order of delivery, int64, shape (item.rows,)."""
-        low = self.rank_slice(item.position, item.rank)[0]
+        low = self.rank_slice(item.position, item.dp_rank)[0]
         starts = range(item.position, item.position + item.steps * self.stride, self.stride)
         return np.concatenate([self.positions(start, low + item.low, low + item.high) for start in starts])
 
@@ -162,24 +162,24 @@ class Plan:
         """
         check_sample(self.order, epoch)
 
-    def chunk_rows(self, chunk: Chunk, rank: int) -> Int64Array:
+    def chunk_rows(self, chunk: Chunk, dp_rank: int) -> Int64Array:
         """Selected rows of a rank's slices of all steps of a chunk in the order of delivery, int64."""
         starts = range(chunk.position, chunk.position + chunk.steps * self.stride, self.stride)
-        parts = [self.positions(start, *self.rank_slice(start, rank)) for start in starts]
+        parts = [self.positions(start, *self.rank_slice(start, dp_rank)) for start in starts]
         return self.select(chunk.epoch, np.concatenate(parts))
 
-    def line(self, position: int, rank: int) -> int:
+    def line(self, position: int, dp_rank: int) -> int:
         """Number of the first row of a rank's slice of a step, counted over the steps at whole strides from it."""
-        return position // self.stride * self._slice_rows(rank)
+        return position // self.stride * self._slice_rows(dp_rank)
 
-    def _slice_rows(self, rank: int) -> int:
+    def _slice_rows(self, dp_rank: int) -> int:
         size = self.global_batch_size
-        return (rank + 1) * size // self.world_size - rank * size // self.world_size
+        return (dp_rank + 1) * size // self.dp_size - dp_rank * size // self.dp_size
 
-    def chunk_size(self, chunk: Chunk, rank: int) -> int:
+    def chunk_size(self, chunk: Chunk, dp_rank: int) -> int:
         """Rows of a rank's slices of all steps of a chunk."""
-        low, high = self.rank_slice(chunk.position + (chunk.steps - 1) * self.stride, rank)
-        return (chunk.steps - 1) * self._slice_rows(rank) + high - low
+        low, high = self.rank_slice(chunk.position + (chunk.steps - 1) * self.stride, dp_rank)
+        return (chunk.steps - 1) * self._slice_rows(dp_rank) + high - low
 
     def cut(self, item: WorkItem, parts: int) -> list[WorkItem]:
         """Cuts an item into up to `parts` items of whole steps, or of parts of its only step, in the same order."""
@@ -206,16 +206,16 @@ class Plan:
         """The chunk after this one, or None at the end of the epoch."""
         return self.chunk_at(chunk.epoch, chunk.position + chunk.steps * self.stride)
 
-    def likely_next_chunk(self, chunk: Chunk, rank: int) -> Chunk | None:
+    def likely_next_chunk(self, chunk: Chunk, dp_rank: int) -> Chunk | None:
         """The chunk that a rank most likely reads next: one with rows of it, or the next epoch's first."""
         after = self.next_chunk(chunk)
-        if after is not None and self.chunk_size(after, rank):
+        if after is not None and self.chunk_size(after, dp_rank):
             return after
         first = chunk.position % self.stride // self.global_batch_size * self.global_batch_size
         return self.chunk_at(chunk.epoch + 1, first)
 
     def items(
-        self, rank: int, epoch: int, position: int, item_rows: int, first_rows: int = 0, max_steps: int = 64
+        self, dp_rank: int, epoch: int, position: int, item_rows: int, first_rows: int = 0, max_steps: int = 64
     ) -> Iterator[WorkItem]:
         """Cuts a rank's stream from a position on into work items, in the order of delivery.
 
@@ -227,13 +227,13 @@ class Plan:
         Kuck: "Guided self-scheduling", 1987). Otherwise one helper would still work when the others are done.
         """
         chunk, rows = self.chunk_at(epoch, position), first_rows or item_rows
-        low, high = self.rank_slice(position, rank)
+        low, high = self.rank_slice(position, dp_rank)
         alike, made, aim = max(1, -(-(high - low) // rows)), 0, float(rows)
         while chunk is not None:
             done = 0
             while done < chunk.steps:
                 at = chunk.position + done * self.stride
-                low, high = self.rank_slice(at, rank)
+                low, high = self.rank_slice(at, dp_rank)
                 size, rows = high - low, max(1, min(int(aim), item_rows))
                 if first_rows:
                     rows = min(rows, max(first_rows, self.steps(at) * size // (2 * alike)))
@@ -241,7 +241,7 @@ class Plan:
                 # A smaller last step is an item of its own: joined slices have one size.
                 whole = min(chunk.steps - done, -(-((self.epoch_rows - at) // self.global_batch_size) // self.every))
                 joined = 1 if parts > 1 else max(1, min(whole, rows // max(size, 1), max_steps))
-                item = WorkItem(rank=rank, epoch=epoch, position=at, steps=joined, low=0, high=size, chunk=chunk)
+                item = WorkItem(dp_rank=dp_rank, epoch=epoch, position=at, steps=joined, low=0, high=size, chunk=chunk)
                 yield from self.cut(item, parts)
                 done, made = done + joined, made + parts
                 if made >= alike:

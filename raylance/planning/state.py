@@ -69,7 +69,8 @@ class State:
         global_step: Steps that were handed out since the run began.
         completed_shards: Shards that lie wholly in the consumed prefix, as `list_shards` lists them.
         components: In a mixture, the position of each dataset by name; for information.
-        global_batch_size: For information, as is `world_size`. The next run may use others.
+        global_batch_size: For information, as is `dp_size`. The next run may use others.
+        dp_size: Data-parallel ranks.
         checksum: Of `order` and `window_bytes`. A loader whose order is "auto" takes these over and has nothing to
             compare them with.
     """
@@ -96,7 +97,7 @@ class State:
     completed_shards: Mapping[str, Any]
     components: Mapping[str, Any]
     global_batch_size: int | None
-    world_size: int
+    dp_size: int
     checksum: str = dataclasses.field(default="", compare=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -147,6 +148,8 @@ def parse_state(saved: Mapping[str, Any]) -> State:
     for number, names in _SINCE_FORMAT.items():
         if found < number:
             given = dict.fromkeys(names, UNKNOWN) | given
+    if "dp_size" not in given and "world_size" in given:  # its name until 0.9
+        given["dp_size"] = given.pop("world_size")
     if set(given) != fields:
         raise damaged(f"missing {sorted(fields - set(given))}, unknown {sorted(set(given) - fields)}")
     state = State(**given)
@@ -161,9 +164,9 @@ def damaged(what: str) -> StateError:
 
 def _check_fields(state: State) -> None:
     """Refuses numbers that no loader counts up to, and an order that was changed after it was written."""
-    for name in ("epoch", "position", "rows", "step", "global_step", "window_bytes", "world_size"):
+    for name in ("epoch", "position", "rows", "step", "global_step", "window_bytes", "dp_size"):
         number = getattr(state, name)
-        if number is not UNKNOWN and not _is_count(number, int(name in ("window_bytes", "world_size"))):
+        if number is not UNKNOWN and not _is_count(number, int(name in ("window_bytes", "dp_size"))):
             place = f"in epoch {state.epoch} at position {state.position} of {state.rows} rows"
             raise damaged(f"{name} {number!r}, {place}")
     if not isinstance(state.seed, int) or isinstance(state.seed, bool):

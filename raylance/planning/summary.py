@@ -20,7 +20,7 @@ def summarise(
     plan: Plan, row_bytes: float, reads: str, max_window_bytes: int = sys.maxsize, measure: str = "as given"
 ) -> "PlanSummary":
     """Summarises an epoch of a plan; the arguments are fields of `PlanSummary`."""
-    chunk, last = plan.chunk_at(0, 0), plan.world_size - 1  # no rank has more rows than the last one
+    chunk, last = plan.chunk_at(0, 0), plan.dp_size - 1  # no rank has more rows than the last one
     rows = plan.chunk_size(chunk, last) if chunk is not None else 0
     window_bytes = int(portion_rows(rows, row_bytes, max_window_bytes) * row_bytes)
     tail = plan.epoch_rows % plan.global_batch_size
@@ -144,17 +144,17 @@ class PlanSummary:
         plan = self.plan
         axes = plt.subplots(figsize=(7, 4.5), layout="constrained")[1] if axes is None else axes
         starts = range(0, min(steps, self.steps) * plan.global_batch_size, plan.global_batch_size)
-        for rank in range(plan.world_size):
-            taken = [plan.positions(at, *plan.rank_slice(at, rank)) for at in starts]
+        for dp_rank in range(plan.dp_size):
+            taken = [plan.positions(at, *plan.rank_slice(at, dp_rank)) for at in starts]
             positions = np.concatenate(taken) if taken else np.empty(0, dtype=np.int64)
-            label = f"rank {rank}" if plan.world_size > 1 else None
+            label = f"rank {dp_rank}" if plan.dp_size > 1 else None
             axes.plot(positions / plan.global_batch_size, plan.select(epoch, positions), ".", markersize=2, label=label)
         axes.set(
             xlabel="step",
             ylabel="row of the selection, as stored",
             title=f"Rows of the first steps, order {plan.order.name}",
         )
-        if 1 < plan.world_size <= _RANKS:
+        if 1 < plan.dp_size <= _RANKS:
             axes.legend(loc="upper right", markerscale=4)
         return axes
 
@@ -168,7 +168,7 @@ class PlanSummary:
             [
                 f"{self._rows_in_words()}, order {order_in_words(plan.order)}",
                 *self._table(),
-                f"{dealt}{_counted(plan.world_size, 'rank')}, global batch {plan.global_batch_size:,}",
+                f"{dealt}{_counted(plan.dp_size, 'rank')}, global batch {plan.global_batch_size:,}",
                 f"{_counted(self.steps, 'step')} an epoch on every rank; {self.rows_dropped:,} rows dropped, "
                 f"{self.rows_repeated:,} repeated (remainder={plan.remainder!r})",
                 f"{self.window_bytes / 2**20:,.1f} MiB a window and rank, {self.held_bytes / 2**20:,.1f} MiB held "

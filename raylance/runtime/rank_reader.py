@@ -38,9 +38,9 @@ class RankReader:
             self._plans.pop(next(iter(self._plans)))
         self._plans[key] = plan
 
-    def begin(self, key: str, rank: int, chunk: Chunk) -> None:
+    def begin(self, key: str, dp_rank: int, chunk: Chunk) -> None:
         """Begins to read a chunk that will be asked for; an error comes with what is asked for."""
-        self._ahead.begin(key, self._plans[key], rank, chunk)
+        self._ahead.begin(key, self._plans[key], dp_rank, chunk)
 
     def read(self, key: str, command: Read) -> tuple[pa.Table, pa.Table, Receipt]:
         """Reads an item of the plan of a key.

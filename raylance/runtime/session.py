@@ -47,10 +47,10 @@ class Session:
         self.pool: HelperPool | None = None
 
     def start(
-        self, plan: Plan, rank: int, *, epoch: int, position: int, batch_spec: BatchSpec, observer: Observer
+        self, plan: Plan, dp_rank: int, *, epoch: int, position: int, batch_spec: BatchSpec, observer: Observer
     ) -> Feeder:
         """Begins one rank's pass from a position to the end of its epoch, and ends the one before."""
-        wanted = _Pass(plan, rank, epoch, position, batch_spec.prefetch_batches)
+        wanted = _Pass(plan, dp_rank, epoch, position, batch_spec.prefetch_batches)
         feeder = self._take_prepared(wanted)
         if feeder is None:
             self.end_pass()  # of an iterator that was not closed: two cannot share the helpers
@@ -67,11 +67,11 @@ class Session:
         return self._on_device.get(device)
 
     def prepare(
-        self, plan: Plan, rank: int, *, epoch: int, position: int, prefetch_batches: int, observer: Observer
+        self, plan: Plan, dp_rank: int, *, epoch: int, position: int, prefetch_batches: int, observer: Observer
     ) -> None:
         """Begins a pass that no consumer has asked for yet, up to its first steps; does nothing during another one."""
         if self._feeder is None or self._feeder.has_ended:
-            wanted = _Pass(plan, rank, epoch, position, prefetch_batches)
+            wanted = _Pass(plan, dp_rank, epoch, position, prefetch_batches)
             feeder = self._take_prepared(wanted) or self._begin(wanted, observer)
             stop = weakref.finalize(self, feeder.stop)  # or its thread would keep it, and the helpers, for ever
             stop.atexit = False
@@ -137,7 +137,7 @@ class Session:
         return Scaler(least, most, first, kind)
 
     def _make_dispatcher(self, pool: HelperPool, wanted: "_Pass") -> Dispatcher:
-        plan, rank, position = wanted.plan, wanted.rank, wanted.position
+        plan, dp_rank, position = wanted.plan, wanted.dp_rank, wanted.position
         source, decoding = self._read_spec.source, self._read_spec.in_helpers
         decoders = max(1, pool.wanted["decoder"], self._options.decoder_range[1])
         sizes = Sizes(
@@ -146,7 +146,7 @@ class Session:
             limit_bytes=self._options.max_inflight_bytes,
             items=2 * decoders + 1,  # one item in work and one waiting, for each decoder
         )
-        low, high = plan.rank_slice(position, rank)
+        low, high = plan.rank_slice(position, dp_rank)
         first_rows = -(-(high - low) // decoders)  # the first step goes to all decoders
 
         def describe(item: WorkItem) -> str:
@@ -155,8 +155,8 @@ class Session:
 
         return Dispatcher(
             plan=plan,
-            rank=rank,
-            items=plan.items(rank, wanted.epoch, position, sizes.item_rows(), first_rows),
+            dp_rank=dp_rank,
+            items=plan.items(dp_rank, wanted.epoch, position, sizes.item_rows(), first_rows),
             position=position,
             pool=pool,
             sizes=sizes,
@@ -168,7 +168,7 @@ class Session:
         )
 
     def _make_feeder(self, runtime: Runtime, dispatcher: Dispatcher, wanted: "_Pass", observer: Observer) -> Feeder:
-        assembly = Assembly(self._read_spec, wanted.plan, wanted.rank, wanted.epoch, wanted.position)
+        assembly = Assembly(self._read_spec, wanted.plan, wanted.dp_rank, wanted.epoch, wanted.position)
         return Feeder(dispatcher, runtime, assembly, observer, self._masked)
 
     def end_pass(self) -> None:
@@ -198,7 +198,7 @@ class _Pass:
     """All that must be equal for a prepared pass to be the one that is asked for."""
 
     plan: Plan
-    rank: int
+    dp_rank: int
     epoch: int
     position: int
     prefetch_batches: int

@@ -83,7 +83,7 @@ class ThreadRuntime(Runtime):
 
         def begin() -> None:
             reader.install(key, plan)
-            reader.begin(key, command.rank, command.chunk)  # what it raises, the first read raises again
+            reader.begin(key, command.dp_rank, command.chunk)  # what it raises, the first read raises again
 
         self._helpers[command.helper].thread.submit(begin)
 

@@ -104,8 +104,8 @@ class ReadAhead:
             TooLargeError: If the rows have more bytes together than allowed.
             DatasetError: If one row has more bytes than the limit, or rows cannot be read.
         """
-        track = (plan_key, item.rank, item.epoch, item.position % plan.stride)
-        at = begin = plan.line(item.position, item.rank) + item.low
+        track = (plan_key, item.dp_rank, item.epoch, item.position % plan.stride)
+        at = begin = plan.line(item.position, item.dp_rank) + item.low
         request = _Request(plan, track, item, begin + item.rows, allowed_bytes, following)
         tables: list[pa.Table] = []
         nbytes = 0

@@ -232,7 +232,7 @@ def _check_global_batches(order: Resolved, batch: int) -> None:
     """Checks that a step, which is arranged by lane, has the same rows on every world size."""
     first: list[int] = []
     for world in (1, 2, 3, 8):
-        plan = Plan(order=order, global_batch_size=batch, world_size=world, remainder="ragged", chunk_positions=64)
+        plan = Plan(order=order, global_batch_size=batch, dp_size=world, remainder="ragged", chunk_positions=64)
         steps = range(0, order.epoch_rows, batch)
         parts = [plan.positions(at, *plan.rank_slice(at, rank)) for at in steps for rank in range(world)]
         found = plan.select(1, np.concatenate(parts)).tolist()

@@ -60,7 +60,7 @@ class Driver:
         sizes = Sizes(raw_bytes=RAW_BYTES, decoded_bytes=DECODED_BYTES, limit_bytes=1 << 30, items=5)
         self.dispatcher = Dispatcher(
             plan=plan,
-            rank=0,
+            dp_rank=0,
             items=plan.items(0, EPOCH, 0, item_rows),
             position=0,
             pool=pool,

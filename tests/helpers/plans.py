@@ -12,7 +12,7 @@ def make_plan(order: Resolved, batch: int, world: int, remainder: Remainder = "r
     return Plan(
         order=order,
         global_batch_size=batch,
-        world_size=world,
+        dp_size=world,
         remainder=remainder,
         chunk_positions=order.read_positions or 64,
     )
@@ -45,7 +45,7 @@ def rank_batches(plan: Plan, rank: int, epoch: int, position: int, item_rows: in
 
 def global_batches(plan: Plan, epoch: int, position: int, item_rows: int = 16) -> Batches:
     """The ranks' batches of each step, one after the other."""
-    ranks = [rank_batches(plan, rank, epoch, position, item_rows) for rank in range(plan.world_size)]
+    ranks = [rank_batches(plan, rank, epoch, position, item_rows) for rank in range(plan.dp_size)]
     assert all(list(batches) == list(ranks[0]) for batches in ranks), "ranks make different steps"
     assert len(ranks[0]) == plan.steps(position)
     return [[row for batches in ranks for row in batches[at]] for at in ranks[0]]

@@ -151,10 +151,10 @@ def test_resume_at_every_stop_with_other_ranks_and_batches(
     for rank in range(2):
         with dataset.loader(rank=rank, world_size=2, num_decoders=0) as loader:
             loader.load_state_dict(state)
-            assert loader.state_dict() == {**state, "world_size": 2}, "loading and asking again changes nothing"
+            assert loader.state_dict() == {**state, "dp_size": 2}, "loading and asking again changes nothing"
             ranks.append(batches_of(loader, 50, limit=3))
             states.append(loader.state_dict())
-    assert {**states[0], "world_size": 0} == {**states[1], "world_size": 0}, "the state is the same on every rank"
+    assert {**states[0], "dp_size": 0} == {**states[1], "dp_size": 0}, "the state is the same on every rank"
     with dataset.loader(num_decoders=0) as loader:
         loader.load_state_dict(states[1])
         last = join([batches_of(loader, 36)])

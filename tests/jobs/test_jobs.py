@@ -217,7 +217,7 @@ def test_a_job_trains_and_leaves_checkpoints(trained):
     middle, end = made.checkpoints()  # two are kept: step 15 of 25 of the last epoch, and its end
     assert f"checkpoint {end}\n" in ran.stdout
     state = read_state(middle)  # in shard order: a window of so few rows would hold the whole epoch
-    assert (state["epoch"], state["position"], state["world_size"]) == (1, 15 * 64, 2)
+    assert (state["epoch"], state["position"], state["dp_size"]) == (1, 15 * 64, 2)
     assert 0 < state["completed_shards"]["complete"] < state["completed_shards"]["shards"]
     places = state["completed_shards"]["places"]
     assert sum(end - first for first, end in places) == state["completed_shards"]["complete"]

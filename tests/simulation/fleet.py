@@ -170,7 +170,7 @@ def make_plan(run: Run) -> Plan:
     order = run.order.resolve(facts)
     fitting = max(order.lane_count, int(run.max_window_bytes / 2 * run.ranks / run.raw_bytes))
     chunk = min(order.read_positions or fitting, fitting)
-    return Plan(order=order, global_batch_size=size, world_size=run.ranks, remainder="drop", chunk_positions=chunk)
+    return Plan(order=order, global_batch_size=size, dp_size=run.ranks, remainder="drop", chunk_positions=chunk)
 
 
 def requests_per_row(plan: Plan, run: Run) -> float:

@@ -272,13 +272,13 @@ class SimulatedSession(Session):
         rank = self._rank
         rank.counts["passes"] += 1
         rank.counts["passes with helpers of before"] += bool(rank.world.helpers)
-        rank.watch.begin(rank.planned, wanted.rank, wanted.epoch, wanted.position, wanted.prefetch_batches)
+        rank.watch.begin(rank.planned, wanted.dp_rank, wanted.epoch, wanted.position, wanted.prefetch_batches)
         made = super()._make_dispatcher(pool, wanted)
         made._describe = describe
         return Watched(made, rank)
 
     def _make_feeder(self, runtime: Any, dispatcher: Any, wanted: Any, observer: Any) -> Feeder:
-        assembly = RowAssembly(wanted.plan, wanted.rank, wanted.position)
+        assembly = RowAssembly(wanted.plan, wanted.dp_rank, wanted.position)
         return HandFeeder(self._rank, dispatcher, runtime, assembly, observer)
 
 

@@ -189,7 +189,7 @@ class PlannedRun:
         size = self.plan.global_batch_size
         found: list[int] = []
         for step in range(item.steps):
-            found += self.step(item.epoch, item.position + step * size, item.rank)[item.low : item.high]
+            found += self.step(item.epoch, item.position + step * size, item.dp_rank)[item.low : item.high]
         return found
 
 
@@ -222,7 +222,7 @@ def make_plan(order: int, rows: int, size: int, world_size: int, remainder: Rema
     return Plan(
         order=bound.resolve(Facts(rows=rows, seed=7, tables=tables)),
         global_batch_size=size,
-        world_size=world_size,
+        dp_size=world_size,
         remainder=remainder,
         chunk_positions=chunk,
     )

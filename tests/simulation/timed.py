@@ -241,7 +241,7 @@ class TimedSession(Session):
 
     def make_dispatcher(self, plan: Plan, rank: int, end: int) -> Dispatcher:
         """Of a pass whose items that begin at `end` are left out."""
-        wanted: Any = SimpleNamespace(plan=plan, rank=rank, epoch=EPOCH, position=0)
+        wanted: Any = SimpleNamespace(plan=plan, dp_rank=rank, epoch=EPOCH, position=0)
         wanted.prefetch_batches = self._prefetch_batches
         made = self._make_dispatcher(self.pool, wanted)
         made._inflight._planned = itertools.takewhile(lambda item: item.position < end, made._inflight._planned)
@@ -361,7 +361,7 @@ class TimedRank(World):
     def _deliver(self, command: Deliver) -> None:
         """Every row once and in its place, or the simulation is wrong."""
         item, plan = command.item, self.fleet.plan
-        if (item.position, item.low) != self._next or item.rank != self.number:
+        if (item.position, item.low) != self._next or item.dp_rank != self.number:
             raise RuntimeError(f"rank {self.number}: {item} is delivered, {self._next} is next")
         self.delivered.append(item)
         low, high = plan.rank_slice(item.position, self.number)

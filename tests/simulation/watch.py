@@ -378,7 +378,7 @@ class Watch:
         fetch = self._answers
         if fetch is None or type(fetch.command) is not Fetch:
             raise Broken("order", f"{item} is delivered and was not fetched")
-        if (item.position, item.low) != self._next or item.rank != self._rank or item.epoch != self._epoch:
+        if (item.position, item.low) != self._next or item.dp_rank != self._rank or item.epoch != self._epoch:
             raise Broken("order", f"{item} is delivered, but {self._next} is next")
         made = command.decoded
         if command.plain.item != item or made.item != item or made.is_decoded != self.scenario.decodes:

@@ -146,7 +146,10 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
     "fetches for ever": (_dispatcher("if self._now >= head.since + self._work_timeout_s:", "if False:"), "deadline"),
     "pauses for ever": (_dispatcher("PAUSES_S[entry.faults - 1]", "1e9"), "deadline"),
     "forgets faults at a split": (
-        _in_flight("smaller.faults, smaller.not_before = entry.faults, entry", "smaller.not_before = entry"),
+        _in_flight(
+            "smaller.faults, smaller.deaths, smaller.not_before = entry.faults, entry.deaths, entry",
+            "smaller.not_before = entry",
+        ),
         "cause",
     ),
     "sends to the dead": (
@@ -207,7 +210,10 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
         "deadlock",
     ),
     "sends work that is done again to a decoder that may be dead": (
-        _dispatcher("self._pool.decoder(responsive=entry.faults > 0)", "self._pool.decoder(responsive=False)"),
+        _dispatcher(
+            "self._pool.decoder(responsive=entry.is_hit, fresh=entry.is_suspect)",
+            "self._pool.decoder(responsive=False, fresh=entry.is_suspect)",
+        ),
         "cause",
     ),
     "takes every lost result for one that went with a known death": (
@@ -254,7 +260,9 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
         "pause",
     ),
     "forgets the pause of an item that is split": (
-        _in_flight("smaller.faults, smaller.not_before = entry.faults, entry", "smaller.faults = entry.faults; entry"),
+        _in_flight(
+            "smaller.not_before = entry.faults, entry.deaths, entry.not_before", "_ = entry.faults, entry.deaths, 0"
+        ),
         "pause",
     ),
     "keeps the results of a pass that is given up": (
@@ -269,7 +277,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
         "pool",
     ),
     "cannot do with fewer readers": (
-        _pool("return not self._count(kind)  # fewer readers deliver the same rows", "return True"),
+        _pool("not self._count(kind) and (kind", "(kind == 'reader' or not self._count(kind)) and (kind"),
         "pool",
     ),
     "gives the busiest decoder more": (

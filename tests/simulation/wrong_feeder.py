@@ -107,10 +107,10 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
     "gives the same plan another name": (_session("self._named is None or self._named[0] != plan", "True"), "turns"),
     "reads from the start of the epoch": (_session("wanted.epoch, position, sizes", "wanted.epoch, 0, sizes"), "order"),
     "reads another epoch": (
-        _session("items=plan.items(rank, wanted.epoch", "items=plan.items(rank, 1 + wanted.epoch"),
+        _session("items=plan.items(dp_rank, wanted.epoch", "items=plan.items(dp_rank, 1 + wanted.epoch"),
         "order",
     ),
-    "reads the rows of rank 0": (_session("items=plan.items(rank,", "items=plan.items(0,"), "order"),
+    "reads the rows of rank 0": (_session("items=plan.items(dp_rank,", "items=plan.items(0,"), "order"),
     "decodes nothing": (_session("decodes=decoding is not None", "decodes=False"), "order"),
     "prefetches a batch more": (
         _session("prefetch_batches=wanted.prefetch_batches,\n", "prefetch_batches=wanted.prefetch_batches + 1,\n"),

@@ -24,7 +24,8 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     """One rank's batches, whole, for `DataLoader(IterableDataset(handle, …), batch_size=None)`.
 
     Of k workers, worker w makes steps w, w + k, …: DataLoader asks its workers in turn, so the steps come in the order
-    of the plan for every k, their number alone is the position, and each row belongs to one (rank, worker).
+    of the plan for every k, their number alone is the position, and each row belongs to one
+    pair of data-parallel rank and worker.
     """
 
     def __init__(
@@ -58,13 +59,13 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterates from the consumed position to the end of the epoch, without moving it."""
         worker = torch.utils.data.get_worker_info()
-        plan, rank = self.begin() if worker is None or self._sent is None else self._sent
+        plan, dp_rank = self.begin() if worker is None or self._sent is None else self._sent
         first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
         mine = dataclasses.replace(plan, every=every)
         self._opened.check_process()
         ahead = first * plan.global_batch_size
         return Pass(
-            lambda epoch, position: self._batches(mine, rank, epoch, position + ahead),
+            lambda epoch, position: self._batches(mine, dp_rank, epoch, position + ahead),
             int(self._start[0]),
             int(self._start[1]),
             every * plan.global_batch_size,
@@ -72,15 +73,15 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
 
     def _rank_and_size(self) -> RankAndSize:
         if self._sent is not None and torch.utils.data.get_worker_info() is not None:
-            return self._sent[1], self._sent[0].world_size  # a worker's process knows nothing of other ranks
+            return self._sent[1], self._sent[0].dp_size  # a worker's process knows nothing of other ranks
         return super()._rank_and_size()
 
-    def _batches(self, mine: Plan, rank: int, epoch: int, position: int) -> Iterator[dict[str, Any]]:
+    def _batches(self, mine: Plan, dp_rank: int, epoch: int, position: int) -> Iterator[dict[str, Any]]:
         if mine.steps(position) <= 0:
             return
         session, self._idle = self._idle or Session(self._opened.read_spec, self._options), None
         where = {"epoch": epoch, "position": position}
-        feeder = session.start(mine, rank, **where, batch_spec=self._batch_spec(), observer=Stats())
+        feeder = session.start(mine, dp_rank, **where, batch_spec=self._batch_spec(), observer=Stats())
         try:
             for handed, step in feeder:
                 if position == 0 and step.is_last:  # of several workers, the first one counts

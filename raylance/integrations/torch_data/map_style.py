@@ -86,24 +86,25 @@ class RowSampler(Steps, torch.utils.data.Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """Iterates from the consumed position to the end of the epoch, without moving it."""
-        plan, rank = self.begin()
+        plan, dp_rank = self.begin()
         return Pass(
-            lambda epoch, position: self._indices(plan, rank, epoch, position),
+            lambda epoch, position: self._indices(plan, dp_rank, epoch, position),
             self.epoch,
             self.position,
             plan.global_batch_size,
         )
 
-    def _indices(self, plan: Plan, rank: int, epoch: int, position: int) -> Iterator[list[int]]:
+    def _indices(self, plan: Plan, dp_rank: int, epoch: int, position: int) -> Iterator[list[int]]:
         size = plan.global_batch_size
         starts = range(position, position + plan.steps(position) * size, size)
-        if starts and plan.step_size(starts[-1]) < plan.world_size:
+        if starts and plan.step_size(starts[-1]) < plan.dp_size:
             raise ConfigError(
-                f"a step of {plan.step_size(starts[-1])} rows leaves some of {plan.world_size} ranks an empty batch, "
-                'which torch cannot collate. Use remainder="drop" or "pad" and more rows, or an IterableDataset.'
+                f"a step of {plan.step_size(starts[-1])} rows leaves some of {plan.dp_size} data-parallel ranks an "
+                'empty batch, which torch cannot collate. Use remainder="drop" or "pad" and more rows, or an '
+                "IterableDataset."
             )
         for start in starts:
-            positions = plan.positions(start, *plan.rank_slice(start, rank))
+            positions = plan.positions(start, *plan.rank_slice(start, dp_rank))
             batch = _Indices(plan.select(epoch, positions).tolist())
             if position == 0 and start == starts[-1]:
                 self._has_passed(epoch)

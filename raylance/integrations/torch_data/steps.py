@@ -157,27 +157,27 @@ class Steps(Positioned):
         return self._data_parallel.of_world(world_size)[rank] or (rank, world_size)
 
     def _state(self) -> State:
-        world_size = self._rank_and_size()[1]
-        return self._cursor.state(check_batch_size(*self._sizes, world_size), world_size)
+        dp_size = self._rank_and_size()[1]
+        return self._cursor.state(check_batch_size(*self._sizes, dp_size), dp_size)
 
     def _on_load(self, saved: State) -> None:
         self._send_start()
 
     def _plan(self) -> tuple[Plan, int]:
-        rank, world_size = self._rank_and_size()
-        size = check_batch_size(*self._sizes, world_size)
+        dp_rank, dp_size = self._rank_and_size()
+        size = check_batch_size(*self._sizes, dp_size)
         limit = self._options.max_window_bytes
-        return self._cursor.plan(global_batch_size=size, world_size=world_size, max_window_bytes=limit), rank
+        return self._cursor.plan(global_batch_size=size, dp_size=dp_size, max_window_bytes=limit), dp_rank
 
     def begin(self) -> tuple[Plan, int]:
         """What an iteration needs; the first one resolves what the order left to "auto", for good."""
-        plan, rank = self._plan()
+        plan, dp_rank = self._plan()
         plan.check_order(self.epoch)
         self._cursor.follow(plan)
         self._send_start()
         if plan.steps(self.position) <= 0:
             logger.warning("%s", no_step_left(plan, self.epoch, self.position))
-        return plan, rank
+        return plan, dp_rank
 
 
 class Pass(Iterator[Any]):

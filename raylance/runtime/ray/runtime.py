@@ -161,7 +161,7 @@ class RayRuntime(Runtime):
 
     def _prefetch(self, command: Prefetch) -> None:
         actor, (key, _) = self._helpers[command.helper].knows(*self._plan), self._plan
-        self._watch(actor.begin.remote(key, command.rank, command.chunk), _on_begun, command.helper)
+        self._watch(actor.begin.remote(key, command.dp_rank, command.chunk), _on_begun, command.helper)
 
     def _decode(self, command: Decode) -> None:
         actor = self._helpers[command.helper].knows(self._key, self._decoding)

@@ -26,10 +26,10 @@ class ShardActor(Actor):
         """See `RankReader.install`."""
         self._reader.install(key, plan)
 
-    def begin(self, key: str, rank: int, chunk: Chunk) -> None:
+    def begin(self, key: str, dp_rank: int, chunk: Chunk) -> None:
         """See `RankReader.begin`."""
         with errors_travel():
-            self._reader.begin(key, rank, chunk)
+            self._reader.begin(key, dp_rank, chunk)
 
     @ray.method(num_returns=3)
     def read(self, key: str, command: Read) -> tuple[pa.Table, pa.Table, Receipt]:

@@ -52,14 +52,14 @@ def plan_of(order: Order, ranks: int, rows: int = ROWS) -> Plan:
     size = PER_RANK * ranks
     resolved = order.resolve(Facts(rows=rows, seed=3, row_bytes=IMAGE_BYTES, global_batch_size=size))
     chunk = resolved.read_positions or PER_RANK * ranks * 4
-    return Plan(order=resolved, global_batch_size=size, world_size=ranks, remainder="drop", chunk_positions=chunk)
+    return Plan(order=resolved, global_batch_size=size, dp_size=ranks, remainder="drop", chunk_positions=chunk)
 
 
 def places(plan: Plan) -> Iterator[tuple[int, int]]:
     """Positions and ranks at the begin, in the middle and at the end."""
     steps = plan.steps()
     for step in (0, 1, steps // 3, steps // 2, steps - 1):
-        for rank in {0, plan.world_size // 2, plan.world_size - 1}:
+        for rank in {0, plan.dp_size // 2, plan.dp_size - 1}:
             yield step * plan.global_batch_size, rank
 
 

@@ -1,10 +1,13 @@
 """Owns peers: loaders of several ranks that get the same rows, by threads; resumes with others; what is refused."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -68,7 +71,8 @@ def test_peers_get_the_same_bytes_and_resumes_may_change_both_numbers(data: rayl
                 assert all(np.array_equal(batch[name], peer[name]) for name in batch)
         assert all(one == states[0] for one in states), "steps and state are the same on all ranks"
         state = states[0]
-        assert state["world_size"] == replicas
+        assert state["dp_size"] == replicas
+        assert "world_size" not in state, "a state of four ranks said that there are two"
     live = rows_of(list(data.iter_batches(batch_size=100)))
     assert sorted(delivered) == sorted(live)
     assert state["epoch"] == 1
@@ -201,7 +205,7 @@ def test_loaders_made_by_hand_and_torch_data_take_the_same_arrangements(data: ra
         ):
             batches = iter(torch_data.Loader(arranged))
             assert [int(row) for _ in range(2) for row in next(batches)["id"]] == rows
-            assert arranged.state_dict()["world_size"] == 2
+            assert arranged.state_dict()["dp_size"] == 2
     with pytest.raises(raylance.ConfigError, match="ranks_per_replica=3 does not divide the world size, 4"):
         data.loader(rank=0, world_size=4, ranks_per_replica=3)
     with pytest.raises(raylance.ConfigError, match="ranks_per_replica=3 does not divide the world size, 4"):
@@ -226,3 +230,60 @@ def test_a_run_of_ray_train_gives_peers_the_same_share(data: raylance.Dataset) -
     assert [shard["train"].dp_rank for shard in shards] == [0, 1, 0, 1]
     with pytest.raises(raylance.ConfigError, match=r"did you mean ranks_per_replica=\?"):
         raylance.DataConfig(rank_per_replica=2)
+
+
+def test_errors_name_data_parallel_ranks_as_such(data: raylance.Dataset) -> None:
+    """Four ranks, two by two peers: "a global batch of 1 rows on 2 ranks"."""
+    loader, *_ = make_loaders(raylance.dataset(data.iterator().state_dict()["uri"], columns=["id"]), 2, 2)
+    with pytest.raises(raylance.ConfigError, match="a global batch of 1 rows on 2 data-parallel ranks"):
+        loader.batches(global_batch_size=1)
+
+
+RANK = """
+import sys, time
+import torch.distributed, raylance
+
+uri, meeting, rank, mode = *sys.argv[1:3], int(sys.argv[3]), sys.argv[4]
+torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
+arranged = {"ranks_per_replica": 2} if mode == "batches" else {}
+handle = raylance.dataset(uri, order="sequential", remainder="drop")
+with handle.loader(rank=rank, world_size=2, runtime="threads", **arranged) as loader:
+    if mode == "reshard" and rank == 0:
+        loader.reshard(0, 1)
+    begin = time.monotonic()
+    try:
+        for _ in loader.iter_torch_batches(global_batch_size=4 if mode == "reshard" or rank else 8):
+            time.sleep(0.1)
+        print("reached the end")
+    except raylance.ConfigError as error:
+        assert time.monotonic() - begin < 30
+        print(error)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "message"),
+    [
+        ("reshard", "rank 1 of 2 did not call reshard() for"),
+        (
+            "batches",
+            "global_batch_size=8 with remainder 'drop' on rank 0; global_batch_size=4 with remainder 'drop' on",
+        ),
+    ],
+)
+def test_ranks_of_a_process_group_find_what_does_not_fit(
+    write_dataset: Callable[..., str], tmp_path: Path, mode: str, message: str
+) -> None:
+    """One waited for ten minutes, and the other trained on other rows to its end."""
+    uri = write_dataset(pa.table({"id": np.arange(400)}))
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, uri, str(tmp_path / "meeting"), str(rank), mode],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    for rank in ranks:
+        assert message in rank.communicate(timeout=120)[0]

@@ -191,7 +191,7 @@ def test_a_run_is_reopened_from_its_checkpoint(kind: str, uris: tuple[str, ...])
     assert specs_of(again)[1].fingerprint == specs_of(data)[1].fingerprint
     assert again.schema.names == data.schema.names
     epoch = EpochAudit(again, state=state)
-    assert (epoch.epoch, epoch.plan.global_batch_size, epoch.plan.world_size) == (3, 9, 2)
+    assert (epoch.epoch, epoch.plan.global_batch_size, epoch.plan.dp_size) == (3, 9, 2)
     rows = epoch.rows_of_step(3, rank=1)
     assert rows["row_offset"].tolist() == batch["_rowoffset"].tolist()
     if "mixture" in kind:

@@ -110,10 +110,10 @@ class InTurn:
     def gather(self, item: WorkItem, readers: list[int]) -> pa.Table:
         if not item.rows:
             return self.ahead[readers[0]].gather("p", self.plan, item)
-        reader, following, begin = self.turns.take(self.plan, item.rank, item.chunk, readers)
+        reader, following, begin = self.turns.take(self.plan, item.dp_rank, item.chunk, readers)
         found = self.ahead[reader].gather("p", self.plan, item, following=following)
         for other, chunk in begin:
-            self.ahead[other].begin("p", self.plan, item.rank, chunk)
+            self.ahead[other].begin("p", self.plan, item.dp_rank, chunk)
         return found
 
 

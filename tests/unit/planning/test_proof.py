@@ -507,7 +507,7 @@ def lone(ledger: Ledger, rank: int, world: int, lived: tuple[float, float], **ch
 
 
 def handed(rank: int, world: int, steps: int, epoch: int = 0) -> Ledger:
-    ledger, plan = Ledger(), dataclasses.replace(ORACLE, world_size=world)
+    ledger, plan = Ledger(), dataclasses.replace(ORACLE, dp_size=world)
     for step in range(steps):
         rows = SELECTION.offsets(plan.select(epoch, plan.positions(12 * step, *plan.rank_slice(12 * step, rank))))
         ledger.add(epoch, 12 * step, 12 * step + 12, Digest.of(rows), is_last=step == 9)
@@ -576,7 +576,7 @@ def test_each_epoch_is_compared_with_what_was_selected_then() -> None:
     grown = Selection.from_offsets([np.r_[3:40, 50:51, 60:145, 200:220]])
     order = WindowShuffle(shard_rows=5, window_shards=2, lanes=3).resolve(Facts(rows=grown.rows, seed=5))
     other = Expected(selection=grown, order=order)
-    plan, ledger = dataclasses.replace(ORACLE, order=order, world_size=1), Ledger()
+    plan, ledger = dataclasses.replace(ORACLE, order=order, dp_size=1), Ledger()
     for low in range(0, 132, 12):
         rows = grown.offsets(plan.select(1, plan.positions(low, 0, 12)))
         ledger.add(1, low, low + 12, Digest.of(rows), is_last=low == 120)

@@ -55,7 +55,7 @@ STATE = State(
     completed_shards={"shards": 10, "complete": 3, "places": [[0, 2], [3, 4]]},
     components={},
     global_batch_size=20,
-    world_size=2,
+    dp_size=2,
 )
 
 AUTO = {"name": "window", "shard_rows": "auto", "window_shards": "auto", "lanes": "auto"}
@@ -149,7 +149,7 @@ def test_a_state_of_ten_billion_rows_is_small(order: Order, monkeypatch: pytest.
 
 
 def test_another_batch_world_or_auto_is_accepted() -> None:
-    check_state(STATE, dataclasses.replace(STATE, global_batch_size=7, world_size=5, epoch=0, position=0))
+    check_state(STATE, dataclasses.replace(STATE, global_batch_size=7, dp_size=5, epoch=0, position=0))
     check_state(STATE, dataclasses.replace(STATE, order=AUTO))
     check_state(dataclasses.replace(STATE, order=AUTO), STATE)
     check_state(dataclasses.replace(STATE, order=AUTO | {"lanes": 1}), dataclasses.replace(STATE, order=AUTO))
@@ -287,8 +287,8 @@ def test_settings_are_described_by_names(value: Any, described: Any) -> None:
         ({"global_step": True}, "damaged: global_step True"),
         ({"window_bytes": 0}, "damaged: window_bytes 0"),
         ({"seed": 0.5}, "damaged: seed 0.5"),
-        ({"world_size": "x"}, "damaged: world_size 'x'"),
-        ({"world_size": 0}, "damaged: world_size 0"),
+        ({"dp_size": "x"}, "damaged: dp_size 'x'"),
+        ({"dp_size": 0}, "damaged: dp_size 0"),
         ({"completed_shards": "x"}, "damaged: its completed_shards is 'x'"),
         ({"components": None}, "damaged: its components is None"),
         ({"global_batch_size": 0}, "damaged: global batch 0"),
