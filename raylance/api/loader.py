@@ -99,9 +99,9 @@ class RankLoader(Positioned):
         """Sets which rows this rank gets, where the training function arranges the ranks. Ranks of one data-parallel
         rank are peers: they get the same rows.
 
-        Call it on every rank, before `batches`, `prepare` and the iterators; before or after `restore`. Where the
-        default group of torch.distributed has all ranks of the run, the first batch waits until each rank has asked for
-        its own, and the ranks compare what they were given. `DataConfig(ranks_per_replica=…)` needs no call.
+        Call it on every rank, before `batches`, `prepare` and the iterators; before or after `restore`. If the default
+        group of torch.distributed has all ranks of the run, the first batch waits until each rank has asked for its
+        own, and the ranks compare shares and batches. `DataConfig(ranks_per_replica=…)` needs no call.
 
         Args:
             mesh: The data-parallel dimensions of a `DeviceMesh`: `mesh["dp"]`, or `mesh["replicate", "shard"]` for
@@ -110,8 +110,8 @@ class RankLoader(Positioned):
 
         Raises:
             ConfigError: If batches were bound or prepared; if every rank sees the dataset whole; if this rank is not in
-                the mesh or the group; if the data-parallel size does not divide the world. With the first batch, if the
-                ranks disagree, or one of them did not call.
+                the mesh or the group; if the data-parallel size does not divide the world. With one of the first
+                batches, if the ranks disagree, or one of them did not call.
         """
         context = self._context
         if self._is_bound:

@@ -18,7 +18,7 @@ from raylance.errors import StateError
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
 FILE_NAME = "raylance_state.json"
 # Each of these must be equal, or the saved position would mean other rows.
 _MUST_MATCH = ("uri", "branch", "version", "identity", "filter", "split", "rows", "fingerprint", "seed")
@@ -31,6 +31,7 @@ _SINCE_FORMAT = {
     3: ("codecs",),
     4: ("window_bytes", "step", "global_step", "checksum"),
 }
+_OLD_NAMES = {5: {"world_size": "dp_size"}}  # of fields, by the format that renamed them
 _MOST = 2**63 - 1  # of a count: keys, positions and tensors are 64-bit
 
 _OMITTED = "raylance.omit_default"
@@ -148,8 +149,9 @@ def parse_state(saved: Mapping[str, Any]) -> State:
     for number, names in _SINCE_FORMAT.items():
         if found < number:
             given = dict.fromkeys(names, UNKNOWN) | given
-    if "dp_size" not in given and "world_size" in given:  # its name until 0.9
-        given["dp_size"] = given.pop("world_size")
+    for number, names_of in _OLD_NAMES.items():
+        if found < number:
+            given = {names_of.get(key, key): value for key, value in given.items()}
     if set(given) != fields:
         raise damaged(f"missing {sorted(fields - set(given))}, unknown {sorted(set(given) - fields)}")
     state = State(**given)

@@ -1,7 +1,8 @@
 """Owns small encoded images that tests make their datasets of."""
 
+import functools
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageOps
 import pyarrow as pa
+import simplejpeg
 
 from raylance.decode.images import Image
 from raylance.decode.rows import Decoding
@@ -51,3 +53,48 @@ def decode(
     decoding = Decoding(**({"decoders": (image,), "seed": 7, "mask_bad_rows": False} | settings))
     decoded, receipt = decoding.open().apply(pa.table(rows), epoch, executor)
     return decoded["image"].combine_chunks().to_numpy_ndarray(), decoded["_valid"].to_numpy(), receipt
+
+
+def picture(width: int, height: int, seed: int = 0) -> PIL.Image.Image:
+    """Smooth colours with edges and some noise, as photographs have."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 256, (max(1, height // 8), max(1, width // 8), 3), dtype=np.uint8)
+    smooth = np.asarray(PIL.Image.fromarray(small).resize((width, height), PIL.Image.Resampling.BICUBIC)).astype(int)
+    smooth[height // 3 :, width // 2 :] ^= 63
+    return PIL.Image.fromarray((smooth + rng.integers(-12, 13, smooth.shape)).clip(0, 255).astype(np.uint8))
+
+
+jpeg = functools.partial(encode, kind="JPEG")
+
+
+def inserted(data: bytes, before: bytes) -> bytes:
+    """A JPEG with bytes between its first marker and all that follows."""
+    return data[:2] + before + data[2:]
+
+
+KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
+    "4:4:4": lambda image: jpeg(image, subsampling="4:4:4"),
+    "4:2:2": lambda image: jpeg(image, subsampling="4:2:2"),
+    "4:2:0": lambda image: jpeg(image, subsampling="4:2:0"),
+    "4:4:0": lambda image: simplejpeg.encode_jpeg(np.asarray(image), colorsubsampling="440"),
+    "4:1:1": lambda image: simplejpeg.encode_jpeg(np.asarray(image), colorsubsampling="411"),
+    "grey": lambda image: jpeg(image.convert("L")),
+    "colours as they are": lambda image: jpeg(image, keep_rgb=True),
+    "progressive": lambda image: jpeg(image, progressive=True),
+    "progressive 4:4:4": lambda image: jpeg(image, progressive=True, subsampling="4:4:4", quality=95),
+    "restart markers": lambda image: jpeg(image, restart_marker_rows=1),
+    "restart markers of blocks": lambda image: jpeg(image, restart_marker_blocks=3, optimize=True),
+    "best": lambda image: jpeg(image, quality=100),
+    "worst": lambda image: jpeg(image, quality=1),
+    "trailing bytes": lambda image: jpeg(image) + b"\xff\xd8 and more \0" * 7,
+    "a thumbnail after it": lambda image: jpeg(image) + jpeg(image.resize((8, 8))),
+    **{f"EXIF {number}": lambda image, number=number: jpeg(image, orientation=number) for number in range(1, 10)},
+    "EXIF after a segment": lambda image: inserted(jpeg(image, orientation=6), b"\xff\xe2\0\x0aICC\xff\xda\xff\xda\0"),
+    "EXIF after a fill byte": lambda image: inserted(jpeg(image, orientation=6), b"\xff"),
+    "a thumbnail in a segment": lambda image: inserted(jpeg(image), b"\xff\xe5\0\x0aExif\0\0\xff\xda"),
+    "Exif as a comment": lambda image: jpeg(image, comment=b"Exif\0\0 is not there"),
+}
+TO_PILLOW: dict[str, Callable[[PIL.Image.Image], bytes]] = {
+    "CMYK": lambda image: jpeg(image.convert("CMYK")),
+    "damage that is decoded around": lambda image: jpeg(image)[:-300] + b"\xff\xd9",
+}

@@ -40,4 +40,5 @@ SINCE_FORMAT = {
 def as_of_format(number: int, state: Mapping[str, Any]) -> dict[str, Any]:
     """A state as an older raylance would have written it."""
     later = {name for since, names in SINCE_FORMAT.items() if since > number for name in names}
-    return {name: value for name, value in state.items() if name not in later} | {"format": number}
+    names = {"dp_size": "world_size"} if number < 5 else {}
+    return {names.get(name, name): value for name, value in state.items() if name not in later} | {"format": number}

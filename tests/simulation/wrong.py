@@ -59,10 +59,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
     ),
     "blames the innocent": (_dispatcher("if call != calls[0]:", "if False:"), "cause"),
     "gives a row up too soon": (_dispatcher("entry.deaths > MAX_FAULTS", "entry.deaths >= 2"), "cause"),
-    "gives a row up beside others": (
-        _dispatcher("elif was_suspect and entry.deaths > MAX_FAULTS:", "if entry.deaths > MAX_FAULTS:"),
-        "cause",
-    ),
+    "never halves what ends its decoders": (_dispatcher("elif entry.item.rows > 1:", "elif False:"), "cause"),
     "never gives a row up": (_dispatcher('entry.given_up = f"it {why}"', "pass"), "cause"),
     "counts one cause twice": (_dispatcher("entry.faults += 1", "entry.faults += 2"), "cause"),
     "forgets to forget": (

@@ -462,9 +462,9 @@ def test_misuse_names_what_to_do(uri: str) -> None:
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
 def test_ranks_without_a_row_are_refused(uri: str, remainder: str) -> None:
     handle = open_ids(uri, remainder=remainder)
-    with pytest.raises(raylance.ConfigError, match="global batch of 3 rows on 4 ranks.*global_batch_size=4"):
+    with pytest.raises(raylance.ConfigError, match="3 rows on 4 data-parallel ranks.*global_batch_size=4"):
         handle.loader(rank=0, world_size=4).iter_batches(global_batch_size=3)
-    with pytest.raises(raylance.ConfigError, match="3 rows on 4 ranks"):
+    with pytest.raises(raylance.ConfigError, match="3 rows on 4 data-parallel ranks"):
         handle.plan(global_batch_size=3, world_size=4)
     assert len(open_ids(uri, remainder="ragged").loader(rank=0, world_size=4).iter_batches(global_batch_size=3)) == 35
 

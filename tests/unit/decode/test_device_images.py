@@ -13,8 +13,7 @@ import torch
 import raylance
 from raylance import DeviceImage, Image, RandomResizedCrop
 from raylance.testing import check_decoder
-from tests.helpers.images import encode, make_images
-from tests.unit.decode.test_pixels import KINDS, TO_PILLOW, picture
+from tests.helpers.images import KINDS, TO_PILLOW, encode, make_images, picture
 
 pytest.importorskip("nvidia.nvimgcodec")
 

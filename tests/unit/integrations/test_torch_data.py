@@ -548,7 +548,7 @@ def test_a_launcher_of_more_processes_is_believed(uri: str, monkeypatch: pytest.
         # 1003 = 16 · 62 + 11: the last step has no row for the twelfth rank.
         (
             lambda data: next(iter(RowSampler(data, global_batch_size=16, dist_info=(3, 12)))),
-            "a step of 11 rows leaves some of 12 ranks an empty batch",
+            "a step of 11 rows leaves some of 12 data-parallel ranks an empty batch",
         ),
     ],
 )

@@ -182,8 +182,8 @@ def test_items_join_small_steps_and_cut_large_ones() -> None:
     assert cuts(10, item_rows=29)[:2] == [(0, 2, 0, 10), (20, 2, 0, 10)]
     assert cuts(10, item_rows=90, max_steps=5)[:3] == [(0, 5, 0, 10), (50, 2, 0, 10), (70, 3, 0, 10)]
     assert cuts(40, item_rows=16)[:4] == [(0, 1, 0, 13), (0, 1, 13, 26), (0, 1, 26, 40), (40, 1, 0, 13)]
-    assert cuts(80, dp_rank=1, item_rows=16)[:3] == [(0, 1, 0, 13), (0, 1, 13, 26), (0, 1, 26, 40)]
-    assert cuts(20, dp_rank=1, item_rows=30)[:2] == [(0, 3, 0, 10), (60, 1, 0, 10)]
+    assert cuts(80, rank=1, item_rows=16)[:3] == [(0, 1, 0, 13), (0, 1, 13, 26), (0, 1, 26, 40)]
+    assert cuts(20, rank=1, item_rows=30)[:2] == [(0, 3, 0, 10), (60, 1, 0, 10)]
     assert cuts(40, item_rows=20)[:2] == [(0, 1, 0, 20), (0, 1, 20, 40)]
     assert cuts(2, item_rows=1)[:2] == [(0, 1, 0, 1), (0, 1, 1, 2)]
     assert cuts(40, item_rows=90) == [(0, 2, 0, 40), (80, 1, 0, 20)], "a smaller last step stands alone"
