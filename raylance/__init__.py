@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         RaylanceError,
         StateError,
     )
+    from raylance.integrations.checkpoint_files import newest_checkpoint
     from raylance.integrations.checkpoints import report, restore
     from raylance.integrations.data_config import DataConfig
     from raylance.orders.order import Order
@@ -76,6 +77,7 @@ _MODULES = {
     "reports.page": ("report_run",),
     "reports.proving": ("RunProof", "explain_run", "prove_run"),
     "reports.watching": ("watch",),
+    "integrations.checkpoint_files": ("newest_checkpoint",),
     "integrations.checkpoints": ("report", "restore"),
 }
 _SUBMODULES = ("audit", "testing", "torch_data")
@@ -87,7 +89,7 @@ __all__ = [
     "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder",
     "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "Sequential",
     "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "dataset", "explain_run", "map_boxes",
-    "map_points", "mix", "prove_run", "report", "report_run", "restore", "row_rng", "watch",
+    "map_points", "mix", "newest_checkpoint", "prove_run", "report", "report_run", "restore", "row_rng", "watch",
 ]  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def test_public_surface() -> None:
         DatasetError Decoder DeviceImage FractionSplit HelperError Image ImageCrop Options Order PackTokens Pad
         PlacementError Provenance RaggedDecoder RandomResizedCrop RangeSplit RankLoader RaylanceError RowShuffle
         RunProof Sequential ShardShuffle StateError ValueSplit Weighted WindowShuffle dataset explain_run map_boxes
-        map_points mix prove_run report report_run restore row_rng watch
+        map_points mix newest_checkpoint prove_run report report_run restore row_rng watch
     """
     assert sorted(raylance.__all__) == names.split()
     for name in raylance.__all__:
