@@ -109,7 +109,7 @@ def result_of(future: Future[T], limit_s: float, progress: Callable[[], object] 
             now = progress()
             if now == before:
                 future.cancel()
-                raise TimeoutError(f"the storage has not answered for {limit_s:.0f} s") from None
+                raise TimeoutError(f"the storage has not answered for {limit_s:g} s") from None
             before = now
 
 

@@ -4,7 +4,9 @@ user has; by a real S3 API on this machine, and by sockets that say nothing.
 Without limits, Lance waits half an hour: bounds of time are far below that, and far above what the limits allow.
 """
 
+import json
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
+from raylance.api.dataset import specs_of
 from raylance.source import limits, retrying
 from raylance.source.lance_errors import LANCE_ERRORS
 from raylance.source.limits import with_limits
@@ -229,6 +232,20 @@ def test_limits_that_the_user_has_set_stay(monkeypatch: pytest.MonkeyPatch) -> N
         with monkeypatch.context() as patch:
             patch.setenv(name, "7s")
             assert with_limits("s3://b/d", keys, 8.0) == keys
+
+
+def test_no_limit_enters_what_is_pinned_or_saved(store: FaultyStore) -> None:
+    """A run that resumes with another `read_timeout_s`, or with new credentials, is the same run."""
+    data = pickle.loads(pickle.dumps(opened(store)))
+    with data.loader(runtime="threads", read_timeout_s=7) as loader:
+        next(iter(loader.iter_batches(global_batch_size=50)))
+        saved = loader.state_dict()
+    assert "timeout" not in json.dumps(saved)
+    assert specs_of(data)[0].source.pinned.storage_options == options_of(store)
+    renewed = raylance.dataset(URI, storage_options=options_of(store) | {"aws_access_key_id": "new"}, order=ORDER)
+    with renewed.loader(runtime="threads", read_timeout_s=20) as loader:
+        loader.load_state_dict(saved)
+        assert next(iter(loader.iter_batches(global_batch_size=50)))["id"].tolist() == list(range(50, 100))
 
 
 # ---- the limit from outside
