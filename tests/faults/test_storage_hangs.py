@@ -155,6 +155,7 @@ def test_an_opening_that_hangs_is_an_error_in_time_by_default(store: FaultyStore
     assert spent_s < 300
 
 
+@SLOW
 def test_a_process_ends_while_a_read_hangs(store: FaultyStore) -> None:
     """Though the read that hangs cannot be ended: a thread of Python that waits for it must not hold up the exit."""
     script = f"""
