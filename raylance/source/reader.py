@@ -73,7 +73,7 @@ def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> flo
         wanted.add(field.id())
         fields += field.children()
     try:
-        stats = patiently(dataset.stats.data_stats)
+        stats = patiently(dataset.stats.data_stats, functools.partial(requests_of, dataset))  # it asks for each file
     except LANCE_ERRORS as error:
         raise DatasetError(
             f"the files of {dataset.uri!r}, version {dataset.version}, cannot be read ({readable_text(error)}); "
@@ -168,9 +168,8 @@ class Reader(RowReader):
                         if not lasts:
                             outage.since_s, outage.attempts = time.monotonic(), 1
         except (DatasetError, *LANCE_ERRORS) as error:
-            with self._opening:
-                if self.dataset is dataset:
-                    self.dataset = None  # the next read opens it again
+            if self.dataset is dataset:
+                self.dataset = None  # the next read opens it again
             failure = failure_of(error)
             rows = f"rows {offsets[0]} to {offsets[-1]}" if len(offsets) else "columns"
             what = f"{rows} of {self.pinned.uri!r}, version {self.pinned.version}, cannot be read"
