@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         RaylanceError,
         StateError,
     )
+    from raylance.integrations.checkpoint_files import newest_checkpoint
     from raylance.integrations.checkpoints import report, restore
     from raylance.integrations.data_config import DataConfig
     from raylance.orders.order import Order
@@ -78,6 +79,7 @@ _MODULES = {
     "reports.page": ("report_run",),
     "reports.proving": ("RunProof", "explain_run", "prove_run"),
     "reports.watching": ("watch",),
+    "integrations.checkpoint_files": ("newest_checkpoint",),
     "integrations.checkpoints": ("report", "restore"),
 }
 _SUBMODULES = ("audit", "testing", "torch_data")
@@ -89,8 +91,8 @@ __all__ = [
     "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder",
     "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "Sequential",
     "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "add_column", "dataset", "explain_run",
-    "map_boxes", "map_points", "mix", "prove_run", "read_values", "report", "report_run", "restore", "row_rng", "watch",
-    "write_column", "write_values",
+    "map_boxes", "map_points", "mix", "newest_checkpoint", "prove_run", "read_values", "report", "report_run",
+    "restore", "row_rng", "watch", "write_column", "write_values",
 ]  # fmt: skip
 
 

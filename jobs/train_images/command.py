@@ -127,6 +127,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add = group("run")
     add("--storage-path", "where runs are kept; several nodes must share it", default="~/raylance-runs", metavar="URI")
     add("--run-name", "a name that exists continues (default: <dataset>-<model>)", metavar="NAME")
+    add("--continue-from", "the folder of another run: a new run begins with its newest whole checkpoint, even if Ray "
+        "Train's list of them is damaged", type=common.locate, metavar="URI")
     add("--checkpoint-every-steps", "besides one after each epoch; they take about two seconds",
         type=count, default=1000, metavar="N")
     add("--no-progress", "no moving line on terminals, but lines, as in logs", action="store_true")

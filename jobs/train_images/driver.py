@@ -17,7 +17,7 @@ from jobs.train_images import messages, tracking
 from jobs.train_images.data import check_batch, count_classes, open_data
 from jobs.train_images.messages import SELF
 from jobs.train_images.model import check_model
-from jobs.train_images.run_folder import RunFolder, cannot_continue, look_up, run_folder
+from jobs.train_images.run_folder import RunFolder, cannot_continue, look_up, other_checkpoint, run_folder
 from jobs.train_images.training import train_fn
 
 PATIENCE = 30  # attempts, a minute each, to find a place for the workers
@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     standing = look_up(args, at, train, [args.model, classes])
     if standing is not None and standing.epoch >= args.epochs:
         return messages.summarise(args, at, standing.result)
+    other = None if standing else other_checkpoint(args)
     args.stopping.heed()
     args.log = output.log_file(at.local, at.name)
     with output.separate_output(args.log, common.show_command(["python", *args.command]), f"{SELF}: ") as user:
@@ -47,11 +48,14 @@ def run(args: argparse.Namespace) -> int:
             epoch = f"epoch {standing.epoch} of {args.epochs}, after step {standing.step}/{plan.steps}"
             row = f"row {standing.position:,} of its order"
             user.show(f"continues from checkpoint {standing.result.checkpoint.path}: {epoch} ({row})")
+        if other is not None:
+            user.show(f"begins with checkpoint {other.path} of another run")
         print(plan)
         ended = "FAILED"
         try:
             datasets = {"train": train, "val": val}
-            result = fit(args, at, user, lambda: make_trainer(args, at, [args.model, classes], datasets, trackers))
+            config = {"network": [args.model, classes], "trackers": trackers, "other": other}
+            result = fit(args, at, user, lambda: make_trainer(args, at, config, datasets))
             ended = "FINISHED"
         except (KeyboardInterrupt, SystemExit):
             ended = "KILLED"
@@ -138,17 +142,13 @@ class ShowFailures(ray.train.UserCallback):
 
 
 def make_trainer(
-    args: argparse.Namespace,
-    at: RunFolder,
-    network: list[Any],
-    datasets: Mapping[str, raylance.Dataset],
-    trackers: Mapping[str, Any],
+    args: argparse.Namespace, at: RunFolder, config: dict[str, Any], datasets: Mapping[str, raylance.Dataset]
 ) -> ray.train.torch.TorchTrainer:
     """The trainer, with the arguments' settings."""
     os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")  # it shows twice what workers print
     return ray.train.torch.TorchTrainer(
         train_fn,
-        train_loop_config={"network": network, "trackers": trackers, "arguments": tracking.arguments(args)},
+        train_loop_config={**config, "arguments": tracking.arguments(args)},
         scaling_config=ray.train.ScalingConfig(num_workers=args.num_workers, use_gpu=args.use_gpu),
         run_config=ray.train.RunConfig(
             name=at.name,

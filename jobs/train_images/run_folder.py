@@ -82,9 +82,17 @@ def newest(at: RunFolder) -> ray.train.Result | None:
     except Exception as error:  # Ray Train's own has no public name, and pydantic's come through
         raise raylance.StateError(
             f"Ray Train's list of its checkpoints is damaged, or the newest of them is gone ({type(error).__name__}). "
-            "Restore them from a copy, or give another --run-name."
+            f"Restore them from a copy, or give another --run-name and --continue-from {at.uri}, which needs no list."
         ) from error
     return found if found.checkpoint else None
+
+
+def other_checkpoint(args: argparse.Namespace) -> ray.train.Checkpoint | None:
+    """Returns the newest whole checkpoint of the run that --continue-from names; None if it names none."""
+    if args.continue_from is None:
+        return None
+    filesystem, folder = common.open_filesystem(args.continue_from, common.store_options(args.storage_options))
+    return raylance.newest_checkpoint(folder, filesystem)
 
 
 @dataclasses.dataclass(frozen=True)

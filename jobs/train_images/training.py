@@ -63,7 +63,7 @@ class Training:
         A checkpoint that does not fit is returned and not raised: after an error Ray would only try again.
         """
         try:
-            saved = raylance.restore(self.loader)
+            saved = raylance.restore(self.loader, ray.train.get_checkpoint() or self.config["other"])
             if saved is None:
                 return ""
             check_network(saved, self.config["network"])

@@ -1,8 +1,9 @@
-"""Owns the files of a checkpoint, the position and the run's state: written, read and checked; knows no loader."""
+"""Owns the files of a checkpoint, position and state of a run: written, found, read, checked; knows no loader."""
 
 import contextlib
 import errno
 import io
+import logging
 import os
 import pickle
 import shutil
@@ -18,10 +19,14 @@ from ray.train import CheckpointUploadMode
 
 from raylance.environment import process, temporary
 from raylance.errors import ConfigError, RaylanceError, StateError
-from raylance.planning.state import FILE_NAME, write_state
+from raylance.observe.record import open_folder
+from raylance.planning.state import FILE_NAME, read_state, write_state
+
+logger = logging.getLogger(__name__)
 
 STATE_FILE = "state.pt"
 FILES = frozenset({FILE_NAME, STATE_FILE})  # that raylance writes
+_RESERVE_BYTES = 4 << 20  # for Ray Train's list of checkpoints, which it writes in place, and for raylance's records
 
 
 def as_checkpoint(path: str | os.PathLike[str]) -> ray.train.Checkpoint:
@@ -67,6 +72,75 @@ def fetched(checkpoint: ray.train.Checkpoint) -> Iterator[str]:
                 "set TMPDIR, in the environment of all workers, to a directory with more."
             ) from error
         yield directory
+
+
+def newest_checkpoint(path: str | os.PathLike[str], storage_filesystem: Any = None) -> ray.train.Checkpoint:
+    """Finds the newest whole checkpoint in the folder of a run, without Ray Train's list of them.
+
+    For a run that Ray Train cannot continue, because a full disk left its list, `checkpoint_manager_snapshot.json`,
+    empty: `restore(loader, ray.train.get_checkpoint() or newest_checkpoint(folder))` continues in a run of a new name.
+
+    A checkpoint is whole if `raylance_state.json` and `state.pt` can be read. raylance does not know which of your own
+    files, reported with `checkpoint=`, should be there.
+
+    Args:
+        path: The run's folder: the storage path, and in it the run's name.
+        storage_filesystem: Of pyarrow, as `ray.train.RunConfig` takes it; then `path` is one in it.
+
+    Raises:
+        ConfigError: For a URI that pyarrow does not read.
+        StateError: If there is no such folder, or none of its checkpoints is whole.
+    """
+    filesystem, folder = open_folder(path, storage_filesystem)
+    inside = filesystem.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True))
+    names = [f"{info.path}/{FILE_NAME}" for info in inside if info.type is pyarrow.fs.FileType.Directory]
+    states = [info for info in filesystem.get_file_info(names) if info.is_file]
+    for info in sorted(states, key=lambda info: (info.mtime_ns or 0, info.path), reverse=True):
+        checkpoint = ray.train.Checkpoint(os.path.dirname(info.path), filesystem=filesystem)
+        try:
+            _check_whole(checkpoint)
+        except StateError as error:
+            logger.warning("%s is not whole, and an earlier checkpoint is taken: %s", checkpoint.path, error)
+        else:
+            return checkpoint
+    raise StateError(
+        f"{os.fspath(path)!r} has no whole checkpoint, of {len(states)} with a {FILE_NAME}; nothing was restored. Give "
+        "the folder of a run, which is its storage path and in it its name, or start from the beginning."
+    )
+
+
+def _check_whole(checkpoint: ray.train.Checkpoint) -> None:
+    with fetched(checkpoint) as directory:
+        read_state(directory)
+        if load_state_file(Path(directory, STATE_FILE)) is None and set(os.listdir(directory)) <= FILES:
+            raise StateError(f"it has neither {STATE_FILE} nor files of your own.")
+
+
+def check_room(checkpoint: ray.train.Checkpoint) -> None:
+    """Refuses a checkpoint for which the run's storage has no room, if that is a file system of this machine.
+
+    Ray Train's controller would end the run, and leave an empty list of checkpoints.
+
+    Raises:
+        RaylanceError: With the bytes that it needs, and those that are free.
+    """
+    storage = process.train_storage()
+    if storage is None:
+        return
+    filesystem, folder, _ = storage
+    if not all(isinstance(one, pyarrow.fs.LocalFileSystem) for one in (filesystem, checkpoint.filesystem)):
+        return
+    if Path(checkpoint.path).resolve().is_relative_to(Path(folder).resolve()):  # it lies there already
+        return
+    needed = sum(file.stat().st_size for file in Path(checkpoint.path).rglob("*") if file.is_file())
+    free = shutil.disk_usage(folder).free
+    if needed + _RESERVE_BYTES > free:
+        raise RaylanceError(
+            f"report() has no room for its checkpoint in {folder}: it has {needed:,} bytes, and {free:,} bytes are "
+            f"free there, of which {_RESERVE_BYTES:,} are kept for Ray Train's list of checkpoints. This checkpoint "
+            "was not reported; the ones before it are whole, and the run continues from the newest. Free space there, "
+            "keep fewer checkpoints by ray.train.CheckpointConfig(num_to_keep=…), or use a storage_path with more."
+        )
 
 
 def load_state_file(path: Path) -> dict[str, Any] | None:

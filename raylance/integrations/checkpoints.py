@@ -19,6 +19,7 @@ from raylance.integrations.checkpoint_files import (
     FILES,
     STATE_FILE,
     as_checkpoint,
+    check_room,
     fetched,
     load_state_file,
     own_directory,
@@ -67,6 +68,9 @@ def report(
     Raises:
         ConfigError: If `state` could not be loaded again; if another loader of this run has moved and is missing, and
             so would start over after a resume; or if there is a checkpoint to report and no loader.
+        RaylanceError: If there is no room for the checkpoint, on this machine or in a storage path that is one of its
+            file systems. Other ranks wait in their report until Ray Train ends them; then it continues the run from the
+            newest checkpoint, as after any error.
     """
     if loader is None:
         if state is not None or checkpoint is not None or validation is not False:
@@ -103,6 +107,8 @@ def report(
             states = {name: found.state_dict() for name, found in loaders.items()}
             position = states.get(None, {"format": FORMAT, _LOADERS: states})
             write_files(reported, position, dict(state or {}) if is_own or state is not None else None)
+        if reported is not None and checkpoint_upload_fn is None:
+            check_room(reported)
         if is_own:
             options["delete_local_checkpoint_after_upload"] = not process.in_local_mode()
         if reported is not None:  # Ray Train refuses to validate what is none

@@ -68,9 +68,11 @@ _OF_S3 = (
     "allow_http",
     "skip_signature",
     "virtual_hosted_style_request",
-    "request_timeout",
+    "timeout",
     "connect_timeout",
 )
+_OF_LANCE = ("client_max_retries", "client_retry_timeout", "download_retry_count")  # which have no prefix
+_INSTEAD = {"request_timeout": "timeout"}  # as Lance's guide calls it
 
 
 def failure_of(error: BaseException) -> Failure | None:
@@ -116,9 +118,11 @@ def describe_odd_option(uri: str, options: Mapping[str, str] | None) -> str:
     if not uri.startswith("s3"):
         return ""
     names = {key.lower().removeprefix("aws_"): key for key in options or {}}
-    for name in sorted(names.keys() - set(_OF_S3)):
-        if meant := difflib.get_close_matches(name, _OF_S3, 1, 0.8):
-            return f" Among storage_options, {names[name]!r} is unknown: was aws_{meant[0]} meant?"
+    known = (*_OF_S3, *_OF_LANCE)
+    for name in sorted(names.keys() - set(known)):
+        if meant := [_INSTEAD[name]] if name in _INSTEAD else difflib.get_close_matches(name, known, 1, 0.8):
+            prefix = "" if meant[0] in _OF_LANCE else "aws_"
+            return f" Among storage_options, {names[name]!r} is unknown: was {prefix}{meant[0]} meant?"
     by_name = {name: (options or {})[key] for name, key in names.items()}
     endpoint = by_name.get("endpoint_url") or by_name.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
     if endpoint.startswith("http://") and "allow_http" not in by_name and "AWS_ALLOW_HTTP" not in os.environ:

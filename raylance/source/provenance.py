@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import logging
-import queue
-import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -12,6 +10,7 @@ import lance
 import pyarrow as pa
 
 from raylance.errors import DatasetError
+from raylance.source.limits import within
 from raylance.source.version import Source, warn_once
 
 Stale = Literal["warn", "refuse", "ignore"]
@@ -138,16 +137,7 @@ def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: Mappi
 
 def _newest(source: Source) -> Source | Exception:
     """The newest version of a source, or why it cannot be opened within some seconds."""
-    answers: queue.SimpleQueue[Source | Exception] = queue.SimpleQueue()
-
-    def ask() -> None:
-        try:
-            answers.put(source.newest())
-        except Exception as error:  # it concerns the source only, which the user did not open
-            answers.put(error)
-
-    threading.Thread(target=ask, daemon=True, name="raylance-provenance").start()
     try:
-        return answers.get(timeout=_REACH_S)
-    except queue.Empty:
-        return TimeoutError(f"no answer in {_REACH_S:.0f} s")
+        return within(_REACH_S, source.newest)
+    except Exception as error:  # it concerns the source only, which the user did not open
+        return error

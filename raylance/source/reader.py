@@ -2,12 +2,13 @@
 
 import abc
 import dataclasses
+import functools
 import itertools
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Literal
 
 import lance
@@ -19,8 +20,9 @@ from raylance.columns import ROW_OFFSET
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
+from raylance.source.limits import Calls, requests_of, result_of, within
 from raylance.source.memory import take_rows
-from raylance.source.retrying import OPENING_S, patiently, retrying
+from raylance.source.retrying import OPENING_S, Outage, answer_limit_s, patiently, retrying
 from raylance.source.version import Source, VersionCheck
 
 ReadMode = Literal["auto", "range", "take"]
@@ -71,7 +73,7 @@ def stored_row_bytes(dataset: lance.LanceDataset, columns: Sequence[str]) -> flo
         wanted.add(field.id())
         fields += field.children()
     try:
-        stats = patiently(dataset.stats.data_stats)
+        stats = patiently(dataset.stats.data_stats, functools.partial(requests_of, dataset))  # it asks for each file
     except LANCE_ERRORS as error:
         raise DatasetError(
             f"the files of {dataset.uri!r}, version {dataset.version}, cannot be read ({readable_text(error)}); "
@@ -114,8 +116,9 @@ class Reader(RowReader):
         row_bytes: Estimated bytes of a row of these columns; chooses between range and take.
         dataset: The open dataset.
         mode: "range" and "take" read so for all rows; "auto" chooses, see `choose`.
-        retry_s: Seconds that a read is tried again when the storage fails. Reads within as long after one that gave up
-            get one attempt only: one outage costs one deadline.
+        retry_s: Seconds that a read is tried again when the storage fails, and that an attempt may take without an
+            answer. Reads within as long after one that gave up get one attempt only, with less time: one outage costs
+            one deadline.
         missing: Whether a missing file is such a failure: a file that was there before may come back.
     """
 
@@ -126,17 +129,18 @@ class Reader(RowReader):
     mode: ReadMode = "auto"
     retry_s: float = OPENING_S
     missing: bool = False
-    _gave_up_s: float = dataclasses.field(default=float("-inf"), init=False, repr=False)
+    _gave_up: Outage = dataclasses.field(default_factory=Outage, init=False, repr=False)  # the last one
     _check: VersionCheck = dataclasses.field(init=False, repr=False)
-    _threads: ThreadPoolExecutor = dataclasses.field(init=False, repr=False)  # they end with this object
+    _calls: Calls = dataclasses.field(init=False, repr=False)
     _reads_at_once: int = dataclasses.field(init=False, repr=False)
     _opening: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self._check = VersionCheck(self.pinned.check)
+        limit_s = answer_limit_s(self.retry_s, again=False)
+        self._check = VersionCheck(functools.partial(within, limit_s, self.pinned.check, limit_s))
         is_remote = "://" in self.pinned.uri and not self.pinned.uri.startswith("file")
         self._reads_at_once = _REQUESTS if is_remote else _READS
-        self._threads = ThreadPoolExecutor(self._reads_at_once, thread_name_prefix="read")
+        self._calls = Calls(self._reads_at_once, "read")
         quoted = [name for name in self.columns if "`" in name]
         if quoted:  # Lance panics over such a name, quoted or not
             raise DatasetError(
@@ -147,70 +151,85 @@ class Reader(RowReader):
 
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
         """See `RowReader.read_into`."""
-        begin = time.monotonic()
-        retry_s = self.retry_s if begin - self._gave_up_s > self.retry_s else 0.0
+        lasts = time.monotonic() - self._gave_up.until_s < self.retry_s  # an outage of which a read gave up just now
+        outage, retry_s = (self._gave_up, 0.0) if lasts else (Outage(), self.retry_s)
         dataset: lance.LanceDataset | None = None
-        attempts, left = 0, offsets
+        failed, left = False, offsets
         try:
-            for attempt in retrying(retry_s, missing=self.missing):
+            for attempt in retrying(retry_s, missing=self.missing, outage=outage):
                 with attempt:
-                    attempts += 1
-                    dataset = self._open_dataset(failed=dataset)
-                    for table in self._read_pieces(dataset, left):
+                    limit_s = answer_limit_s(self.retry_s, again=lasts or failed)
+                    failed = True  # unless a table comes
+                    dataset = self._open_dataset(dataset, limit_s)
+                    for table in self._read_pieces(dataset, left, limit_s):
                         add(table.append_column(ROW_OFFSET, pa.array(left[: table.num_rows])))
                         left = left[table.num_rows :]
+                        failed = False
+                        if not lasts:
+                            outage.since_s, outage.attempts = time.monotonic(), 1
         except (DatasetError, *LANCE_ERRORS) as error:
+            if self.dataset is dataset:
+                self.dataset = None  # the next read opens it again
             failure = failure_of(error)
             rows = f"rows {offsets[0]} to {offsets[-1]}" if len(offsets) else "columns"
             what = f"{rows} of {self.pinned.uri!r}, version {self.pinned.version}, cannot be read"
             if failure is Failure.PASSING or (self.missing and failure is Failure.MISSING):
-                if retry_s:
-                    self._gave_up_s = time.monotonic()
-                fix = (
-                    "The epoch stops here. When the storage is back, continue from the last checkpoint, or iterate "
-                    "again; read_timeout_s sets how long to wait for it."
-                    if self.missing
-                    else "Nothing more is read. Try again when the storage is back."
-                )
-                spent = f"tried {attempts} times in {time.monotonic() - begin:.0f} s"
-                raise DatasetError(f"{what} ({readable_text(error)}; {spent}). {fix}") from error
+                raise DatasetError(f"{what} ({readable_text(error)}; {outage}). {self._give_up(outage)}") from error
             cause = self._why_missing(error) if failure is Failure.MISSING else error
             raise DatasetError(f"{what} ({readable_text(cause)}). The epoch stops here.") from cause
 
-    def _open_dataset(self, failed: lance.LanceDataset | None) -> lance.LanceDataset:
+    def _give_up(self, outage: Outage) -> str:
+        """Records that a read has given up; returns the fix."""
+        outage.until_s = time.monotonic()
+        self._gave_up = outage
+        if not self.missing:
+            return "Nothing more is read. Try again when the storage is back."
+        return (
+            "The epoch stops here. When the storage is back, continue from the last checkpoint, or iterate again; "
+            "read_timeout_s sets how long to wait for it."
+        )
+
+    def _open_dataset(self, failed: lance.LanceDataset | None, limit_s: float) -> lance.LanceDataset:
         """Returns the dataset to read; opens it, in one thread only, where none is open or the open one is `failed`."""
         with self._opening:
             dataset = self.dataset
             if dataset is None or dataset is failed:
                 self.dataset = None  # the next read, too, opens it again if this opening fails
-                self.dataset = dataset = self.pinned.open_once()
+                self.dataset = dataset = within(limit_s, self._open_once)
                 self._check.postpone()
                 return dataset
         self._check.run_if_due()
         return dataset
 
+    def _open_once(self) -> lance.LanceDataset:
+        return self.pinned.open_once(answer_limit_s(self.retry_s, again=False))
+
     def _why_missing(self, error: Exception) -> Exception:
         """Finds why a file is missing: the version is gone, another dataset is in its place, or as `error` says."""
         try:
-            self.pinned.open_once()
-        except DatasetError as found:
-            return found
+            within(answer_limit_s(self.retry_s, again=True), self._open_once)
+        except (DatasetError, TimeoutError) as found:
+            return found if isinstance(found, DatasetError) else error
         return error
 
-    def _read_pieces(self, dataset: lance.LanceDataset, offsets: Int64Array) -> Iterator[pa.Table]:
+    def _read_pieces(self, dataset: lance.LanceDataset, offsets: Int64Array, limit_s: float) -> Iterator[pa.Table]:
         """Reads rows in pieces of some MiB, several at once, and yields them in the order of the offsets."""
-        pieces = deque(self._pieces(offsets))
-        if len(pieces) == 1:
-            yield self._read_piece(dataset, *pieces.popleft())
-            return
+        pieces, calls, progress = deque(self._pieces(offsets)), self._calls, functools.partial(requests_of, dataset)
         running: deque[Future[pa.Table]] = deque()
         try:
             while pieces or running:
                 while pieces and len(running) < self._reads_at_once:
-                    running.append(self._threads.submit(self._read_piece, dataset, *pieces.popleft()))
-                yield running.popleft().result()
+                    running.append(calls.start(self._read_piece, dataset, *pieces.popleft()))
+                yield result_of(running.popleft(), limit_s, progress)
+        except TimeoutError:
+            for future in running:
+                future.cancel()
+            running.clear()
+            if self._calls is calls:  # what hangs keeps its threads
+                self._calls = Calls(self._reads_at_once, "read")
+            raise
         finally:
-            wait(running)  # after an error, too, no read outlives this one
+            wait(running, min(limit_s, threading.TIMEOUT_MAX))  # after an error, too, no read outlives this one
 
     def _pieces(self, offsets: Int64Array) -> Iterator[tuple[Int64Array, bool]]:
         """Cuts offsets into those of one read each, with whether it reads a range; at least one."""

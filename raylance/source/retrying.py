@@ -1,12 +1,15 @@
 """Owns the retries after storage failures: which failures, how often, and how long; never reads by itself."""
 
+import dataclasses
 import logging
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
 import tenacity
 
 from raylance.source.lance_errors import Failure, failure_of, readable_text
+from raylance.source.limits import within
 
 logger = logging.getLogger(__name__)
 
@@ -14,35 +17,94 @@ T = TypeVar("T")
 
 OPENING_S = 60.0  # for openings, which have no option; as the default of `Options.read_timeout_s`
 _LONGEST_PAUSE_S = 10.0
+_LONGEST_PAUSE_MISSING_S = 1.0  # a request for a file that is not there costs the storage little
 _OPENING_ATTEMPTS = 2  # at least: a long scan may fail at its end, when its time is over
+_LEAST_ANSWER_S = 5.0  # for an answer, however short the patience is: a storage that works may take as long,
+_LEAST_ANSWER_AGAIN_S = 3.0  # and for an answer after a failure
 
 
-def retrying(retry_s: float, *, missing: bool, attempts: int = 1) -> tenacity.Retrying:
+@dataclasses.dataclass(slots=True)
+class Outage:
+    """A time in which the storage gives no answer, or failures alone.
+
+    Attributes:
+        since_s: When it began: with the last answer, or with the first attempt.
+        attempts: Attempts since then.
+        until_s: When a read gave up, by the clock `time.monotonic`.
+    """
+
+    since_s: float = dataclasses.field(default_factory=time.monotonic)
+    attempts: int = 0
+    until_s: float = float("-inf")
+
+    def __str__(self) -> str:
+        times = "once" if self.attempts == 1 else f"{self.attempts} times"
+        return f"tried {times} in {time.monotonic() - self.since_s:.0f} s"
+
+
+def answer_limit_s(patience_s: float, *, again: bool) -> float:
+    """Seconds in which the storage must answer; fewer when it is asked again after a failure."""
+    return max(patience_s / 4, _LEAST_ANSWER_AGAIN_S) if again else max(patience_s, _LEAST_ANSWER_S)
+
+
+def retrying(retry_s: float, *, missing: bool, attempts: int = 1, outage: Outage | None = None) -> tenacity.Retrying:
     """Makes attempts, with growing random pauses, while they fail by failures that may pass.
 
     Args:
-        retry_s: Seconds after the start of the first attempt in which further attempts begin.
+        retry_s: Seconds after the begin of the outage in which further attempts begin.
         missing: Whether a missing file is such a failure: a file that was there before may come back, but a wrong path
             must be an error at once.
         attempts: Least number of attempts, however long they take.
+        outage: Counts the attempts; None for one that begins now.
     """
+    outage = outage or Outage()
     waited_for = (Failure.PASSING, Failure.MISSING) if missing else (Failure.PASSING,)
+    longest_s = max(retry_s, 0.1) / 4
+    pauses = {
+        failure: tenacity.wait_random_exponential(multiplier=0.2, max=min(most_s, longest_s))
+        for failure, most_s in ((Failure.PASSING, _LONGEST_PAUSE_S), (Failure.MISSING, _LONGEST_PAUSE_MISSING_S))
+    }
+
+    def count(_: tenacity.RetryCallState) -> None:
+        outage.attempts += 1
+
+    def is_over(state: tenacity.RetryCallState) -> bool:
+        return time.monotonic() - outage.since_s >= retry_s and state.attempt_number >= attempts
 
     def warn(state: tenacity.RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome is not None else None
+        error = _error_of(state)
         pause_s = state.next_action.sleep if state.next_action is not None else 0.0
         cause = "" if error is None else readable_text(error.__cause__ or error)
         logger.warning("the storage failed (%s). The next attempt begins in %.1f s.", cause, pause_s)
 
+    def pause(state: tenacity.RetryCallState) -> float:
+        error = _error_of(state)
+        failure = None if error is None else failure_of(error)
+        return pauses[failure or Failure.PASSING](state)
+
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(lambda error: failure_of(error) in waited_for),
-        wait=tenacity.wait_random_exponential(multiplier=0.2, max=min(_LONGEST_PAUSE_S, max(retry_s, 0.1) / 4)),
-        stop=tenacity.stop_all(tenacity.stop_after_delay(retry_s), tenacity.stop_after_attempt(attempts)),
+        wait=pause,
+        stop=is_over,
+        before=count,
         before_sleep=warn,
         reraise=True,
     )
 
 
-def patiently(ask: Callable[[], T]) -> T:
-    """Calls `ask`, and again while the storage fails; a missing file is an error at once. For openings."""
-    return retrying(OPENING_S, missing=False, attempts=_OPENING_ATTEMPTS)(ask)
+def _error_of(state: tenacity.RetryCallState) -> BaseException | None:
+    return state.outcome.exception() if state.outcome is not None else None
+
+
+def patiently(ask: Callable[[], T], progress: Callable[[], object] = lambda: None) -> T:
+    """Calls `ask`, and again while the storage fails; a missing file is an error at once. For openings.
+
+    Raises:
+        TimeoutError: If the storage has not answered in time, and `progress` has not changed.
+    """
+    outage = Outage()
+
+    def ask_in_time() -> T:
+        return within(answer_limit_s(OPENING_S, again=outage.attempts > 1), ask, progress=progress)
+
+    return retrying(OPENING_S, missing=False, attempts=_OPENING_ATTEMPTS, outage=outage)(ask_in_time)

@@ -15,6 +15,7 @@ from raylance.environment.shared import Shared
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.lance_errors import LANCE_ERRORS, failure_of, readable_text
+from raylance.source.limits import requests_of
 from raylance.source.retrying import patiently
 from raylance.source.splits import Split
 from raylance.source.version import Source
@@ -115,7 +116,8 @@ def select(source: Source, filter: str | None, split: Split | None = None) -> Se
             f"Its columns are {', '.join(dataset.schema.names)}."
         )
     try:
-        selection = patiently(functools.partial(_scan, dataset, filter, split))
+        # A scan may take minutes until its first rows, and asks the storage meanwhile.
+        selection = patiently(functools.partial(_scan, dataset, filter, split), functools.partial(requests_of, dataset))
     except LANCE_ERRORS as error:
         raise _not_selected(source, dataset, filter, error) from error
     if selection.rows == 0:

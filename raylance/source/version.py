@@ -20,7 +20,8 @@ import lance
 
 from raylance.errors import ConfigError, DatasetError
 from raylance.source.lance_errors import LANCE_ERRORS, Failure, describe_odd_option, failure_of, readable_text
-from raylance.source.retrying import patiently
+from raylance.source.limits import with_limits
+from raylance.source.retrying import OPENING_S, patiently
 
 logger = logging.getLogger(__name__)
 
@@ -59,24 +60,32 @@ class Source:
         Raises:
             DatasetError: If the version is gone, another dataset is in its place, or the storage fails for too long.
         """
-        return patiently(self.open_once)
+        try:
+            return patiently(self.open_once)
+        except TimeoutError as error:
+            raise self._unavailable(error) from error
 
-    def open_once(self) -> lance.LanceDataset:
-        """Opens as `open` does, with one attempt; `failure_of` an error says whether another may succeed."""
-        found = self._find()
+    def open_once(self, limit_s: float = OPENING_S) -> lance.LanceDataset:
+        """Opens as `open` does, with one attempt; `failure_of` an error says whether another may succeed.
+
+        Args:
+            limit_s: Time for an answer, from which the limits follow that Lance itself keeps, now and in reading. The
+                call may take longer: see `limits.within`.
+        """
+        found = self._find(limit_s)
         if isinstance(found, DatasetError):
             raise found
         return found
 
-    def check(self) -> None:
-        """Checks that the version still exists, for a reader that has it open.
+    def check(self, limit_s: float = OPENING_S) -> None:
+        """Checks that the version still exists, for a reader that has it open; `limit_s` is that of `open_once`.
 
         A version that a clean-up removed is a warning and no error: rows that can still be read are the right ones.
 
         Raises:
             DatasetError: As `open_once`, if anything else is wrong.
         """
-        if isinstance(self._find(), DatasetError):
+        if isinstance(self._find(limit_s), DatasetError):
             warn_once(
                 f"a clean-up has removed version {self.version} of {self.uri!r}. Readers that have it open read it "
                 "while its files exist; it cannot be opened again. Tag the versions that you train on."
@@ -96,13 +105,13 @@ class Source:
             self, version=dataset.version, identity=_identity(dataset), written=_written(dataset)
         )
 
-    def _find(self) -> lance.LanceDataset | DatasetError:
+    def _find(self, limit_s: float) -> lance.LanceDataset | DatasetError:
         """Opens the pinned version; returns the error where a clean-up has removed it, and raises any other."""
         version = self.version if self.branch is None else (self.branch, self.version)
         try:
-            dataset = _open(self.uri, version, self.storage_options)
+            dataset = _open(self.uri, version, self.storage_options, limit_s)
         except LANCE_ERRORS as error:
-            removed = self._if_removed(error) if failure_of(error) is Failure.MISSING else None
+            removed = self._if_removed(error, limit_s) if failure_of(error) is Failure.MISSING else None
             if removed is not None:
                 return removed
             raise self._unavailable(error) from error
@@ -113,14 +122,14 @@ class Source:
             )
         return dataset
 
-    def _if_removed(self, missing: Exception) -> DatasetError | None:
+    def _if_removed(self, missing: Exception, limit_s: float) -> DatasetError | None:
         """Returns the error for a dataset that no longer has the version; None where the version is still listed.
 
         Raises:
             DatasetError: If the dataset cannot be opened either, or was rewritten.
         """
         try:
-            trunk = _open(self.uri, None, self.storage_options)
+            trunk = _open(self.uri, None, self.storage_options, limit_s)
             if self.branch not in (None, _MAIN) and self.branch not in trunk.branches.list():
                 return DatasetError(
                     f"{self.uri!r} has no branch {self.branch!r} any more ({readable_text(missing)}), so the version "
@@ -251,9 +260,11 @@ def _advice(uri: str, error: BaseException, options: Mapping[str, str] | None) -
     return fix + describe_odd_option(uri, options)
 
 
-def _open(uri: str, version: Version | None, storage_options: Mapping[str, str] | None) -> lance.LanceDataset:
-    """Opens a dataset from its files: it shares no cache with one that is open already."""
-    options = dict(storage_options) if storage_options else None
+def _open(
+    uri: str, version: Version | None, storage_options: Mapping[str, str] | None, limit_s: float = OPENING_S
+) -> lance.LanceDataset:
+    """Opens a dataset from its files: it shares no cache and no connection with one that is open already."""
+    options = with_limits(uri, storage_options, limit_s)
     try:
         if isinstance(version, tuple):
             branch, number = version

@@ -294,6 +294,24 @@ def test_a_run_that_cannot_continue_is_refused_before_ray_is_asked_for(trained, 
         assert message in printed.err
 
 
+@pytest.mark.slow
+def test_a_run_with_a_damaged_list_of_checkpoints_continues_under_another_name(trained, tmp_path):
+    """From the middle of an epoch: the newest checkpoint was cut off, as its list was."""
+    made, _ = trained
+    copy = tmp_path / made.place.name
+    shutil.copytree(made.place, copy)
+    (copy / "checkpoint_manager_snapshot.json").write_bytes(b"")
+    newest = max(copy.glob("checkpoint_2*"))
+    (newest / "state.pt").write_bytes((newest / "state.pt").read_bytes()[:1000])
+    options = ["--storage-path", tmp_path, "--run-name", "again", "--continue-from", copy, "--num-decoders", 0]
+    env = os.environ | {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    ran = run([sys.executable, JOBS / "train_images.py", *made.options, *options], env, stderr=subprocess.STDOUT)
+    assert ran.returncode == 0, ran.stdout
+    assert "epoch 1 of 2: train loss 0." in ran.stdout
+    assert "epoch 0 of 2: " not in ran.stdout
+    assert f"the epoch is not proven before position {15 * 64}" in str(raylance.prove_run(tmp_path / "again"))
+
+
 @pytest.mark.usefixtures("no_ray")
 @pytest.mark.parametrize(
     ("file", "held", "message"),

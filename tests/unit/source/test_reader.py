@@ -105,7 +105,7 @@ def test_a_read_that_fails_in_one_thread_leaves_the_dataset_to_the_other(
     def fail_in_the_other_thread(*_: object) -> None:
         with monkeypatch.context() as storage:
             storage.setattr(Source, "open_once", fails)
-            failures.append(other.submit(reader._open_dataset, reader.dataset).exception())
+            failures.append(other.submit(reader._open_dataset, reader.dataset, 60.0).exception())
 
     monkeypatch.setattr(VersionCheck, "run_if_due", fail_in_the_other_thread)
     assert reader.read(offsets)["id"].to_pylist() == list(range(10))
@@ -120,10 +120,10 @@ def test_threads_that_begin_together_open_the_dataset_once(
     reader = Reader(pinned=Source(uri=uri, version=1), columns=["id"], row_bytes=8)
     together, opened, open_once = threading.Barrier(4), [], Source.open_once
 
-    def open_slowly(source: Source) -> object:
+    def open_slowly(source: Source, limit_s: float) -> object:
         opened.append(threading.current_thread())
         time.sleep(0.1)
-        return open_once(source)
+        return open_once(source, limit_s)
 
     def read() -> list[int]:
         together.wait()

@@ -125,6 +125,9 @@ def test_what_lance_says_comes_without_its_source_and_without_xml() -> None:
     ("uri", "options", "expected"),
     [
         ("s3://b/x", {"aws_endpont": "https://x"}, "'aws_endpont' is unknown: was aws_endpoint meant?"),
+        ("s3://b/x", {"request_timeout": "8s"}, "'request_timeout' is unknown: was aws_timeout meant?"),
+        ("s3://b/x", {"client_max_retry": "8"}, "'client_max_retry' is unknown: was client_max_retries meant?"),
+        ("s3://b/x", {"client_max_retries": "8", "aws_timeout": "8s"}, ""),
         ("s3://b/x", {"Secret_Acces_Key": "x"}, "'Secret_Acces_Key' is unknown: was aws_secret_access_key meant?"),
         ("s3://b/x", {"endpoint_url": "http://x"}, "http://x is not https: set allow_http=true"),
         ("s3://b/x", {"aws_endpoint": "http://x", "aws_allow_http": "true"}, ""),

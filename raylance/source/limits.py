@@ -1,0 +1,132 @@
+"""Owns the time limits of calls into Lance, which cannot be ended from outside; never tries again, never reads.
+
+There are two limits. Lance itself keeps the first, for each request. A caller keeps the second: it gives up a call that
+does not return, and leaves it to its thread. Such a thread ends with the call, and holds up neither a later call nor
+the end of the process.
+"""
+
+import atexit
+import functools
+import itertools
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import lance
+
+T = TypeVar("T")
+
+_SCHEMES = (
+    "s3",
+    "s3+ddb",
+    "gs",
+    "az",
+    "abfss",
+)  # whose stores take these options; others may refuse what they don't know
+_OPTIONS = {"timeout", "connect_timeout", "client_max_retries", "client_retry_timeout", "download_retry_count"}
+_PREFIXES = ("aws_", "google_", "azure_", "object_store_")
+_REQUEST_S = 30.0  # longest request, and
+_CONNECT_S = 5.0  # longest time of connecting: Lance's own defaults
+_EXIT_S = 1.0
+_running: set[Future[Any]] = set()
+
+
+def with_limits(uri: str, options: Mapping[str, str] | None, limit_s: float) -> dict[str, str] | None:
+    """Adds Lance's limits for requests, so that several fit into `limit_s`; none if the user has set one.
+
+    Lance's own defaults are 30 s for a request, four attempts at it by its client, and four calls of the client.
+    """
+    given = dict(options) if options else None
+    scheme, found, _ = uri.partition("://")
+    if not found or scheme not in _SCHEMES or _OPTIONS & {_bare(name) for name in (*(given or {}), *os.environ)}:
+        return given
+    request_s = min(_REQUEST_S, max(1.0, limit_s / 2))
+    return {
+        **(given or {}),
+        "timeout": f"{int(request_s * 1000)}ms",
+        "connect_timeout": f"{int(min(_CONNECT_S, request_s) * 1000)}ms",
+        "client_retry_timeout": f"{int(request_s)}",
+    }
+
+
+def _bare(name: str) -> str:
+    """The name of an option, or of an environment variable that Lance takes for one, without its prefix."""
+    name = name.lower()
+    return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
+
+
+class Calls:
+    """Threads that run calls, as many at once as it says. They end with this object."""
+
+    def __init__(self, at_once: int, name: str) -> None:
+        self._at_once, self._name = at_once, name
+        self._started = itertools.count()
+        self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+
+    def start(self, call: Callable[..., T], *args: Any) -> Future[T]:
+        """Runs a call as soon as a thread is free."""
+        future: Future[T] = Future()
+        self._waiting.put((future, functools.partial(call, *args)))
+        if (number := next(self._started)) < self._at_once:
+            # A daemon: at its end, the process waits for any other thread, however long Lance's call takes.
+            threading.Thread(target=_work, args=(self._waiting,), name=f"{self._name}_{number}", daemon=True).start()
+        return future
+
+    def __del__(self) -> None:
+        for _ in range(self._at_once):
+            self._waiting.put(None)
+
+
+def _work(waiting: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
+    while (work := waiting.get()) is not None:
+        future, call = work
+        if future.set_running_or_notify_cancel():
+            _running.add(future)
+            try:
+                future.set_result(call())
+            except BaseException as error:
+                future.set_exception(error)
+            _running.discard(future)
+        del work, future, call  # what they hold would stay until the next call
+
+
+def result_of(future: Future[T], limit_s: float, progress: Callable[[], object] = lambda: None) -> T:
+    """Waits for the result of a call, as long as `progress` changes within the limit.
+
+    Raises:
+        TimeoutError: If it takes longer. The call continues, and nobody waits for it.
+    """
+    before = progress()
+    while True:
+        try:
+            return future.result(min(limit_s, threading.TIMEOUT_MAX))
+        except TimeoutError:
+            if future.done():  # the error is the call's own, or it has ended just now
+                return future.result()
+            now = progress()
+            if now == before:
+                future.cancel()
+                raise TimeoutError(f"the storage has not answered for {limit_s:g} s") from None
+            before = now
+
+
+def requests_of(dataset: lance.LanceDataset) -> int:
+    """Requests of an open dataset that its storage has answered: those that show that a long call makes progress."""
+    return int(dataset.io_stats_snapshot().read_iops)
+
+
+def within(limit_s: float, call: Callable[..., T], *args: Any, progress: Callable[[], object] = lambda: None) -> T:
+    """Calls with a time limit, as `result_of` waits.
+
+    Raises:
+        TimeoutError: If it takes longer.
+    """
+    return result_of(Calls(1, "lance").start(call, *args), limit_s, progress)
+
+
+# A thread that returns from Lance while the interpreter ends would abort the process. A call that was interrupted ends
+# soon; one that hangs is not waited for.
+atexit.register(lambda: wait(list(_running), _EXIT_S))

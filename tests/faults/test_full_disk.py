@@ -1,0 +1,147 @@
+"""Owns the checks of a run whose storage is full: a report is refused in time, and a run that Ray Train cannot continue
+goes on from its newest whole checkpoint; with a real file system of a few MiB, and real workers.
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.fs
+import pytest
+import ray.train
+import torch
+from ray.train.torch import TorchTrainer
+
+import raylance
+
+MEBIBYTE = 1 << 20
+BATCH = 100
+SNAPSHOT = "checkpoint_manager_snapshot.json"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 24 MiB."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", directory], check=False)
+    if made.returncode:
+        pytest.skip("this user may mount nothing")
+    yield directory
+    subprocess.run(["umount", "--lazy", directory], check=True)
+
+
+def train(config: dict[str, Any]) -> None:
+    """Steps with a checkpoint of some MiB each; the third may fill the disk as it is uploaded."""
+    loader = ray.train.get_dataset_shard("train")
+    begin = ray.train.get_checkpoint()
+    if begin is None and config["continues"] is not None:
+        begin = raylance.newest_checkpoint(config["continues"])
+    saved = raylance.restore(loader, begin) or {"step": 0}
+    storage = Path(ray.train.get_context().get_storage().experiment_fs_path)
+    if loader.rank == 0:
+        (storage / f"began-{loader.state_dict()['position']}-{saved['step']}").touch()
+
+    def fill(checkpoint: ray.train.Checkpoint, name: str) -> ray.train.Checkpoint:
+        """Uploads, and leaves no room: another program took it meanwhile."""
+        stored = ray.train.Checkpoint(shutil.copytree(checkpoint.path, storage / name))
+        with pytest.raises(OSError, match="No space left"), open(storage.parent / "junk", "wb", buffering=0) as junk:
+            while True:
+                junk.write(bytes(4096))
+        return stored
+
+    batches = iter(loader.batches(global_batch_size=BATCH))
+    for step in range(saved["step"] + 1, config["steps"] + 1):
+        next(batches)
+        state = {"step": step, "weights": torch.zeros(config["mebibytes"] * MEBIBYTE, dtype=torch.uint8)}
+        upload = fill if config["fills"] and step == 3 else None
+        # Ray Train's list holds the metrics: it needs more room each time.
+        raylance.report({"step": step, "text": "x" * 20_000}, loader, state, checkpoint_upload_fn=upload)
+
+
+def fit(uri: str, storage: Path, name: str, workers: int = 2, failures: int = 0, **config: Any) -> ray.train.Result:
+    chosen = {"continues": None, "steps": 3, "mebibytes": 1, "fills": False, **config}
+    return TorchTrainer(
+        train,
+        train_loop_config=chosen,
+        datasets={"train": raylance.dataset(uri, columns=["id"])},
+        dataset_config=raylance.DataConfig(num_decoders=0),
+        scaling_config=ray.train.ScalingConfig(num_workers=workers),
+        run_config=ray.train.RunConfig(
+            name=name, storage_path=str(storage), failure_config=ray.train.FailureConfig(max_failures=failures)
+        ),
+    ).fit()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_a_report_without_room_is_refused_and_the_run_continues_when_there_is_some(images_uri: str, disk: Path) -> None:
+    with pytest.raises(ray.train.TrainingFailedError) as caught:
+        fit(images_uri, disk, "run", mebibytes=9, failures=1)
+    text = str(caught.value)
+    assert f"report() has no room for its checkpoint in {disk}/run: it has 9,4" in text
+    assert "bytes are free there" in text
+    run = disk / "run"
+    assert len(list(run.glob("checkpoint_2*"))) == 2, "no part of the third fills the disk"
+    assert len(json.loads((run / SNAPSHOT).read_text())["checkpoint_results"]) == 2
+    assert {found.name for found in run.glob("began-*")} == {"began-0-0", "began-200-2"}, "it was tried again once"
+    subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+    assert fit(images_uri, disk, "run", mebibytes=9).metrics["step"] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_a_run_with_a_damaged_list_of_checkpoints_continues_under_another_name(images_uri: str, disk: Path) -> None:
+    """Ray Train writes its list in place: a disk that is full just then damages it, and the run cannot continue."""
+    with pytest.raises(Exception, match="No space left"):
+        fit(images_uri, disk, "run", workers=1, failures=3, fills=True)
+    with pytest.raises(ValueError):
+        json.loads((disk / "run" / SNAPSHOT).read_text())
+    (disk / "junk").unlink()
+    with pytest.raises(Exception, match="(?i)checkpoint ?manager"):
+        fit(images_uri, disk, "run", workers=1)
+    result = fit(images_uri, disk, "again", continues=str(disk / "run"), steps=5)
+    assert result.metrics["step"] == 5
+    assert [found.name for found in (disk / "again").glob("began-*")] == ["began-300-3"], "the third was whole"
+
+
+# ---- the newest whole checkpoint
+
+
+def write(folder: Path, name: str, step: int, loader: raylance.RankLoader) -> Path:
+    directory = folder / name
+    directory.mkdir(parents=True)
+    (directory / "raylance_state.json").write_text(json.dumps(loader.state_dict()))
+    torch.save({"step": step}, directory / "state.pt")
+    return directory
+
+
+def test_the_newest_checkpoint_that_is_whole_is_found(images_uri: str, tmp_path: Path) -> None:
+    loader = raylance.dataset(images_uri, columns=["id"]).loader(runtime="threads")
+    run = tmp_path / "a run"
+    for step, name in enumerate(["z", "checkpoint_1", "own files", "half a state", "half a position", "no state"]):
+        write(run, name, step, loader)
+    (run / "raylance").mkdir()
+    (run / "own files" / "state.pt").rename(run / "own files" / "model.bin")
+    whole = (run / "half a state" / "state.pt").read_bytes()
+    (run / "half a state" / "state.pt").write_bytes(whole[: len(whole) // 2])
+    (run / "half a position" / "raylance_state.json").write_text("")
+    (run / "no state" / "state.pt").unlink()
+    assert raylance.newest_checkpoint(run).path == str(run / "own files")
+    shutil.rmtree(run / "own files")
+    found = raylance.newest_checkpoint(run)
+    assert found.path == str(run / "checkpoint_1")
+    assert raylance.restore(loader, found) == {"step": 1}
+    local = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    assert raylance.newest_checkpoint("a run", local).path == "a run/checkpoint_1"
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty"])
+def test_a_folder_without_a_whole_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
+    """A run that should continue must not begin anew in silence."""
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(raylance.StateError, match="has no whole checkpoint, of 0 with.*Give the folder of a run"):
+        raylance.newest_checkpoint(tmp_path / name)

@@ -1,0 +1,282 @@
+"""Owns the checks that storage which accepts requests and never answers is an error in time, with the options that a
+user has; by a real S3 API on this machine, and by sockets that say nothing.
+
+Without limits, Lance waits half an hour: bounds of time are far below that, and far above what the limits allow.
+"""
+
+import json
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import boto3
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from raylance.api.dataset import specs_of
+from raylance.source import limits, retrying
+from raylance.source.lance_errors import LANCE_ERRORS
+from raylance.source.limits import with_limits
+from tests.helpers.faulty_store import FaultyStore
+
+ROWS = 1500
+URI = "s3://hanging/data.lance"
+KEYS = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "aws_region": "us-east-1"}
+ORDER = raylance.Sequential(shard_rows=500, window_shards=1)
+SMALL = {"max_window_bytes": 1 << 17, "max_inflight_bytes": 30_000}
+
+SLOW = pytest.mark.slow
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.fixture(scope="module")
+def store(s3_port: int) -> Iterator[FaultyStore]:
+    names = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "us-east-1"}
+    boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{s3_port}", **names).Bucket("hanging").create()
+    proxy, rng = FaultyStore(s3_port), np.random.default_rng(0)
+    table = pa.table({"id": np.arange(ROWS), "bulk": [rng.bytes(100) for _ in range(ROWS)]})
+    lance.write_dataset(table, URI, max_rows_per_file=500, storage_options=options_of(proxy))
+    yield proxy
+    proxy.close()
+
+
+@pytest.fixture(autouse=True)
+def calm(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "store" in request.fixturenames:
+        request.getfixturevalue("store").disturb("")
+
+
+def options_of(store: FaultyStore) -> dict[str, str]:
+    """As a user has them: without a limit."""
+    return {"aws_endpoint": f"http://127.0.0.1:{store.port}", "allow_http": "true", **KEYS}
+
+
+def opened(store: FaultyStore, **arguments: Any) -> raylance.Dataset:
+    return raylance.dataset(URI, storage_options=options_of(store), **{"order": ORDER, **arguments})
+
+
+def epoch(data: raylance.Dataset, breaks: Callable[[], Any], after: int = 50, **options: Any) -> list[int]:
+    """An epoch of which the storage fails after so many rows: the first are read by themselves, later ones ahead."""
+    ids: list[int] = []
+    with data.loader(**{**SMALL, **options}) as loader:
+        for batch in loader.iter_batches(global_batch_size=50):
+            if len(ids) == after - 50:
+                breaks()
+            ids += batch["id"].tolist()
+    return ids
+
+
+def check_hang(store: FaultyStore, runtime: str, match: str, after: int = 50, read_timeout_s: float = 4) -> None:
+    data, begun = opened(store), []
+
+    def hang() -> None:
+        begun.append(time.monotonic())
+        store.disturb("hang", match)
+
+    with pytest.raises(raylance.DatasetError, match=r"cannot be .*tried (once|\d+ times) in \d+ s") as caught:
+        epoch(data, hang, after, read_timeout_s=read_timeout_s, runtime=runtime)
+    spent_s = time.monotonic() - begun[0]
+    print(f"{runtime}, {match!r}, {read_timeout_s} s: the error came after {spent_s:.1f} s: {caught.value}")
+    assert spent_s < 60
+    said_s = int(str(caught.value).rpartition("tried ")[2].split(" in ")[1].split()[0])
+    assert said_s >= read_timeout_s, "since when the storage fails, and not how long the last attempt took"
+
+
+@pytest.mark.parametrize(
+    ("match", "after"),
+    [
+        ("/data/", 50),
+        pytest.param("/data/", 450, marks=SLOW),
+        pytest.param("", 450, marks=SLOW),
+    ],
+    ids=["one item", "read ahead", "all requests"],
+)
+def test_a_storage_that_begins_to_hang_is_an_error_in_time(store: FaultyStore, match: str, after: int) -> None:
+    check_hang(store, "threads", match, after)
+
+
+@SLOW
+def test_a_storage_that_begins_to_hang_is_an_error_in_time_with_ray(ray_session: None, store: FaultyStore) -> None:
+    check_hang(store, "ray", "/data/", after=450, read_timeout_s=8)
+
+
+def test_a_hang_that_passes_costs_time(store: FaultyStore) -> None:
+    data = opened(store)
+    timer = threading.Timer(3, store.disturb, [""])
+
+    def hang() -> None:
+        store.disturb("hang")
+        timer.start()
+
+    assert epoch(data, hang, read_timeout_s=60, runtime="threads") == list(range(ROWS))
+    timer.join()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match", "message"),
+    [
+        ({}, "", "cannot be opened"),
+        ({"version": 1}, "", "cannot be opened"),
+        ({"filter": "id >= 0"}, "/data/", "its files cannot be read"),
+    ],
+    ids=["newest", "version", "filter"],
+)
+def test_an_opening_that_hangs_is_an_error_in_time(
+    store: FaultyStore, monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], match: str, message: str
+) -> None:
+    monkeypatch.setattr(retrying, "OPENING_S", 4.0)
+    store.disturb("hang", match)
+    begin = time.monotonic()
+    with pytest.raises(raylance.DatasetError, match=rf"{message} \(the storage has not answered for 3 s"):
+        opened(store, **arguments)
+    assert time.monotonic() - begin < 60
+
+
+@SLOW
+@pytest.mark.timeout(600)
+def test_an_opening_that_hangs_is_an_error_in_time_by_default(store: FaultyStore) -> None:
+    store.disturb("hang")
+    begin = time.monotonic()
+    with pytest.raises(raylance.DatasetError, match="cannot be opened.*Its storage fails"):
+        opened(store)
+    spent_s = time.monotonic() - begin
+    print(f"the error came after {spent_s:.1f} s")
+    assert spent_s < 300
+
+
+@SLOW
+def test_a_process_ends_while_a_read_hangs(store: FaultyStore) -> None:
+    """Though the read that hangs cannot be ended: a thread of Python that waits for it must not hold up the exit."""
+    script = f"""
+        import sys, raylance
+        options = {options_of(store)!r} | {{"timeout": "100s"}}  # set by the user: Lance itself waits long
+        data = raylance.dataset({URI!r}, storage_options=options)
+        print("opened", flush=True)
+        sys.stdin.readline()
+        try:
+            with data.loader(read_timeout_s=0, runtime="threads") as loader:
+                next(iter(loader.iter_batches(global_batch_size=50)))
+        except raylance.DatasetError as error:
+            print(error, flush=True)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "opened\n"
+        store.disturb("hang")
+        out, err = process.communicate("\n", timeout=60)
+    assert "has not answered" in out, err
+    assert process.returncode == 0, err
+
+
+# ---- the limits that Lance keeps
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """What accepts connections, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1000) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def stores_of(silent: str) -> dict[str, tuple[str, dict[str, str]]]:
+    return {
+        "s3": ("s3://b/data.lance", {"aws_endpoint": silent, **KEYS}),
+        "gs": ("gs://b/data.lance", {"google_base_url": silent, "google_skip_signature": "true"}),
+        "az": (
+            "az://c/data.lance",
+            {"azure_storage_account_name": "a", "azure_endpoint": f"{silent}/a", "azure_skip_signature": "true"},
+        ),
+    }
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+def test_lance_keeps_the_limits(silent: str, scheme: str) -> None:
+    """Its own default is 30 s for a request, and sixteen requests."""
+    uri, options = stores_of(silent)[scheme]
+    begin = time.monotonic()
+    with pytest.raises(LANCE_ERRORS, match="HTTP error"):
+        lance.dataset(uri, version=1, storage_options=with_limits(uri, {**options, "allow_http": "true"}, 2.0))
+    assert time.monotonic() - begin < 25
+
+
+def test_limits_that_the_user_has_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = {"aws_access_key_id": "x"}
+    made = with_limits("s3://b/d", keys, 8.0)
+    assert made == {**keys, "timeout": "4000ms", "connect_timeout": "4000ms", "client_retry_timeout": "4"}
+    assert keys == {"aws_access_key_id": "x"}
+    for uri in ("s3://b/d", "gs://b/d", "az://b/d", "abfss://b/d"):
+        assert with_limits(uri, None, float("inf")) == {
+            "timeout": "30000ms",
+            "connect_timeout": "5000ms",
+            "client_retry_timeout": "30",
+        }
+        for name in ("timeout", "AWS_TIMEOUT", "connect_timeout", "client_max_retries", "client_retry_timeout"):
+            assert with_limits(uri, {name: "1s"}, 8.0) == {name: "1s"}
+    for uri in ("/data", "file:///data", "memory://x", "oss://b/d", "hf://b/d"):
+        assert with_limits(uri, None, 8.0) is None
+        assert with_limits(uri, keys, 8.0) == keys
+    for name in ("TIMEOUT", "AWS_CONNECT_TIMEOUT", "OBJECT_STORE_CLIENT_MAX_RETRIES"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "7s")
+            assert with_limits("s3://b/d", keys, 8.0) == keys
+
+
+def test_no_limit_enters_what_is_pinned_or_saved(store: FaultyStore) -> None:
+    """A run that resumes with another `read_timeout_s`, or with new credentials, is the same run."""
+    data = pickle.loads(pickle.dumps(opened(store)))
+    with data.loader(runtime="threads", read_timeout_s=7) as loader:
+        next(iter(loader.iter_batches(global_batch_size=50)))
+        saved = loader.state_dict()
+    assert "timeout" not in json.dumps(saved)
+    assert specs_of(data)[0].source.pinned.storage_options == options_of(store)
+    renewed = raylance.dataset(URI, storage_options=options_of(store) | {"aws_access_key_id": "new"}, order=ORDER)
+    with renewed.loader(runtime="threads", read_timeout_s=20) as loader:
+        loader.load_state_dict(saved)
+        assert next(iter(loader.iter_batches(global_batch_size=50)))["id"].tolist() == list(range(50, 100))
+
+
+# ---- the limit from outside
+
+
+def test_a_call_may_take_long_while_the_storage_answers() -> None:
+    begin = time.monotonic()
+    assert limits.within(0.05, time.sleep, 0.5, progress=time.monotonic) is None
+    assert time.monotonic() - begin > 0.4
+
+
+def test_an_error_of_a_call_is_its_own() -> None:
+    def fail() -> None:
+        raise TimeoutError("its own")
+
+    with pytest.raises(TimeoutError, match="its own"):
+        limits.within(10, fail)
+
+
+def test_calls_that_hang_leave_no_thread_when_they_end() -> None:
+    calls, ends = limits.Calls(2, "hanging"), threading.Event()
+    hung = [calls.start(ends.wait) for _ in range(2)]
+    never = calls.start(os.getpid)
+    with pytest.raises(TimeoutError, match="has not answered"):
+        limits.result_of(never, 0.1)
+    del calls
+    ends.set()
+    assert [each.result() for each in hung] == [True, True]
+    assert never.cancelled(), "nobody waits for it: it is not begun"
+    deadline = time.monotonic() + 60
+    while any(thread.name.startswith("hanging_") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
