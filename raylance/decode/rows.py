@@ -278,7 +278,8 @@ class DecodedRows:
         return describe_rows(self.table[ROW_OFFSET].to_numpy()[rows], self._decoding.datasets)
 
     def give_up(self, why: str) -> None:
-        """Takes all rows for bad ones, which no decoder tries.
+        """Takes all rows for bad ones, which no decoder tries. The first column stands for all: which one did it is not
+        known.
 
         Raises:
             BadRowError: Where bad rows are not masked.

@@ -178,7 +178,7 @@ class Dispatcher:
             return
         entry.receipts.append(receipt)
         if is_decoded and entry.item.rows:
-            self._pool.has_decoded = True
+            self._pool.decoded()
         if entry.stage is Stage.READING:
             entry.read, entry.replaced = call, self._pool.replaced
             entry.stage = Stage.READ if self._decodes and not entry.decodes_there else Stage.DONE

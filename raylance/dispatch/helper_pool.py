@@ -204,6 +204,10 @@ class HelperPool:
             helper.has_worked = True
             self._heard(number, now)
 
+    def decoded(self) -> None:
+        """Records that a helper has decoded rows."""
+        self.has_decoded = True
+
     def alive(self, helper: int, now: float) -> None:
         """Records that a helper has started, or the answer to a ping."""
         found = self._helpers.get(helper)

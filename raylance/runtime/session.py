@@ -178,9 +178,7 @@ class Session:
 
     def _close(self, feeder: Feeder | None) -> None:
         if feeder is not None and not feeder.close():
-            self.runtime = (
-                None  # user code hangs in the feeder's thread, which still has it, and what decodes on a device
-            )
+            self.runtime = None  # user code hangs in the feeder's thread, which still has both
             self._on_device.clear()
 
     def close(self) -> None:
