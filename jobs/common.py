@@ -71,7 +71,7 @@ def connect() -> bool:
     """Joins the Ray of RAY_ADDRESS, which `ray job submit` sets, or of this machine; returns whether it started one.
 
     Raises:
-        RefusedError: If there is an address, and no Ray answers there.
+        RefusedError: If there is an address, and no Ray answers there, or one that asks for another token.
     """
     import ray  # slow to load, and not needed by all
 
@@ -90,7 +90,16 @@ def connect() -> bool:
                 pass
         try:
             ray.init(**sent)
-        except ConnectionError as error:
+        except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+            # Ray gives a refused token as the text of a cause, and a token that is nowhere as an error of its own.
+            if "AuthenticationError" in f"{type(error)} {error.__cause__}":
+                is_sent = os.environ.get("RAY_AUTH_MODE") == "token"
+                found = "has none, or a different one" if is_sent else "sends none without RAY_AUTH_MODE=token"
+                raise RefusedError(
+                    f"the Ray to join asks for a token, and this process {found}. Nothing can run. Set "
+                    "RAY_AUTH_MODE=token, and give that Ray's token in ~/.ray/auth_token or RAY_AUTH_TOKEN: "
+                    "`ray get-auth-token` prints it on the machine where that Ray was started."
+                ) from error
             raise RefusedError(
                 f"no Ray answers ({error}). Nothing can run. Start it, give its RAY_ADDRESS, or set RAY_ADDRESS=local "
                 "for one of this machine alone."

@@ -1,7 +1,7 @@
 """Owns `python -m raylance.top`, a table of how a run's loaders stand; never takes part in the run.
 
     python -m raylance.top s3://bucket/runs/food101
-    ray job submit -- python -m raylance.top /shared/runs/food101 --once
+    RAY_AUTH_MODE=token ray job submit -- python -m raylance.top /shared/runs/food101 --once
 
 Reads the records that the loaders leave beside the run's checkpoints, so that it needs that storage and no Ray.
 """

@@ -3,7 +3,7 @@
     python jobs/train_images.py --data digits.lance
     python jobs/train_images.py --data s3://bucket/food101.lance --model resnet18 --image-size 224 --augment crop
                                 --use-gpu --num-workers 4 --global-batch-size 256 --storage-path s3://bucket/runs
-    ray job submit --address http://localhost:8265 -- python jobs/train_images.py --data /shared/digits.lance
+    RAY_AUTH_MODE=token ray job submit --address http://localhost:8265 -- python jobs/train_images.py --data …
 
 A run is its --storage-path and --run-name. The same command continues at the very row where the newest checkpoint of
 the run was made, also with other --num-workers, --global-batch-size, --num-decoders or --epochs, and prints where. For

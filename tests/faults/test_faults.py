@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -270,7 +271,8 @@ def test_a_row_that_ends_its_decoder_is_a_bad_row(
     assert rows["number"].tolist() == [0 if row == 23 else row for row in range(80)]
     ((offset, column, why),) = bad
     assert (offset, column, stats["masked_rows"]) == (23, "number", 1)
-    assert f"it ended the process of its decoder {stats['helpers_replaced']} times" in why
+    times = int(re.findall(r"it ended the process of its decoder (\d+) times", why)[0])
+    assert 4 <= times <= stats["helpers_replaced"]
 
 
 @pytest.mark.slow

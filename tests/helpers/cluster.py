@@ -1,5 +1,6 @@
-"""Owns what tests ask of the session's Ray: its actors, its free CPUs, its object store."""
+"""Owns what tests ask of the session's Ray: its actors, its free CPUs, its object store; and ports for another Ray."""
 
+import socket
 import time
 from typing import Any
 
@@ -18,6 +19,15 @@ def start_ray() -> None:
             if "timed out during startup" not in str(error) or not attempts_left:
                 raise
             ray.shutdown()
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine on which nothing listens now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
 
 
 def helpers_of(loader: Any, kind: str) -> list[Any]:

@@ -301,14 +301,31 @@ def test_a_rank_may_get_no_row_and_makes_the_step_all_the_same(images_uri: str) 
 @on_ray
 def test_placement_fails_in_time_with_the_numbers(images_uri: str) -> None:
     dataset = open_images(images_uri)
-    with dataset.loader(
-        num_decoders=3, decoder_cpus=CPUS - 1, placement_timeout_s=5
-    ) as loader:  # there is room for one
+    with dataset.loader(num_decoders=3, decoder_cpus=CPUS + 1, placement_timeout_s=5) as loader:
         begin = time.monotonic()
         with pytest.raises(raylance.PlacementError, match=rf"of 3 decode actors.*counts {CPUS} CPUs.*free now"):
             next(loader.iter_torch_batches(global_batch_size=36))
         assert time.monotonic() - begin < 60
     wait_for_free_cpus(CPUS)  # nothing that was asked for is left pending or held
+
+
+@on_ray
+def test_decoders_without_a_place_are_done_without(images_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    """An explicit number was an error as long as one of them found no place, and the first batch waited for all."""
+    dataset = open_images(images_uri)
+    options = {"num_decoders": 3, "decoder_cpus": CPUS - 1, "placement_timeout_s": 5}  # there is room for one
+    with caplog.at_level(logging.WARNING), dataset.loader(**options) as loader:
+        batches = iter(loader.iter_torch_batches(global_batch_size=36))
+        next(batches)
+        stats = loader.stats()
+        assert (stats["decoders"], stats["decoders_wanted"]) == (1, 3), "the first that runs decodes"
+        begin = time.monotonic()
+        while loader.stats()["decoders_wanted"] > 1:
+            assert time.monotonic() - begin < 60
+            time.sleep(0.1)
+        assert len(list(batches)) == len(loader.batches(global_batch_size=36)) - 1
+    assert "The loader works with 1 of 3 decoders, with the same batches, maybe later" in caplog.text
+    wait_for_free_cpus(CPUS)
 
 
 @on_ray
@@ -453,7 +470,9 @@ def test_rows_that_were_not_planned_end_the_epoch(images_uri: str, monkeypatch: 
         monkeypatch.setattr(
             ray, "put", lambda plan: put(dataclasses.replace(plan, order=dataclasses.replace(plan.order, seed=99)))
         )
-        with pytest.raises(raylance.CoverageError, match="other rows than planned at position 0 of epoch 0, rank 0"):
+        with pytest.raises(
+            raylance.CoverageError, match="other rows than planned at position 0 of epoch 0, data-parallel rank 0"
+        ):
             next(loader.iter_batches(global_batch_size=100))
 
 

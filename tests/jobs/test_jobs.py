@@ -10,7 +10,6 @@ import secrets
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -41,6 +40,7 @@ from jobs.train_images.model import learning_rate
 from jobs.train_images.training import Pace
 from raylance.api.dataset import specs_of
 from raylance.api.loader import recorder_of
+from tests.helpers.cluster import free_ports
 from tests.helpers.images import encode
 from tests.helpers.tracked import INSTALLED, curves_of_mlflow, curves_of_tensorboard, curves_of_wandb
 
@@ -114,14 +114,6 @@ def clean_environment() -> dict[str, str]:
     addresses = "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_JOB_ID"
     kept = {name: value for name, value in os.environ.items() if name not in addresses}
     return kept | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "WANDB_MODE": "offline"}
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
 
 
 def is_up(url: str) -> bool:

@@ -200,7 +200,9 @@ def test_notebooks_have_a_pod_of_their_own_and_a_token() -> None:
     assert group["rayStartParams"]["num-cpus"] == "0", "Ray would place work beside the notebooks"
     (container,) = group["template"]["spec"]["containers"]
     token = next(variable for variable in container["env"] if variable["name"] == "JUPYTER_TOKEN")
-    assert "secretKeyRef" in token["valueFrom"], "the token is no secret"
+    secret = token["valueFrom"]["secretKeyRef"]
+    of_ray = {"name": cluster["spec"]["authOptions"]["secretName"], "key": "auth_token"}
+    assert secret == of_ray, f"the notebook server has the token of {secret}, and Ray that of {of_ray}"
     assert service["spec"]["type"] == "ClusterIP", "the notebook server is open to the outside"
     assert service["spec"]["selector"] == group["template"]["metadata"]["labels"]
     assert service["spec"]["ports"][0]["targetPort"] in {port["name"] for port in container["ports"]}
@@ -208,6 +210,25 @@ def test_notebooks_have_a_pod_of_their_own_and_a_token() -> None:
     assert subprocess.run(["bash", "-n", "-c", started], check=False).returncode == 0
     assert (ROOT / "jobs" / "notebooks").is_dir()
     assert "notebook]" in DOCKERFILE, "the image has no notebook server"
+
+
+@each_ray_document
+def test_ray_asks_for_a_token(doc: dict[str, Any]) -> None:
+    """A cluster without one lets every pod that reaches its head run programs."""
+    options = cluster_spec(doc).get("authOptions", {})
+    assert options.get("mode") == "token", f"{doc['metadata']['name']} asks for no token: {options}"
+
+
+def test_commands_read_the_token_where_kuberay_has_it() -> None:
+    """KubeRay takes it from `secretName`; without that it makes a Secret of the cluster's name. The key is its own."""
+    clusters = [doc for doc in RAY_DOCUMENTS if doc["kind"] == "RayCluster"]
+    there = {doc["spec"]["authOptions"].get("secretName", doc["metadata"]["name"]) for doc in clusters}
+    texts = [path.read_text(encoding="utf-8") for path in (*ROOT.glob("k8s/*.yaml"), ROOT / "docs" / "operations.md")]
+    read = re.findall(r"kubectl get secret ([\w-]+) -o jsonpath='\{\.data\.(\w+)\}'", "\n".join(texts))
+    assert {name for name, _ in read} == there, f"the commands read {read}, and the clusters' Secrets are {there}"
+    assert {key for _, key in read} == {"auth_token"}, f"KubeRay's key is auth_token, and the commands read {read}"
+    (made,) = re.findall(r"create secret generic raylance-notebook --from-literal=(\w+)=", "\n".join(texts))
+    assert made == "auth_token", f"KubeRay's key is auth_token, and the Secret is made with {made}"
 
 
 def test_metrics_are_scraped_from_all_ray_pods() -> None:

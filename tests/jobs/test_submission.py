@@ -1,0 +1,187 @@
+"""Owns the check that the commands of docs/operations.md work as they stand, with a real Ray head; never mocks it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import lance
+import psutil
+import pyarrow as pa
+import pytest
+
+from jobs.create_dataset.images import Digits
+from tests.helpers.cluster import free_ports
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "operations.md"
+SECTION = "On one machine, and under a job server"
+CONNECT = "from jobs import common; assert common.connect()"  # it starts a Ray
+
+
+class Machine(NamedTuple):
+    """A home folder, and a shell that has nothing of the tests' environment."""
+
+    home: Path
+
+    @property
+    def env(self) -> dict[str, str]:
+        programs = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin"
+        return {"HOME": str(self.home), "PATH": programs, "LANG": "C.UTF-8", "RAY_TMPDIR": str(self.home)}
+
+    @property
+    def token(self) -> Path:
+        return self.home / ".ray" / "auth_token"
+
+    def run(self, *words: str, **settings: str) -> tuple[int, str]:
+        """Runs a program in the checkout; returns its exit status and all its output."""
+        with tempfile.TemporaryFile("w+") as log:  # not a pipe: a Ray that stays would keep it open
+            ran = subprocess.run(
+                words, env=self.env | settings, cwd=ROOT, stdout=log, stderr=log, timeout=240, check=False
+            )
+            log.seek(0)
+            return ran.returncode, log.read()
+
+    def kill(self) -> None:
+        """Kills what runs with this home, and no other Ray of this machine."""
+        deadline = time.monotonic() + 30
+        while left := [process for process in psutil.process_iter() if self.is_here(process)]:
+            assert time.monotonic() < deadline, left
+            for process in left:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(left, timeout=1)
+
+    def is_here(self, process: psutil.Process) -> bool:
+        try:
+            return process.status() != psutil.STATUS_ZOMBIE and process.environ().get("HOME") == str(self.home)
+        except (psutil.Error, OSError):
+            return False
+
+
+class Submitted(NamedTuple):
+    """What the page's commands printed, and the head that they left."""
+
+    machine: Machine
+    status: int
+    output: str
+    gcs: str
+    url: str
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Some rows of the demo dataset, each tenth to validate."""
+    out = tmp_path_factory.mktemp("digits") / "digits.lance"
+    source = Digits()
+    rows = source.rows.slice(0, 320)
+    rows = rows.append_column("split", pa.array(["val" if row % 10 == 0 else "train" for row in range(rows.num_rows)]))
+    lance.write_dataset(rows.replace_schema_metadata({"classes": json.dumps(source.classes)}), out)
+    return out
+
+
+@contextlib.contextmanager
+def new_machine() -> Iterator[Machine]:
+    machine = Machine(Path(tempfile.mkdtemp(prefix="ray")))  # not tmp_path: Ray's sockets need a short one
+    try:
+        yield machine
+    finally:
+        machine.kill()
+        shutil.rmtree(machine.home, ignore_errors=True)
+
+
+def commands_of(section: str) -> str:
+    """The first block of commands in a section of the page."""
+    return re.search(rf"^## {section}\n.*?^```\w*\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.M | re.S)[1]
+
+
+def submit(machine: Machine, job: str) -> Submitted:
+    """Runs the commands of the page, but for other ports and paths, a short job, and `ray stop`."""
+    gcs, dashboard, agent, client = free_ports(4)
+    url = f"http://127.0.0.1:{dashboard}"
+    ports = f"--disable-usage-stats --port={gcs} --dashboard-port={dashboard} --dashboard-agent-listen-port={agent}"
+    changes = {
+        "ray start --head": f"ray start --head {ports} --ray-client-server-port={client} --num-cpus=2",
+        "http://127.0.0.1:8265": url,
+        "jobs/train_images.py --data /data/photos.lance": job,
+        "ray stop": ":",  # it would end every Ray of this machine
+    }
+    script = "set -euo pipefail\n" + re.sub(r" +#.*", "", commands_of(SECTION)).replace(".venv", sys.prefix)
+    for words, others in changes.items():
+        assert script.count(words) == 1, f"{words!r} is not once in the commands of {PAGE.name}:\n{script}"
+        script = script.replace(words, others)
+    status, output = machine.run("bash", "-c", script)
+    return Submitted(machine, status, output, f"127.0.0.1:{gcs}", url)
+
+
+def run_quickstart(machine: Machine) -> None:
+    """Starts a Ray as the quickstart's jobs do, which leaves a token."""
+    status, output = machine.run(sys.executable, "-c", CONNECT, RAY_ADDRESS="local")
+    assert status == 0, output
+    assert machine.token.exists(), "Ray leaves no token any more: the page need not speak of it"
+
+
+@pytest.fixture(scope="module")
+def after_quickstart() -> Iterator[Submitted]:
+    """The page's commands on a machine on which the quickstart ran, with a job that takes seconds."""
+    with new_machine() as machine:
+        run_quickstart(machine)
+        yield submit(machine, f"jobs/create_dataset.py demo --out {machine.home}/digits.lance")
+
+
+def assert_asks_for_a_token(url: str) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(f"{url}/api/jobs/", timeout=10)
+    assert refused.value.code == 401
+
+
+def test_the_commands_of_the_page_submit_a_job_after_the_quickstart(after_quickstart: Submitted) -> None:
+    assert after_quickstart.status == 0, after_quickstart.output
+    assert lance.dataset(after_quickstart.machine.home / "digits.lance").count_rows() == 1797
+    assert_asks_for_a_token(after_quickstart.url)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ran_quickstart", [True, False])
+def test_the_commands_of_the_page_train(digits: Path, ran_quickstart: bool) -> None:
+    with new_machine() as machine:
+        if ran_quickstart:
+            run_quickstart(machine)
+        assert machine.token.exists() == ran_quickstart
+        short = f"--storage-path {machine.home}/runs --num-workers 1 --num-decoders 0 --epochs 1 --track none"
+        submitted = submit(machine, f"jobs/train_images.py --data {digits} {short}")
+        assert submitted.status == 0, submitted.output
+        assert re.search(r"^validation accuracy [\d.]+% after 1 epoch", submitted.output, re.M), submitted.output
+        assert_asks_for_a_token(submitted.url)
+
+
+def test_every_submission_that_is_shown_sends_the_token() -> None:
+    """Ray's commands send it only if RAY_AUTH_MODE says so."""
+    texts = "README.md", "docs/*.md", "k8s/*.yaml", "jobs/*.sh", "jobs/**/*.ipynb"
+    paths = [path for pattern in (*texts, "jobs/**/*.py", "raylance/**/*.py") for path in ROOT.glob(pattern)]
+    blocks = [(path, block) for path in paths for block in re.split(r"\n#?\n", path.read_text(encoding="utf-8"))]
+    shown = [(path.name, block) for path, block in blocks if re.search(r"ray job submit .*-- ", block)]
+    assert len(shown) >= 5
+    assert not [(name, block) for name, block in shown if "RAY_AUTH_MODE=token" not in block]
+
+
+def test_a_job_says_that_the_ray_of_its_address_asks_for_a_token(after_quickstart: Submitted) -> None:
+    machine = after_quickstart.machine
+    settings = {"RAY_ADDRESS": after_quickstart.gcs, "RAY_NUM_REDIS_GET_RETRIES": "1"}
+    job = sys.executable, "jobs/create_dataset.py", "demo", "--out", f"{machine.home}/other.lance"
+    for more in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "another"}):
+        status, output = machine.run(*job, **settings, **more)
+        assert status == 2, output
+        assert re.search(r"asks for a token.*Nothing can run\..*RAY_AUTH_MODE=token", output), output
+        assert "Traceback" not in output
