@@ -1,3 +1,3 @@
 """Owns the version of raylance, which pyproject.toml takes from here; imports nothing."""
 
-__version__ = "0.9.1"
+__version__ = "0.10.0"

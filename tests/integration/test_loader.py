@@ -1,6 +1,7 @@
 """Owns the loader over real Ray actors: what is delivered, resume, lost helpers, limits and their errors."""
 
 import dataclasses
+import logging
 import os
 import pickle
 import shutil
