@@ -77,13 +77,6 @@ def store(s3_port: int) -> Iterator[FaultyStore]:
     proxy.close()
 
 
-@pytest.fixture(autouse=True)
-def calm(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    if "store" in request.fixturenames:
-        request.getfixturevalue("store").disturb("")
-
-
 def options_of(store: FaultyStore) -> dict[str, str]:
     """Lance tries again by itself, too: not here, so that what is tested is what comes after."""
     patience = {"client_max_retries": "0", "client_retry_timeout": "1", "timeout": "1s", "connect_timeout": "1s"}

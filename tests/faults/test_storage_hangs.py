@@ -50,13 +50,6 @@ def store(s3_port: int) -> Iterator[FaultyStore]:
     proxy.close()
 
 
-@pytest.fixture(autouse=True)
-def calm(request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    if "store" in request.fixturenames:
-        request.getfixturevalue("store").disturb("")
-
-
 def options_of(store: FaultyStore) -> dict[str, str]:
     """As a user has them: without a limit."""
     return {"aws_endpoint": f"http://127.0.0.1:{store.port}", "allow_http": "true", **KEYS}
