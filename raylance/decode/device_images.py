@@ -18,7 +18,7 @@ import torch.utils.dlpack
 from raylance.decode.crops import Crop
 from raylance.decode.decoder import BatchDecoder
 from raylance.decode.images import Image, box_of_view, flips_view
-from raylance.decode.pixels import CODEC, jpeg_size
+from raylance.decode.pixels import CODEC, orientation_if_plain
 from raylance.planning.state import OMIT_DEFAULT
 
 _CODEC_OPTIONS = ":fancy_upsampling=1"  # interpolates colours as libjpeg-turbo does
@@ -33,13 +33,13 @@ class DeviceImage(BatchDecoder):
     wherever it decodes; without CUDA, it decodes on the CPU, in one thread of the trainer.
 
     Rows, bad rows, crops and flips are those of `raylance.Image` of the same arguments. Images of other formats, JPEGs
-    of other colours (CMYK), and those that the codec refuses, are decoded by `Image` itself on the trainer's CPU;
-    `stats()` counts them as `fallback_rows`. Use `Image` if they are more than a few.
+    of other colours (CMYK), damaged ones, and those that the codec refuses, are decoded by `Image` itself on the
+    trainer's CPU; `stats()` counts them as `fallback_rows`. Use `Image` if they are more than a few.
 
     Pixels are those of one codec and device, which checkpoints name. On the CPU they are those of `Image`. Compared
     byte for byte with nvImageCodec 0.9: JPEGs of each subsampling, baseline and progressive, grey, RGB, with restart
-    markers, of EXIF orientations 1 to 8, followed by other bytes, truncated or damaged; PNG, WebP, GIF, AVIF, BMP, TGA,
-    PPM, JPEG 2000 and TIFF of all modes that Pillow writes. On CUDA they were not compared.
+    markers, of each EXIF orientation, followed by other bytes, truncated, with markers among the pixels; PNG, WebP,
+    GIF, AVIF, BMP, TGA, PPM, JPEG 2000 and TIFF of all modes that Pillow writes. On CUDA they were not compared.
 
     Attributes:
         column: Column of encoded images, binary.
@@ -112,6 +112,8 @@ class _DeviceImages:
         except ImportError as error:
             raise ImportError("nvImageCodec is not installed here: pip install 'raylance[nvjpeg]'") from error
         self._image, self._device, self._codec = image, device, codec
+        # It reads orientation otherwise than Pillow, and two of them in one file end its process.
+        self._as_stored = codec.DecodeParams(apply_exif_orientation=False)
         self.fallbacks, self._by_image, self._memory = 0, image.open(), np.empty(image.shape, np.uint8)
         if device.type == "cuda":
             index = torch.cuda.current_device() if device.index is None else device.index
@@ -128,9 +130,10 @@ class _DeviceImages:
         """Decodes images to `out`, uint8 (n, H, W, 3); see `OpenBatchDecoder`."""
         stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
         given: list[Any] = [each.numpy() for each in encoded]
-        plain = [row for row, data in enumerate(given) if jpeg_size(memoryview(data)) is not None]
-        decoded = self._decoder.decode([given[row] for row in plain], cuda_stream=stream) if plain else []
-        by_row = dict(zip(plain, decoded, strict=True))
+        turns = {row: turn for row, data in enumerate(given) if (turn := orientation_if_plain(memoryview(data)))}
+        plain = [given[row] for row in turns]
+        decoded = self._decoder.decode(plain, params=self._as_stored, cuda_stream=stream) if plain else []
+        by_row = dict(zip(turns, decoded, strict=True))
         for row, (data, numbers, made) in enumerate(zip(given, draws, out, strict=True)):
             if (image := by_row.get(row)) is None:
                 self.fallbacks += 1
@@ -139,7 +142,7 @@ class _DeviceImages:
                 continue
             on_cpu = image.buffer_kind == self._codec.ImageBufferKind.STRIDED_HOST  # DLPack asks CUDA then, too
             pixels = torch.from_numpy(np.asarray(image)) if on_cpu else torch.utils.dlpack.from_dlpack(image)
-            self._write(pixels.to(self._device), numbers, made)
+            self._write(_turned(pixels.to(self._device), turns[row]), numbers, made)
 
     def _write(self, pixels: torch.Tensor, draws: npt.NDArray[np.float64], out: torch.Tensor) -> None:
         """Crops, resizes and flips the pixels of an image, uint8 (h, w, 3), into its memory (H, W, 3)."""
@@ -148,6 +151,12 @@ class _DeviceImages:
         if part.shape[2:] != out.shape[:2]:
             part = _resize(part, (out.shape[0], out.shape[1]))
         out.copy_((part.flip(3) if flips_view(self._image, draws) else part)[0].permute(1, 2, 0))
+
+
+def _turned(stored: torch.Tensor, orientation: int) -> torch.Tensor:
+    """Turns stored pixels (h, w, 3) to how they are displayed."""
+    shown = stored.transpose(0, 1) if orientation > 4 else stored
+    return shown.flip([axis for axis, turns in ((0, (3, 4, 7, 8)), (1, (2, 3, 6, 7))) if orientation in turns])
 
 
 def _resize(pixels: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:

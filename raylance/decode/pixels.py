@@ -121,6 +121,51 @@ def jpeg_size(data: memoryview) -> tuple[int, int] | None:
     return (high, wide) if is_plain else None
 
 
+def orientation_if_plain(data: memoryview) -> int | None:
+    """Orientation, 1 to 8, of a JPEG that any codec decodes to the stored pixels that Pillow makes; None for other
+    data. If markers lie among the pixels that do not belong there, some codecs stop, and others decode around them.
+    """
+    if jpeg_size(data) is None or not _has_plain_scans(np.frombuffer(data, np.uint8)):
+        return None
+    try:
+        return _orientation(PIL.Image.open(io.BytesIO(data))) if _may_have_exif(data) else 1
+    except Exception:  # of damaged EXIF
+        return None
+
+
+def _has_plain_scans(data: npt.NDArray[np.uint8]) -> bool:
+    """Whether a JPEG is baseline or progressive, and has restart markers in turn, and tables between progressive scans,
+    and nothing else between its pixels and its end.
+    """
+    at, is_progressive = 2, False
+    marks = np.flatnonzero(data[:-1] == 0xFF)
+    marks = marks[data[marks + 1] != 0]  # FF 00 is a byte of pixels
+    while True:
+        if at + 4 > len(data) or data[at] != 0xFF:
+            return False
+        if data[at + 1] == 0xFF:  # a fill byte
+            at += 1
+            continue
+        kind, size = int(data[at + 1]), (int(data[at + 2]) << 8) + int(data[at + 3])
+        if 0xC0 <= kind <= 0xCF and kind != 0xC4:
+            is_progressive = kind == 0xC2
+            if kind not in (0xC0, 0xC1, 0xC2):
+                return False
+        at += 2 + size
+        if kind != 0xDA:  # not the begin of pixels
+            continue
+        later = marks[np.searchsorted(marks, at) :]
+        kinds = data[later + 1]
+        ends = np.flatnonzero((kinds & 0xF8) != 0xD0)  # no restart marker
+        if not len(ends) or (kinds[: ends[0]] != 0xD0 + np.arange(ends[0]) % 8).any():
+            return False
+        at, end = int(later[ends[0]]), int(kinds[ends[0]])
+        if end == 0xD9:
+            return True
+        if not is_progressive or end not in (0xC4, 0xDA):
+            return False
+
+
 def _part(pixels: Pixels, box: Box) -> Pixels:
     left, top, width, height = box
     return pixels[top : top + height, left : left + width]
@@ -130,7 +175,7 @@ def _orientation(image: PIL.Image.Image) -> int:
     """Orientation with which an image that is not loaded yet is displayed, 1 to 8: EXIF's, or a TIFF's own tag."""
     has_one = "exif" in image.info or image.format == _TIFF
     found = image.getexif().get(_ORIENTATION, 1) if has_one else 1
-    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+    return next((number for number in range(1, 9) if found == number), 1)  # a fraction, too, as Pillow takes it
 
 
 def _may_have_exif(data: memoryview) -> bool:

@@ -72,6 +72,13 @@ def inserted(data: bytes, before: bytes) -> bytes:
     return data[:2] + before + data[2:]
 
 
+def exif_segment(orientation: int) -> bytes:
+    content = encode(np.zeros((8, 8), np.uint8), "JPEG", orientation=orientation)
+    begin = content.index(b"\xff\xe1")
+    return content[begin : begin + 2 + int.from_bytes(content[begin + 2 : begin + 4], "big")]
+
+
+XMP = b'<x:xmpmeta tiff:Orientation="6"/>'
 KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
     "4:4:4": lambda image: jpeg(image, subsampling="4:4:4"),
     "4:2:2": lambda image: jpeg(image, subsampling="4:2:2"),
@@ -91,6 +98,12 @@ KINDS: dict[str, Callable[[PIL.Image.Image], bytes]] = {
     **{f"EXIF {number}": lambda image, number=number: jpeg(image, orientation=number) for number in range(1, 10)},
     "EXIF after a segment": lambda image: inserted(jpeg(image, orientation=6), b"\xff\xe2\0\x0aICC\xff\xda\xff\xda\0"),
     "EXIF after a fill byte": lambda image: inserted(jpeg(image, orientation=6), b"\xff"),
+    "two orientations": lambda image: inserted(jpeg(image, orientation=3), exif_segment(6)),
+    "two orientations, one of a quarter": lambda image: inserted(jpeg(image, orientation=6), exif_segment(3)),
+    "an orientation as a long integer": lambda image: jpeg(image, orientation=6).replace(
+        b"\x01\x12\0\x03\0\0\0\x01\0\x06\0\0", b"\x01\x12\0\x04\0\0\0\x01\0\0\0\x06"
+    ),
+    "EXIF beside XMP": lambda image: jpeg(image, exif=b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0\0\0", xmp=XMP),
     "a thumbnail in a segment": lambda image: inserted(jpeg(image), b"\xff\xe5\0\x0aExif\0\0\xff\xda"),
     "Exif as a comment": lambda image: jpeg(image, comment=b"Exif\0\0 is not there"),
 }

@@ -83,6 +83,9 @@ def in_other_formats() -> dict[str, bytes]:
     made |= {f"{kind} turned": encode(photo, kind, orientation=6) for kind in ("PNG", "WEBP", "AVIF", "TIFF")}
     made |= {name: make(photo) for name, make in TO_PILLOW.items()}
     whole = encode(photo, "JPEG")
+    middle = whole.index(b"\xff\xda") + (len(whole) - whole.index(b"\xff\xda")) // 2
+    for name, marker in (("SOI", b"\xff\xd8"), ("SOF", b"\xff\xc0"), ("DHT", b"\xff\xc4"), ("fill", b"\xff" * 9)):
+        made[f"a JPEG with {name} among its pixels"] = whole[:middle] + marker + whole[middle:]
     return made | {f"{cut:.0%} of a JPEG": whole[: int(len(whole) * cut)] for cut in (0.001, 0.3, 0.9, 0.999)}
 
 
@@ -101,7 +104,7 @@ def test_every_format_gives_the_pixels_of_an_image(write_dataset: Callable[..., 
             batches += loader.iter_torch_batches(batch_size=len(names))
             fallbacks = loader.stats()["fallback_rows"]
     wanted, ours = batches
-    assert [names[row] for row in np.flatnonzero(~ours["_valid"])] == [
+    assert [names[row] for row in np.flatnonzero(~ours["_valid"]) if "among" not in names[row]] == [
         f"{cut} of a JPEG" for cut in ("0%", "30%", "90%", "100%")
     ]
     assert torch.equal(ours["_valid"], wanted["_valid"])
