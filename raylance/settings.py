@@ -42,8 +42,8 @@ class Options:
             step that is being put together comes on top.
         placement_timeout_s: Seconds that helpers may take to be placed and to start.
         read_timeout_s: Seconds that a read is tried again when the storage fails, before that is an error; and that the
-            storage may take without an answer, at least 5. Lance's limits for a request follow from it in S3, Google
-            Cloud Storage and Azure, unless `storage_options` or the environment sets one of them.
+            storage may take without an answer, at least 5. In S3, Google Cloud Storage and Azure, one request may take
+            half of it, and at most 30, unless `storage_options` or the environment sets one of Lance's limits.
         work_timeout_s: Seconds that a helper may take over one piece of work before it counts as hung and is replaced.
         record: Whether the loader's figures are published as metrics and, under Ray Train, recorded beside the run's
             checkpoints, for `report_run`, `watch` and `python -m raylance.top`; or the folder of a run, where no

@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
     values = raylance.read_values(args.parts, len(data))
     left = raylance.write_column(uri, args.column, values, version=tag)
     dataset.tags.delete(tag)
-    print(f"{uri}: {len(data):,} rows were predicted; {args.column!r} is null in {left:,}")
+    print(f"{uri}: {len(data):,} rows were predicted; {left:,} of them were rewritten meanwhile and have no value yet")
     return status
 
 

@@ -100,8 +100,8 @@ class RankLoader(Positioned):
         rank are peers: they get the same rows.
 
         Call it on every rank, before `batches`, `prepare` and the iterators; before or after `restore`. If the default
-        group of torch.distributed has all ranks of the run, the first batch waits until each rank has asked for its
-        own, and the ranks compare shares and batches. `DataConfig(ranks_per_replica=…)` needs no call.
+        group of torch.distributed has all ranks of the run, the first batch waits up to 30 s until each rank has asked
+        for its own, and the ranks compare what they begin with. `DataConfig(ranks_per_replica=…)` needs no call.
 
         Args:
             mesh: The data-parallel dimensions of a `DeviceMesh`: `mesh["dp"]`, or `mesh["replicate", "shard"]` for
@@ -424,10 +424,14 @@ class RankLoader(Positioned):
         store = agreement.store_of(context.world_size) if self._agreement is None and context.world_size > 1 else None
         if store is None:
             return
+        same = {"global_batch_size": plan.global_batch_size, "remainder": plan.remainder}
+        if context.dp_size > 1:  # else each rank has all rows, whatever the others do
+            state = self.state_dict()
+            same |= {name: state[name] for name in ("rows", "fingerprint", "seed", "epoch", "position")}
         terms = agreement.Terms(
             dp_rank=context.dp_rank,
             dp_size=context.dp_size,
-            batches=f"global_batch_size={plan.global_batch_size} with remainder {plan.remainder!r}",
+            same=same,
             has_called=self._is_resharded,
             is_arranged=context.assignment is not None or context.peers > 1,
         )

@@ -100,7 +100,8 @@ def map_points(points: npt.ArrayLike, crop: npt.ArrayLike, size: tuple[int, int]
     """Maps points of a source image to where crop, resizing and flip bring them.
 
     Args:
-        points: (x, y) in pixels of the source as it is displayed, shape (…, 2). Pixel i covers [i, i + 1).
+        points: (x, y) in pixels of the source as it is displayed, shape (…, 2); without a point, also (0,). Pixel i
+            covers [i, i + 1).
         crop: Crop and flip of the row, as `raylance.ImageCrop` gives them: shape (7,), or (views, 7).
         size: (height, width) of the output, or one number for a square, as `raylance.Image` takes it.
 
@@ -143,15 +144,17 @@ def map_boxes(
     Raises:
         ConfigError: For an array of another shape, or a size that no image has.
     """
-    given = np.asarray(boxes, dtype=np.float64)
-    if given.size or given.ndim != 1:
-        given = _array("boxes", given, "(k, 4): left, top, right, bottom of each", 4, (2,))
+    given = _array("boxes", boxes, "(k, 4): left, top, right, bottom of each", 4, (2,))
     corners = map_points(given.reshape(-1, 2, 2), crop, size)
     low, high = corners.min(axis=-2), corners.max(axis=-2)  # a flip swaps left and right
     ends = whole_size("", size)[::-1]
     shown_low, shown_high = low.clip(0, ends), high.clip(0, ends)
-    visible, whole = (shown_high - shown_low).prod(axis=-1), (high - low).prod(axis=-1)
-    keep = (visible > 0) & (visible >= least_visible * whole)  # neither holds for NaN
+    visible = (shown_high - shown_low).prod(axis=-1)
+    with np.errstate(
+        invalid="ignore", over="ignore"
+    ):  # no comparison holds for NaN, and of what is infinite none is seen
+        whole = (high - low).prod(axis=-1)
+        keep = (visible > 0) & (visible / whole >= least_visible)
     shown = np.concatenate([shown_low, shown_high], axis=-1)
     return (shown[keep] if keep.ndim == 1 else [view[kept] for view, kept in zip(shown, keep, strict=True)]), keep
 
@@ -174,6 +177,8 @@ def whole_size(owner: str, size: Any) -> tuple[int, int]:
 
 def _array(name: str, given: npt.ArrayLike, wanted: str, width: int, axes: Container[int]) -> npt.NDArray[np.float64]:
     array = np.asarray(given, dtype=np.float64)
+    if not array.size and array.ndim == 1:  # an empty list
+        return array.reshape(0, width)
     if array.ndim not in axes or array.shape[-1] != width:
         raise ConfigError(f"{name} of shape {array.shape} cannot be mapped: give {wanted}.")
     return array

@@ -177,8 +177,10 @@ class Dispatcher:
             self._replace(entry, parts, receipt.too_large_bytes)
             return
         entry.receipts.append(receipt)
-        if is_decoded and entry.item.rows:
+        if is_decoded and entry.item.rows and not self._pool.has_decoded:
             self._pool.decoded()
+            for other in self._inflight.entries:
+                other.waits = False
         if entry.stage is Stage.READING:
             entry.read, entry.replaced = call, self._pool.replaced
             entry.stage = Stage.READ if self._decodes and not entry.decodes_there else Stage.DONE
@@ -211,8 +213,9 @@ class Dispatcher:
             self._out.append(Forget((call,)))
             decoded = entry.stage is Stage.DECODING or entry.decodes_there
             self._again(entry, Stage.READ if entry.stage is Stage.DECODING else Stage.WAITING)
-            # It was working on the first that it had, and on no other; that may be the work of a pass that is over.
-            if call != calls[0]:
+            # It was working on the first that it had, and on no other; that may be the work of a pass that is over, or
+            # of another loader.
+            if call != calls[0] or fault.is_of_others:
                 continue
             if decoded and fault.may_be_rows:
                 self._suspect(entry, fault)
@@ -221,7 +224,8 @@ class Dispatcher:
 
     def _suspect(self, entry: InFlightItem, fault: Fault) -> None:
         """Looks for a row that ends the process of its decoder: halves the item until one row is left, which a fresh
-        decoder tries. If that ends too, and as often as no fault of the machines is forgiven, the row is bad.
+        decoder tries. If two of those end too, and as many in all as no fault of the machines is forgiven, the row is
+        bad. While no row at all was decoded, other rows are tried first.
         """
         was_suspect = entry.is_suspect
         entry.deaths += 1
@@ -231,10 +235,25 @@ class Dispatcher:
             self._replace(entry, 2, entry.allowed_bytes)
         elif was_suspect and entry.deaths > MAX_FAULTS:
             why = f"ended the process of its decoder {entry.deaths} times ({fault.what})"
-            if self._pool.has_decoded:
+            entry.waits = not self._pool.has_decoded
+            if not entry.waits:
                 entry.given_up = f"it {why}"
-            else:
+            elif sum(other.waits for other in self._inflight.entries) > MAX_FAULTS or not self._has_others():
                 self._fail(entry, fault, f"{why}, and no other row was decoded so far")
+                self._end_now(entry.error)
+            else:
+                self._again(entry, Stage.WAITING)
+
+    def _end_now(self, error: BaseException | None) -> None:
+        """Ends the pass with the item that is delivered next, whatever becomes of it."""
+        head = self._inflight.head
+        if head is not None:
+            head.error = error
+            self._again(head, Stage.FAILED)
+
+    def _has_others(self) -> bool:
+        """Whether there are rows that may show that decoders work."""
+        return any(entry.item.rows and not entry.waits for entry in self._inflight.entries)
 
     def _check_fetch(self) -> None:
         """Has work done again whose results take too long to get here."""
@@ -339,7 +358,7 @@ class Dispatcher:
         if head is not None and head.item.rows:
             self._pool.schedule.begin_at(self._plan, head.item.chunk)
         for entry in self._inflight.entries:
-            if entry.stage is not Stage.WAITING or entry.not_before > self._now:
+            if entry.stage is not Stage.WAITING or entry.not_before > self._now or self._has_to_wait(entry):
                 continue
             if not self._inflight.has_room(entry):
                 return
@@ -354,10 +373,13 @@ class Dispatcher:
             read = Read(call, reader, entry.item, entry.decodes_there, allowed_bytes, following, entry.given_up)
             self._out.append(read)
 
+    def _has_to_wait(self, entry: InFlightItem) -> bool:
+        return entry.waits and self._has_others()
+
     def _send_decodes(self) -> None:
         # A row that waits for a fresh decoder gets it before others use it.
         for entry in sorted(self._inflight.entries, key=lambda entry: not entry.is_suspect):
-            if entry.stage is not Stage.READ or entry.read is None:
+            if entry.stage is not Stage.READ or entry.read is None or self._has_to_wait(entry):
                 continue
             if self._pool.reader_decodes(self._now):  # no decoder is left: it is read again, and decoded there
                 self._again(entry, Stage.WAITING)

@@ -288,19 +288,18 @@ class HelperPool:
 
     def late(self, now: float) -> list[Output]:
         """Gives up helpers that have not started in time; works without them where that is possible."""
-        outputs: list[Output] = []
-        for number, helper in list(self._helpers.items()):
-            if helper.running or now < helper.deadline:
-                continue
+        late = {n: helper for n, helper in self._helpers.items() if not helper.running and now >= helper.deadline}
+        for number in late:
             del self._helpers[number]
-            if self._is_missed(helper.kind):
-                asked = self._asked[helper.kind]
-                self.failure = GiveUpPlacing(helper.kind, asked - len(self.running(helper.kind)), asked)
+        logs: list[Output] = []
+        for kind in dict.fromkeys(helper.kind for helper in late.values()):
+            if self._is_missed(kind):
+                asked = self._asked[kind]
+                self.failure = GiveUpPlacing(kind, asked - len(self.running(kind)), asked)
             else:
                 why = f"did not start in {self._placement_timeout_s:g} s, which placement_timeout_s allows"
-                outputs.append(Log(logging.WARNING, self._work_without(helper.kind, why)))
-            outputs.append(Dismiss(number))
-        return outputs
+                logs.append(Log(logging.WARNING, self._work_without(kind, why)))
+        return [*logs, *map(Dismiss, late)]
 
     def _work_without(self, kind: Kind, why: str) -> str:
         """Wants one fewer; returns a line for the log."""

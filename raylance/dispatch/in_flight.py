@@ -37,6 +37,7 @@ class InFlightItem:
     faults: int = 0  # of the machines, that have hit it
     deaths: int = 0  # of helpers whose process ended by itself while it decoded these rows
     given_up: str = ""  # why its only row is not tried again
+    waits: bool = False  # until another row was decoded
     stage: Stage = Stage.WAITING
     not_before: float = 0.0  # when it may be sent again
     call: int | None = None  # that is awaited
@@ -139,7 +140,8 @@ class InFlight:
         del self.entries[at]
         for item in reversed(self._plan.cut(entry.item, parts)):
             smaller = self._reserve(item, allowed_bytes * item.rows / max(1, entry.item.rows))
-            smaller.faults, smaller.deaths, smaller.not_before = entry.faults, entry.deaths, entry.not_before
+            smaller.faults, smaller.not_before = entry.faults, entry.not_before
+            smaller.deaths = min(entry.deaths, SUSPECT_DEATHS)  # which row ended them is not known
             self.entries.insert(at, smaller)
 
     @property
@@ -158,7 +160,7 @@ class InFlight:
 
     def has_room(self, entry: InFlightItem) -> bool:
         """Whether an item may be sent now."""
-        is_next = entry is self.entries[0] and not self._ready
+        is_next = not self._ready and entry is next((each for each in self.entries if not each.waits), self.entries[0])
         return is_next or self.used_bytes + entry.reserved_bytes <= self._sizes.limit_bytes
 
     def deliver(self) -> None:

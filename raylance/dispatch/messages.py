@@ -17,6 +17,7 @@ class Fault:
 
     what: str  # what happened, in one line
     may_be_rows: bool = False  # whether a helper's process has ended by itself, as a row can make it do
+    is_of_others: bool = False  # whether the helper was at the work of another loader
     advice: str = ""  # what to do if it does not end
     error: BaseException | None = None  # what was raised
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch.distributed
@@ -20,8 +20,9 @@ from raylance.planning.shard_context import ShardContext, check_pairs, name_rank
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE_S = 600.0  # that a rank may begin its first pass after another; torch waits as long for collectives of NCCL
+_PATIENCE_S = 30.0  # that a rank waits for the others; they may have other work to do before
 _SILENT_S = 10.0  # of waiting, before it is logged
+_BY_HAND = " Loaders that are made by hand are compared by their names, in the order of their first passes: see name=."
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0  # between two looks into the store
 
 
@@ -40,14 +41,14 @@ class Terms:
 
     Attributes:
         dp_rank, dp_size: Data-parallel rank and size.
-        batches: Its global batch size and remainder, as errors name them.
+        same: What all ranks have to have alike, by its name in errors: values of JSON.
         has_called: Whether `reshard` was called on this rank.
         is_arranged: Whether all ranks have to be in this place: they are Ray Train's, or some of them are peers.
     """
 
     dp_rank: int
     dp_size: int
-    batches: str
+    same: Mapping[str, Any]
     has_called: bool
     is_arranged: bool
 
@@ -77,17 +78,17 @@ class Agreement:
                 self._where = f"raylance/reshard/{name}/by hand/{number}"
             store.set(f"{self._where}/{context.rank}", json.dumps(dataclasses.asdict(terms)))
             if store.add(f"{self._where}/count", 1) == context.world_size:
-                self._conclude([])
+                self._conclude()
 
     def wait(self, patience_s: float = _PATIENCE_S) -> None:
         """Waits for the others, if `reshard` was called here: a rank that did not call it does not wait.
 
         Raises:
-            ConfigError: If the ranks disagree, or some of them do not come; it names them.
+            ConfigError: If the ranks disagree.
         """
         with self._tolerating():
-            if self._terms.has_called and not self._await(patience_s):
-                self._conclude(self._absent())
+            if self._terms.has_called:
+                self._await(patience_s)
         self.look(at_once=True)
 
     def look(self, *, at_once: bool = False) -> None:
@@ -105,37 +106,31 @@ class Agreement:
         if outcome:
             raise ConfigError(outcome)
 
-    def _conclude(self, absent: list[int]) -> None:
-        """Compares the ranks that came, and leaves the outcome."""
-        found = {
-            rank: Terms(**json.loads(self._store.get(f"{self._where}/{rank}")))
-            for rank in self._ranks
-            if rank not in absent
-        }
-        self._store.set(f"{self._where}/outcome", json.dumps(_compare(found, absent, self._name)))
+    def _conclude(self) -> None:
+        """Compares the ranks, and leaves the outcome."""
+        found = {rank: Terms(**json.loads(self._store.get(f"{self._where}/{rank}"))) for rank in self._ranks}
+        self._store.set(f"{self._where}/outcome", json.dumps(_compare(found, self._name)))
 
-    def _absent(self) -> list[int]:
-        return [rank for rank in self._ranks if not self._store.check([f"{self._where}/{rank}"])]
-
-    def _await(self, patience_s: float) -> bool:
-        """Waits for the outcome; returns whether it came."""
+    def _await(self, patience_s: float) -> None:
+        """Waits for the outcome, as long as the patience lasts."""
         begin, pause_s, is_logged = time.monotonic(), _FIRST_PAUSE_S, False
         while not self._store.check([f"{self._where}/outcome"]):
             waited_s = time.monotonic() - begin
             if waited_s > patience_s:
-                return False
+                return
             if waited_s > _SILENT_S and not is_logged:
                 is_logged = True
                 until = time.strftime("%H:%M:%S", time.localtime(time.time() + patience_s - waited_s))
+                absent = [rank for rank in self._ranks if not self._store.check([f"{self._where}/{rank}"])]
                 logger.warning(
-                    "reshard() of %r: waits until %s for %s to begin a first pass",
+                    "reshard() of %r: %s did not begin a pass yet. This rank waits until %s, and then continues: "
+                    "whether all of them called reshard() is not known before",
                     self._name,
+                    name_ranks(absent),
                     until,
-                    name_ranks(self._absent()),
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-        return True
 
     @contextlib.contextmanager
     def _tolerating(self) -> Iterator[None]:
@@ -149,35 +144,29 @@ class Agreement:
             logger.log(level, "what the ranks were given for %r is not compared: %s", self._name, line)
 
 
-def _compare(found: Mapping[int, Terms], absent: Sequence[int], name: str) -> str:
+def _compare(found: Mapping[int, Terms], name: str) -> str:
     """What does not fit together in what the ranks left; "" if all does."""
-    world_size = len(found) + len(absent)
     called = {rank: terms.has_called for rank, terms in found.items()}
     if not any(called.values()) and not any(terms.is_arranged for terms in found.values()):
         return ""  # made by hand, each for itself
-    if absent:
-        return (
-            f"{name_ranks(absent)} of {world_size} did not begin a pass over {name!r} after reshard() in time, and the "
-            "others did: rows might come twice or never. Call reshard() on every rank, equally often, before the first "
-            "batch."
-        )
     if len({*called.values()}) > 1:
         return (
-            f"{name_ranks([rank for rank in found if not called[rank]])} of {world_size} did not call reshard() for "
+            f"{name_ranks([rank for rank in found if not called[rank]])} of {len(found)} did not call reshard() for "
             f"{name!r}, and the others did: some rows would come twice, and others never. Call it on every rank, "
-            "before the first batch."
+            f"before the first batch.{_BY_HAND}"
         )
     try:
         check_pairs([(terms.dp_rank, terms.dp_size) for terms in found.values()], f"reshard() of {name!r}")
     except ConfigError as error:
         return str(error)
-    by_batches: dict[str, list[int]] = {}
-    for rank, terms in found.items():
-        by_batches.setdefault(terms.batches, []).append(rank)
-    if len(by_batches) > 1:
-        given = "; ".join(f"{batches} on {name_ranks(ranks)}" for batches, ranks in by_batches.items())
-        return (
-            f"the ranks iterate over {name!r} in unlike batches: {given}. They would make unlike numbers of steps, and "
-            "get other rows than planned. Give all ranks the same global_batch_size= and drop_last=."
-        )
+    for what in found[0].same:
+        by_value: dict[str, list[int]] = {}
+        for rank, terms in found.items():
+            by_value.setdefault(str(terms.same.get(what)), []).append(rank)
+        if len(by_value) > 1:
+            given = "; ".join(f"{what}={value} on {name_ranks(ranks)}" for value, ranks in by_value.items())
+            return (
+                f"the ranks begin to iterate over {name!r} unlike: {given}. They would make unlike numbers of steps, "
+                f"or get other rows than planned. Give all ranks the same rows, seed, epoch and batches.{_BY_HAND}"
+            )
     return ""

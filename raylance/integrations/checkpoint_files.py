@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import tempfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from ray.train import CheckpointUploadMode
 from raylance.environment import process, temporary
 from raylance.errors import ConfigError, RaylanceError, StateError
 from raylance.observe.record import open_folder
-from raylance.planning.state import FILE_NAME, read_state, write_state
+from raylance.planning.state import FILE_NAME, parse_state, read_state, write_state
 
 logger = logging.getLogger(__name__)
 
@@ -92,14 +93,18 @@ def newest_checkpoint(path: str | os.PathLike[str], storage_filesystem: Any = No
         StateError: If there is no such folder, or none of its checkpoints is whole.
     """
     filesystem, folder = open_folder(path, storage_filesystem)
-    inside = filesystem.get_file_info(pyarrow.fs.FileSelector(folder, allow_not_found=True))
+    is_folder = filesystem.get_file_info(folder).type is pyarrow.fs.FileType.Directory
+    inside = filesystem.get_file_info(pyarrow.fs.FileSelector(folder)) if is_folder else []
     names = [f"{info.path}/{FILE_NAME}" for info in inside if info.type is pyarrow.fs.FileType.Directory]
     states = [info for info in filesystem.get_file_info(names) if info.is_file]
     for info in sorted(states, key=lambda info: (info.mtime_ns or 0, info.path), reverse=True):
         checkpoint = ray.train.Checkpoint(os.path.dirname(info.path), filesystem=filesystem)
         try:
             _check_whole(checkpoint)
-        except StateError as error:
+        except (
+            StateError,
+            FileNotFoundError,
+        ) as error:  # Ray Train may delete it meanwhile: CheckpointConfig(num_to_keep=…)
             logger.warning("%s is not whole, and an earlier checkpoint is taken: %s", checkpoint.path, error)
         else:
             return checkpoint
@@ -111,9 +116,15 @@ def newest_checkpoint(path: str | os.PathLike[str], storage_filesystem: Any = No
 
 def _check_whole(checkpoint: ray.train.Checkpoint) -> None:
     with fetched(checkpoint) as directory:
-        read_state(directory)
-        if load_state_file(Path(directory, STATE_FILE)) is None and set(os.listdir(directory)) <= FILES:
+        parse_state(read_state(directory))
+        path = Path(directory, STATE_FILE)
+        if load_state_file(path) is None and set(os.listdir(directory)) <= FILES:
             raise StateError(f"it has neither {STATE_FILE} nor files of your own.")
+        # torch does not compare the checksums that it writes, and the values of a damaged file are other ones.
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as file:
+                if damaged := file.testzip():
+                    raise StateError(f"{STATE_FILE} is damaged: {damaged} in it has another checksum.")
 
 
 def check_room(checkpoint: ray.train.Checkpoint) -> None:
@@ -132,7 +143,8 @@ def check_room(checkpoint: ray.train.Checkpoint) -> None:
         return
     if Path(checkpoint.path).resolve().is_relative_to(Path(folder).resolve()):  # it lies there already
         return
-    needed = sum(file.stat().st_size for file in Path(checkpoint.path).rglob("*") if file.is_file())
+    needed = _bytes_in(checkpoint.path)
+    os.makedirs(folder, exist_ok=True)
     free = shutil.disk_usage(folder).free
     if needed + _RESERVE_BYTES > free:
         raise RaylanceError(
@@ -143,13 +155,23 @@ def check_room(checkpoint: ray.train.Checkpoint) -> None:
         )
 
 
+def _bytes_in(directory: str) -> int:
+    """The bytes of its files, also of those that links lead to: they are copied, too."""
+    needed = 0
+    for parent, _, names in os.walk(directory, followlinks=True):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # a file of the user's that is gone meanwhile
+                needed += os.stat(os.path.join(parent, name)).st_size
+    return needed
+
+
 def load_state_file(path: Path) -> dict[str, Any] | None:
     """The state in a checkpoint's directory, None where there is none."""
     try:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         return None
-    except (pickle.PickleError, EOFError, RuntimeError, ValueError) as error:
+    except Exception as error:  # of a file that was cut or overwritten, torch raises one of a dozen
         raise StateError(
             f"{path.name} of the checkpoint is damaged, or no state of raylance.report() ({type(error).__name__}); "
             "nothing was restored. Continue from an earlier checkpoint by checkpoint=, or start under a new run name."

@@ -149,6 +149,8 @@ class RunFigures:
             "reading": sum(rank.share * rank.read_rate for rank in there),
             "decoding": sum(rank.share * rank.decode_rate for rank in there),
         }
+        for stage in ("reading", "decoding"):  # ranks that were there for a while may have been slower
+            self.rates[stage] = max(self.rates[stage], self.rates["delivered"])
 
     @property
     def facts(self) -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.dataset
+import pyarrow.fs
 import tenacity
 from lance.commit import CommitConflictError
 from lance.fragment import FragmentMetadata, LanceFragment
@@ -45,9 +46,12 @@ def add_column(
         storage_options: Options of the object store.
 
     Raises:
-        ConfigError: If the dataset has the column with another type; the error shows both.
+        ConfigError: If the dataset has the column with another type; the error shows both. For a name with a dot or a
+            backtick, which filters cannot address.
         DatasetError: If the dataset cannot be opened.
     """
+    if not column or {*column} & {*".`"}:
+        raise ConfigError(f"a column cannot be named {column!r}: nothing was added. Leave out dots and backticks.")
     dataset = pin(uri, None, storage_options).open()
     if column in dataset.schema.names:
         _check_type(dataset, column, type)
@@ -70,10 +74,15 @@ def write_values(
         type: Arrow type of the column.
 
     Raises:
-        ConfigError: If there are not as many values as offsets, or the type cannot hold them.
+        ConfigError: If the offsets are not integers (n,), there are not as many values, or the type cannot hold them.
     """
-    rows = np.asarray(offsets, np.int64)
-    array = _as_arrow(values, type)
+    rows = np.asarray(offsets.detach() if hasattr(offsets, "detach") else offsets)
+    if rows.ndim != 1 or rows.dtype.kind not in "iu":
+        raise ConfigError(
+            f"row offsets of shape {rows.shape} and type {rows.dtype}: no part was written. Give integers, (n,): the "
+            "column _rowoffset of a batch."
+        )
+    rows, array = rows.astype(np.int64), _as_arrow(values, type)
     if len(rows) != len(array):
         raise ConfigError(
             f"{len(array):,} values are for {len(rows):,} row offsets: no part was written. Give each row one value."
@@ -99,10 +108,11 @@ def read_values(folder: str | os.PathLike[str], rows: int) -> pa.Table:
         CoverageError: If these are not as many rows as must have a value.
     """
     filesystem, path = open_folder(folder)
-    try:
-        table = pyarrow.dataset.dataset(path, format="arrow", filesystem=filesystem).to_table()
-    except FileNotFoundError:
-        table = pa.table({ROW_OFFSET: pa.array([], pa.int64())})
+    found = filesystem.get_file_info(pa.fs.FileSelector(path, allow_not_found=True))
+    parts = [file.path for file in found if file.extension == "arrow"]
+    table = pa.table({ROW_OFFSET: pa.array([], pa.int64()), _VALUE: pa.nulls(0)})
+    if parts:
+        table = pyarrow.dataset.dataset(parts, format="arrow", filesystem=filesystem).to_table()
     offsets, first = np.unique(table[ROW_OFFSET].to_numpy(), return_index=True)
     if len(offsets) != rows:
         raise CoverageError(
@@ -134,7 +144,8 @@ def write_column(
         storage_options: Options of the object store.
 
     Returns:
-        The number of rows of the newest version in which the column is null.
+        How many values were not written, since the fragments of their rows were compacted, rewritten or removed after
+        the version. 0 if all were.
 
     Raises:
         ConfigError: If the column has another type than the values, or the version has no such row offsets.
@@ -163,17 +174,20 @@ def _write(pinned: Source, column: str, values: pa.Table) -> int:
             f"{pinned.uri!r} has no column {column!r}: nothing was written. Add it with raylance.add_column, or name "
             f"one of {', '.join(newest.schema.names)}."
         )
-    _check_type(newest, column, values[_VALUE].type)
+    if len(values):  # else their type is not known
+        _check_type(newest, column, values[_VALUE].type)
     found = values[_VALUE].cast(newest.schema.field(column).type)  # equal, but an inner field may have another name
     kept = {fragment.fragment_id: fragment for fragment in newest.get_fragments()}
     offsets, first = np.unique(values[ROW_OFFSET].to_numpy(), return_index=True)
     changed: list[FragmentMetadata] = []
-    fields, start = set[int](), 0
+    fields, start, left = set[int](), 0, 0
     for old in pinned.open().get_fragments():
         end = start + old.count_rows()
         low, high = np.searchsorted(offsets, [start, end])
         fragment = kept.get(old.fragment_id)
-        if low < high and fragment is not None and _files(old) & _files(fragment):
+        if fragment is None or not _files(old) & _files(fragment):
+            left += int(high - low)
+        elif low < high:
             rows = old.scanner(columns=[], with_row_id=True).to_table()["_rowid"]
             here = {
                 "_rowid": rows.take(pa.array(offsets[low:high] - start)),
@@ -187,8 +201,8 @@ def _write(pinned: Source, column: str, values: pa.Table) -> int:
     if changed:
         operation = lance.LanceOperation.Update(updated_fragments=changed, fields_modified=sorted(fields))
         options = None if pinned.storage_options is None else dict(pinned.storage_options)
-        newest = lance.LanceDataset.commit(newest, operation, read_version=newest.version, storage_options=options)
-    return int(newest.count_rows(f"`{column}` IS NULL"))
+        lance.LanceDataset.commit(newest, operation, read_version=newest.version, storage_options=options)
+    return left
 
 
 def _files(fragment: LanceFragment) -> set[str]:
@@ -220,12 +234,12 @@ def _as_arrow(values: Any, type: pa.DataType) -> pa.Array:
             return values.cast(type)
         if not hasattr(values, "__array__"):
             return pa.array(values).cast(type)
-        rows = np.asarray(values)
+        rows = np.asarray(values.detach() if hasattr(values, "detach") else values)
         if pa.types.is_fixed_size_list(type):
             flat = rows.reshape(len(rows) * type.list_size, *rows.shape[2:])
             return pa.FixedSizeListArray.from_arrays(_as_arrow(flat, type.value_type), type=type)
         return pa.array(rows).cast(type)
-    except (pa.ArrowException, ValueError, TypeError) as error:
+    except (pa.ArrowException, ValueError, TypeError, RuntimeError, NotImplementedError) as error:
         raise ConfigError(
             f"the values do not fit the type {type} ({error}): no part was written. Convert them, or add the column "
             "with another type."

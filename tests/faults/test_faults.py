@@ -231,6 +231,7 @@ class Fatal(raylance.Decoder):
     """A number. Row 23 ends the process that decodes it, if the file is there: not while the dataset is opened."""
 
     armed: str = ""
+    row_s: float = 0.0
     shape, dtype = (), "int64"
 
     def open(self) -> "Fatal":
@@ -238,6 +239,7 @@ class Fatal(raylance.Decoder):
 
     def decode_into(self, encoded: memoryview, draws: np.ndarray, out: np.ndarray) -> None:
         out[...] = number = int.from_bytes(encoded, "little")
+        time.sleep(self.row_s)
         if number == 23 and os.path.exists(self.armed):
             if Path(self.armed).read_text() == "exit":
                 os._exit(1)
@@ -273,6 +275,31 @@ def test_a_row_that_ends_its_decoder_is_a_bad_row(
     assert (offset, column, stats["masked_rows"]) == (23, "number", 1)
     times = int(re.findall(r"it ended the process of its decoder (\d+) times", why)[0])
     assert 4 <= times <= stats["helpers_replaced"]
+
+
+@pytest.mark.slow
+def test_a_row_of_another_loader_ends_the_decoder_of_both(write_dataset: Callable[..., str], tmp_path: Path) -> None:
+    """A good row of the training data was masked for what a row of the validation data did to their decoder."""
+    uris = [
+        write_dataset(pa.table({"number": pa.array([n.to_bytes(2, "little") for n in numbers], pa.binary())}))
+        for numbers in (range(100, 160), range(20, 32))
+    ]
+    armed = tmp_path / "armed"
+    handles = [
+        raylance.dataset(uri, decode=Fatal("number", str(armed), 0.02), on_bad_row="mask", order="sequential")
+        for uri in uris
+    ]
+    armed.write_text("exit")
+    with handles[0].loader(num_decoders=1) as train, handles[1].loader(num_decoders=1) as val:
+        batches, of_val = [], val.iter_batches(global_batch_size=4)
+        for batch in train.iter_batches(global_batch_size=4):
+            batches.append(batch)
+            next(of_val, None)
+        found = [recorder_of(loader).stats.bad_rows for loader in (train, val)]
+        replaced = train.stats()["helpers_replaced"]
+    assert np.concatenate([batch["number"] for batch in batches]).tolist() == [*range(100, 160)]
+    assert [[offset for offset, _, _ in bad] for bad in found] == [[], [3]]
+    assert replaced, "they did share it"
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.fs
 import pytest
 import ray.train
@@ -16,6 +17,7 @@ import torch
 from ray.train.torch import TorchTrainer
 
 import raylance
+from raylance.integrations import checkpoint_files
 
 MEBIBYTE = 1 << 20
 BATCH = 100
@@ -111,15 +113,18 @@ def test_a_run_with_a_damaged_list_of_checkpoints_continues_under_another_name(i
 # ---- the newest whole checkpoint
 
 
-def write(folder: Path, name: str, step: int, loader: raylance.RankLoader) -> Path:
+def write(folder: Path, name: str, step: int, loader: raylance.RankLoader, weights: Any = ()) -> Path:
     directory = folder / name
     directory.mkdir(parents=True)
     (directory / "raylance_state.json").write_text(json.dumps(loader.state_dict()))
-    torch.save({"step": step}, directory / "state.pt")
+    state = {"step": step} | ({"weights": torch.from_numpy(weights)} if len(weights) else {})
+    torch.save(state, directory / "state.pt")
     return directory
 
 
-def test_the_newest_checkpoint_that_is_whole_is_found(images_uri: str, tmp_path: Path) -> None:
+def test_the_newest_checkpoint_that_is_whole_is_found(
+    images_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loader = raylance.dataset(images_uri, columns=["id"]).loader(runtime="threads")
     run = tmp_path / "a run"
     for step, name in enumerate(["z", "checkpoint_1", "own files", "half a state", "half a position", "no state"]):
@@ -130,7 +135,21 @@ def test_the_newest_checkpoint_that_is_whole_is_found(images_uri: str, tmp_path:
     (run / "half a state" / "state.pt").write_bytes(whole[: len(whole) // 2])
     (run / "half a position" / "raylance_state.json").write_text("")
     (run / "no state" / "state.pt").unlink()
+    write(run, "deleted meanwhile", 6, loader)
+    write(run, "other values", 7, loader, np.arange(50_000))
+    middle = bytearray((run / "other values" / "state.pt").read_bytes())
+    middle[200_000:200_064] = bytes(64)
+    (run / "other values" / "state.pt").write_bytes(middle)
+    read = checkpoint_files.read_state
+
+    def read_late(directory: str) -> Any:
+        if directory.endswith("deleted meanwhile"):
+            shutil.rmtree(directory)
+        return read(directory)
+
+    monkeypatch.setattr(checkpoint_files, "read_state", read_late)
     assert raylance.newest_checkpoint(run).path == str(run / "own files")
+    assert not (run / "deleted meanwhile").exists()
     shutil.rmtree(run / "own files")
     found = raylance.newest_checkpoint(run)
     assert found.path == str(run / "checkpoint_1")
@@ -139,9 +158,23 @@ def test_the_newest_checkpoint_that_is_whole_is_found(images_uri: str, tmp_path:
     assert raylance.newest_checkpoint("a run", local).path == "a run/checkpoint_1"
 
 
-@pytest.mark.parametrize("name", ["nowhere", "empty"])
+@pytest.mark.parametrize("kept", [1, 1_000, 40_000, 79_000])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_a_state_that_was_cut_anywhere_is_damaged(images_uri: str, tmp_path: Path, kept: int, has_zeros: bool) -> None:
+    """torch raises an OSError of its own at some lengths, which ended the search for a whole one."""
+    loader = raylance.dataset(images_uri, columns=["id"]).loader(runtime="threads")
+    for step in (1, 2):
+        write(tmp_path, f"checkpoint_{step}", step, loader, np.arange(10_000))
+    path = tmp_path / "checkpoint_2" / "state.pt"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:kept] + bytes(len(whole) - kept if has_zeros else 0))
+    assert raylance.newest_checkpoint(tmp_path).path == str(tmp_path / "checkpoint_1")
+
+
+@pytest.mark.parametrize("name", ["nowhere", "empty", "a file"])
 def test_a_folder_without_a_whole_checkpoint_is_refused(tmp_path: Path, name: str) -> None:
     """A run that should continue must not begin anew in silence."""
     (tmp_path / "empty").mkdir()
+    (tmp_path / "a file").touch()
     with pytest.raises(raylance.StateError, match="has no whole checkpoint, of 0 with.*Give the folder of a run"):
         raylance.newest_checkpoint(tmp_path / name)

@@ -267,7 +267,8 @@ def state(one: One) -> Any:
 
     pieces = tuple(
         (
-            p.item.position, p.item.low, p.stage.value, p.faults, p.deaths, left(p.not_before), p.decodes_there,
+            p.item.position, p.item.low, p.stage.value, p.faults, p.deaths, p.waits, left(p.not_before),
+            p.decodes_there,
             call(p.call), call(p.read), call(p.decode), p.read is not None and p.replaced < pool.replaced,
         )
         for p in dispatcher._inflight.entries

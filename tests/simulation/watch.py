@@ -53,6 +53,7 @@ from raylance.planning.plan import WorkItem
 from tests.simulation.schedule import DECODED_BYTES, EPOCH, PlannedRun, Scenario
 
 MAX_DEATHS = MAX_FAULTS + 7  # a step of 60 rows is halved six times
+MIN_ALONE = 2  # of them that decoded nothing but the row that is given up
 PAUSE_S = 1.0  # before another helper is placed for one that was refused
 
 
@@ -103,6 +104,7 @@ class Watch:
         self._hits: dict[tuple[int, int], set[int]] = {}
         self._blamed: Counter[tuple[int, int]] = Counter()
         self._deaths: Counter[tuple[int, int]] = Counter()  # of processes that decoded it and may have ended by it
+        self._alone: Counter[tuple[int, int]] = Counter()  # of those that decoded no other row
         self._gone_count = 0
         self._dismissed: set[int] = set()
         self._ahead: dict[tuple[int, int], int] = {}  # by chunk that follows: the reader that is to read it ahead
@@ -123,6 +125,7 @@ class Watch:
         self._hits.clear()
         self._blamed.clear()
         self._deaths.clear()
+        self._alone.clear()
         self._flying: dict[int, float] = {}  # charges of reads
         self._opened, self._ready = 0.0, list[tuple[int, float]]()
         self._answers: Any = None
@@ -181,6 +184,7 @@ class Watch:
             seen = self._calls.get(next(iter(helper.calls)))
             if may_be_rows and seen is not None and (type(seen.command) is Decode or seen.command.decodes):
                 self._deaths.update([] if seen.is_forgotten else self._keys(seen.item))
+                self._alone.update(self._keys(seen.item) if seen.item.rows == 1 and not seen.is_forgotten else [])
             else:
                 self._blame(seen)
 
@@ -277,7 +281,7 @@ class Watch:
                 raise Broken("cause", f"{item} is tried again, after {deaths} processes ended")
             return
         self._recover("a row given up")
-        if item.rows > 1 or deaths <= MAX_FAULTS:
+        if item.rows > 1 or deaths <= MAX_FAULTS or self._alone[next(iter(self._keys(item)))] < MIN_ALONE:
             raise Broken("cause", f"{item} is given up after {deaths} deaths")
 
     def _check_pool(self, number: int, kind: str, now: float) -> None:

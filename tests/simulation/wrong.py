@@ -57,8 +57,14 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
         ),
         "dead",
     ),
-    "blames the innocent": (_dispatcher("if call != calls[0]:", "if False:"), "cause"),
+    "blames the innocent": (_dispatcher("if call != calls[0] or fault.is_of_others:", "if False:"), "cause"),
     "gives a row up too soon": (_dispatcher("entry.deaths > MAX_FAULTS", "entry.deaths >= 2"), "cause"),
+    "blames a row for what its step did": (_in_flight("min(entry.deaths, SUSPECT_DEATHS)", "entry.deaths"), "cause"),
+    "holds a row for ever": (
+        _dispatcher("return entry.waits and self._has_others()", "return entry.waits"),
+        "deadlock",
+    ),
+    "holds a row for one without room": (_in_flight("if not each.waits", "if True"), "deadlock"),
     "never halves what ends its decoders": (_dispatcher("elif entry.item.rows > 1:", "elif False:"), "cause"),
     "never gives a row up": (_dispatcher('entry.given_up = f"it {why}"', "pass"), "cause"),
     "counts one cause twice": (_dispatcher("entry.faults += 1", "entry.faults += 2"), "cause"),
@@ -104,7 +110,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
     "never sees what is taken": (_dispatcher("                self._inflight.taken(position)\n", ""), "deadlock"),
     "decodes nothing": (
         _dispatcher(
-            "            if entry.stage is not Stage.READ or entry.read is None:\n",
+            "            if entry.stage is not Stage.READ or entry.read is None or self._has_to_wait(entry):\n",
             """
             entry.stage = Stage.DONE if entry.stage is Stage.READ else entry.stage
             if True:
@@ -144,7 +150,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
     "pauses for ever": (_dispatcher("PAUSES_S[entry.faults - 1]", "1e9"), "deadline"),
     "forgets faults at a split": (
         _in_flight(
-            "smaller.faults, smaller.deaths, smaller.not_before = entry.faults, entry.deaths, entry",
+            "smaller.faults, smaller.not_before = entry.faults, entry",
             "smaller.not_before = entry",
         ),
         "cause",
@@ -174,7 +180,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
         _pool("elif (since := helper.silent_since())", "elif helper.calls and (since := helper.silent_since())"),
         "deadline",
     ),
-    "is impatient": (_pool("now < helper.deadline:", "now + 15.0 < helper.deadline:"), "pool"),
+    "is impatient": (_pool("now >= helper.deadline}", "now + 15.0 >= helper.deadline}"), "pool"),
     "insists on each decoder": (
         _pool("not self._count(kind) and (kind", "(kind == 'decoder' or not self._count(kind)) and (kind"),
         "pool",
@@ -251,14 +257,14 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
     ),
     "tries again at once": (
         _dispatcher(
-            "if entry.stage is not Stage.WAITING or entry.not_before > self._now:",
-            "if entry.stage is not Stage.WAITING:",
+            "if entry.stage is not Stage.WAITING or entry.not_before > self._now or",
+            "if entry.stage is not Stage.WAITING or",
         ),
         "pause",
     ),
     "forgets the pause of an item that is split": (
         _in_flight(
-            "smaller.not_before = entry.faults, entry.deaths, entry.not_before", "_ = entry.faults, entry.deaths, 0"
+            "smaller.faults, smaller.not_before = entry.faults, entry.not_before", "smaller.faults = entry.faults"
         ),
         "pause",
     ),

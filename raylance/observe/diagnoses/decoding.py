@@ -59,6 +59,8 @@ def _advice(run: RunFigures) -> list[str]:
 
 def _more_decoders(run: RunFigures, decoders: float) -> list[str]:
     """How many would feed the trainer, and how many there is room for."""
+    if math.isinf(run.rates["decoding"]):  # no second of it was counted yet
+        return []
     ranks = len(run.ranks)
     each = max(1e-9, run.rates["decoding"]) / (max(1.0, decoders) * ranks)
     wanted = SPARE * run.rates["training"] / (each * ranks)

@@ -36,6 +36,8 @@ def _advice(run: RunFigures) -> list[str]:
 
 def _more_readers(run: RunFigures) -> list[str]:
     """Whether several would help: on a network they wait side by side; on one machine they share cores and disk."""
+    if math.isinf(run.rates["reading"]):  # no second of it was counted yet
+        return []
     readers = max(1.0, run.most("readers"))
     wanted = readers * SPARE * run.rates["training"] / max(1e-9, run.rates["reading"])
     needed = math.ceil(min(wanted, _MOST_READERS))

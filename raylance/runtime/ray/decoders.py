@@ -9,14 +9,16 @@ import dataclasses
 import importlib
 import logging
 import threading
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import ray
 
 from raylance.environment.connection import current_session, ray_session
 from raylance.runtime.ray.decode_actor import DecodeActor
+from raylance.runtime.ray.faults import is_helper_gone
 from raylance.settings import Options
 
 # A helper that dies takes nothing with it that the plan cannot tell again, so Ray's own restarts are not used: one
@@ -32,6 +34,30 @@ class HeldActor:
         self.handle, self.place = handle, place  # Ray session, and the CPUs that it takes
         self.pulse = handle.actor_id.remote()  # resolves once it runs
         self.holders = {holder}  # keys of loaders, which name their decoding by them
+        self._calls: deque[tuple[str, Future[Any]]] = deque()  # of all holders, in the order of its work
+        self._lock = threading.RLock()  # as below
+
+    def call(self, holder: str, send: Callable[[], tuple[Any, Any]]) -> tuple[Any, "Future[Any]"]:
+        """Sends a call of a holder; returns its result's reference, and the future of its receipt."""
+        with self._lock:
+            while self._calls and _is_answered(self._calls[0][1]):
+                self._calls.popleft()
+            result, receipt = send()
+            future: Future[Any] = receipt.future()
+            self._calls.append((holder, future))
+        return result, future
+
+    def is_at_work_for(self, holder: str) -> bool:
+        """Whether the first call that was not answered, if there is one, is this holder's. Once it is dead, that is
+        the call that it was at, as an actor takes one after the other.
+        """
+        with self._lock:
+            return next((of == holder for of, future in self._calls if not _is_answered(future)), True)
+
+
+def _is_answered(future: "Future[Any]") -> bool:
+    error = future.exception() if future.done() else None
+    return future.done() and (error is None or not is_helper_gone(error))
 
 
 logger = logging.getLogger(__name__)

@@ -5,6 +5,7 @@ live outside the trainer's placement group and die with the worker that made the
 """
 
 import contextlib
+import dataclasses
 import functools
 import math
 import queue
@@ -51,8 +52,8 @@ _LOOK_S = 1.0  # between looks whether the Ray session still exists: Ray reports
 class _Helper:
     """A helper actor that a loader holds, and which plans and decodings it knows."""
 
-    def __init__(self, actor: decoders.HeldActor, holder: str) -> None:
-        self._actor, self._holder, self.handle = actor, holder, actor.handle
+    def __init__(self, number: int, actor: decoders.HeldActor, holder: str) -> None:
+        self.number, self.actor, self._holder, self.handle = number, actor, holder, actor.handle
         self._installed: set[str] = set()
 
     def knows(self, key: str, value: Any) -> Any:
@@ -62,8 +63,13 @@ class _Helper:
             self._installed.add(key)
         return self.handle
 
+    def lost(self, error: BaseException) -> Lost:
+        """The event of its end."""
+        is_of_others = not self.actor.is_at_work_for(self._holder)
+        return Lost(self.number, dataclasses.replace(fault_of(error), is_of_others=is_of_others))
+
     def end(self, *, is_dead: bool) -> None:
-        decoders.let_go(self._holder, self._actor, is_dead=is_dead)
+        decoders.let_go(self._holder, self.actor, is_dead=is_dead)
 
 
 class RayRuntime(Runtime):
@@ -134,9 +140,9 @@ class RayRuntime(Runtime):
     def _keep(self, plan: Plan) -> Any:
         return ray.put(plan)
 
-    def _watch(self, ref: Any, to_event: Any, *about: Any) -> None:
+    def _watch(self, answer: "Future[Any]", to_event: Any, *about: Any) -> None:
         """Has an event posted when a call is answered, by Ray's own thread."""
-        ref.future().add_done_callback(functools.partial(_report, self._inbox, to_event, about))
+        answer.add_done_callback(functools.partial(_report, self._inbox, to_event, about))
 
     def _place(self, number: int, kind: Kind) -> None:
         if kind == "decoder":
@@ -147,28 +153,31 @@ class RayRuntime(Runtime):
             remote = ray.remote(ShardActor).options(num_cpus=0, scheduling_strategy=here, **decoders.NO_RESTARTS)
             handle: Any = remote.remote(self._read_spec, self._options)
             actor = decoders.HeldActor(handle, (self._session, 0.0), self._key)
-        self._helpers[number] = _Helper(actor, self._key)
-        self._watch(actor.pulse, _on_placed, number)
+        self._helpers[number] = _Helper(number, actor, self._key)
+        self._watch(actor.pulse.future(), _on_placed, number)
 
     def _ping(self, number: int) -> None:
-        self._watch(self._helpers[number].handle.actor_id.remote(), _on_alive, number)
+        helper = self._helpers[number]
+        self._watch(helper.handle.actor_id.remote().future(), _on_alive, helper)
 
     def _read(self, command: Read) -> None:
-        actor, (key, _) = self._helpers[command.helper].knows(*self._plan), self._plan
-        plain, second, receipt = actor.read.remote(key, command)
+        helper, (key, _) = self._helpers[command.helper], self._plan
+        plain, second, receipt = helper.knows(*self._plan).read.remote(key, command)
         self._results[command.call] = (plain, second)
-        self._watch(receipt, _on_done, command.helper, command.call)
+        self._watch(receipt.future(), _on_done, helper, command.call)
 
     def _prefetch(self, command: Prefetch) -> None:
-        actor, (key, _) = self._helpers[command.helper].knows(*self._plan), self._plan
-        self._watch(actor.begin.remote(key, command.dp_rank, command.chunk), _on_begun, command.helper)
+        helper, (key, _) = self._helpers[command.helper], self._plan
+        begun = helper.knows(*self._plan).begin.remote(key, command.dp_rank, command.chunk)
+        self._watch(begun.future(), _on_begun, helper)
 
     def _decode(self, command: Decode) -> None:
-        actor = self._helpers[command.helper].knows(self._key, self._decoding)
-        encoded = self._results[command.source][1]
-        decoded, receipt = actor.decode.remote(self._key, command.epoch, encoded, command.given_up)
+        helper, encoded = self._helpers[command.helper], self._results[command.source][1]
+        actor = helper.knows(self._key, self._decoding)
+        send = functools.partial(actor.decode.remote, self._key, command.epoch, encoded, command.given_up)
+        decoded, receipt = helper.actor.call(self._key, send)
         self._results[command.call] = (decoded, decoded)
-        self._watch(receipt, _on_done, command.helper, command.call)
+        self._watch(receipt, _on_done, helper, command.call)
 
     def _fetch(self, command: Fetch) -> None:
         plain, second = self._results[command.read]
@@ -222,19 +231,19 @@ def _on_placed(error: BaseException | None, _: Any, helper: int) -> Event:
     return NotPlaced(helper, fault_of(error), isinstance(error, RayActorError) and bool(error.actor_init_failed))
 
 
-def _on_alive(error: BaseException | None, _: Any, helper: int) -> Event:
-    return Alive(helper) if error is None else Lost(helper, fault_of(error))
+def _on_alive(error: BaseException | None, _: Any, helper: _Helper) -> Event:
+    return Alive(helper.number) if error is None else helper.lost(error)
 
 
-def _on_begun(error: BaseException | None, _: Any, helper: int) -> Event | Wake:
+def _on_begun(error: BaseException | None, _: Any, helper: _Helper) -> Event | Wake:
     # Any other error comes again with the first item that is asked for.
-    return Lost(helper, fault_of(error)) if error is not None and is_helper_gone(error) else Wake()
+    return helper.lost(error) if error is not None and is_helper_gone(error) else Wake()
 
 
-def _on_done(error: BaseException | None, receipt: Any, helper: int, call: int) -> Event:
+def _on_done(error: BaseException | None, receipt: Any, helper: _Helper, call: int) -> Event:
     if error is None:
         return Done(call, receipt)
-    return Lost(helper, fault_of(error)) if is_helper_gone(error) else _failure(call, error)
+    return helper.lost(error) if is_helper_gone(error) else _failure(call, error)
 
 
 def _failure(call: int, error: BaseException) -> Event:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
+import PIL.TiffImagePlugin
+import PIL.TiffTags
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -341,7 +343,7 @@ def test_a_damaged_image_is_no_fault_of_its_mask(masks_uri: str, first: str) -> 
         assert not handle.head(2)["mask"][1].any(), "there is no crop for it"
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "TIFF by XMP", "WEBP"])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "TIFF by a ratio", "TIFF by XMP", "WEBP"])
 def test_a_mask_that_its_image_is_turned_away_from_is_a_bad_row(write_dataset: Callable[..., str], kind: str) -> None:
     """With an orientation of 2 or 3, the image was mirrored and the mask was not, and nothing said so. A TIFF's tag was
     not seen at all.
@@ -351,6 +353,11 @@ def test_a_mask_that_its_image_is_turned_away_from_is_a_bad_row(write_dataset: C
     def turn_by(classes: np.ndarray, turn: int) -> bytes:
         if kind == "TIFF by XMP":  # such a TIFF has no size of its own for how it is displayed
             return encode(classes, "TIFF", tiffinfo={700: f'<x tiff:Orientation="{turn or 1}"/>'.encode()})
+        if kind == "TIFF by a ratio":
+            tags = PIL.TiffImagePlugin.ImageFileDirectory_v2()
+            tags[0x0112] = PIL.TiffImagePlugin.IFDRational(turn or 1)
+            tags.tagtype[0x0112] = PIL.TiffTags.RATIONAL
+            return encode(classes, "TIFF", tiffinfo=tags)
         return encode(classes, kind, orientation=turn, **({"lossless": True} if kind == "WEBP" else {}))
 
     turned = [turn_by(classes, turn) for turn in range(9)]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -212,6 +213,19 @@ def test_boxes_are_mapped_for_each_view_and_for_none_of_a_masked_row() -> None:
     assert np.isnan(points[2]).all()
     for none in ([], np.empty((0, 4))):
         assert [len(view) for view in map_boxes(none, crops, size)[0]] == [0, 0, 0]
+    assert map_points([], crops[0], size).shape == (0, 2)  # it was a ConfigError
+
+
+@pytest.mark.parametrize("far", [1e150, 1e160, np.inf])
+def test_a_box_of_any_size_is_kept_for_what_is_seen_of_it(far: float) -> None:
+    """Its area is no float: it was kept, though nothing of it is there."""
+    crop = np.array([0, 0, 100, 50, 100, 50, 0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        shown, keep = map_boxes([[-far, -far, far, far]], crop, (50, 100), least_visible=0.1)
+        assert (len(shown), keep.tolist()) == (0, [False])
+        shown, keep = map_boxes([[-far, -far, far, far]], crop, (50, 100))
+    assert keep.tolist() in ([True], [False])
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def uri(tmp_path: Path) -> str:
 
 
 def written(uri: str, folder: Path, values: Any, type: pa.DataType, *, meanwhile: Callable[[], object] = list) -> int:
-    """Values of all rows in two parts, of which one comes twice, as a run leaves them; returns the rows left null."""
+    """Writes values of all rows in two parts, one of them twice, as a run does; returns how many were not written."""
     raylance.add_column(uri, "found", type)
     version = lance.dataset(uri).version
     for part in (slice(0, 16), slice(0, 16), slice(16, ROWS)):
@@ -73,7 +73,7 @@ def test_other_writers_keep_their_rows(uri: str, tmp_path: Path) -> None:
         lance.write_dataset(more, uri, mode="append")
         lance.dataset(uri).delete("id = 3")
 
-    assert written(uri, tmp_path / "parts", np.arange(ROWS), pa.int32(), meanwhile=meanwhile) == 1
+    assert written(uri, tmp_path / "parts", np.arange(ROWS), pa.int32(), meanwhile=meanwhile) == 0
     table = lance.dataset(uri).to_table()
     ids = [*range(10), *range(15, 45)]
     assert table["id"].to_pylist() == [row for row in ids if row != 3] + [100, 101, 102]
@@ -91,9 +91,14 @@ def test_no_value_gets_into_a_row_of_another_fragment(uri: str, tmp_path: Path, 
         else:
             lance.write_dataset(dataset.to_table().slice(20), uri, mode="overwrite", max_rows_per_file=10)
 
+    raylance.add_column(uri, "found", pa.int32())
+    before = pa.array([-1] * ROWS, pa.int32())  # it counted nulls, and said 0
+    raylance.write_column(
+        uri, "found", pa.table({"_rowoffset": range(ROWS), "value": before}), version=lance.dataset(uri).version
+    )
     left = written(uri, tmp_path / "parts", np.arange(ROWS), pa.int32(), meanwhile=meanwhile)
-    table = lance.dataset(uri).to_table()
-    assert left == len(table) == table["found"].null_count
+    assert left == ROWS
+    assert set(lance.dataset(uri).to_table()["found"].to_pylist()) == {-1}
 
 
 def test_a_column_of_another_type_is_refused_before_any_value(uri: str) -> None:
@@ -109,12 +114,36 @@ def test_a_column_of_another_type_is_refused_before_any_value(uri: str) -> None:
         ([0, 1], [1.5, 2.5], "do not fit the type int32"),
         ([0, 1], ["a", "b"], "do not fit the type int32"),
         ([0, 1], [1, 2, 3], "3 values are for 2 row offsets: no part was written"),
+        ([0.9, 1.9], [1, 2], r"row offsets of shape \(2,\) and type float64"),
+        ([[0], [1]], [1, 2], r"row offsets of shape \(2, 1\) and type int64"),
+        ([None, 1], [1, 2], r"row offsets of shape \(2,\) and type object"),
+        ([0, 1], torch.ones(2, device="meta"), "do not fit the type int32"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(tmp_path: Path, offsets: list[int], values: list[Any], text: str) -> None:
     with pytest.raises(raylance.ConfigError, match=text):
         raylance.write_values(tmp_path, offsets, values, pa.int32())
     assert not list(tmp_path.iterdir())
+
+
+def test_no_value_is_no_error(uri: str, tmp_path: Path) -> None:
+    """It was a KeyError."""
+    raylance.add_column(uri, "found", pa.int32())
+    values = raylance.read_values(tmp_path / "parts", 0)
+    assert raylance.write_column(uri, "found", values, version=lance.dataset(uri).version) == 0
+
+
+def test_values_that_have_a_gradient_and_files_of_others_are_taken_as_they_are(tmp_path: Path) -> None:
+    raylance.write_values(tmp_path, [1, 0], torch.ones(2, requires_grad=True), pa.float32())
+    (tmp_path / "README").write_text("parts of a run")
+    assert raylance.read_values(tmp_path, 2).to_pydict() == {"_rowoffset": [0, 1], "value": [1.0, 1.0]}
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "a`b"])
+def test_a_name_that_no_filter_can_address_is_refused(uri: str, name: str) -> None:
+    with pytest.raises(raylance.ConfigError, match="a column cannot be named"):
+        raylance.add_column(uri, name, pa.int32())
+    assert lance.dataset(uri).schema.names == ["id"]
 
 
 def test_what_cannot_be_written_is_refused(uri: str, tmp_path: Path) -> None:
