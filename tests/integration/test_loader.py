@@ -216,27 +216,6 @@ def test_a_killed_helper_costs_no_row(images_uri: str, undisturbed: list[dict[st
         assert loader.stats()["helpers_replaced"] == 3
 
 
-def die_on_some_rows(encoded: bytes) -> np.ndarray:
-    if len(encoded) % 97 == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return np.zeros((2, 2, 3), np.uint8)
-
-
-@pytest.mark.slow
-@on_ray
-def test_a_crash_loop_ends_in_an_error_that_names_the_rows(write_dataset: Callable[..., str]) -> None:
-    values = [b"x" * (97 if row == 70 else 5) for row in range(100)]
-    uri = write_dataset(pa.table({"image": pa.array(values, pa.binary())}))
-    decode = raylance.Image("image", size=(2, 2), decode_fn=die_on_some_rows)
-    dataset = raylance.dataset(uri, decode=decode, order="sequential")
-    with dataset.loader(num_decoders=1) as loader:
-        seen = []
-        with pytest.raises(raylance.HelperError, match="between 70 and 79"):
-            for batch in loader.iter_batches(global_batch_size=10, with_row_offset=True):
-                seen += batch["_rowoffset"].tolist()
-        assert seen == list(range(70)), "what lay before the crash was delivered"
-
-
 def damaged(write_dataset: Callable[..., str]) -> str:
     good = encode(np.full((8, 8, 3), 200, np.uint8))
     values = [good[:40] if row == 33 else None if row == 57 else good for row in range(100)]
