@@ -147,8 +147,8 @@ def parse_state(saved: Mapping[str, Any]) -> State:
     fields = {field.name for field in dataclasses.fields(State)}
     given = {key: value for key, value in saved.items() if key != "format"}
     for number, names in _SINCE_FORMAT.items():
-        if found < number and not given.keys() & {*names}:
-            given |= dict.fromkeys(names, UNKNOWN)
+        if found < number:
+            given = dict.fromkeys(names, UNKNOWN) | given
     for number, names_of in _OLD_NAMES.items():
         if found < number:
             given = {names_of.get(key, key): value for key, value in given.items()}

@@ -268,7 +268,7 @@ torch.distributed.destroy_process_group()
         ("reshard", "rank 1 of 2 did not call reshard() for"),
         (
             "batches",
-            "global_batch_size=8 with remainder 'drop' on rank 0; global_batch_size=4 with remainder 'drop' on",
+            "global_batch_size=8 on rank 0; global_batch_size=4 on",
         ),
     ],
 )

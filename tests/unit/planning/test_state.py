@@ -218,12 +218,6 @@ def test_a_state_of_format_1_agrees_with_everything_that_it_did_not_say(caplog: 
         parse_state({key: value for key, value in STATE.to_dict().items() if key != "branch"})
 
 
-def test_a_state_of_an_older_format_may_have_a_later_field() -> None:
-    """Written by a development version: the field was dropped, and then missed."""
-    saved = as_of_format(2, STATE.to_dict()) | {"codecs": STATE.codecs}
-    assert parse_state(saved).codecs == STATE.codecs
-
-
 def test_what_a_state_may_say() -> None:
     for change in ({"seed": -1}, {"global_batch_size": None}, {"epoch": 0, "position": 0, "rows": 0}):
         assert parse_state(STATE.to_dict() | change) == dataclasses.replace(STATE, **change)
