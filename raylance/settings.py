@@ -21,7 +21,7 @@ class Options:
     """How a loader uses the machine. Nothing here changes what is delivered: ranks may have unlike options.
 
     Attributes:
-        num_decoders: Decode actors of each rank, shared by its loaders: the first that runs decodes, and a run goes on
+        num_decoders: Decode actors of each rank, shared by its loaders: the first that runs decodes; a run continues
             with those that found a place, with a warning, as long as one did. 0 decodes in threads of the shard actor.
             "auto" takes as many as there are free CPUs. Where none runs within 5 s, the shard actor decodes until one
             does. Idle ones are given back, and asked for again when the trainer waits for decoding. (min, max) begins
