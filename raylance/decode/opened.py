@@ -147,7 +147,7 @@ class OpenColumn(abc.ABC):
 
         def decode_row(row: int) -> int:
             """Returns how often the row was left to a slow way."""
-            opened = self.opened  # an error of opening is no row's
+            opened = self.opened  # an error of opening is not a row's fault
             before = _fallbacks(opened)
 
             def work() -> None:

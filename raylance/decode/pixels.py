@@ -109,7 +109,7 @@ class PixelDecoder:
 
 def jpeg_size(data: memoryview) -> tuple[int, int] | None:
     """Stored height and width of a JPEG that fast codecs decode as Pillow does. None for other data: a JPEG of other
-    colours, or too large for Pillow, and what is no JPEG.
+    colours, or too large for Pillow, and other formats.
     """
     if data[: len(_JPEG)] != _JPEG:
         return None

@@ -228,6 +228,7 @@ class HelperPool:
         found = self._helpers.pop(helper, None)
         if found is None:
             return []
+        line = f"a {found.kind} died as it started: {fault.what}"
         if not permanent and now + _PAUSE_S < found.deadline:
             self._want(found.kind, now + _PAUSE_S, found.deadline)
         elif self._is_missed(found.kind):
@@ -237,11 +238,8 @@ class HelperPool:
             )
             self.failure = GiveUp(error)
         else:
-            return [
-                Log(logging.WARNING, self._work_without(found.kind, f"died as it started: {fault.what}")),
-                Dismiss(helper),
-            ]
-        return [Log(logging.WARNING, f"a {found.kind} died as it started: {fault.what}"), Dismiss(helper)]
+            line = self._work_without(found.kind, f"died as it started: {fault.what}")
+        return [Log(logging.WARNING, line), Dismiss(helper)]
 
     def lost(self, helper: int, now: float) -> tuple[list[int], list[Output]]:
         """Has a helper replaced that ran and is gone. Returns the calls that it has not answered, in the order in which
@@ -302,7 +300,7 @@ class HelperPool:
         return [*logs, *map(Dismiss, late)]
 
     def _work_without(self, kind: Kind, why: str) -> str:
-        """Wants one fewer; returns a line for the log."""
+        """Wants only those that are there; returns a line for the log."""
         self.wanted[kind] = min(self.wanted[kind], self._count(kind))  # it may have been one more than is wanted by now
         return (
             f"a {kind} {why}. The loader works with {self._count(kind)} of {self._asked[kind]} {kind}s, with the same "

@@ -101,10 +101,7 @@ def newest_checkpoint(path: str | os.PathLike[str], storage_filesystem: Any = No
         checkpoint = ray.train.Checkpoint(os.path.dirname(info.path), filesystem=filesystem)
         try:
             _check_whole(checkpoint)
-        except (
-            StateError,
-            FileNotFoundError,
-        ) as error:  # Ray Train may delete it meanwhile: CheckpointConfig(num_to_keep=…)
+        except (StateError, FileNotFoundError) as error:  # the latter if num_to_keep= deletes it meanwhile
             logger.warning("%s is not whole, and an earlier checkpoint is taken: %s", checkpoint.path, error)
         else:
             return checkpoint

@@ -19,13 +19,8 @@ import lance
 
 T = TypeVar("T")
 
-_SCHEMES = (
-    "s3",
-    "s3+ddb",
-    "gs",
-    "az",
-    "abfss",
-)  # whose stores take these options; others may refuse what they don't know
+# Of stores that take these options; others may refuse what they don't know.
+_SCHEMES = ("s3", "s3+ddb", "gs", "az", "abfss")
 _OPTIONS = {"timeout", "connect_timeout", "client_max_retries", "client_retry_timeout", "download_retry_count"}
 _PREFIXES = ("aws_", "google_", "azure_", "object_store_")
 _REQUEST_S = 30.0  # longest request, and

@@ -24,8 +24,8 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     """One rank's batches, whole, for `DataLoader(IterableDataset(handle, …), batch_size=None)`.
 
     Of k workers, worker w makes steps w, w + k, …: DataLoader asks its workers in turn, so the steps come in the order
-    of the plan for every k, their number alone is the position, and each row belongs to one
-    pair of data-parallel rank and worker.
+    of the plan for every k, their number alone is the position, and each row belongs to one pair of
+    data-parallel rank and worker.
     """
 
     def __init__(

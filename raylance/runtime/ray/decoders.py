@@ -35,7 +35,7 @@ class HeldActor:
         self.pulse = handle.actor_id.remote()  # resolves once it runs
         self.holders = {holder}  # keys of loaders, which name their decoding by them
         self._calls: deque[tuple[str, Future[Any]]] = deque()  # of all holders, in the order of its work
-        self._lock = threading.RLock()  # as below
+        self._lock = threading.RLock()  # reentrant, as that of the module
 
     def call(self, holder: str, send: Callable[[], tuple[Any, Any]]) -> tuple[Any, "Future[Any]"]:
         """Sends a call of a holder; returns its result's reference, and the future of its receipt."""
