@@ -378,8 +378,9 @@ class Dispatcher:
 
     def _send_decodes(self) -> None:
         # A row that waits for a fresh decoder gets it before others use it.
-        for entry in sorted(self._inflight.entries, key=lambda entry: not entry.is_suspect):
-            if entry.stage is not Stage.READ or entry.read is None or self._has_to_wait(entry):
+        read = [entry for entry in self._inflight.entries if entry.stage is Stage.READ]
+        for entry in sorted(read, key=lambda entry: not entry.is_suspect):
+            if entry.read is None or self._has_to_wait(entry):
                 continue
             if self._pool.reader_decodes(self._now):  # no decoder is left: it is read again, and decoded there
                 self._again(entry, Stage.WAITING)

@@ -110,7 +110,7 @@ BROKEN: dict[str, tuple[Wrong, str]] = {
     "never sees what is taken": (_dispatcher("                self._inflight.taken(position)\n", ""), "deadlock"),
     "decodes nothing": (
         _dispatcher(
-            "            if entry.stage is not Stage.READ or entry.read is None or self._has_to_wait(entry):\n",
+            "            if entry.read is None or self._has_to_wait(entry):\n",
             """
             entry.stage = Stage.DONE if entry.stage is Stage.READ else entry.stage
             if True:
