@@ -209,15 +209,16 @@ class Dispatcher:
         if commands:
             line = f"a helper is replaced, its work is done again ({fault.what})"
             self._out.append(FaultSeen(line, replaces_helper=True))
+        decoded = {call for call, entry in entries if entry.stage is Stage.DECODING or entry.decodes_there}
         for call, entry in entries:
             self._out.append(Forget((call,)))
-            decoded = entry.stage is Stage.DECODING or entry.decodes_there
             self._again(entry, Stage.READ if entry.stage is Stage.DECODING else Stage.WAITING)
-            # It was working on the first that it had, and on no other; that may be the work of a pass that is over, or
-            # of another loader.
+        # It was working on the first that it had, and on no other; that may be the work of a pass that is over, or of
+        # another loader.
+        for call, entry in entries[:1]:
             if call != calls[0] or fault.is_of_others:
                 continue
-            if decoded and fault.may_be_rows:
+            if call in decoded and fault.may_be_rows:
                 self._suspect(entry, fault)
             elif self._blame(entry, fault):
                 self._split(entry)
@@ -249,11 +250,16 @@ class Dispatcher:
         head = self._inflight.head
         if head is not None:
             head.error = error
+            if head.call is not None:  # nobody waits for the answer any more
+                del self._by_call[head.call]
+                self._out.append(Forget((head.call,)))
             self._again(head, Stage.FAILED)
 
     def _has_others(self) -> bool:
-        """Whether there are rows that may show that decoders work."""
-        return any(entry.item.rows and not entry.waits for entry in self._inflight.entries)
+        """Whether there are rows that may show that decoders work; those that have failed will not be tried again."""
+        return any(
+            entry.item.rows and not entry.waits and entry.stage is not Stage.FAILED for entry in self._inflight.entries
+        )
 
     def _check_fetch(self) -> None:
         """Has work done again whose results take too long to get here."""

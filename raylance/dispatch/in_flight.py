@@ -160,8 +160,10 @@ class InFlight:
 
     def has_room(self, entry: InFlightItem) -> bool:
         """Whether an item may be sent now."""
-        is_next = not self._ready and entry is next((each for each in self.entries if not each.waits), self.entries[0])
-        return is_next or self.used_bytes + entry.reserved_bytes <= self._sizes.limit_bytes
+        used, head = self.used_bytes, self.entries[0]
+        is_next = not self._ready and entry is head
+        # The head may wait until another row is decoded, which may be one that exceeds the limit by itself.
+        return is_next or (head.waits and not used) or used + entry.reserved_bytes <= self._sizes.limit_bytes
 
     def deliver(self) -> None:
         """Delivers the head; it counts until its last step is taken."""

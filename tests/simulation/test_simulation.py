@@ -32,8 +32,12 @@ RARE = {
     "does not wake its thread when it is closed": 122,
     "drops the last event when it is closed": 135,
     "gives up a whole item for one bad step": 140,
+    "holds a row for one that has failed": 266,
     "sends work that is done again to a decoder that may be dead": 481,
+    "holds a row for ever": 5946,
+    "holds a row for one without room": 7722,
     "does not ping those that owe an answer": 33612,
+    "waits for what nobody needs any more": 51823,
 }
 
 

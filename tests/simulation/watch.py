@@ -371,7 +371,9 @@ class Watch:
             raise Broken("order", f"{command} decodes what is not to be decoded")
         used = sum(self._flying.values()) + sum(charge for _, charge in self._ready)
         is_first = (item.position, item.low) == self._next and not self._ready
-        if self._is_exact and used + charge > self._limit and not is_first and item.rows:
+        # While the head waits for another row to be decoded, that may be larger than the limit.
+        is_alone = not used and any(deaths > MAX_FAULTS for deaths in self._deaths.values())
+        if self._is_exact and used + charge > self._limit and not (is_first or is_alone) and item.rows:
             raise Broken("bytes", f"{used:.0f} and {charge:.0f} more, of {self._limit:.0f}")
         self._flying[command.call] = charge
         if is_first and used + charge > self._limit:
@@ -426,7 +428,9 @@ class Watch:
             self._recover("ended by a helper that cannot start")
         elif isinstance(error, HelperError):
             hits = self._hits.get(self._next, set())
-            if len(hits) <= MAX_FAULTS:
+            # Rows after it may have ended so many decoders that no decoder is believed to work.
+            is_row = "no other row was decoded" in str(error) and max(self._deaths.values()) > MAX_FAULTS
+            if len(hits) <= MAX_FAULTS and not is_row:
                 raise Broken("cause", f"{error}, and {self._next} was hit by {sorted(hits)}")
             self._recover("ended by work lost again and again")
         else:

@@ -545,13 +545,20 @@ def _alone(item: WorkItem) -> set[int]:
 
 
 def play_with_fatal(
-    rows: int, fatal: set[int], decoders: int = 2, fault: Fault = ENDED, killed: Sequence[int] = ()
+    rows: int,
+    fatal: set[int],
+    decoders: int = 2,
+    fault: Fault = ENDED,
+    killed: Sequence[int] = (),
+    fails: Sequence[int] = (),
+    item_rows: int | None = None,
 ) -> tuple[Driver, dict[int, str]]:
     """Plays a pass of one step whose `fatal` rows end each decoder that tries them; the decoders of those `killed` are
-    killed once, as they try the row by itself. Returns what is said of rows that are given up.
+    killed once, as they try the row by itself, and each that `fails` is an error. Returns what is said of rows that are
+    given up.
     """
     to_kill = set(killed)
-    driver = Driver(make_pool(decoders), rows, item_rows=rows, global_batch_size=rows)
+    driver = Driver(make_pool(decoders), rows, item_rows=item_rows or rows, global_batch_size=rows)
     driver.start()
     given_up, answered, items = dict[int, str](), set[int](), dict[int, WorkItem]()
     for _ in range(200):
@@ -565,6 +572,8 @@ def play_with_fatal(
             driver.handle(Done(command.call, RAW))
         elif isinstance(command, Fetch):
             driver.handle(Fetched(command.call, None, None))
+        elif {*fails} & _rows(items[command.source]):
+            driver.handle(Failed(command.call, ValueError("the row says no")))
         elif command.given_up or not (
             fatal & _rows(items[command.source]) or {*to_kill} & _alone(items[command.source])
         ):
@@ -619,11 +628,36 @@ def test_the_first_rows_of_a_pass_may_end_their_decoders(fatal: set[int]) -> Non
     assert GiveUp not in kinds(driver.commands)
 
 
-@pytest.mark.parametrize("decoders", [1, 2])
-def test_a_decoder_that_can_decode_nothing_ends_the_pass(decoders: int) -> None:
-    driver, given_up = play_with_fatal(64, {*range(64)}, decoders=decoders)
+@pytest.mark.parametrize("item_rows", [64, 8, 3])
+@pytest.mark.parametrize("decoders", [1, 2, 3])
+def test_a_decoder_that_can_decode_nothing_ends_the_pass(decoders: int, item_rows: int) -> None:
+    """The item that ends it may have waited at the decoder that was lost: it was put back, and its error forgotten."""
+    driver, given_up = play_with_fatal(64, {*range(64)}, decoders=decoders, item_rows=item_rows)
     assert not given_up
     assert "no other row was decoded so far" in str(driver.last(GiveUp).error)
+    forgotten = {call for each in driver.given(Forget) for call in each.calls}
+    assert {each.call for kind in (Read, Decode) for each in driver.given(kind)} <= forgotten, "nothing stays anywhere"
+
+
+def test_a_row_that_waits_for_others_does_not_wait_for_one_that_has_failed() -> None:
+    """The pass never ended: the error of the second row came after the first row, which waited for the second one."""
+    driver, given_up = play_with_fatal(2, {0}, fails=[1], item_rows=1)
+    assert not given_up
+    assert "no other row was decoded so far" in str(driver.last(GiveUp).error)
+
+
+def test_a_row_that_waits_for_others_leaves_the_limit_to_them() -> None:
+    """The next item went beyond the limit, beside others in work; one that is larger than the limit goes alone."""
+    driver = Driver(make_pool(1), rows=4, item_rows=1, global_batch_size=4)
+    inflight = driver.dispatcher._inflight
+    driver.start()
+    head, second, third, fourth = inflight.entries
+    head.waits, head.stage, third.stage, fourth.stage = True, Stage.WAITING, Stage.READ, Stage.WAITING
+    second.stage, second.reserved_bytes = Stage.WAITING, 1e12
+    assert not inflight.has_room(second)
+    third.stage = Stage.WAITING
+    assert inflight.has_room(second)
+    assert inflight.has_room(head)
     assert len(driver.given(Place)) < 40
 
 
@@ -663,3 +697,23 @@ def test_a_suspect_is_tried_by_a_fresh_decoder() -> None:
     assert pool.decoder(responsive=False, fresh=True) == 3
     pool.send(3, 2.0)
     assert pool.decoder(responsive=False, fresh=True) is None or pool.decoder(responsive=False, fresh=True) == 2
+
+
+@pytest.mark.parametrize("is_queued", [True, False])
+def test_the_pass_ends_with_its_head_wherever_that_is(is_queued: bool) -> None:
+    """It waited at the decoder that was lost, and was put back without its error; or its read was kept for ever."""
+    driver = Driver(make_pool(1), rows=6, item_rows=1, global_batch_size=6)
+    driver.start()
+    first, second, *others = driver.given(Read)
+    driver.handle(Done(second.call, RAW))
+    if is_queued:
+        driver.handle(Done(first.call, RAW))
+    _, suspect, *held = driver.dispatcher._inflight.entries
+    suspect.deaths = MAX_FAULTS
+    for entry in held:
+        entry.waits = True
+    driver.handle(Lost(driver.last(Decode).helper, ENDED))
+    assert "no other row was decoded so far" in str(driver.last(GiveUp).error)
+    forgotten = {call for each in driver.given(Forget) for call in each.calls}
+    assert {each.call for kind in (Read, Decode) for each in driver.given(kind)} <= forgotten
+    assert len(others) == 4
