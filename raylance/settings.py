@@ -35,9 +35,11 @@ class Options:
             rank's node, divided among the ranks there.
         max_window_bytes: Most bytes of raw rows that a shard actor holds, the next window included, by what was read. A
             window or a step that does not fit is read in parts, in the same order, which takes longer; a row that is
-            larger by itself is an error. The block that is just being read, about a sixteenth of it and 32 MiB at the
-            most, comes on top: more only where rows suddenly grow. How large windows are follows from `window_bytes` of
-            `raylance.dataset`, which is the same for all ranks.
+            larger by itself is an error. The block that is just being read, about an eighth of it and 32 MiB at the
+            most, comes on top: more only where rows suddenly grow. With threads, columns that nobody decodes are views
+            of a window: while a batch of it is kept, so is the window. As long as more than one window is kept so,
+            batches are copies, and at most as many bytes again come on top. How large windows are follows from
+            `window_bytes` of `raylance.dataset`, which is the same for all ranks.
         max_inflight_bytes: Most bytes of raw and decoded tables on their way to a rank, or one row that is larger. The
             step that is being put together comes on top.
         placement_timeout_s: Seconds that helpers may take to be placed and to start.

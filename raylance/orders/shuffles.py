@@ -15,6 +15,8 @@ from raylance.orders.order import SHARD_BYTES, Auto, Epoch, Facts, Order, Resolv
 from raylance.orders.permutation import BoolArray, Int64Array, UInt64Array, permute, subkeys, unpermute
 
 _MAX_AUTO_LANES = 32
+_MIN_AUTO_LANES = 4  # a batch of fewer windows is hardly mixed
+_LARGE_ROW_BYTES = SHARD_BYTES / 8
 _MAX_LANES = 1 << 20  # each step enumerates them
 _MAX_AUTO_WINDOW_SHARDS = 16
 _MAX_TABLE = 1 << 18  # entries: 2 MiB, and four tables are kept
@@ -57,7 +59,9 @@ class _Laned(Order):
 
     def resolve(self, facts: Facts) -> Resolved:
         """See `Order.resolve`. Sizes that are "auto" fit the memory."""
-        lanes = auto_lanes(facts.global_batch_size) if isinstance(self.lanes, str) else self.lanes
+        lanes = self.lanes
+        if isinstance(lanes, str):
+            lanes = auto_lanes(facts.global_batch_size, facts.window_bytes, facts.row_bytes)
         # Bytes of one lane's window: half of the limit, because the next window arrives while this one drains. The
         # lanes of all ranks count, since with an order that depended on the world size each world would get other
         # batches.
@@ -280,7 +284,8 @@ class WindowShuffle(_Laned):
     Attributes:
         shard_rows: Rows of one shard. "auto": several MiB; "fragment": shards are the dataset's fragments.
         window_shards: Shards of one window. "auto": as many as `window_bytes` allows.
-        lanes: Parallel streams. "auto": the largest divisor of the global batch size up to 32.
+        lanes: Parallel streams. "auto": the largest divisor of the global batch size up to 32, or, for windows smaller
+            than 256 MiB with rows of up to 512 KiB, fewer: as many as leave each lane 4 MiB at a time, but at least 4.
     """
 
     name: ClassVar[str] = "window"
@@ -304,9 +309,14 @@ class Sequential(_Laned):
     lanes: int | Auto = 1
 
 
-def auto_lanes(global_batch_size: int) -> int:
-    """The largest divisor of the global batch size up to 32."""
-    return max(d for d in range(1, _MAX_AUTO_LANES + 1) if global_batch_size % d == 0)
+def auto_lanes(global_batch_size: int, window_bytes: float, row_bytes: float) -> int:
+    """The largest divisor of the global batch size, of those that leave each lane enough for one read.
+
+    A read costs the same whatever it reads, up to some MiB; large rows are read one by one, whatever is beside them.
+    """
+    fitting = int(window_bytes / 2 / SHARD_BYTES) if row_bytes <= _LARGE_ROW_BYTES else _MAX_AUTO_LANES
+    most = min(max(fitting, _MIN_AUTO_LANES), _MAX_AUTO_LANES)
+    return max(d for d in range(1, most + 1) if global_batch_size % d == 0)
 
 
 @functools.lru_cache(maxsize=64)

@@ -96,7 +96,7 @@ class PlanSummary:
             and which share of the stored rows around it the first window of rank 0 needs, which decides.
         window_bytes: Bytes of raw rows that one rank reads together, approximately.
         held_bytes: Bytes of raw rows that one rank holds, those in use and those that are read ahead, approximately. At
-            most `max_window_bytes`, plus a sixteenth of it while rows are read.
+            most `max_window_bytes`, plus an eighth of it while rows are read.
         row_bytes: Bytes of a row as it is read, approximately. The other two follow from it.
         measure: How `row_bytes` was measured.
     """

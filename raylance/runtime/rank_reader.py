@@ -20,13 +20,17 @@ class RankReader:
     """Reads one rank's rows ahead, and gathers its items from them."""
 
     def __init__(self, read_spec: ReadSpec, options: Options, *, own_memory: bool = False) -> None:
-        """Opens nothing yet. Without `own_memory`, what is returned may be a view of what is held here, which the next
-        call may overwrite: copy it (as sending it through Ray does) before then.
+        """Opens nothing yet. Without `own_memory`, what is returned may be a view of memory that the next call
+        overwrites, or returns once more: copy it (as sending it through Ray does) before then.
         """
         self._decoding, self._own_memory = read_spec.in_helpers, own_memory
         self._opened = self._decoding.open() if self._decoding else None
         self._ahead = ReadAhead(
-            read_spec.source, options.max_window_bytes, options.read_timeout_s, own_memory=own_memory
+            read_spec.source,
+            options.max_window_bytes,
+            options.read_timeout_s,
+            lends=own_memory,
+            at_once=self._decoding is None,  # else decoding needs the cores just when a window ends
         )
         self._plans: dict[str, Plan] = {}
         threads = 1 if options.decode_threads == "auto" else options.decode_threads

@@ -26,6 +26,7 @@ _PREFIXES = ("aws_", "google_", "azure_", "object_store_")
 _REQUEST_S = 30.0  # longest request, and
 _CONNECT_S = 5.0  # longest time of connecting: Lance's own defaults
 _EXIT_S = 1.0
+_SOON_S = 0.5
 _running: set[Future[Any]] = set()
 
 
@@ -94,18 +95,18 @@ def result_of(future: Future[T], limit_s: float, progress: Callable[[], object] 
     Raises:
         TimeoutError: If it takes longer. The call continues, and nobody waits for it.
     """
-    before = progress()
+    before, wait_s = None, min(limit_s, _SOON_S)  # most results come soon, and `progress` is not for nothing
     while True:
         try:
-            return future.result(min(limit_s, threading.TIMEOUT_MAX))
+            return future.result(min(wait_s, threading.TIMEOUT_MAX))
         except TimeoutError:
             if future.done():  # the error is the call's own, or it has ended just now
                 return future.result()
-            now = progress()
+            now = (progress(),)
             if now == before:
                 future.cancel()
                 raise TimeoutError(f"the storage has not answered for {limit_s:g} s") from None
-            before = now
+            before, wait_s = now, limit_s
 
 
 def requests_of(dataset: lance.LanceDataset) -> int:

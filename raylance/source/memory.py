@@ -1,12 +1,13 @@
-"""Owns memory that rows are copied into as they are read, and that is reused: fresh memory costs more than the copy.
-Never reads, and never decides when memory may be reused.
+"""Owns the rows of a portion as they are read: each is copied once, where possible to the line that it is delivered
+from. Never reads, and never decides which rows are here.
 """
 
 import abc
 import ctypes
 import dataclasses
 import platform
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from raylance.orders.permutation import Int64Array
+
+Bytes = npt.NDArray[np.uint8]
+Lend = Callable[[int], Bytes]  # of at least so many bytes
 
 _GROWTH = 1.5
 _SPARE = 1.05  # of the bytes that the first rows predict
@@ -25,24 +29,37 @@ _ARENAS = 4  # more would only help threads that allocate many small pieces
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
 
 
+def _fresh(nbytes: int) -> Bytes:
+    return np.empty(nbytes, dtype=np.uint8)
+
+
 class RowMemory:
     """Rows by column. Columns of numbers, bytes, or lists of numbers, without nulls, are each in one piece.
 
-    Other columns are kept as they come, and joined when they are read.
+    Other columns are kept as they come, and joined when they are read. With `lines`, columns of values of one size are
+    stored line by line, if all of them fit, which saves gathering them later.
 
     Attributes:
         rows: Rows that are here.
         schema: Schema of the last table that was appended.
     """
 
-    def __init__(self, most_bytes: int) -> None:
-        """Holds nothing yet; it reserves at most so many bytes for rows that are still to come."""
-        self._most_bytes = most_bytes
+    def __init__(
+        self, most_bytes: int, expected: int = 0, lines: Int64Array | None = None, lend: Lend = _fresh
+    ) -> None:
+        """Holds nothing yet.
+
+        Args:
+            most_bytes: Most bytes to reserve for rows that are still to come.
+            expected: Rows to expect.
+            lines: The line of each row, int64, shape (expected,), a permutation; None stores rows as they come.
+            lend: Gives memory. What is returned here are views of it, so it must last as long as they do.
+        """
+        self._most_bytes, self._expected, self._lines, self._lend = most_bytes, expected, lines, lend
         self._columns: dict[str, _Column] = {}
         self.schema = pa.schema([])
-        self._expected = 0
-        self._lines: Int64Array | None = None
         self._stored: pa.Table | None = None
+        self._making = threading.Lock()
         self.rows = 0
 
     @property
@@ -51,38 +68,55 @@ class RowMemory:
         return sum(len(part.memory) for part in self._parts())
 
     def _parts(self) -> "Iterator[_Bytes]":
-        for column in self._columns.values():
+        for column in list(self._columns.values()):
             yield from column.parts
 
-    def begin(self, rows: int, lines: Int64Array | None = None) -> None:
-        """Drops all rows, and expects so many others; arrays that were returned become invalid.
+    def place(self, at: int, table: pa.Table) -> frozenset[str]:
+        """Copies rows to their lines before they are appended: row `at` is the table's first one.
 
-        Args:
-            rows: Rows to expect.
-            lines: The line of each row, int64, shape (rows,), a permutation: columns of values of one size are then
-                stored line by line, if all of them fit, which saves gathering them later.
+        Several threads may do so at once, in any order, and again with the same rows.
+
+        Returns:
+            The columns that were copied, for `append`.
         """
-        self._expected, self.rows, self._lines, self._stored = rows, 0, lines, None
-        for column in self._columns.values():
-            column.begin(lines)
+        placed = set()
+        for name in table.column_names if self._lines is not None else ():
+            column = self._column(name, table)
+            if column.lines is not None and column.place(at, table[name].chunks):
+                placed.add(name)
+        return frozenset(placed)
 
-    def append(self, table: pa.Table) -> None:
-        """Copies rows, all of one schema."""
+    def append(self, table: pa.Table, placed: frozenset[str] = frozenset()) -> None:
+        """Adds rows, all of one schema; copies the columns that `place` has not."""
         self.schema, self._stored = table.schema, None
-        fitting = (self._most_bytes - sum(part.used for part in self._parts())) * table.num_rows / max(1, table.nbytes)
         for name in table.column_names:
-            column = self._columns.get(name)
-            if column is None:
-                column = self._columns[name] = _make_column(table.schema.field(name).type)
-                column.begin(self._lines)
-            rows = self.rows
+            column, rows = self._column(name, table), self.rows
+            if name in placed and column.lines is not None:
+                column.cut(rows + table.num_rows)
+                continue
+            fitting_rows = self._fitting_rows(table)
             for chunk in table[name].chunks:
-                room = _Room((self._expected - rows) / max(1, len(chunk)), fitting / max(1, len(chunk)))
+                room = _Room((self._expected - rows) / max(1, len(chunk)), fitting_rows / max(1, len(chunk)))
                 if not column.append(chunk, room):
                     column = self._columns[name] = _Chunks(column.arrays(rows))
                     column.append(chunk, room)
                 rows += len(chunk)
         self.rows += table.num_rows
+
+    def _column(self, name: str, table: pa.Table) -> "_Column":
+        """The column of this name, made with the first table."""
+        with self._making:
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = _make_column(table.schema.field(name).type, self._lend)
+                if self._lines is not None and self._expected <= self._fitting_rows(table):
+                    column.store_by(self._lines)
+            return column
+
+    def _fitting_rows(self, table: pa.Table) -> float:
+        """How many more rows such as these have room."""
+        used = sum(part.used for part in self._parts())
+        return float((self._most_bytes - used) * table.num_rows / max(1, table.nbytes))
 
     def cut(self, rows: int) -> None:
         """Keeps the first rows only."""
@@ -91,7 +125,7 @@ class RowMemory:
             column.cut(rows)
 
     def table(self) -> pa.Table:
-        """Returns the rows as they were appended; views, where possible, which are valid until `begin` or `append`."""
+        """Returns the rows as they were appended, in views where possible."""
         return self._table(self._columns)
 
     def stored(self) -> pa.Table:
@@ -107,7 +141,7 @@ class RowMemory:
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields, self.schema.metadata))
 
     def by_line(self, low: int, high: int) -> dict[str, pa.Array]:
-        """Returns lines [low, high) of the columns that are stored line by line, as `table` does.
+        """Returns views of lines [low, high) of the columns that are stored line by line.
 
         Raises:
             IndexError: If rows are still to come.
@@ -127,14 +161,17 @@ class _Room:
 
 
 class _Column(abc.ABC):
-    """One column; its rows are stored line by line if `lines` is not None, see `RowMemory.begin`."""
+    """One column; its rows are stored line by line if `lines` is not None, see `RowMemory`."""
 
     lines: Int64Array | None = None
     parts: "tuple[_Bytes, ...]" = ()
 
-    def begin(self, lines: Int64Array | None) -> None:
-        """Drops all rows; `lines` is that of the next ones."""
-        self.cut(0)
+    def store_by(self, lines: Int64Array) -> None:  # noqa: B027  # most columns do not
+        """Stores rows line by line, if values have one size."""
+
+    def place(self, at: int, chunks: list[pa.Array]) -> bool:
+        """Copies rows from number `at` on to their lines; returns False if this column cannot hold them."""
+        raise NotImplementedError
 
     def by_line(self, low: int, high: int) -> pa.Array:
         """Returns lines [low, high), if `lines` is not None."""
@@ -156,33 +193,44 @@ class _Column(abc.ABC):
 class _Fixed(_Column):
     """Values of one size."""
 
-    def __init__(self, kind: pa.DataType, width: int) -> None:
-        self._kind, self._width, self._data = kind, width, _Bytes()
+    def __init__(self, kind: pa.DataType, width: int, lend: Lend) -> None:
+        self._kind, self._width, self._data = kind, width, _Bytes(lend)
+        self._value = np.dtype(f"u{width}") if width in (1, 2, 4, 8) else np.dtype((np.void, width))
         self.parts = (self._data,)
 
-    def begin(self, lines: Int64Array | None) -> None:
+    def store_by(self, lines: Int64Array) -> None:
         self.lines = lines
-        self.cut(0)
+        self._data.reserve(len(lines) * self._width)
+
+    def place(self, at: int, chunks: list[pa.Array]) -> bool:
+        if self.lines is None:
+            return False
+        by_line = self._by_line
+        for chunk in chunks:
+            raw = _raw(chunk)
+            if raw is None:
+                return False
+            by_line[self.lines[at : at + len(chunk)]] = raw.view(self._value)
+            at += len(chunk)
+        return True
 
     def append(self, chunk: pa.Array, room: _Room) -> bool:
+        if self.lines is not None:
+            rows = self._data.used // self._width
+            if not self.place(rows, [chunk]):
+                return False
+            self.cut(rows + len(chunk))
+            return True
         raw = _raw(chunk)
-        if raw is None or not len(chunk):
-            return raw is not None
-        at = self._data.used // self._width
-        if self.lines is not None and not at and not self._data.reserve(len(self.lines) * self._width, raw, room):
-            self.lines = None
-        if self.lines is None:
+        if raw is not None:
             self._data.append(raw, room)
-        else:
-            self._by_line[self.lines[at : at + len(chunk)]] = raw.view(self._by_line.dtype)
-            self._data.used += len(raw)
-        return True
+        return raw is not None
 
     @property
     def _by_line(self) -> npt.NDArray[Any]:
         """All lines, as one value each."""
         lines = 0 if self.lines is None else len(self.lines)
-        return self._data.memory[: lines * self._width].view(np.dtype((np.void, self._width)))
+        return self._data.memory[: lines * self._width].view(self._value)
 
     def by_line(self, low: int, high: int) -> pa.Array:
         return _dense(self._kind, high - low, pa.py_buffer(self._data.memory[low * self._width : high * self._width]))
@@ -198,8 +246,8 @@ class _Fixed(_Column):
 class _Variable(_Column):
     """Bytes, strings, and lists of values of one size."""
 
-    def __init__(self, kind: pa.DataType, offset: Any, width: int) -> None:
-        self._kind, self._width, self._data, self._ends = kind, width, _Bytes(), _Bytes()
+    def __init__(self, kind: pa.DataType, offset: Any, width: int, lend: Lend) -> None:
+        self._kind, self._width, self._data, self._ends = kind, width, _Bytes(lend), _Bytes(lend)
         self.parts = (self._data, self._ends)
         self._offset = np.dtype(offset)
         self._ends.append(np.zeros(1, self._offset).view(np.uint8), _Room(1, 1))
@@ -257,42 +305,38 @@ class _Chunks(_Column):
 class _Bytes:
     """Bytes that grow."""
 
-    def __init__(self) -> None:
-        self.memory: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
+    def __init__(self, lend: Lend) -> None:
+        self.memory, self._lend = _fresh(0), lend
         self.used = 0
 
-    def append(self, data: npt.NDArray[np.uint8], room: _Room) -> None:
+    def append(self, data: Bytes, room: _Room) -> None:
         """Copies bytes."""
         end = self.used + len(data)
         if end > len(self.memory):
             wanted = max(self.used * _GROWTH, self.used + len(data) * room.expected * _SPARE)
             size = max(end, int(min(wanted, self.used + len(data) * room.fitting)))
-            before, self.memory = self.memory, np.empty(size, dtype=np.uint8)
+            before, self.memory = self.memory, self._lend(size)
             self.memory[: self.used] = before[: self.used]
         self.memory[self.used : end] = data
         self.used = end
 
-    def reserve(self, nbytes: int, data: npt.NDArray[np.uint8], room: _Room) -> bool:
-        """Allocates so many bytes before any are used; returns False if they do not fit."""
-        if nbytes > len(self.memory):
-            if nbytes > len(data) * room.fitting:
-                return False
-            self.memory = np.empty(nbytes, dtype=np.uint8)
-        return True
+    def reserve(self, nbytes: int) -> None:
+        """Allocates so many bytes before any are used."""
+        self.memory = self._lend(nbytes)
 
 
-def _make_column(kind: pa.DataType) -> _Column:
+def _make_column(kind: pa.DataType, lend: Lend) -> _Column:
     """Makes memory for a column of this type."""
     if width := _width(kind):
-        return _Fixed(kind, width)
+        return _Fixed(kind, width, lend)
     if pa.types.is_binary(kind) or pa.types.is_string(kind):
-        return _Variable(kind, np.int32, 0)
+        return _Variable(kind, np.int32, 0, lend)
     if pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
-        return _Variable(kind, np.int64, 0)
+        return _Variable(kind, np.int64, 0, lend)
     if pa.types.is_list(kind) and (width := _width(kind.value_type)):
-        return _Variable(kind, np.int32, width)
+        return _Variable(kind, np.int32, width, lend)
     if pa.types.is_large_list(kind) and (width := _width(kind.value_type)):
-        return _Variable(kind, np.int64, width)
+        return _Variable(kind, np.int64, width, lend)
     return _Chunks([])
 
 
@@ -306,11 +350,11 @@ def _width(kind: pa.DataType) -> int:
     return kind.bit_width // 8 if is_fixed and kind.bit_width % 8 == 0 else 0
 
 
-def _bytes(buffer: pa.Buffer | None) -> npt.NDArray[np.uint8]:
+def _bytes(buffer: pa.Buffer | None) -> Bytes:
     return np.frombuffer(buffer if buffer is not None else b"", dtype=np.uint8)
 
 
-def _raw(array: pa.Array) -> npt.NDArray[np.uint8] | None:
+def _raw(array: pa.Array) -> Bytes | None:
     """The bytes of values of one size; None if one of them is null."""
     if array.null_count:
         return None

@@ -38,20 +38,32 @@ class Portion:
     filling: Future[None]
     memory: RowMemory
 
-    def __init__(self, plan: Plan, track: Track, chunk: Chunk, begin: int, chunk_end: int) -> None:
+    def __init__(self, plan: Plan, track: Track, chunk: Chunk, begin: int, chunk_end: int, *, once: bool) -> None:
+        """With `once`, a line belongs here until it is handed out."""
         self.plan, self.track, self.chunk = plan, track, chunk
         self.begin, self.chunk_end = begin, chunk_end
         self.is_held, self.is_cold, self.is_whole, self.is_dropped, self.is_stuck = True, False, False, False, False
-        self._handed_out = 0  # lines, up to the last one that was gathered
-        self.rows = np.empty(0, dtype=np.int64)
-        self.nbytes, self._blocks = 0, list[tuple[int, int]]()  # rows and bytes of each
+        self._once = once
+        self._handed_out = 0  # lines, up to the last one
+        self.rows = self._stored = np.empty(0, dtype=np.int64)
+        self.nbytes, self._blocks = 0, list[tuple[int, int]]()  # rows and bytes of each table
 
-    def open(self, rows: Int64Array, memory: RowMemory) -> None:
-        """Takes at least one selected row, in the order of delivery, and memory for all of them."""
-        self._stored, self._places = np.unique(rows, return_inverse=True)
-        is_scattered = len(self._stored) == len(rows) and len(_run_starts(self._places)) * _LONG_RUN > len(rows)
-        memory.begin(len(self._stored), np.argsort(self._places) if is_scattered else None)
-        self.memory, self.rows, self.nbytes, self._blocks = memory, rows, 0, []
+    def open(self, rows: Int64Array, remember: Callable[[int, Int64Array | None], RowMemory]) -> None:
+        """Takes at least one selected row, in the order of delivery.
+
+        `remember` makes memory for a number of rows, and their lines if they are to be stored line by line.
+        """
+        lines = np.argsort(rows)
+        stored = rows[lines]
+        self._places = np.empty(len(rows), dtype=np.int64)
+        if is_repeated := bool((stored[1:] == stored[:-1]).any()):
+            stored, self._places = np.unique(rows, return_inverse=True)
+        else:
+            self._places[lines] = np.arange(len(rows))
+        is_scattered = not is_repeated and len(_run_starts(self._places)) * _LONG_RUN > len(rows)
+        self.memory = remember(len(stored), lines if is_scattered else None)
+        self.rows, self.nbytes, self._blocks = rows, 0, []
+        self._stored = stored  # last: another thread asks by it whether there is memory
 
     @property
     def end(self) -> int:
@@ -60,56 +72,65 @@ class Portion:
 
     def has(self, track: Track, line: int) -> bool:
         """Whether a line belongs here, as far as is known yet."""
-        return self.track == track and self.begin <= line < self.end
+        first = self.begin + self._handed_out * self._once
+        return self.track == track and first <= line < self.end
+
+    def was_handed_out_lately(self, line: int) -> bool:
+        """Whether a line is not here any more, but at least half of the rows come after it and the others like it."""
+        left = self.begin + self._handed_out - line
+        return self._once and 0 < left <= min(self._handed_out, len(self.rows) // 2)
 
     @property
-    def share_read(self) -> float:
-        """Share of its rows that are here."""
-        return self.memory.rows / len(self._stored) if len(self.rows) else 0.0
+    def stored_rows(self) -> int:
+        """Rows that are to be read; 0 until `open`."""
+        return len(self._stored)
+
+    @property
+    def capacity_bytes(self) -> int:
+        """Bytes of its memory, in use or not."""
+        return self.memory.capacity_bytes if len(self._stored) else 0
 
     @property
     def share_handed_out(self) -> float:
-        """Share of its rows up to the last one that was gathered."""
+        """Share of its rows up to the last one that was handed out."""
         return self._handed_out / max(1, len(self.rows))
 
-    def unread(self, rows: int) -> Int64Array:
-        """The next selected rows to read, ascending, at most `rows` of them."""
-        return self._stored[self.memory.rows : self.memory.rows + rows]
+    def hand_out(self, high: int) -> None:
+        """Records that the rows up to a line were handed out."""
+        self._handed_out = max(self._handed_out, high - self.begin)
 
-    def add(self, read_into: Callable[[Callable[[pa.Table], None]], None]) -> tuple[int, int]:
-        """Calls `read_into`, and keeps the tables that it passes on as one block; returns its rows and bytes."""
-        rows, nbytes = self.memory.rows, self.nbytes
+    def unread(self, first: int, rows: int) -> Int64Array:
+        """At most `rows` selected rows to read, ascending, from number `first` on."""
+        return self._stored[first : first + rows]
 
-        def keep(table: pa.Table) -> None:
-            self.memory.append(table)
-            self.nbytes += table.nbytes
-
+    def add(self, table: pa.Table, nbytes: int, placed: frozenset[str]) -> tuple[int, int]:
+        """Keeps the next rows, of which `placed` columns are in memory already; returns their number and bytes."""
+        rows = self.memory.rows
         try:
-            read_into(keep)
+            self.memory.append(table, placed)
         except BaseException:
             self.memory.cut(rows)
-            self.nbytes = nbytes
             raise
-        self._blocks.append((self.memory.rows - rows, self.nbytes - nbytes))
+        self.nbytes += nbytes
+        self._blocks.append((table.num_rows, nbytes))
         return self._blocks[-1]
 
     def drop_last(self) -> None:
-        """Drops the last block, so that it is read again later."""
+        """Drops the last table, so that it is read again later."""
         rows, nbytes = self._blocks.pop()
         self.memory.cut(self.memory.rows - rows)
         self.nbytes -= nbytes
 
-    def halve(self) -> None:
+    def halve(self, remember: Callable[[int, Int64Array | None], RowMemory]) -> None:
         """Drops the second half of the rows, in the order of delivery: another portion will have them."""
         stored, rows = self._stored, self.rows[: len(self.rows) // 2]
         kept = self.memory.table().take(pa.array(np.flatnonzero(np.isin(stored[: self.memory.rows], rows))))
-        self.open(rows, self.memory)
-        self.add(lambda keep: keep(kept))
+        self.open(rows, remember)
+        self.add(kept, kept.nbytes, frozenset())
 
     def gather(self, low: int, high: int, *, own: bool) -> pa.Table:
-        """Returns the rows of lines [low, high), in memory of their own with `own`; else maybe a view."""
+        """Returns the rows of lines [low, high), in memory of their own with `own`; else maybe views."""
         first, last = low - self.begin, high - self.begin
-        self._handed_out = max(self._handed_out, last)
         by_line, table = self.memory.by_line(first, last), self.memory.stored()
         if table.num_columns:
             table = self._take(table, self._places[first:last], own)

@@ -6,13 +6,15 @@ a part of it, at least one row. Cutting changes how rows are read, never which r
 of a finished portion serves another one.
 """
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import math
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +24,7 @@ from raylance.errors import DatasetError
 from raylance.observe import clock
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan, WorkItem, portion_rows
+from raylance.source.lending import Lender
 from raylance.source.memory import RowMemory
 from raylance.source.portion import Portion, Track
 from raylance.source.reader import Pace, RowReader
@@ -29,8 +32,10 @@ from raylance.source.rows import RowSource
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _BLOCK_BYTES = 32 << 20  # most bytes to read at a time; large enough for Lance to read and decode in parallel
-_BLOCKS = 16  # blocks in the limit: what a block exceeds its estimate by stays small beside the limit
+_BLOCKS = 8  # blocks in the limit: what a block exceeds its estimate by stays small beside the limit
 _FIRST_SHARE = 0.125  # share of a portion that is read as soon as the portion before it is in use,
 _FASTER = 2.0  # and how much faster the rest is read than the portion before it is handed out
 
@@ -55,6 +60,33 @@ class _Request:
     following: Chunk | None
 
 
+class _Gate:
+    """Keeps a read that was given up, and returns late, from writing to rows that were handed out since."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._inside, self._is_open = 0, True
+
+    @contextlib.contextmanager
+    def enter(self) -> Iterator[bool]:
+        """Gives whether it is open, which it stays meanwhile."""
+        with self._changed:
+            is_open = self._is_open
+            self._inside += is_open
+        try:
+            yield is_open
+        finally:
+            with self._changed:
+                self._inside -= is_open
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Waits for those inside, who copy a few MiB, and lets in nobody else."""
+        with self._changed:
+            self._is_open = False
+            self._changed.wait_for(lambda: not self._inside)
+
+
 class ReadAhead:
     """Holds the rows of one rank: gathers items from the portion in use, while a thread reads the next portion.
 
@@ -63,7 +95,13 @@ class ReadAhead:
     """
 
     def __init__(
-        self, source: RowSource, limit_bytes: int, read_timeout_s: float = 0.0, *, own_memory: bool = False
+        self,
+        source: RowSource,
+        limit_bytes: int,
+        read_timeout_s: float = 0.0,
+        *,
+        lends: bool = False,
+        at_once: bool = False,
     ) -> None:
         """Opens nothing yet: the first `gather` raises what the first read does.
 
@@ -71,20 +109,24 @@ class ReadAhead:
             source: What to read.
             limit_bytes: Most bytes of both portions together; the block being read comes on top.
             read_timeout_s: As `RowSource.open_reader` takes it.
-            own_memory: Whether tables of `gather` have memory of their own; else the next call may overwrite them.
+            lends: Whether the caller keeps tables of `gather`, and may write to them. They may be views, so each line
+                is handed out once, and memory that is kept for long holds up to `limit_bytes` more.
+            at_once: Whether a portion is read as soon as there is room for it, and not as the one before is handed out.
         """
         self._source, self._limit, self._read_timeout_s = source, limit_bytes, read_timeout_s
-        self._own_memory = own_memory
+        self._lends, self._first_share = lends, 1.0 if at_once else _FIRST_SHARE
+        self._lender = Lender(limit_bytes * 3 // 2 if lends else limit_bytes)  # views keep the portion before
         self._selection = source.load_selection()
         self._row_bytes = source.likely_row_bytes  # of the last portion
         self._block_bytes = max(1, min(_BLOCK_BYTES, limit_bytes // _BLOCKS))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+        self._planner = ThreadPoolExecutor(1, thread_name_prefix="plan-ahead")
+        self._planned: dict[tuple[str, int, Chunk], Future[Int64Array]] = {}  # at most one, for the thread alone
         self._used: Portion | None = None
         self._next: Portion | None = None
         self._alone: tuple[Track, int] | None = None  # where the last rows ended that were read on request
         self._lock = threading.Lock()  # guards all below, which both threads use
         self._reader: RowReader | None = None
-        self._spare: list[RowMemory] = []
         self._read_bytes, self._read_s = 0, 0.0
         self.peak_bytes = 0
 
@@ -112,13 +154,13 @@ class ReadAhead:
         while at < request.end:
             portion = self._find_portion(request, at)
             high = min(request.end, portion.end)
-            # The memory of a portion may serve another one when the next line is asked for.
-            tables.append(portion.gather(at, high, own=self._own_memory or high < request.end))
+            tables.append(portion.gather(at, high, own=self._lends and self._is_kept_long()))
             nbytes += tables[-1].nbytes
             at = high
-            self._read_more(portion)
             if nbytes > allowed_bytes:
                 raise TooLargeError(nbytes * item.rows // (at - begin))
+            portion.hand_out(high)
+            self._read_more(portion)
         if not tables:
             return self.empty_table()
         return pa.concat_tables(tables).combine_chunks()
@@ -154,8 +196,13 @@ class ReadAhead:
     def empty_table(self) -> pa.Table:
         """A table of no row, with all columns."""
         tables: list[pa.Table] = []
-        self._read_into(np.empty(0, dtype=np.int64), tables.append)
+        self._read([np.empty(0, dtype=np.int64)], lambda _, table: table, tables.append)
         return tables[0]
+
+    def _is_kept_long(self) -> bool:
+        """Whether more memory is kept than that of the portion before: then the caller gets copies, to keep no more."""
+        held = sum(portion.capacity_bytes for portion in self._held)
+        return self._lender.lent_bytes - held > self._limit // 2
 
     def _find_portion(self, request: _Request, at: int) -> Portion:
         """Returns a portion that is whole and has line `at`, and has the one after it read."""
@@ -196,6 +243,8 @@ class ReadAhead:
                 self._release(used)
             self._used, self._next = following, None
             return following
+        if used is not None and used.track == track and used.was_handed_out_lately(at):
+            return None  # a pass that begins with what the one before did not take
         if used is not None and used.track == track and at < used.begin and self._alone != (track, at):
             return None  # work of a lost helper that is done again: what is held now is still needed
         self._release(*self._held)
@@ -209,7 +258,8 @@ class ReadAhead:
     ) -> Portion:
         """Starts to read a chunk from a line on; for now at most `room` bytes and this share of the rows."""
         rank = track[1]
-        portion = Portion(plan, track, chunk, begin, plan.line(chunk.position, rank) + plan.chunk_size(chunk, rank))
+        end = plan.line(chunk.position, rank) + plan.chunk_size(chunk, rank)
+        portion = Portion(plan, track, chunk, begin, end, once=self._lends)
         portion.filling = self._thread.submit(self._fill, portion, room, share)
         return portion
 
@@ -223,73 +273,110 @@ class ReadAhead:
                 return None
             chunk, begin = after, used.plan.line(after.position, rank)
         track = (plan_key, rank, chunk.epoch, chunk.position % used.plan.stride)
-        return self._start(used.plan, track, chunk, begin, self._limit - used.nbytes, _share_of_next(used))
+        return self._start(used.plan, track, chunk, begin, self._limit - used.nbytes, self._share_of_next(used))
 
     def _read_more(self, used: Portion) -> None:
         """Reads more of the next portion as the one in use is handed out: reading all at once would take the cores
         from decoding just when a window ends.
         """
-        following, share = self._next, _share_of_next(used)
+        following, share = self._next, self._share_of_next(used)
         if used is not self._used or following is None or following.is_whole or following.is_stuck:
             return
-        if following.filling.done() and following.filling.exception() is None and following.share_read < share:
+        is_due = following.stored_rows == 0 or following.memory.rows < share * following.stored_rows
+        if following.filling.done() and following.filling.exception() is None and is_due:
             following.filling = self._thread.submit(self._fill, following, self._limit - used.nbytes, share)
 
     def _read_item(self, request: _Request, at: int) -> Portion:
         """Reads the rows of an item from line `at` on into a portion of their own; the held portions stay."""
         plan, item = request.plan, request.item
-        alone = Portion(plan, request.track, item.chunk, at, request.end)
+        alone = Portion(plan, request.track, item.chunk, at, request.end, once=self._lends)
         alone.is_held = False  # its rows count as in flight
         rows = plan.select(item.epoch, plan.item_positions(item))
-        alone.open(rows[at - request.end :], RowMemory(self._limit))
+        alone.open(rows[at - request.end :], functools.partial(RowMemory, self._limit))
         self._fill(alone, most_bytes=request.allowed_bytes)
         self._alone = (request.track, alone.end)
         return alone
 
     def _release(self, *portions: Portion) -> None:
-        """Drops portions; their memory serves others as soon as nothing is being read into it."""
+        """Drops portions; their memory serves others when its last views are gone."""
         for portion in portions:
             portion.is_dropped = True
-            portion.filling.add_done_callback(functools.partial(self._give_back, portion))
 
-    def _give_back(self, portion: Portion, _: object) -> None:
-        if len(portion.rows) and portion.memory.capacity_bytes <= self._limit / 2:
-            with self._lock:
-                self._spare.append(portion.memory)
+    def _chunk_rows(self, portion: Portion) -> Int64Array:
+        """Rows of a portion's chunk; computes those of the next one while this one is read."""
+        (plan_key, rank, *_), plan, chunk = portion.track, portion.plan, portion.chunk
+        planned = self._planned.pop((plan_key, rank, chunk), None)
+        rows = plan.chunk_rows(chunk, rank) if planned is None else planned.result()
+        self._planned.clear()
+        if (after := plan.likely_next_chunk(chunk, rank)) is not None:
+            self._planned[plan_key, rank, after] = self._planner.submit(plan.chunk_rows, after, rank)
+        return rows
+
+    def _remember(self, rows: int, lines: Int64Array | None) -> RowMemory:
+        return RowMemory(self._limit // 2, rows, lines, self._lender.lend)  # two of them fit
 
     def _fill(self, portion: Portion, room: float = math.inf, share: float = 1.0, most_bytes: float = math.inf) -> None:
         """Reads the rest of a portion, for now up to `room` bytes and a share of its rows.
 
         Rows that do not fit into the limit, or into `most_bytes`, are dropped.
         """
-        if not len(portion.rows):
+        if not portion.stored_rows:
             first = portion.begin - portion.plan.line(portion.chunk.position, portion.track[1])
-            rows = portion.plan.chunk_rows(portion.chunk, portion.track[1])[first:]
-            with self._lock:
-                memory = self._spare.pop() if self._spare else RowMemory(self._limit // 2)  # two of them fit
-            portion.open(rows[: portion_rows(len(rows), self._row_bytes, self._limit)], memory)
-        least = self._source.likely_row_bytes
-        pace = Pace(self._block_bytes, max(self._row_bytes, least), least_bytes=least)
-        while len(wanted := portion.unread(pace.next_rows())) and not portion.is_dropped:
-            portion.is_stuck = portion.nbytes + len(wanted) * pace.row_bytes > room
-            if portion.is_stuck or portion.share_read >= share:
-                return
-            pace.record(*portion.add(functools.partial(self._read_into, wanted)))
-            with self._lock:
-                held = {*self._held, *([portion] if portion.is_held else [])}
-                self.peak_bytes = max(self.peak_bytes, sum(each.nbytes for each in held))
-            if portion.nbytes > room:
-                portion.drop_last()
-                portion.is_stuck = True
-                return
-            while portion.nbytes > min(self._limit, most_bytes) and len(portion.rows) > 1:
-                portion.halve()
-            if portion.nbytes > self._limit:
-                raise self._too_large_row(portion)
-        portion.is_whole = not len(wanted)
+            rows = self._chunk_rows(portion)[first:]
+            portion.open(rows[: portion_rows(len(rows), self._row_bytes, self._limit)], self._remember)
+        most = min(self._limit, most_bytes)
+        self._read_portion(portion, room, share, most)
+        while portion.nbytes > most and len(portion.rows) > 1:
+            while portion.nbytes > most and len(portion.rows) > 1:
+                portion.halve(self._remember)
+            self._read_portion(portion, room, share, most)
+        if portion.nbytes > self._limit:
+            raise self._too_large_row(portion)
+        portion.is_whole = portion.memory.rows == portion.stored_rows
         if portion.is_whole and portion.is_held:
             # Up at once, down slowly: too small a portion costs some speed, too large a one is read in vain.
             self._row_bytes = max(self._row_bytes / 2, portion.nbytes / len(portion.rows))
+
+    def _read_portion(self, portion: Portion, room: float, share: float, most_bytes: float) -> None:
+        """Reads on, until all rows are there, or as many as are wanted now, or more bytes than fit."""
+        least = self._source.likely_row_bytes
+        pace = Pace(self._block_bytes, max(self._row_bytes, least), least_bytes=least)
+        memory, first = portion.memory, portion.memory.rows
+        is_over, gate = False, _Gate()
+
+        def blocks() -> Iterator[Int64Array]:
+            asked = first
+            while len(wanted := portion.unread(asked, pace.next_rows())) and not (is_over or portion.is_dropped):
+                coming = asked - memory.rows + len(wanted)
+                portion.is_stuck = portion.nbytes + coming * pace.row_bytes > room
+                if portion.is_stuck or asked >= share * portion.stored_rows:
+                    return
+                asked += len(wanted)
+                yield self._selection.offsets(wanted)
+
+        def prepare(number: int, table: pa.Table) -> tuple[pa.Table, int, frozenset[str]]:
+            with gate.enter() as is_open:
+                return table, table.nbytes, memory.place(first + number, table) if is_open else frozenset()
+
+        def add(made: tuple[pa.Table, int, frozenset[str]]) -> None:
+            nonlocal is_over
+            with self._lock:
+                self._read_bytes += made[1]
+            if is_over:
+                return  # it is read again when there is room
+            pace.record(*portion.add(*made))
+            with self._lock:
+                held = {*self._held, *([portion] if portion.is_held else [])}
+                self.peak_bytes = max(self.peak_bytes, sum(each.nbytes for each in held))
+            is_over = portion.nbytes > min(room, most_bytes)
+            if portion.nbytes > room:
+                portion.drop_last()
+                portion.is_stuck = True
+
+        try:
+            self._read(blocks(), prepare, add)
+        finally:
+            gate.close()
 
     def _too_large_row(self, portion: Portion) -> DatasetError:
         """Drops the one row of a portion, and returns the error that names it."""
@@ -302,22 +389,17 @@ class ReadAhead:
             "actor is bounded. Raise max_window_bytes, or leave the row out with filter=."
         )
 
-    def _read_into(self, rows: Int64Array, keep: Callable[[pa.Table], None]) -> None:
-        """Reads selected rows, ascending."""
-
-        def count(table: pa.Table) -> None:
-            with self._lock:
-                self._read_bytes += table.nbytes
-            keep(table)
-
+    def _read(
+        self, blocks: Iterable[Int64Array], prepare: Callable[[int, pa.Table], T], add: Callable[[T], None]
+    ) -> None:
+        """Reads blocks of row offsets, ascending; see `RowReader.read_blocks`."""
         begin = clock.now()
         with self._lock:
             reader = self._reader = self._reader or self._source.open_reader(self._read_timeout_s)
-        reader.read_into(self._selection.offsets(rows), count)
+        reader.read_blocks(blocks, prepare, add)
         with self._lock:
             self._read_s += clock.now() - begin
 
-
-def _share_of_next(used: Portion) -> float:
-    """How much of the next portion should be read by now."""
-    return _FIRST_SHARE + _FASTER * used.share_handed_out
+    def _share_of_next(self, used: Portion) -> float:
+        """How much of the next portion should be read by now."""
+        return self._first_share + _FASTER * used.share_handed_out

@@ -7,9 +7,9 @@ import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from typing import Literal
+from typing import Literal, TypeVar
 
 import lance
 import numpy as np
@@ -19,12 +19,14 @@ import pyarrow.compute as pc
 from raylance.columns import ROW_OFFSET
 from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
+from raylance.source.data_files import DataFiles
 from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
 from raylance.source.limits import Calls, requests_of, result_of, within
 from raylance.source.memory import take_rows
 from raylance.source.retrying import OPENING_S, Outage, answer_limit_s, patiently, retrying
 from raylance.source.version import Source, VersionCheck
 
+T = TypeVar("T")
 ReadMode = Literal["auto", "range", "take"]
 READ_MODES: tuple[ReadMode, ...] = ("auto", "range", "take")
 
@@ -98,11 +100,44 @@ class RowReader(abc.ABC):
                 were added.
         """
 
+    def read_blocks(
+        self, blocks: Iterable[Int64Array], prepare: Callable[[int, pa.Table], T], add: Callable[[T], None]
+    ) -> None:
+        """Reads block after block as `read_into` does, and passes on what `prepare` makes of each table.
+
+        Args:
+            blocks: The offsets of each; the next block is asked for when there is a thread to read it.
+            prepare: Takes the number of a table's first row, counted over all blocks, and the table. It may run in
+                several threads at once, in any order, and again with the same rows.
+            add: Takes what `prepare` has returned, in order, in the calling thread.
+
+        Raises:
+            DatasetError: As `read_into`.
+        """
+        rows = 0
+
+        def keep(table: pa.Table) -> None:
+            nonlocal rows
+            add(prepare(rows, table))
+            rows += table.num_rows
+
+        for offsets in blocks:
+            self.read_into(offsets, keep)
+
     def read(self, offsets: Int64Array) -> pa.Table:
         """Reads rows as `read_into` does, into one table."""
         pieces: list[pa.Table] = []
         self.read_into(offsets, pieces.append)
         return pa.concat_tables(pieces)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Piece:
+    """Rows that one call reads: from number `first` on."""
+
+    first: int
+    offsets: Int64Array
+    is_range: bool
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -133,6 +168,8 @@ class Reader(RowReader):
     _check: VersionCheck = dataclasses.field(init=False, repr=False)
     _calls: Calls = dataclasses.field(init=False, repr=False)
     _reads_at_once: int = dataclasses.field(init=False, repr=False)
+    _files: DataFiles | None = dataclasses.field(default=None, init=False, repr=False)
+    _listing: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False)
     _opening: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -151,19 +188,27 @@ class Reader(RowReader):
 
     def read_into(self, offsets: Int64Array, add: Callable[[pa.Table], None]) -> None:
         """See `RowReader.read_into`."""
+        self.read_blocks([offsets], lambda _, table: table, add)
+
+    def read_blocks(
+        self, blocks: Iterable[Int64Array], prepare: Callable[[int, pa.Table], T], add: Callable[[T], None]
+    ) -> None:
+        """See `RowReader.read_blocks`."""
         lasts = time.monotonic() - self._gave_up.until_s < self.retry_s  # an outage of which a read gave up just now
         outage, retry_s = (self._gave_up, 0.0) if lasts else (Outage(), self.retry_s)
         dataset: lance.LanceDataset | None = None
-        failed, left = False, offsets
+        failed, pieces = False, self._pieces(blocks)
+        begun = deque(itertools.islice(pieces, 1))  # and not added yet
+        if not begun:
+            return
         try:
             for attempt in retrying(retry_s, missing=self.missing, outage=outage):
                 with attempt:
                     limit_s = answer_limit_s(self.retry_s, again=lasts or failed)
                     failed = True  # unless a table comes
                     dataset = self._open_dataset(dataset, limit_s)
-                    for table in self._read_pieces(dataset, left, limit_s):
-                        add(table.append_column(ROW_OFFSET, pa.array(left[: table.num_rows])))
-                        left = left[table.num_rows :]
+                    for made in self._read_pieces(dataset, begun, pieces, prepare, limit_s):
+                        add(made)
                         failed = False
                         if not lasts:
                             outage.since_s, outage.attempts = time.monotonic(), 1
@@ -171,7 +216,7 @@ class Reader(RowReader):
             if self.dataset is dataset:
                 self.dataset = None  # the next read opens it again
             failure = failure_of(error)
-            rows = f"rows {offsets[0]} to {offsets[-1]}" if len(offsets) else "columns"
+            rows = f"rows {begun[0].offsets[0]} to {begun[-1].offsets[-1]}" if len(begun[0].offsets) else "columns"
             what = f"{rows} of {self.pinned.uri!r}, version {self.pinned.version}, cannot be read"
             if failure is Failure.PASSING or (self.missing and failure is Failure.MISSING):
                 raise DatasetError(f"{what} ({readable_text(error)}; {outage}). {self._give_up(outage)}") from error
@@ -212,15 +257,31 @@ class Reader(RowReader):
             return found if isinstance(found, DatasetError) else error
         return error
 
-    def _read_pieces(self, dataset: lance.LanceDataset, offsets: Int64Array, limit_s: float) -> Iterator[pa.Table]:
-        """Reads rows in pieces of some MiB, several at once, and yields them in the order of the offsets."""
-        pieces, calls, progress = deque(self._pieces(offsets)), self._calls, functools.partial(requests_of, dataset)
-        running: deque[Future[pa.Table]] = deque()
+    def _read_pieces(
+        self,
+        dataset: lance.LanceDataset,
+        begun: deque[_Piece],
+        pieces: Iterator[_Piece],
+        prepare: Callable[[int, pa.Table], T],
+        limit_s: float,
+    ) -> Iterator[T]:
+        """Reads first what was begun, then more pieces; several at once. Yields what was made of each, in order."""
+        calls, progress = self._calls, functools.partial(requests_of, dataset)
+        running: deque[Future[T]] = deque()
+        again = iter(tuple(begun))
         try:
-            while pieces or running:
-                while pieces and len(running) < self._reads_at_once:
-                    running.append(calls.start(self._read_piece, dataset, *pieces.popleft()))
+            while True:
+                while len(running) < self._reads_at_once:
+                    piece = next(again, None)
+                    if piece is None:
+                        if (piece := next(pieces, None)) is None:
+                            break
+                        begun.append(piece)
+                    running.append(calls.start(self._make, dataset, piece, prepare))
+                if not running:
+                    return
                 yield result_of(running.popleft(), limit_s, progress)
+                begun.popleft()
         except TimeoutError:
             for future in running:
                 future.cancel()
@@ -231,20 +292,26 @@ class Reader(RowReader):
         finally:
             wait(running, min(limit_s, threading.TIMEOUT_MAX))  # after an error, too, no read outlives this one
 
-    def _pieces(self, offsets: Int64Array) -> Iterator[tuple[Int64Array, bool]]:
-        """Cuts offsets into those of one read each, with whether it reads a range; at least one."""
-        rows = max(1, int(_PIECE_BYTES / max(self.row_bytes, 1)))
-        is_range = len(offsets) > 0 and self.choose(offsets) == "range"
-        firsts = self._range_firsts(offsets) if is_range else np.zeros(1, dtype=np.int64)
-        for first, last in itertools.pairwise([*firsts.tolist(), len(offsets)]):
-            for begin in range(first, max(last, first + 1), rows):
-                yield offsets[begin : min(begin + rows, last)], is_range
+    def _pieces(self, blocks: Iterable[Int64Array]) -> Iterator[_Piece]:
+        """Cuts blocks of offsets into those of one call each; at least one of each block."""
+        rows, number = max(1, int(_PIECE_BYTES / max(self.row_bytes, 1))), 0
+        for offsets in blocks:
+            is_range = len(offsets) > 0 and self.choose(offsets) == "range"
+            firsts = self._range_firsts(offsets) if is_range else np.zeros(1, dtype=np.int64)
+            for first, last in itertools.pairwise([*firsts.tolist(), len(offsets)]):
+                for begin in range(first, max(last, first + 1), rows):
+                    yield _Piece(number + begin, offsets[begin : min(begin + rows, last)], is_range)
+            number += len(offsets)
+
+    def _make(self, dataset: lance.LanceDataset, piece: _Piece, prepare: Callable[[int, pa.Table], T]) -> T:
+        table = self._read_piece(dataset, piece.offsets, piece.is_range)
+        return prepare(piece.first, table.append_column(ROW_OFFSET, pa.array(piece.offsets)))
 
     def _read_piece(self, dataset: lance.LanceDataset, offsets: Int64Array, is_range: bool) -> pa.Table:
         schema = dataset.schema
         blobs = [name for name in self.columns if is_blob(schema.field(name))]
         plain = [name for name in self.columns if name not in blobs]
-        table = _read_plain(dataset, offsets, plain, is_range) if plain else {}
+        table = self._read_plain(dataset, offsets, plain, is_range) if plain else {}
         columns = {name: table[name] for name in plain}
         for name in blobs:
             found = dataset.read_blobs(name, indices=offsets.tolist(), preserve_order=True) if len(offsets) else []
@@ -253,6 +320,28 @@ class Reader(RowReader):
         if whole.num_rows != len(offsets):
             raise DatasetError(f"{len(offsets)} offsets gave {whole.num_rows} rows, and no row may be lost in silence")
         return whole
+
+    def _read_plain(
+        self, dataset: lance.LanceDataset, offsets: Int64Array, columns: list[str], is_range: bool
+    ) -> pa.Table:
+        if len(offsets) == 0:
+            # Schema.empty_table() refuses tensors with permuted axes.
+            return pa.Table.from_batches([], schema=dataset.scanner(columns=columns).projected_schema)
+        if not is_range:
+            return _tidy(dataset.take(pa.array(offsets), columns=columns))
+        start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
+        table = self._data_files(dataset, columns).read(start, rows)
+        if table is None:
+            table = dataset.scanner(columns=columns, offset=start, limit=rows, batch_size=rows).to_table()
+        table = _tidy(table)
+        return table if rows == len(offsets) else take_rows(table, offsets - start)  # without the rows of gaps
+
+    def _data_files(self, dataset: lance.LanceDataset, columns: list[str]) -> DataFiles:
+        """The files of the dataset that is open now."""
+        with self._listing:
+            if self._files is None or self._files.dataset is not dataset:
+                self._files = DataFiles(dataset, columns)
+            return self._files
 
     def choose(self, offsets: Int64Array) -> ReadMode:
         """Chooses "range" where runs are long or most rows between the first and the last are wanted, else "take".
@@ -272,17 +361,6 @@ class Reader(RowReader):
         """Indices of the offsets where ranges begin; small gaps do not end a range."""
         gap_rows = max(1, int(_GAP_BYTES / max(self.row_bytes, 1)))
         return np.flatnonzero(np.diff(offsets, prepend=offsets[0] - gap_rows - 1) > gap_rows)
-
-
-def _read_plain(dataset: lance.LanceDataset, offsets: Int64Array, columns: list[str], is_range: bool) -> pa.Table:
-    if len(offsets) == 0:
-        # Schema.empty_table() refuses tensors with permuted axes.
-        return pa.Table.from_batches([], schema=dataset.scanner(columns=columns).projected_schema)
-    if not is_range:
-        return _tidy(dataset.take(pa.array(offsets), columns=columns))
-    start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
-    table = _tidy(dataset.scanner(columns=columns, offset=start, limit=rows, batch_size=rows).to_table())
-    return table if rows == len(offsets) else take_rows(table, offsets - start)  # without the rows of gaps
 
 
 def _tidy(table: pa.Table) -> pa.Table:

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 
 from raylance.errors import DatasetError
+from raylance.source.reader import RowReader
 
 
 def table_of(sizes: list[int]) -> pa.Table:
@@ -13,7 +14,7 @@ def table_of(sizes: list[int]) -> pa.Table:
     return pa.table({"data": pa.array([b"x" * size for size in sizes], pa.binary())})
 
 
-class InMemory:
+class InMemory(RowReader):
     """A read specification, a selection and a reader of a table in one: the offset of row r is 2 r."""
 
     uri, version = "memory", 1

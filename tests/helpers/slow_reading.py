@@ -11,6 +11,7 @@ import pyarrow as pa
 
 import raylance
 from raylance.api.dataset import specs_of
+from raylance.source.reader import RowReader
 from raylance.source.rows import TableRows
 
 
@@ -24,7 +25,7 @@ class SlowRows(TableRows):
         return SlowReader(TableRows.open_reader(self, retry_s), self.pause)
 
 
-class SlowReader:
+class SlowReader(RowReader):
     def __init__(self, reader: Any, pause: Callable[[int], None]) -> None:
         self._reader, self._pause = reader, pause
 

@@ -114,24 +114,28 @@ def test_golden_orders(order: Order, wanted: list[int]) -> None:
 
 
 def test_auto_lanes() -> None:
-    assert [auto_lanes(size) for size in (256, 96, 100, 7, 37, 33, 4096, 1)] == [32, 32, 25, 7, 1, 11, 32, 1]
+    sizes = (256, 96, 100, 7, 37, 33, 4096, 1)
+    assert [auto_lanes(size, 512 << 20, 3072) for size in sizes] == [32, 32, 25, 7, 1, 11, 32, 1]
+    assert [auto_lanes(96, mebibytes << 20, 3072) for mebibytes in (512, 255, 128, 64, 32, 1)] == [32, 24, 16, 8, 4, 4]
+    assert auto_lanes(96, 64 << 20, 1 << 20) == 32, "large rows are read one by one, and lose nothing"
 
 
 # Frozen as the orders are, since sizes decide batches: rows, bytes of one, global batch, MiB of windows; then of a
 # window shuffle rows of a shard, shards of a window and lanes; of a row shuffle rows of a shard; of a mixture positions
-# that are read together, and of its first component rows of a shard and shards of a window.
+# that are read together, and of its first component rows of a shard and shards of a window. Before 0.11.0, windows of
+# less than 256 MiB had more lanes.
 GOLDEN_SIZES = [
     ((1, 1.0, 1, 512), (1, 1, 1), 1, (3, 1, 1)),
     ((10, 0.5, 1, 1), (3, 4, 1), 3, (20, 2, 3)),
-    ((10, 8.0, 7, 1), (1, 1, 7), 3, (23, 1, 1)),
-    ((1000, 8.0, 256, 512), (8, 4, 32), 250, (1706, 4, 4)),  # (1600, 1, 15) before 0.4.0: shards of one row
-    ((10_000_000, 42000.0, 4096, 512), (64, 2, 32), 99, (5851, 32, 1)),  # steps of more rows than a shard has
-    ((10_000_000, 42000.0, 8192, 512), (64, 2, 32), 99, (5851, 32, 1)),  # and than a window has room for
-    ((10_000_000, 42000.0, 4192, 512), (99, 2, 32), 99, (6293, 59, 1)),
-    ((1281167, 110000.0, 256, 512), (32, 2, 32), 38, (1706, 16, 1)),
-    ((1000000, 3072.0, 1024, 512), (1344, 2, 32), 1365, (85333, 800, 1)),
-    ((1000000, 3072.0, 100, 64), (436, 1, 25), 1365, (10857, 128, 1)),
-    ((1000000000, 1.0, 4096, 512), (4194304, 2, 32), 4194304, (268424533, 2516480, 1)),
+    ((10, 8.0, 7, 1), (1, 7, 1), 3, (3, 1, 1)),
+    ((1000, 8.0, 256, 512), (8, 4, 32), 250, (1706, 8, 4)),  # (1600, 1, 15) before 0.4.0: shards of one row
+    ((10_000_000, 42000.0, 4096, 512), (64, 2, 32), 99, (5851, 64, 1)),  # steps of more rows than a shard has
+    ((10_000_000, 42000.0, 8192, 512), (64, 2, 32), 99, (5851, 64, 1)),  # and than a window has room for
+    ((10_000_000, 42000.0, 4192, 512), (99, 2, 32), 99, (5280, 99, 1)),
+    ((1281167, 110000.0, 256, 512), (32, 2, 32), 38, (1706, 32, 1)),
+    ((1000000, 3072.0, 1024, 512), (1344, 2, 32), 1365, (71680, 1344, 1)),
+    ((1000000, 3072.0, 100, 64), (1360, 1, 5), 1365, (10666, 800, 1)),
+    ((1000000000, 1.0, 4096, 512), (4194304, 2, 32), 4194304, (223696213, 4194304, 1)),
     ((50000, 600000.0, 66, 32), (1, 1, 22), 6, (27, 1, 1)),
     ((333, 2000000.0, 12, 16), (1, 1, 12), 2, (4, 1, 1)),
 ]

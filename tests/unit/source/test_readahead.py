@@ -1,12 +1,16 @@
 """Owns the promises of reading ahead: the rows of the plan in their order, however they are cut, within the limit."""
 
 import time
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from raylance.decode.arrays import to_numpy
 from raylance.errors import DatasetError
 from raylance.orders.order import Resolved
 from raylance.orders.shuffles import Sequential, WindowShuffle
@@ -81,7 +85,7 @@ def test_what_follows_is_read_as_a_portion_is_handed_out() -> None:
     """Not all at once when a window turns over, and all of it before it is asked for."""
     feed = InMemory(table_of([10] * 4000), 22)
     plan = make_plan(resolve(WindowShuffle(shard_rows=500, window_shards=1, lanes=4), 4000), 100, 1)
-    ahead = ReadAhead(feed, 6 * 2000 * 22)  # type: ignore[arg-type]  # two windows have room
+    ahead = ReadAhead(feed, 4 * 2000 * 22)  # type: ignore[arg-type]  # two windows have room
     items, later = (list(plan.items(0, epoch, 0, 100)) for epoch in (0, 1))
     reads = []
     for item in [*items, later[0]]:
@@ -154,3 +158,84 @@ def test_both_threads_read_by_one_reader() -> None:
     ahead = ReadAhead(source, 4 * 64 * 112)  # type: ignore[arg-type]
     gather_all(ahead, plan, list(plan.items(0, 0, 0, 16)))
     assert source.opened == 1
+
+
+def vectors(rows: int, width: int) -> InMemory:
+    """Row r has the value r, `width` times."""
+    values = pa.array(np.repeat(np.arange(rows, dtype=np.float32), width))
+    return InMemory(pa.table({"x": pa.FixedSizeListArray.from_arrays(values, width)}), 4.0 * width)
+
+
+@given(
+    order=cases(),
+    batch=st.integers(1, 40),
+    limit=st.integers(200, 20_000),
+    at_once=st.booleans(),
+    data=st.data(),
+)
+def test_who_keeps_and_overwrites_what_was_handed_out_changes_no_other_row(
+    order: Resolved, batch: int, limit: int, at_once: bool, data: st.DataObject
+) -> None:
+    """Batches are views, which a model may change in place; and a pass may begin again before what it has taken."""
+    batch = min(batch, order.epoch_rows)
+    plan, feed = make_plan(order, batch, 1), vectors(order.rows, 3)
+    ahead = ReadAhead(feed, limit, lends=True, at_once=at_once)  # type: ignore[arg-type]
+    items = [item for epoch in range(2) for item in plan.items(0, epoch, 0, data.draw(st.integers(1, 60)))]
+    begins = data.draw(st.dictionaries(st.integers(0, len(items) - 1), st.integers(0, len(items) - 1), max_size=3))
+    kept = []
+    for place, item in enumerate(items):
+        for asked in [*items[min(begins.get(place, place), place) : place], item]:
+            found = to_numpy(ahead.gather("plan", plan, asked))
+            rows = plan.select(asked.epoch, plan.item_positions(asked))
+            np.testing.assert_array_equal(found["x"], np.repeat(rows, 3).reshape(-1, 3))
+            found["x"][:] = -1 - len(kept)
+            kept.append(found["x"])
+    assert all((array == -1 - number).all() for number, array in enumerate(kept))
+
+
+def test_one_batch_kept_of_each_window_keeps_no_more_windows_than_two() -> None:
+    """Views of the others would keep them all: 16 windows of 2 MiB."""
+    plan = make_plan(resolve(WindowShuffle(shard_rows=128, window_shards=1, lanes=4), 8192), 64, 1)
+    limit = 2 * 512 * 4096 * 4 // 3  # two windows fit
+    ahead = ReadAhead(vectors(8192, 1024), limit, lends=True, at_once=True)  # type: ignore[arg-type]
+    kept, lent = [], []
+    for item in plan.items(0, 0, 0, 64):
+        table = ahead.gather("plan", plan, item)
+        if item.position % 512 == 64:
+            kept.append((table["x"], plan.select(0, plan.item_positions(item))))
+        del table
+        lent.append(ahead._lender.lent_bytes)
+    assert len(kept) == 16
+    for column, rows in kept:
+        assert column.combine_chunks().flatten().to_numpy()[::1024].tolist() == rows.tolist()
+    assert max(lent) <= 2 * limit
+    del kept, column
+    assert ahead._lender.lent_bytes <= limit
+
+
+class LateReader(InMemory):
+    """Prepares each table twice, the second time when it is told to, as a read that was given up and comes back."""
+
+    def __init__(self, feed: InMemory) -> None:
+        super().__init__(feed.table, feed.likely_row_bytes)
+        self.late: list[Callable[[], object]] = []
+
+    def read_blocks(self, blocks: Any, prepare: Any, add: Any) -> None:
+        def prepare_twice(number: int, table: pa.Table) -> object:
+            self.late.append(lambda: prepare(number, table))
+            return prepare(number, table)
+
+        super().read_blocks(blocks, prepare_twice, add)
+
+
+def test_a_read_that_comes_late_writes_to_nothing_that_was_handed_out() -> None:
+    plan = make_plan(resolve(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 256), 16, 1)
+    source = LateReader(vectors(256, 3))
+    ahead = ReadAhead(source, 1 << 20, lends=True, at_once=True)  # type: ignore[arg-type]
+    items = list(plan.items(0, 0, 0, 16))
+    kept = [to_numpy(ahead.gather("plan", plan, item))["x"] for item in items]
+    for array in kept:
+        array[:] = -1
+    for each in source.late:
+        each()
+    assert all((array == -1).all() for array in kept)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raylance.source.lending import Lender
 from raylance.source.memory import RowMemory, take_rows
 
 NUMBERS = np.arange(6, dtype=np.float32)
@@ -75,6 +76,11 @@ def make_table(rows: int, seed: int, nulls: frozenset[str]) -> pa.Table:
     return pa.table(columns)
 
 
+def used_before(nbytes: int) -> np.ndarray:
+    """Memory that holds something already, and is a little larger than needed."""
+    return np.full(nbytes + 3, 0xEE, np.uint8)
+
+
 def same(one: pa.Table, two: pa.Table) -> bool:
     return bool(one.schema == two.schema and one.to_pylist() == two.to_pylist())
 
@@ -90,10 +96,9 @@ def same(one: pa.Table, two: pa.Table) -> bool:
 def test_what_was_copied_in_comes_out(
     pieces: list[tuple[int, int, int]], expected: int, nulls: frozenset[str], first_null: int, keep: float, seed: int
 ) -> None:
-    """Pieces that are slices of something larger, in chunks; twice in the same memory, cut and added to in between."""
-    memory = RowMemory(1 << 20)
+    """Pieces that are slices of something larger, in chunks; memory was used before; cut and added to in between."""
     for turn in range(2):
-        memory.begin(expected)
+        memory = RowMemory(1 << 20, expected, lend=used_before)
         tables = []
         for number, (rows, before, after) in enumerate(pieces):
             given_nulls = nulls if number >= first_null else frozenset()
@@ -128,8 +133,10 @@ def test_what_was_copied_in_comes_out(
 def test_rows_lie_where_they_belong(
     parts: list[int], nulls: frozenset[str], keep: float, seed: int, most_bytes: int
 ) -> None:
-    """Columns of one size, line by line; nulls that come with a later part, or too little room, leave a column out."""
-    memory = RowMemory(most_bytes)
+    """Columns of one size, line by line; nulls that come with a later part, or too little room, leave a column out.
+
+    Some parts are placed early, in any order and more than once.
+    """
     for turn in range(2):
         tables = [
             make_table(rows, seed + 100 * turn + number, nulls if number else frozenset())
@@ -137,9 +144,12 @@ def test_rows_lie_where_they_belong(
         ]
         whole = pa.concat_tables(tables)
         lines = np.random.default_rng(seed).permutation(whole.num_rows)
-        memory.begin(whole.num_rows, lines)
-        for table in tables:
-            memory.append(table)
+        memory = RowMemory(most_bytes, whole.num_rows, lines, used_before)
+        firsts = np.cumsum([0, *(table.num_rows for table in tables)])
+        early = np.random.default_rng(seed + 1).integers(0, len(tables), 2 * len(tables)).tolist() if seed % 2 else []
+        placed = {number: memory.place(int(firsts[number]), tables[number]) for number in early}
+        for number, table in enumerate(tables):
+            memory.append(table, placed.get(number, frozenset()))
         memory.cut(kept := int(keep * whole.num_rows))
         assert same(memory.table(), whole.slice(0, kept))
         if kept < whole.num_rows and most_bytes > 300:
@@ -166,29 +176,54 @@ def test_glibc_takes_the_settings_for_freed_memory() -> None:
     assert output.strip() == str(platform.libc_ver()[0] == "glibc")
 
 
-def test_memory_is_used_again() -> None:
+def test_memory_has_what_the_first_rows_let_expect_and_no_more() -> None:
     table = pa.table(
         {"vector": pa.array(np.ones((1000, 4)).tolist(), pa.list_(pa.float32(), 4)), "data": [b"x" * 50] * 1000}
     )
-    memory = RowMemory(1 << 20)
+    memory = RowMemory(1 << 20, 5000)
+    for _ in range(5):
+        memory.append(table)
+    assert memory.capacity_bytes < 1.2 * 5000 * (16 + 50 + 4) + 100
 
-    def addresses() -> list[int]:
-        memory.begin(5000)
-        for _ in range(5):
-            memory.append(table)
-        found = memory.table()
-        data = found["data"].chunk(0).buffers()
-        return [found["vector"].chunk(0).flatten().buffers()[1].address, data[1].address, data[2].address]
 
-    first, capacity = addresses(), memory.capacity_bytes
-    assert addresses() == first
-    assert memory.capacity_bytes == capacity
-    assert capacity < 1.2 * 5000 * (16 + 50 + 4) + 100, "what the first rows let expect, and no more"
+def test_memory_is_used_again_after_its_last_view() -> None:
+    lender = Lender(18 << 20)
+    vectors = pa.array(np.ones(3 << 19, dtype=np.float32))
+    table = pa.table({"vector": pa.FixedSizeListArray.from_arrays(vectors, 512)})
+
+    def fill() -> RowMemory:
+        memory = RowMemory(1 << 30, 3072, np.arange(3072), lender.lend)
+        memory.append(table)
+        return memory
+
+    def address(view: pa.Array) -> int:
+        return int(view.flatten().buffers()[1].address)
+
+    first = fill().by_line(1000, 2000)["vector"]
+    assert lender.lent_bytes == 6 << 20
+    second = fill().by_line(1000, 2000)["vector"]
+    assert address(first) != address(second), "a view keeps what it is of"
+    assert lender.lent_bytes == 12 << 20
+    array, before = first.flatten().to_numpy()[5:], address(first)
+    del first
+    third = fill().by_line(1000, 2000)["vector"]
+    assert len({before, address(second), address(third)}) == 3, "an array of it, too"
+    assert (array == 1).all()
+    del array
+    assert address(fill().by_line(1000, 2000)["vector"]) == before
+    assert address(fill().by_line(1000, 2000)["vector"]) == before
+    del second, third
+    assert lender.lent_bytes == 0
+    assert sum(map(len, lender._spare.values())) == 18 << 20
+    lender.most_bytes = 12 << 20
+    kept = fill().by_line(0, 1)["vector"]
+    assert fill().rows == 3072
+    assert sum(map(len, lender._spare.values())) == 6 << 20, "with what is lent, as much as there is room for"
+    assert len(kept) == 1
 
 
 def test_what_is_expected_by_a_few_large_rows_is_not_taken_for_granted() -> None:
-    memory = RowMemory(10_000_000)
-    memory.begin(1 << 40)
+    memory = RowMemory(10_000_000, 1 << 40)
     memory.append(pa.table({"data": [b"x" * 1_000_000] * 2, "id": [1, 2]}))
     assert memory.capacity_bytes < 12_000_000
     memory.append(pa.table({"data": [b"x"] * 100_000, "id": np.arange(100_000)}))
@@ -198,8 +233,7 @@ def test_what_is_expected_by_a_few_large_rows_is_not_taken_for_granted() -> None
 @pytest.mark.slow
 def test_more_than_two_gibibytes_of_binary_stay_in_pieces() -> None:
     table = pa.table({"data": pa.array([bytes(1 << 28)] * 3, pa.binary())})
-    memory = RowMemory(1 << 20)
-    memory.begin(9)
+    memory = RowMemory(1 << 20, 9)
     for _ in range(3):
         memory.append(table)
     found = memory.table()["data"]

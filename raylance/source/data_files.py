@@ -1,0 +1,148 @@
+"""Owns reading ranges of rows from data files directly, where that is proven to give the rows and values of a scan, at
+half of its cost; never tries again, never decides which rows.
+
+A data file keeps the names that its columns had when it was written, and may lie elsewhere. So its columns are compared
+with the dataset's by their field ids, and what differs is left to a scan.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+from lance.file import LanceFileReader
+
+from raylance.source.lance_errors import LANCE_ERRORS
+
+_IDLE = 64  # open files that are kept
+_Part = tuple[str, list[str]]  # a path, and the columns to read there
+
+
+class DataFiles:
+    """The data files of an open dataset, and columns of it. Several threads may read at once."""
+
+    def __init__(self, dataset: lance.LanceDataset, columns: Sequence[str]) -> None:
+        self.dataset, self._columns = dataset, columns
+        self._fragments = dataset.get_fragments() if columns and "://" not in dataset.uri else []
+        rows = [fragment.metadata.num_rows for fragment in self._fragments]
+        self._ends = np.cumsum(rows, dtype=np.int64)
+        self._fields = {field.name(): field for field in dataset.lance_schema.fields() if field.name() in columns}
+        self._parts: dict[int, list[_Part] | None] = {}  # of the fragments that were looked at
+        self._idle: deque[tuple[_Part, LanceFileReader]] = deque(maxlen=_IDLE)
+        self._lock = threading.Lock()
+
+    def read(self, first: int, rows: int) -> pa.Table | None:
+        """Reads rows [first, first + rows), counted over all fragments; None if a scan should."""
+        tables: list[pa.Table] = []
+        while rows and self._fragments:
+            number = int(np.searchsorted(self._ends, first, side="right"))
+            if number == len(self._ends):
+                return None
+            end = int(self._ends[number])
+            count, begin = min(rows, end - first), end - self._fragments[number].metadata.num_rows
+            try:
+                parts = self._find_parts(number)
+                if parts is None:
+                    return None
+                tables.append(self._read_parts(parts, first - begin, count))
+            except (RuntimeError, *LANCE_ERRORS):
+                self._parts[number] = None  # the scan's own error says what is wrong, if it fails, too
+                return None
+            first, rows = first + count, rows - count
+        return pa.concat_tables(tables) if tables else None
+
+    def _read_parts(self, parts: list[_Part], start: int, rows: int) -> pa.Table:
+        columns: dict[str, Any] = {}
+        for part in parts:
+            reader = self._take(part)
+            batches = list(reader.read_range(start, rows, batch_size=rows).to_batches())
+            columns |= {name: [batch.column(name) for batch in batches] for name in part[1]}
+            with self._lock:
+                self._idle.append((part, reader))
+        schema = self.dataset.schema
+        return pa.table({name: pa.chunked_array(columns[name], schema.field(name).type) for name in self._columns})
+
+    def _take(self, part: _Part) -> LanceFileReader:
+        """A reader that no other thread has: each serves one at a time."""
+        with self._lock:
+            for kept in self._idle:
+                if kept[0] == part:
+                    self._idle.remove(kept)
+                    return kept[1]
+        return LanceFileReader(part[0], columns=part[1])
+
+    def _find_parts(self, number: int) -> list[_Part] | None:
+        """Where a fragment has the columns; None if its files are not proven to have them as a scan gives them."""
+        if number not in self._parts:
+            self._parts[number] = self._prove(self._fragments[number].metadata)
+        return self._parts[number]
+
+    def _prove(self, fragment: Any) -> list[_Part] | None:
+        if fragment.num_deletions:
+            return None
+        parts, missing = [], set(self._columns)
+        for file in fragment.files:
+            here = [name for name in self._columns if set(_ids(self._fields[name], file)) & set(file.fields)]
+            if not here:
+                continue
+            path = os.path.join(self.dataset.uri, "data", file.path)
+            if file.base_id is not None or file.file_major_version != 2 or not os.path.exists(path):
+                return None
+            reader = LanceFileReader(path)
+            schema = reader.metadata().schema
+            if reader.num_rows() != fragment.physical_rows or not missing.issuperset(here):
+                return None
+            if not all(self._is_same(name, schema, file) for name in here):
+                return None
+            missing.difference_update(here)
+            parts.append((path, here))
+        return None if missing else parts
+
+    def _is_same(self, name: str, schema: pa.Schema, file: Any) -> bool:
+        """Whether a file's column of this name has the fields and the type of the dataset's."""
+        if schema.names.count(name) != 1 or schema.field(name).type != self.dataset.schema.field(name).type:
+            return False
+        try:
+            counts = [_count(kind, file) for kind in schema.types]
+        except NotImplementedError:
+            return False
+        at = schema.names.index(name)
+        first, ids = sum(counts[:at]), list(file.fields)
+        return sum(counts) == len(ids) and ids[first : first + counts[at]] == _ids(self._fields[name], file)
+
+
+def _names_parents(file: Any) -> bool:
+    """Whether a data file names fields that have others in them; from format 2.1 on, it only names the innermost."""
+    return bool(file.file_minor_version == 0)
+
+
+def _ids(field: Any, file: Any) -> list[int]:
+    """Ids of a field and of those in it, as a data file names them."""
+    children = [id for child in field.children() for id in _ids(child, file)]
+    return [int(field.id()), *children] if _names_parents(file) or not children else children
+
+
+def _count(kind: pa.DataType, file: Any) -> int:
+    """Number of the ids of a type in a data file.
+
+    Raises:
+        NotImplementedError: For types that are not known here.
+    """
+    if isinstance(kind, pa.BaseExtensionType):
+        return _count(kind.storage_type, file)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _names_parents(file) + _count(kind.value_type, file)
+    if pa.types.is_struct(kind) and kind.num_fields:
+        inside = sum(_count(kind.field(place).type, file) for place in range(kind.num_fields))
+        return _names_parents(file) + inside
+    while pa.types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    is_fixed = pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind) or pa.types.is_decimal(kind)
+    is_bytes = kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+    if is_fixed or is_bytes or pa.types.is_dictionary(kind):
+        return 1
+    raise NotImplementedError(str(kind))

@@ -1,0 +1,65 @@
+"""Owns memory that is lent, and comes back when the last array in it is gone; never copies, never looks into it."""
+
+import ctypes
+import weakref
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+_LEAST_BYTES = 1 << 20  # the allocator reuses less by itself
+
+
+class Lender:
+    """Lends memory that was used before: a page fault of fresh memory costs more than copying a page.
+
+    Several threads may borrow at once. It takes no lock, because memory comes back wherever the garbage collector runs.
+
+    Attributes:
+        most_bytes: Memory that came back is kept while no more is lent and kept together; the oldest goes first.
+    """
+
+    def __init__(self, most_bytes: float) -> None:
+        self.most_bytes = most_bytes
+        self._spare: dict[int, Bytes] = {}
+        self._lent: dict[int, int] = {}  # bytes by the identity of the memory
+
+    def lend(self, nbytes: int) -> Bytes:
+        """Returns memory of at least so many bytes, uint8, shape (n,); it comes back after its last view."""
+        if nbytes < _LEAST_BYTES:
+            return np.empty(nbytes, dtype=np.uint8)
+        memory = self._take_spare(nbytes)
+        # NumPy lets a slice refer past the arrays in between to the object that owns the memory: this one.
+        owner = (ctypes.c_ubyte * len(memory)).from_buffer(memory.data)
+        self._lent[id(memory)] = len(memory)
+        weakref.finalize(owner, _give_back, weakref.ref(self), memory).atexit = False
+        return np.frombuffer(memoryview(owner), dtype=np.uint8)
+
+    @property
+    def lent_bytes(self) -> int:
+        """Bytes that are lent now."""
+        return sum(self._lent.copy().values())
+
+    def _take_spare(self, nbytes: int) -> Bytes:
+        """Memory of at least so many bytes, and less than twice as many."""
+        for key, spare in self._spare.copy().items():  # another thread may take it first
+            if nbytes <= len(spare) < 2 * nbytes and self._spare.pop(key, None) is not None:
+                return spare
+        return np.empty(-(-nbytes // _LEAST_BYTES) * _LEAST_BYTES, dtype=np.uint8)
+
+    def take_back(self, memory: Bytes) -> None:
+        """Keeps memory whose views are all gone, as far as there is room for it."""
+        self._lent.pop(id(memory), None)
+        self._spare[id(memory)] = memory
+        spares = self._spare.copy()
+        kept = self.lent_bytes + sum(map(len, spares.values()))
+        for key, spare in spares.items():
+            if kept > self.most_bytes:
+                self._spare.pop(key, None)
+                kept -= len(spare)
+
+
+def _give_back(lender: "weakref.ref[Lender]", memory: Bytes) -> None:
+    if (alive := lender()) is not None:
+        alive.take_back(memory)
