@@ -48,12 +48,17 @@ class Portion:
         self.rows = self._stored = np.empty(0, dtype=np.int64)
         self.nbytes, self._blocks = 0, list[tuple[int, int]]()  # rows and bytes of each table
 
-    def open(self, rows: Int64Array, remember: Callable[[int, Int64Array | None], RowMemory]) -> None:
-        """Takes at least one selected row, in the order of delivery.
+    def open(
+        self,
+        rows: Int64Array,
+        remember: Callable[[int, Int64Array | None], RowMemory],
+        lines: Int64Array | None = None,
+    ) -> None:
+        """Takes at least one selected row, in the order of delivery, and their indices in storage order if known.
 
         `remember` makes memory for a number of rows, and their lines if they are to be stored line by line.
         """
-        lines = np.argsort(rows)
+        lines = np.argsort(rows) if lines is None else lines
         stored = rows[lines]
         self._places = np.empty(len(rows), dtype=np.int64)
         if is_repeated := bool((stored[1:] == stored[:-1]).any()):

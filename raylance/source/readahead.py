@@ -37,6 +37,9 @@ T = TypeVar("T")
 _BLOCK_BYTES = 32 << 20  # most bytes to read at a time; large enough for Lance to read and decode in parallel
 _BLOCKS = 8  # blocks in the limit: what a block exceeds its estimate by stays small beside the limit
 _FIRST_SHARE = 0.125  # share of a portion that is read as soon as the portion before it is in use,
+# Share of a portion whose items are read by themselves while the portion is read. Items that are decoded last until the
+# portion is there; others would not, and cost several times as much by themselves.
+_HALF, _FEW = 0.5, 1 / 16
 _FASTER = 2.0  # and how much faster the rest is read than the portion before it is handed out
 
 
@@ -114,14 +117,16 @@ class ReadAhead:
             at_once: Whether a portion is read as soon as there is room for it, and not as the one before is handed out.
         """
         self._source, self._limit, self._read_timeout_s = source, limit_bytes, read_timeout_s
-        self._lends, self._first_share = lends, 1.0 if at_once else _FIRST_SHARE
+        self._lends = lends
+        self._first_share, self._early_share = (1.0, _FEW) if at_once else (_FIRST_SHARE, _HALF)
         self._lender = Lender(limit_bytes * 3 // 2 if lends else limit_bytes)  # views keep the portion before
         self._selection = source.load_selection()
         self._row_bytes = source.likely_row_bytes  # of the last portion
         self._block_bytes = max(1, min(_BLOCK_BYTES, limit_bytes // _BLOCKS))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="plan-ahead")
-        self._planned: dict[tuple[str, int, Chunk], Future[Int64Array]] = {}  # at most one, for the thread alone
+        # At most one, for the thread alone.
+        self._planned: dict[tuple[str, int, Chunk], Future[tuple[Int64Array, Int64Array]]] = {}
         self._used: Portion | None = None
         self._next: Portion | None = None
         self._alone: tuple[Track, int] | None = None  # where the last rows ended that were read on request
@@ -209,7 +214,7 @@ class ReadAhead:
         used, track = self._advance(request, at), request.track
         if used is None:
             return self._read_item(request, at)
-        is_early = used.is_cold and 2 * (at - used.begin) < used.chunk_end - used.begin
+        is_early = used.is_cold and at - used.begin < self._early_share * (used.chunk_end - used.begin)
         if is_early and not used.filling.done() and (request.end - at) * self._row_bytes < self._limit / 8:
             # These rows were not read ahead. The first items are read by themselves, so that a start, or a resume,
             # waits for a batch and not for a window; not all of them, or the next portion would never be read ahead.
@@ -302,15 +307,15 @@ class ReadAhead:
         for portion in portions:
             portion.is_dropped = True
 
-    def _chunk_rows(self, portion: Portion) -> Int64Array:
-        """Rows of a portion's chunk; computes those of the next one while this one is read."""
+    def _chunk_rows(self, portion: Portion) -> tuple[Int64Array, Int64Array]:
+        """As `_sorted_rows`, of a portion's chunk; those of the next chunk are computed while this one is read."""
         (plan_key, rank, *_), plan, chunk = portion.track, portion.plan, portion.chunk
         planned = self._planned.pop((plan_key, rank, chunk), None)
-        rows = plan.chunk_rows(chunk, rank) if planned is None else planned.result()
+        found = _sorted_rows(plan, chunk, rank) if planned is None else planned.result()
         self._planned.clear()
         if (after := plan.likely_next_chunk(chunk, rank)) is not None:
-            self._planned[plan_key, rank, after] = self._planner.submit(plan.chunk_rows, after, rank)
-        return rows
+            self._planned[plan_key, rank, after] = self._planner.submit(_sorted_rows, plan, after, rank)
+        return found
 
     def _remember(self, rows: int, lines: Int64Array | None) -> RowMemory:
         return RowMemory(self._limit // 2, rows, lines, self._lender.lend)  # two of them fit
@@ -322,8 +327,10 @@ class ReadAhead:
         """
         if not portion.stored_rows:
             first = portion.begin - portion.plan.line(portion.chunk.position, portion.track[1])
-            rows = self._chunk_rows(portion)[first:]
-            portion.open(rows[: portion_rows(len(rows), self._row_bytes, self._limit)], self._remember)
+            rows, lines = self._chunk_rows(portion)
+            count = portion_rows(len(rows) - first, self._row_bytes, self._limit)
+            is_whole = count == len(rows)
+            portion.open(rows[first : first + count], self._remember, lines if is_whole else None)
         most = min(self._limit, most_bytes)
         self._read_portion(portion, room, share, most)
         while portion.nbytes > most and len(portion.rows) > 1:
@@ -403,3 +410,9 @@ class ReadAhead:
     def _share_of_next(self, used: Portion) -> float:
         """How much of the next portion should be read by now."""
         return self._first_share + _FASTER * used.share_handed_out
+
+
+def _sorted_rows(plan: Plan, chunk: Chunk, rank: int) -> tuple[Int64Array, Int64Array]:
+    """Rows of a chunk in the order of delivery, and their indices in storage order, both int64, shape (n,)."""
+    rows = plan.chunk_rows(chunk, rank)
+    return rows, np.argsort(rows)
