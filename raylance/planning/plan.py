@@ -5,6 +5,7 @@ and tests use this one planner. All intervals are half-open.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import Literal
@@ -19,6 +20,7 @@ from raylance.orders.permutation import Int64Array
 
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
+_MOST_KEPT = 1 << 16  # rows of a slice whose arrangement is kept
 _GROWTH = 1.25  # of items, from the first ones on
 _WHOLE = 0.75  # of the limit: a window that is a little larger than estimated is not cut
 
@@ -131,14 +133,8 @@ class Plan:
         int64, shape (high - low,). Padding has positions of at least n.
         """
         lanes, size = self.order.lane_count, self.step_size(position)
-        first = position % lanes
-        offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # of each lane's first row in the step
-        count = np.maximum(0, -(-(size - offset) // lanes))
-        ends = np.cumsum(count)
-        wanted = np.arange(low, high, dtype=np.int64)
-        lane = np.searchsorted(ends, wanted, side="right")
-        within = wanted - (ends - count)[lane]
-        return np.asarray(position + offset[lane] + within * lanes, dtype=np.int64)
+        arrange = _arranged if high - low <= _MOST_KEPT else _arranged.__wrapped__
+        return position + arrange(lanes, position % lanes, size, low, high)
 
     def item_positions(self, item: WorkItem) -> Int64Array:
         """Epoch positions of the rows of an item in the order of delivery, int64, shape (item.rows,)."""
@@ -247,6 +243,20 @@ class Plan:
                 if made >= alike:
                     aim, made = min(aim * _GROWTH, float(item_rows)), 0
             chunk = self.next_chunk(chunk)
+
+
+@functools.lru_cache(maxsize=8)
+def _arranged(lanes: int, first: int, size: int, low: int, high: int) -> Int64Array:
+    """Positions of rows [low, high) of a step of `size` rows that begins in lane `first`, less that of the step. They
+    are the same for all steps of an epoch whose global batch the lanes divide.
+    """
+    offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # of each lane's first row in the step
+    count = np.maximum(0, -(-(size - offset) // lanes))
+    ends = np.cumsum(count)
+    wanted = np.arange(low, high, dtype=np.int64)
+    lane = np.searchsorted(ends, wanted, side="right")
+    within = wanted - (ends - count)[lane]
+    return np.asarray(offset[lane] + within * lanes, dtype=np.int64)
 
 
 def no_step_left(plan: Plan, epoch: int, position: int) -> str:
