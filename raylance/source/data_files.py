@@ -19,6 +19,7 @@ from lance.file import LanceFileReader
 from raylance.source.lance_errors import LANCE_ERRORS
 
 _IDLE = 64  # open files that are kept
+_MOST_FRAGMENTS = 2  # that one read may touch: a scan of several small files costs less than as many reads
 _Part = tuple[str, list[str]]  # a path, and the columns to read there
 
 
@@ -38,10 +39,10 @@ class DataFiles:
     def read(self, first: int, rows: int) -> pa.Table | None:
         """Reads rows [first, first + rows), counted over all fragments; None if a scan should."""
         tables: list[pa.Table] = []
-        while rows and self._fragments:
-            number = int(np.searchsorted(self._ends, first, side="right"))
-            if number == len(self._ends):
-                return None
+        lowest, highest = np.searchsorted(self._ends, (first, first + rows - 1), side="right").tolist()
+        if not rows or highest == len(self._ends) or highest - lowest >= _MOST_FRAGMENTS:
+            return None
+        for number in range(lowest, highest + 1):
             end = int(self._ends[number])
             count, begin = min(rows, end - first), end - self._fragments[number].metadata.num_rows
             try:
@@ -53,7 +54,7 @@ class DataFiles:
                 self._parts[number] = None  # the scan's own error says what is wrong, if it fails, too
                 return None
             first, rows = first + count, rows - count
-        return pa.concat_tables(tables) if tables else None
+        return pa.concat_tables(tables)
 
     def _read_parts(self, parts: list[_Part], start: int, rows: int) -> pa.Table:
         columns: dict[str, Any] = {}
