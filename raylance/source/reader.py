@@ -35,6 +35,7 @@ _RANGE_ROWS = 8  # if they have at least this many rows: one take of a few large
 _DENSE = 0.5  # from this share of wanted rows on, reading all and dropping the rest is no slower than a take
 _GAP_BYTES = 64 << 10  # gaps up to this size are read through
 _PIECE_BYTES = 4 << 20  # of one read: the allocator keeps so much ready, not more
+_DIRECT_BYTES = 4 * _PIECE_BYTES
 _REQUESTS = 8  # reads at once from an object store, which takes its time for each,
 _READS = 4  # and from a disk, so that one piece is read while another one is copied
 
@@ -330,7 +331,9 @@ class Reader(RowReader):
         if not is_range:
             return _tidy(dataset.take(pa.array(offsets), columns=columns))
         start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
-        table = self._data_files(dataset, columns).read(start, rows)
+        # A scan reports what was read of large rows, so that a slow storage does not look like one that hangs.
+        is_small = rows * self.row_bytes <= _DIRECT_BYTES
+        table = self._data_files(dataset, columns).read(start, rows) if is_small else None
         if table is None:
             table = dataset.scanner(columns=columns, offset=start, limit=rows, batch_size=rows).to_table()
         table = _tidy(table)

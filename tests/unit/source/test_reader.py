@@ -14,6 +14,7 @@ import pytest
 
 import raylance
 from raylance.errors import DatasetError
+from raylance.source.data_files import DataFiles
 from raylance.source.reader import READ_MODES, Reader, ReadMode
 from raylance.source.version import Source, VersionCheck, pin
 
@@ -191,3 +192,21 @@ def test_the_choice_follows_density_and_row_size(write_dataset: Callable[..., st
     assert choose(np.arange(5), 100) == "take", "a few small rows are no range"
     assert choose(few, 1_000_000) == "take", "single rows are no range, however large"
     assert choose(np.r_[0:8, 500:508], 100_000) == "range"
+
+
+@pytest.mark.parametrize(("row_bytes", "is_direct"), [(100.0, True), (1 << 26, False)])
+def test_ranges_of_small_rows_are_read_from_the_files(
+    write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch, row_bytes: float, is_direct: bool
+) -> None:
+    """Large ones by a scan, which says how far it is: a slow storage must not look like one that hangs."""
+    pinned, found = pin(write_dataset(table(0, 1000)), None, None), []
+    read = DataFiles.read
+
+    def record(files: DataFiles, first: int, rows: int) -> pa.Table | None:
+        found.append(read(files, first, rows))
+        return found[-1]
+
+    monkeypatch.setattr(DataFiles, "read", record)
+    reader = Reader(pinned=pinned, columns=["id", "text"], row_bytes=row_bytes, mode="range")
+    assert reader.read(np.arange(100, 900))["id"].to_pylist() == list(range(100, 900))
+    assert [one is not None for one in found] == [True] * is_direct
