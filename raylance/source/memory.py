@@ -67,6 +67,11 @@ class RowMemory:
         """Allocated bytes, in use or not."""
         return sum(len(part.memory) for part in self._parts())
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all rows have as many bytes; False before the first one."""
+        return len(self._columns) > 0 and all(isinstance(column, _Fixed) for column in self._columns.values())
+
     def _parts(self) -> "Iterator[_Bytes]":
         for column in list(self._columns.values()):
             yield from column.parts

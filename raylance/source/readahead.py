@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _BLOCK_BYTES = 32 << 20  # most bytes to read at a time; large enough for Lance to read and decode in parallel
-_BLOCKS = 8  # blocks in the limit: what a block exceeds its estimate by stays small beside the limit
+_BLOCKS = 16  # blocks in the limit: what a block exceeds its estimate by stays small beside the limit
 _FIRST_SHARE = 0.125  # share of a portion that is read as soon as the portion before it is in use,
 # Share of a portion whose items are read by themselves while the portion is read. Items that are decoded last until the
 # portion is there; others would not, and cost several times as much by themselves.
@@ -123,6 +123,7 @@ class ReadAhead:
         self._selection = source.load_selection()
         self._row_bytes = source.likely_row_bytes  # of the last portion
         self._block_bytes = max(1, min(_BLOCK_BYTES, limit_bytes // _BLOCKS))
+        self._is_even = False  # whether all rows have one size, as far as is known
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="plan-ahead")
         # At most one, for the thread alone.
@@ -348,11 +349,18 @@ class ReadAhead:
         """Reads on, until all rows are there, or as many as are wanted now, or more bytes than fit."""
         least = self._source.likely_row_bytes
         pace = Pace(self._block_bytes, max(self._row_bytes, least), least_bytes=least)
+        while self._read_blocks(portion, pace, room, share, most_bytes):
+            pass
+
+    def _read_blocks(self, portion: Portion, pace: Pace, room: float, share: float, most_bytes: float) -> bool:
+        """Reads one block, or several side by side where all rows have one size; returns whether more may follow."""
+        if self._is_even:
+            pace.target_bytes = min(_BLOCK_BYTES, 2 * self._block_bytes)
         memory, first = portion.memory, portion.memory.rows
-        is_over, gate = False, _Gate()
+        is_over, gate, asked = False, _Gate(), memory.rows
 
         def blocks() -> Iterator[Int64Array]:
-            asked = first
+            nonlocal asked
             while len(wanted := portion.unread(asked, pace.next_rows())) and not (is_over or portion.is_dropped):
                 coming = asked - memory.rows + len(wanted)
                 portion.is_stuck = portion.nbytes + coming * pace.row_bytes > room
@@ -360,6 +368,8 @@ class ReadAhead:
                     return
                 asked += len(wanted)
                 yield self._selection.offsets(wanted)
+                if not self._is_even:  # what the next rows have is only known when these are here
+                    return
 
         def prepare(number: int, table: pa.Table) -> tuple[pa.Table, int, frozenset[str]]:
             with gate.enter() as is_open:
@@ -372,6 +382,7 @@ class ReadAhead:
             if is_over:
                 return  # it is read again when there is room
             pace.record(*portion.add(*made))
+            self._is_even = memory.is_even
             with self._lock:
                 held = {*self._held, *([portion] if portion.is_held else [])}
                 self.peak_bytes = max(self.peak_bytes, sum(each.nbytes for each in held))
@@ -384,6 +395,7 @@ class ReadAhead:
             self._read(blocks(), prepare, add)
         finally:
             gate.close()
+        return asked > first and not is_over
 
     def _too_large_row(self, portion: Portion) -> DatasetError:
         """Drops the one row of a portion, and returns the error that names it."""

@@ -85,7 +85,7 @@ def test_what_follows_is_read_as_a_portion_is_handed_out() -> None:
     """Not all at once when a window turns over, and all of it before it is asked for."""
     feed = InMemory(table_of([10] * 4000), 22)
     plan = make_plan(resolve(WindowShuffle(shard_rows=500, window_shards=1, lanes=4), 4000), 100, 1)
-    ahead = ReadAhead(feed, 4 * 2000 * 22)  # type: ignore[arg-type]  # two windows have room
+    ahead = ReadAhead(feed, 6 * 2000 * 22)  # type: ignore[arg-type]  # two windows have room
     items, later = (list(plan.items(0, epoch, 0, 100)) for epoch in (0, 1))
     reads = []
     for item in [*items, later[0]]:
