@@ -250,7 +250,7 @@ def _arranged(lanes: int, first: int, size: int, low: int, high: int) -> Int64Ar
     """Positions of rows [low, high) of a step of `size` rows that begins in lane `first`, less that of the step. They
     are the same for all steps of an epoch whose global batch the lanes divide.
     """
-    offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # of each lane's first row in the step
+    offset = (np.arange(lanes, dtype=np.int64) - first) % lanes  # where each lane's first row is in the step
     count = np.maximum(0, -(-(size - offset) // lanes))
     ends = np.cumsum(count)
     wanted = np.arange(low, high, dtype=np.int64)

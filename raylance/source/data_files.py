@@ -30,21 +30,22 @@ class DataFiles:
         self.dataset, self._columns = dataset, columns
         self._fragments = dataset.get_fragments() if columns and "://" not in dataset.uri else []
         rows = [fragment.metadata.num_rows for fragment in self._fragments]
-        self._ends = np.cumsum(rows, dtype=np.int64)
+        self._bounds = np.cumsum([0, *rows], dtype=np.int64)  # the first row of each, and the end
+        self._schema = dataset.schema
         self._fields = {field.name(): field for field in dataset.lance_schema.fields() if field.name() in columns}
-        self._parts: dict[int, list[_Part] | None] = {}  # of the fragments that were looked at
+        self._parts: dict[int, list[_Part] | None] = {}  # by fragment, once it was looked at
         self._idle: deque[tuple[_Part, LanceFileReader]] = deque(maxlen=_IDLE)
         self._lock = threading.Lock()
 
     def read(self, first: int, rows: int) -> pa.Table | None:
         """Reads rows [first, first + rows), counted over all fragments; None if a scan should."""
         tables: list[pa.Table] = []
-        lowest, highest = np.searchsorted(self._ends, (first, first + rows - 1), side="right").tolist()
-        if not rows or highest == len(self._ends) or highest - lowest >= _MOST_FRAGMENTS:
+        lowest, highest = (np.searchsorted(self._bounds, (first, first + rows - 1), side="right") - 1).tolist()
+        if not rows or highest == len(self._fragments) or highest - lowest >= _MOST_FRAGMENTS:
             return None
         for number in range(lowest, highest + 1):
-            end = int(self._ends[number])
-            count, begin = min(rows, end - first), end - self._fragments[number].metadata.num_rows
+            begin, end = self._bounds[number : number + 2].tolist()
+            count = min(rows, end - first)
             try:
                 parts = self._find_parts(number)
                 if parts is None:
@@ -64,8 +65,9 @@ class DataFiles:
             columns |= {name: [batch.column(name) for batch in batches] for name in part[1]}
             with self._lock:
                 self._idle.append((part, reader))
-        schema = self.dataset.schema
-        return pa.table({name: pa.chunked_array(columns[name], schema.field(name).type) for name in self._columns})
+        return pa.table(
+            {name: pa.chunked_array(columns[name], self._schema.field(name).type) for name in self._columns}
+        )
 
     def _take(self, part: _Part) -> LanceFileReader:
         """A reader that no other thread has: each serves one at a time."""
@@ -105,7 +107,7 @@ class DataFiles:
 
     def _is_same(self, name: str, schema: pa.Schema, file: Any) -> bool:
         """Whether a file's column of this name has the fields and the type of the dataset's."""
-        if schema.names.count(name) != 1 or schema.field(name).type != self.dataset.schema.field(name).type:
+        if schema.names.count(name) != 1 or schema.field(name).type != self._schema.field(name).type:
             return False
         try:
             counts = [_count(kind, file) for kind in schema.types]

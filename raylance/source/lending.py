@@ -26,7 +26,7 @@ class Lender:
         self._lent: dict[int, int] = {}  # bytes by the identity of the memory
 
     def lend(self, nbytes: int) -> Bytes:
-        """Returns memory of at least so many bytes, uint8, shape (n,); it comes back after its last view."""
+        """Returns memory of `nbytes` or more, uint8, shape (n,). It comes back when its last view is gone."""
         if nbytes < _LEAST_BYTES:
             return np.empty(nbytes, dtype=np.uint8)
         memory = self._take_spare(nbytes)
@@ -42,7 +42,7 @@ class Lender:
         return sum(self._lent.copy().values())
 
     def _take_spare(self, nbytes: int) -> Bytes:
-        """Memory of at least so many bytes, and less than twice as many."""
+        """Spare memory of `nbytes` or more, but less than twice `nbytes`; fresh memory if there is none."""
         for key, spare in self._spare.copy().items():  # another thread may take it first
             if nbytes <= len(spare) < 2 * nbytes and self._spare.pop(key, None) is not None:
                 return spare

@@ -17,7 +17,7 @@ import pyarrow as pa
 from raylance.orders.permutation import Int64Array
 
 Bytes = npt.NDArray[np.uint8]
-Lend = Callable[[int], Bytes]  # of at least so many bytes
+Lend = Callable[[int], Bytes]  # takes a number of bytes, and gives memory of that size or larger
 
 _GROWTH = 1.5
 _SPARE = 1.05  # of the bytes that the first rows predict
@@ -326,7 +326,7 @@ class _Bytes:
         self.used = end
 
     def reserve(self, nbytes: int) -> None:
-        """Allocates so many bytes before any are used."""
+        """Allocates `nbytes` before any are used."""
         self.memory = self._lend(nbytes)
 
 

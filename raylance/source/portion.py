@@ -96,6 +96,11 @@ class Portion:
         return self.memory.capacity_bytes if len(self._stored) else 0
 
     @property
+    def share_read(self) -> float:
+        """Share of its rows that are here."""
+        return self.memory.rows / len(self._stored) if len(self._stored) else 0.0
+
+    @property
     def share_handed_out(self) -> float:
         """Share of its rows up to the last one that was handed out."""
         return self._handed_out / max(1, len(self.rows))

@@ -288,8 +288,7 @@ class ReadAhead:
         following, share = self._next, self._share_of_next(used)
         if used is not self._used or following is None or following.is_whole or following.is_stuck:
             return
-        is_due = following.stored_rows == 0 or following.memory.rows < share * following.stored_rows
-        if following.filling.done() and following.filling.exception() is None and is_due:
+        if following.filling.done() and following.filling.exception() is None and following.share_read < share:
             following.filling = self._thread.submit(self._fill, following, self._limit - used.nbytes, share)
 
     def _read_item(self, request: _Request, at: int) -> Portion:

@@ -428,7 +428,7 @@ class Watch:
             self._recover("ended by a helper that cannot start")
         elif isinstance(error, HelperError):
             hits = self._hits.get(self._next, set())
-            # Rows after it may have ended so many decoders that no decoder is believed to work.
+            # A row after it may have ended more decoders than that, while none decoded another row.
             is_row = "no other row was decoded" in str(error) and max(self._deaths.values()) > MAX_FAULTS
             if len(hits) <= MAX_FAULTS and not is_row:
                 raise Broken("cause", f"{error}, and {self._next} was hit by {sorted(hits)}")

@@ -214,7 +214,7 @@ def test_one_batch_kept_of_each_window_keeps_no_more_windows_than_two() -> None:
 
 
 class LateReader(InMemory):
-    """Prepares each table twice, the second time when it is told to, as a read that was given up and comes back."""
+    """Prepares each table twice: at once, and when the test calls `late`, as a read does that returns too late."""
 
     def __init__(self, feed: InMemory) -> None:
         super().__init__(feed.table, feed.likely_row_bytes)

@@ -216,6 +216,19 @@ def test_memory_is_used_again_after_its_last_view() -> None:
     assert lender.lent_bytes == 0
     assert sum(map(len, lender._spare.values())) == 18 << 20
     lender.most_bytes = 12 << 20
+    binary = pa.table({"data": [bytes(2000)] * 1000})
+    variable = [RowMemory(1 << 30, 1000, lend=lender.lend)]
+
+    def data_address() -> int:
+        variable[:] = [RowMemory(1 << 30, 1000, lend=lender.lend)]
+        variable[0].append(binary)
+        return int(variable[0].table()["data"].chunk(0).buffers()[2].address)
+
+    addresses = {data_address() for _ in range(6)}
+    variable.clear()
+    assert len(addresses) <= 2, "values of any length, too"
+    lender._spare.clear()
+    fill()
     kept = fill().by_line(0, 1)["vector"]
     assert fill().rows == 3072
     assert sum(map(len, lender._spare.values())) == 6 << 20, "with what is lent, as much as there is room for"
