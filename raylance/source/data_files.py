@@ -14,13 +14,15 @@ from typing import Any
 import lance
 import numpy as np
 import pyarrow as pa
-from lance.file import LanceFileReader
+from lance.file import LanceFileReader, ReaderResults
 
 from raylance.source.lance_errors import LANCE_ERRORS
+from raylance.source.limits import Reading
 
 _IDLE = 64  # open files that are kept
 _MOST_FRAGMENTS = 2  # that one read may touch: a scan of several small files costs less than as many reads
 _Part = tuple[str, list[str]]  # a path, and the columns to read there
+_Begun = tuple[_Part, LanceFileReader, ReaderResults]
 
 
 class DataFiles:
@@ -37,31 +39,38 @@ class DataFiles:
         self._idle: deque[tuple[_Part, LanceFileReader]] = deque(maxlen=_IDLE)
         self._lock = threading.Lock()
 
-    def read(self, first: int, rows: int) -> pa.Table | None:
+    def read(self, first: int, rows: int) -> Reading[pa.Table | None]:
         """Reads rows [first, first + rows), counted over all fragments; None if a scan should."""
-        tables: list[pa.Table] = []
         lowest, highest = (np.searchsorted(self._bounds, (first, first + rows - 1), side="right") - 1).tolist()
         if not rows or highest == len(self._fragments) or highest - lowest >= _MOST_FRAGMENTS:
             return None
-        for number in range(lowest, highest + 1):
-            begin, end = self._bounds[number : number + 2].tolist()
-            count = min(rows, end - first)
-            try:
+        number, begun = lowest, []
+        try:
+            for number in range(lowest, highest + 1):
+                begin, end = self._bounds[number : number + 2].tolist()
                 parts = self._find_parts(number)
                 if parts is None:
                     return None
-                tables.append(self._read_parts(parts, first - begin, count))
-            except (RuntimeError, *LANCE_ERRORS):
-                self._parts[number] = None  # the scan's own error says what is wrong, if it fails, too
-                return None
-            first, rows = first + count, rows - count
+                count = min(rows, end - first)
+                begun.append((number, [self._begin(part, first - begin, count) for part in parts]))
+                first, rows = first + count, rows - count
+            yield
+            tables = []
+            for number, here in begun:
+                tables.append(self._table(here))
+        except (RuntimeError, *LANCE_ERRORS):
+            self._parts[number] = None  # the scan's own error says what is wrong, if it fails, too
+            return None
         return pa.concat_tables(tables)
 
-    def _read_parts(self, parts: list[_Part], start: int, rows: int) -> pa.Table:
+    def _begin(self, part: _Part, start: int, rows: int) -> _Begun:
+        reader = self._take(part)
+        return part, reader, reader.read_range(start, rows, batch_size=rows)
+
+    def _table(self, begun: list[_Begun]) -> pa.Table:
         columns: dict[str, Any] = {}
-        for part in parts:
-            reader = self._take(part)
-            batches = list(reader.read_range(start, rows, batch_size=rows).to_batches())
+        for part, reader, results in begun:
+            batches = list(results.to_batches())
             columns |= {name: [batch.column(name) for batch in batches] for name in part[1]}
             with self._lock:
                 self._idle.append((part, reader))

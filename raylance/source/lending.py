@@ -9,6 +9,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 
 _LEAST_BYTES = 1 << 20  # the allocator reuses less by itself
+_LARGER = 8  # the last window of an epoch is often short; but a small column must not take the memory of a large one
 
 
 class Lender:
@@ -42,9 +43,10 @@ class Lender:
         return sum(self._lent.copy().values())
 
     def _take_spare(self, nbytes: int) -> Bytes:
-        """Spare memory of `nbytes` or more, but less than twice `nbytes`; fresh memory if there is none."""
-        for key, spare in self._spare.copy().items():  # another thread may take it first
-            if nbytes <= len(spare) < 2 * nbytes and self._spare.pop(key, None) is not None:
+        """The smallest spare memory of `nbytes` to `_LARGER` times as many; fresh memory if there is none."""
+        fitting = [each for each in self._spare.copy().items() if nbytes <= len(each[1]) <= _LARGER * nbytes]
+        for key, spare in sorted(fitting, key=lambda each: len(each[1])):
+            if self._spare.pop(key, None) is not None:  # another thread may take it first
                 return spare
         return np.empty(-(-nbytes // _LEAST_BYTES) * _LEAST_BYTES, dtype=np.uint8)
 

@@ -6,13 +6,14 @@ the end of the process.
 """
 
 import atexit
+import dataclasses
 import functools
 import itertools
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, wait
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import lance
@@ -54,18 +55,51 @@ def _bare(name: str) -> str:
     return next((name.removeprefix(prefix) for prefix in _PREFIXES if name.startswith(prefix)), name)
 
 
+Reading = Generator[None, None, T]
+"""A call in two parts: up to its `yield` it begins what other threads do, and then it takes what they have made."""
+
+
+@dataclasses.dataclass(slots=True)
+class _Call:
+    future: Future[Any]
+    call: Callable[[], Any]
+    _parts: Reading[Any] | None = None
+
+    def run(self) -> bool:
+        """Runs the call, or its next part; returns whether another part follows."""
+        if self._parts is None and not self.future.set_running_or_notify_cancel():
+            return False
+        _running.add(self.future)
+        try:
+            result = self.call() if self._parts is None else self._parts
+            if isinstance(result, Generator):
+                self._parts = result
+                next(result)
+                return True
+            self.future.set_result(result)
+        except StopIteration as end:
+            self.future.set_result(end.value)
+        except BaseException as error:
+            self.future.set_exception(error)
+        _running.discard(self.future)
+        return False
+
+
 class Calls:
-    """Threads that run calls, as many at once as it says. They end with this object."""
+    """Threads that run calls, as many at once as it says. They end with this object.
+
+    Before a thread runs the second part of a call, see `Reading`, it runs the first part of the next one.
+    """
 
     def __init__(self, at_once: int, name: str) -> None:
         self._at_once, self._name = at_once, name
         self._started = itertools.count()
-        self._waiting: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[_Call | None] = SimpleQueue()
 
-    def start(self, call: Callable[..., T], *args: Any) -> Future[T]:
+    def start(self, call: Callable[..., T | Reading[T]], *args: Any) -> Future[T]:
         """Runs a call as soon as a thread is free."""
         future: Future[T] = Future()
-        self._waiting.put((future, functools.partial(call, *args)))
+        self._waiting.put(_Call(future, functools.partial(call, *args)))
         if (number := next(self._started)) < self._at_once:
             # A daemon: at its end, the process waits for any other thread, however long Lance's call takes.
             threading.Thread(target=_work, args=(self._waiting,), name=f"{self._name}_{number}", daemon=True).start()
@@ -76,17 +110,22 @@ class Calls:
             self._waiting.put(None)
 
 
-def _work(waiting: "SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]") -> None:
-    while (work := waiting.get()) is not None:
-        future, call = work
-        if future.set_running_or_notify_cancel():
-            _running.add(future)
-            try:
-                future.set_result(call())
-            except BaseException as error:
-                future.set_exception(error)
-            _running.discard(future)
-        del work, future, call  # what they hold would stay until the next call
+def _work(waiting: "SimpleQueue[_Call | None]") -> None:
+    begun: _Call | None = None
+    while True:
+        try:
+            call = waiting.get(block=begun is None)
+        except Empty:
+            call = begun  # its second part
+        if call is None:
+            break
+        is_begun = call.run()
+        if begun is not None and call is not begun:
+            begun.run()
+        begun = call if is_begun else None
+        del call  # what it holds would stay until the next one
+    if begun is not None:
+        begun.run()
 
 
 def result_of(future: Future[T], limit_s: float, progress: Callable[[], object] = lambda: None) -> T:

@@ -119,7 +119,7 @@ class ReadAhead:
         self._source, self._limit, self._read_timeout_s = source, limit_bytes, read_timeout_s
         self._lends = lends
         self._first_share, self._early_share = (1.0, _FEW) if at_once else (_FIRST_SHARE, _HALF)
-        self._lender = Lender(limit_bytes * 3 // 2 if lends else limit_bytes)  # views keep the portion before
+        self._lender = Lender(limit_bytes * 25 // 16 if lends else limit_bytes)  # views keep the portion before
         self._selection = source.load_selection()
         self._row_bytes = source.likely_row_bytes  # of the last portion
         self._block_bytes = max(1, min(_BLOCK_BYTES, limit_bytes // _BLOCKS))

@@ -21,7 +21,7 @@ from raylance.errors import DatasetError
 from raylance.orders.permutation import Int64Array
 from raylance.source.data_files import DataFiles
 from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
-from raylance.source.limits import Calls, requests_of, result_of, within
+from raylance.source.limits import Calls, Reading, requests_of, result_of, within
 from raylance.source.memory import take_rows
 from raylance.source.retrying import OPENING_S, Outage, answer_limit_s, patiently, retrying
 from raylance.source.version import Source, VersionCheck
@@ -37,7 +37,8 @@ _GAP_BYTES = 64 << 10  # gaps up to this size are read through
 _PIECE_BYTES = 4 << 20  # of one read: the allocator keeps so much ready, not more
 _DIRECT_BYTES = 4 * _PIECE_BYTES
 _REQUESTS = 8  # reads at once from an object store, which takes its time for each,
-_READS = 4  # and from a disk, so that one piece is read while another one is copied
+_READS = 2  # and from a disk: one piece is read while another one is copied; more only wait for the interpreter
+_QUEUED = 2  # pieces that wait for a thread: it must not wait for the one that takes the results, in order
 
 
 @dataclasses.dataclass(slots=True)
@@ -272,7 +273,7 @@ class Reader(RowReader):
         again = iter(tuple(begun))
         try:
             while True:
-                while len(running) < self._reads_at_once:
+                while len(running) < self._reads_at_once + _QUEUED:
                     piece = next(again, None)
                     if piece is None:
                         if (piece := next(pieces, None)) is None:
@@ -304,15 +305,15 @@ class Reader(RowReader):
                     yield _Piece(number + begin, offsets[begin : min(begin + rows, last)], is_range)
             number += len(offsets)
 
-    def _make(self, dataset: lance.LanceDataset, piece: _Piece, prepare: Callable[[int, pa.Table], T]) -> T:
-        table = self._read_piece(dataset, piece.offsets, piece.is_range)
+    def _make(self, dataset: lance.LanceDataset, piece: _Piece, prepare: Callable[[int, pa.Table], T]) -> Reading[T]:
+        table = yield from self._read_piece(dataset, piece.offsets, piece.is_range)
         return prepare(piece.first, table.append_column(ROW_OFFSET, pa.array(piece.offsets)))
 
-    def _read_piece(self, dataset: lance.LanceDataset, offsets: Int64Array, is_range: bool) -> pa.Table:
+    def _read_piece(self, dataset: lance.LanceDataset, offsets: Int64Array, is_range: bool) -> Reading[pa.Table]:
         schema = dataset.schema
         blobs = [name for name in self.columns if is_blob(schema.field(name))]
         plain = [name for name in self.columns if name not in blobs]
-        table = self._read_plain(dataset, offsets, plain, is_range) if plain else {}
+        table = (yield from self._read_plain(dataset, offsets, plain, is_range)) if plain else {}
         columns = {name: table[name] for name in plain}
         for name in blobs:
             found = dataset.read_blobs(name, indices=offsets.tolist(), preserve_order=True) if len(offsets) else []
@@ -324,7 +325,7 @@ class Reader(RowReader):
 
     def _read_plain(
         self, dataset: lance.LanceDataset, offsets: Int64Array, columns: list[str], is_range: bool
-    ) -> pa.Table:
+    ) -> Reading[pa.Table]:
         if len(offsets) == 0:
             # Schema.empty_table() refuses tensors with permuted axes.
             return pa.Table.from_batches([], schema=dataset.scanner(columns=columns).projected_schema)
@@ -333,7 +334,7 @@ class Reader(RowReader):
         start, rows = int(offsets[0]), int(offsets[-1] - offsets[0]) + 1
         # A scan reports what was read of large rows, so that a slow storage does not look like one that hangs.
         is_small = rows * self.row_bytes <= _DIRECT_BYTES
-        table = self._data_files(dataset, columns).read(start, rows) if is_small else None
+        table = (yield from self._data_files(dataset, columns).read(start, rows)) if is_small else None
         if table is None:
             table = dataset.scanner(columns=columns, offset=start, limit=rows, batch_size=rows).to_table()
         table = _tidy(table)

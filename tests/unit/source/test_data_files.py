@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from raylance.source.data_files import DataFiles
+from raylance.source.limits import Calls
 
 SIX = pa.list_(pa.int16(), 6)
 TENSOR = pa.fixed_shape_tensor(pa.int16(), [2, 3])
@@ -43,6 +44,10 @@ def some_of_all_types(rows: int) -> pa.Table:
     return pa.table(columns)
 
 
+def read(files: DataFiles, first: int, rows: int) -> pa.Table | None:
+    return Calls(1, "test").start(files.read, first, rows).result()
+
+
 def check(dataset: lance.LanceDataset, columns: list[str], seed: int = 0) -> int:
     """Compares some ranges with a scan; returns how many of them were read directly."""
     files, rows, direct = DataFiles(dataset, columns), dataset.count_rows(), 0
@@ -50,7 +55,7 @@ def check(dataset: lance.LanceDataset, columns: list[str], seed: int = 0) -> int
     for _ in range(6):
         first = int(rng.integers(rows))
         count = int(rng.integers(1, rows - first + 1))
-        found = files.read(first, count)
+        found = read(files, first, count)
         if found is not None:
             wanted = dataset.scanner(columns=columns, offset=first, limit=count).to_table()
             assert found.column_names == wanted.column_names
@@ -136,7 +141,7 @@ def test_what_is_direct_and_what_is_not(write_dataset: Callable[..., str], tmp_p
     def direct(*columns: str) -> list[bool]:
         """By fragment."""
         files = DataFiles(lance.dataset(uri), list(columns))
-        return [files.read(first, 10) is not None for first in (0, 60)]
+        return [read(files, first, 10) is not None for first in (0, 60)]
 
     assert direct("a", "b") == [True, True]
     assert direct() == [False, False]
@@ -149,11 +154,11 @@ def test_what_is_direct_and_what_is_not(write_dataset: Callable[..., str], tmp_p
     assert direct("e") == [True, False]
     clone = str(tmp_path / "clone")
     lance.dataset(uri).shallow_clone(clone, lance.dataset(uri).version)
-    assert DataFiles(lance.dataset(clone), ["e"]).read(0, 10) is None, "its files lie elsewhere"
+    assert read(DataFiles(lance.dataset(clone), ["e"]), 0, 10) is None, "its files lie elsewhere"
     branch = lance.dataset(uri).create_branch("other")
     assert branch.count_rows() == 99
     check(branch, ["a", "e"])
-    assert DataFiles(lance.dataset(f"file://{uri}"), ["e"]).read(0, 10) is None
+    assert read(DataFiles(lance.dataset(f"file://{uri}"), ["e"]), 0, 10) is None
 
 
 def test_a_path_with_odd_characters(tmp_path: Path) -> None:
@@ -168,27 +173,27 @@ def test_a_file_that_is_damaged_or_gone_is_left_to_a_scan(write_dataset: Callabl
     first, second = (fragment.data_files()[0].path for fragment in lance.dataset(uri).get_fragments())
     Path(uri, "data", first).write_bytes(b"x" * 1000)
     Path(uri, "data", second).unlink()
-    assert files.read(0, 10) is files.read(1500, 10) is None
-    assert files.read(1995, 10) is None
+    assert read(files, 0, 10) is read(files, 1500, 10) is None
+    assert read(files, 1995, 10) is None
 
 
 def test_many_small_files_are_left_to_a_scan(write_dataset: Callable[..., str]) -> None:
     files = DataFiles(lance.dataset(write_dataset(*[pa.table({"a": np.arange(10)})] * 5)), ["a"])
-    assert [files.read(5, rows) is None for rows in (5, 15, 16, 45, 46)] == [False, False, True, True, True]
+    assert [read(files, 5, rows) is None for rows in (5, 15, 16, 45, 46)] == [False, False, True, True, True]
 
 
 def test_threads_read_at_once(write_dataset: Callable[..., str]) -> None:
     tables = [pa.table({"a": np.arange(first, first + 500)}) for first in range(0, 50_000, 500)]
     files = DataFiles(lance.dataset(write_dataset(*tables)), ["a"])
 
-    def read(seed: int) -> None:
+    def read_some(seed: int) -> None:
         rng = np.random.default_rng(seed)
         for _ in range(100):
             first = int(rng.integers(49_000))
-            found = files.read(first, 450)
+            found = read(files, first, 450)
             assert found is not None
             assert found["a"].to_pylist() == list(range(first, first + 450))
 
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(read, range(4)))
+        list(threads.map(read_some, range(4)))
     assert len(files._idle) <= 64

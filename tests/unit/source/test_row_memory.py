@@ -252,3 +252,13 @@ def test_more_than_two_gibibytes_of_binary_stay_in_pieces() -> None:
     found = memory.table()["data"]
     assert found.num_chunks > 1
     assert [value.as_buffer().size for value in found] == [1 << 28] * 9
+
+
+def test_a_short_loan_takes_the_smallest_memory_that_is_not_far_too_large() -> None:
+    lender = Lender(100 << 20)
+    loans = [lender.lend(mebibytes << 20) for mebibytes in (16, 8, 32)]
+    del loans[:]
+    assert sorted(len(spare) >> 20 for spare in lender._spare.values()) == [8, 16, 32]
+    short = lender.lend(5 << 20)
+    assert lender.lent_bytes == 8 << 20
+    assert (len(short), len(lender.lend(1 << 20))) == (8 << 20, 1 << 20), "a small column leaves large memory alone"
