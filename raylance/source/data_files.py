@@ -44,7 +44,7 @@ class DataFiles:
         lowest, highest = (np.searchsorted(self._bounds, (first, first + rows - 1), side="right") - 1).tolist()
         if not rows or highest == len(self._fragments) or highest - lowest >= _MOST_FRAGMENTS:
             return None
-        number, begun = lowest, []
+        begun = []
         try:
             for number in range(lowest, highest + 1):
                 begin, end = self._bounds[number : number + 2].tolist()
@@ -52,16 +52,13 @@ class DataFiles:
                 if parts is None:
                     return None
                 count = min(rows, end - first)
-                begun.append((number, [self._begin(part, first - begin, count) for part in parts]))
+                begun.append([self._begin(part, first - begin, count) for part in parts])
                 first, rows = first + count, rows - count
             yield
-            tables = []
-            for number, here in begun:
-                tables.append(self._table(here))
+            return pa.concat_tables([self._table(of_fragment) for of_fragment in begun])
         except (RuntimeError, *LANCE_ERRORS):
-            self._parts[number] = None  # the scan's own error says what is wrong, if it fails, too
+            self._parts |= dict.fromkeys(range(lowest, highest + 1))  # a scan's own error says what is wrong
             return None
-        return pa.concat_tables(tables)
 
     def _begin(self, part: _Part, start: int, rows: int) -> _Begun:
         reader = self._take(part)
