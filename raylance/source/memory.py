@@ -401,9 +401,42 @@ def own_memory(table: pa.Table) -> pa.Table:
 
 def take_rows(table: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
     """Takes rows by their places, int64, shape (k,), into memory of their own."""
-    if any(_is_nested(kind) for kind in table.schema.types):
-        table = own_memory(table)  # Arrow 26 takes wrong values from a slice of such a column
-    return table.take(pa.array(places))
+    at = pa.array(places)
+    columns: list[pa.Array | pa.ChunkedArray] = []
+    for column in table.columns:
+        taken = _take_as_bytes(column.chunk(0), at) if column.num_chunks == 1 else None
+        if taken is None:
+            if _is_nested(column.type):
+                column = own_memory(pa.table([column], [""]))[0]  # Arrow 26 takes wrong values from such a slice
+            taken = column.take(at)
+        columns.append(taken)
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def _take_as_bytes(lists: pa.Array, places: pa.Array) -> pa.Array | None:
+    """Takes lists of values of one size as bytes: Arrow takes value by value. None for other arrays, and for nulls."""
+    kind, is_large = lists.type, pa.types.is_large_list(lists.type)
+    if isinstance(kind, pa.BaseExtensionType):
+        taken = _take_as_bytes(lists.storage, places)
+        return taken if taken is None else pa.ExtensionArray.from_storage(kind, taken)
+    if pa.types.is_fixed_size_list(kind) and (width := _width(kind)):
+        if (raw := _raw(lists)) is None:
+            return None
+        taken = pa.Array.from_buffers(pa.binary(width), len(lists), [None, pa.py_buffer(raw)]).take(places)
+        return _dense(kind, len(taken), taken.buffers()[1])
+    if not (is_large or pa.types.is_list(kind)) or lists.null_count or not (width := _width(kind.value_type)):
+        return None
+    if (raw := _raw(lists.values)) is None:
+        return None
+    ends = lists.offsets.to_numpy().astype(np.int64)
+    whole = [None, pa.py_buffer(ends * width), pa.py_buffer(raw)]
+    taken = pa.Array.from_buffers(pa.large_binary(), len(lists), whole).take(places)
+    _, bounds, data = taken.buffers()
+    ends = np.frombuffer(bounds, np.int64, len(taken) + 1) // width
+    values = _dense(kind.value_type, int(ends[-1]), data or pa.py_buffer(b""))
+    return pa.Array.from_buffers(
+        kind, len(taken), [None, pa.py_buffer(ends.astype(np.int64 if is_large else np.int32))], children=[values]
+    )
 
 
 def _is_nested(kind: pa.DataType) -> bool:

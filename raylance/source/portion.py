@@ -10,10 +10,10 @@ import pyarrow as pa
 
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan
-from raylance.source.memory import RowMemory, own_memory
+from raylance.source.memory import RowMemory, own_memory, take_rows
 
-_LONG_RUN = 4  # mean length of runs of adjacent rows from which on rows are not stored line by line
-_RUN_BYTES = 8 << 10  # runs of this many bytes are copied as slices; smaller ones are taken by index
+# Mean length of runs of adjacent rows from which on rows are not stored line by line, and are taken as slices.
+_LONG_RUN = 4
 
 Track = tuple[str, int, int, int]  # plan key, rank, epoch, and the first position modulo the global batch
 
@@ -151,10 +151,10 @@ class Portion:
         return own_memory(whole) if own else whole
 
     def _take(self, table: pa.Table, places: Int64Array, own: bool) -> pa.Table:
-        """Takes rows by their places: long runs as slices, short ones by index."""
+        """Takes rows by their places: long runs as slices, others by index."""
         starts = _run_starts(places)
-        if len(places) * self.nbytes < len(self.rows) * len(starts) * _RUN_BYTES:
-            return table.take(pa.array(places))
+        if len(places) < len(starts) * _LONG_RUN:
+            return take_rows(table, places)
         lengths = np.diff(starts, append=len(places))
         slices = [table.slice(at, rows) for at, rows in zip(places[starts], lengths, strict=True)]
         return own_memory(slices[0]) if own and len(slices) == 1 else pa.concat_tables(slices).combine_chunks()

@@ -117,7 +117,11 @@ def test_what_was_copied_in_comes_out(
         assert same(memory.table(), whole)
         indices = np.random.default_rng(seed).permutation(whole.num_rows)
         wanted = whole.to_pylist()
-        assert memory.table().take(pa.array(indices)).to_pylist() == [wanted[index] for index in indices]
+        assert take_rows(memory.table(), indices).to_pylist() == [wanted[index] for index in indices]
+        later = indices[indices >= kept]
+        taken = take_rows(memory.table().slice(kept), later - kept)  # a slice of one chunk
+        taken.validate(full=True)
+        assert taken.to_pylist() == [wanted[index] for index in later]
         assert take_rows(whole, indices).to_pylist() == [wanted[index] for index in indices]
         pieces_of = {name: memory.table()[name].num_chunks for name in [*IN_ONE_PIECE, "tensor"] if name not in nulls}
         assert set(pieces_of.values()) == {1}
