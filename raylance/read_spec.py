@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from raylance.decode.rows import Decoding
 from raylance.environment.shared import Shared, SharedTables
@@ -23,12 +24,14 @@ class ReadSpec:
         source: The rows.
         delivers: Columns of the batches: those that are read, unless a transform changes them.
         decoding: What to do with encoded columns, wherever it is done, and the transform; None where there is neither.
+        schema: Of the delivered rows; None if it is not known before some are made.
         list_lengths: Of delivered columns of lists of numbers: the length where all sampled rows have one, else None.
         list_dtypes: Of those that can be padded: the dtype of the numbers.
     """
 
     source: RowSource
     delivers: Sequence[str]
+    schema: pa.Schema | None = None
     decoding: Decoding | None = None
     list_lengths: Mapping[str, int | None] = dataclasses.field(default_factory=dict)
     list_dtypes: Mapping[str, "np.dtype[Any]"] = dataclasses.field(default_factory=dict)

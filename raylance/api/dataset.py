@@ -32,7 +32,6 @@ from raylance.planning.summary import PlanSummary, summarise
 from raylance.read_spec import ReadSpec, map_shared
 from raylance.settings import Options, make_options, takes_options
 from raylance.source.packing import PackedRows
-from raylance.source.rows import TableRows
 
 
 class Dataset:
@@ -103,10 +102,10 @@ class Dataset:
     @property
     def schema(self) -> pa.Schema:
         """What is delivered, with the dataset's metadata; what is decoded, as `Decoder.arrow_type` says."""
-        source = self._read_spec.source
+        if self._read_spec.schema is not None:
+            return self._read_spec.schema
         delivered = self._read(np.empty(0, dtype=np.int64)).select(list(self._read_spec.delivers))
-        kept = source.pinned.open().schema.metadata if isinstance(source, TableRows) else None
-        return delivered.schema.with_metadata(kept)
+        return delivered.schema.remove_metadata()
 
     def head(self, rows: int = 5) -> NumpyBatch:
         """Reads the first selected rows in storage order, in this process; needs no Ray.

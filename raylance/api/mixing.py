@@ -66,6 +66,7 @@ def mix(
     read_spec = ReadSpec(
         source=rows,
         delivers=read_specs[0].delivers,
+        schema=schemas[first].remove_metadata(),
         decoding=decoding and dataclasses.replace(decoding, datasets=dataset_names(rows.uri)),
         list_lengths={
             name: length if all(spec.list_lengths.get(name) == length for spec in read_specs) else None

@@ -126,7 +126,7 @@ def dataset(
     opened = source.open()
     check_fresh(opened, stale, storage_options)
     names = _check_columns(opened, columns, decoders)
-    selection = share_selection(source, filter, split)
+    selection = share_selection(source, filter, split, opened)
     probe = _probe(source, opened, names, selection.get())
     decoding, made = _resolve_decoding(
         Decoding(
@@ -153,6 +153,7 @@ def dataset(
     read_spec = ReadSpec(
         source=table,
         delivers=made.column_names,
+        schema=made.schema.with_metadata(opened.schema.metadata),
         decoding=decoding,
         list_lengths=list_lengths(made, ragged=decoding.ragged if decoding else ()),
         list_dtypes=list_dtypes(made.schema),

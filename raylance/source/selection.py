@@ -100,14 +100,18 @@ class Selection:
         return np.asarray(self.starts[run] + selected - before, dtype=np.int64)
 
 
-def select(source: Source, filter: str | None, split: Split | None = None) -> Selection:
+def select(
+    source: Source, filter: str | None, split: Split | None = None, opened: lance.LanceDataset | None = None
+) -> Selection:
     """Selects the live rows that satisfy a filter, by a scalar index where there is one, and belong to a split.
+
+    `opened` is the dataset if it is open already.
 
     Raises:
         DatasetError: If the filter does not parse, the split's column is missing, no row is selected, or the storage
             fails for too long.
     """
-    dataset = source.open()
+    dataset = source.open() if opened is None else opened
     keys = split.columns if split is not None else []
     missing = sorted(set(keys) - set(dataset.schema.names))
     if missing:
@@ -158,9 +162,11 @@ def _not_selected(source: Source, dataset: lance.LanceDataset, filter: str | Non
     )
 
 
-def share_selection(source: Source, filter: str | None, split: Split | None = None) -> Shared[Selection]:
+def share_selection(
+    source: Source, filter: str | None, split: Split | None = None, opened: lance.LanceDataset | None = None
+) -> Shared[Selection]:
     """Selects rows as `select` does, as a value that all processes of a run share."""
-    selection = select(source, filter, split)
+    selection = select(source, filter, split, opened)
     make = functools.partial(_select_again, source, filter, split, selection.fingerprint)
     return Shared(f"selection of {source.uri}", selection, selection.nbytes, make)
 

@@ -104,6 +104,12 @@ def test_one_bad_row_does_not_condemn_the_column(write_dataset: Callable[..., st
     assert dataset.schema.field("image").type.shape == [4, 6, 3]
 
 
+def test_the_schema_is_that_of_the_rows(images_uri: str) -> None:
+    for arguments in ({}, {"decode": raylance.Image("image", size=8)}, {"columns": ["label"]}):
+        data = raylance.dataset(images_uri, **arguments)
+        assert data.schema.equals(data._read(np.empty(0, np.int64)).select(data.schema.names).schema), arguments
+
+
 def test_unknown_arguments_are_not_swallowed(images_uri: str) -> None:
     with pytest.raises(raylance.ConfigError, match=r"no argument filters=: did you mean filter=\?"):
         raylance.dataset(images_uri, filters="label = 1")

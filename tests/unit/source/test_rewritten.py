@@ -83,8 +83,6 @@ PEEKS: dict[str, Callable[[raylance.Dataset], Any]] = {
     "head": lambda data: data.head(),
     "take": lambda data: data.take([5]),
     "[]": lambda data: data[5],
-    "schema": lambda data: data.schema,
-    "show": lambda data: data.show(),
     "iteration": lambda data: next(iter(data.iter_batches(batch_size=10))),
     "loader": lambda data: next(data.loader(runtime="threads").iter_batches(global_batch_size=10)),
     "rows of torch_data": lambda data: raylance.torch_data.MapDataset(data)[5],
@@ -294,3 +292,11 @@ def test_a_pin_is_compared_without_its_fragments_where_the_manifest_is_the_same(
     source = pin(uri, None, None)
     monkeypatch.setattr(version, "_identity", None)
     assert source.open().count_rows() == ROWS
+
+
+def test_a_pickled_handle_shows_the_error_and_the_schema_that_it_was_made_with(uri: str) -> None:
+    sent, schema = pickle.dumps(chunked(uri)), chunked(uri).schema
+    rewrite(uri)
+    data = pickle.loads(sent)
+    assert data.schema == schema
+    assert "was rewritten in place" in str(data.show())
