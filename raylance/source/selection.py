@@ -20,7 +20,7 @@ from raylance.source.retrying import patiently
 from raylance.source.splits import Split
 from raylance.source.version import Source
 
-_SCAN_ROWS = 1 << 16
+_SCAN_ROWS = 1 << 18
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +62,9 @@ class Selection:
     @classmethod
     def from_runs(cls, starts: Int64Array, lengths: Int64Array) -> Self:
         """Builds a selection from runs [start, start + length), ascending; runs that touch are joined."""
-        if len(starts):
-            first = np.flatnonzero(np.r_[True, starts[1:] != (starts + lengths)[:-1]])
+        touches = starts[1:] - lengths[:-1] == starts[:-1]
+        if touches.any():  # else this would copy what may be the largest arrays of the process
+            first = np.flatnonzero(np.r_[True, ~touches])
             starts, lengths = starts[first], np.add.reduceat(lengths, first)
         ends = np.cumsum(lengths, dtype=np.int64)
         rows = int(ends[-1]) if len(ends) else 0
@@ -71,8 +72,10 @@ class Selection:
         for array in (starts, ends):
             digest.update(np.ascontiguousarray(array, dtype="<i8").data)
         if 2 * len(starts) > rows:  # two numbers a run are more than one a row
-            shift = np.repeat(starts - (ends - lengths), lengths)
-            return cls(rows=rows, fingerprint=digest.hexdigest(), starts=shift + np.arange(rows), ends=None)
+            if len(starts) < rows:
+                starts = np.repeat(starts - (ends - lengths), lengths)
+                starts += np.arange(rows)
+            return cls(rows=rows, fingerprint=digest.hexdigest(), starts=starts, ends=None)
         return cls(rows=rows, fingerprint=digest.hexdigest(), starts=starts, ends=ends)
 
     @property
