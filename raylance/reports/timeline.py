@@ -56,9 +56,12 @@ def timeline(run: Run, bins: int = 160) -> Timeline:
     width = max(1e-9, edges[1])
     main = run.of(run.main)
     shares: dict[int, dict[str, FloatArray]] = {}
+    of_rank: dict[int, list[LoaderRecord]] = {}
+    for record in run.records:
+        of_rank.setdefault(record.rank, []).append(record)
     for rank in sorted({record.rank for record in main}):
-        ours = [record for record in main if record.rank == rank]
-        others = [record for record in run.records if record.rank == rank and record.dataset != run.main]
+        ours = [record for record in of_rank[rank] if record.dataset == run.main]
+        others = [record for record in of_rank[rank] if record.dataset != run.main]
         spent = {part: _grown(ours, name, times) for part, name in _FIELDS.items()}
         spent["training"] = _grown(ours, "user_s", times) - _grown(ours, "other_s", times) - spent["saving"]
         # What is saved while another dataset has a batch out is counted of both; and steps of one that is iterated side
