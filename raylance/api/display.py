@@ -102,7 +102,7 @@ def display_batch(data: _Displayed, batch: Mapping[str, Any]) -> Display:
 
 
 def how_read(source: RowSource, plan: Plan) -> str:
-    """How the first window of rank 0 is read, and which share of the stored rows there it needs."""
+    """How the first window of rank 0 is read, which share of the stored rows there it needs, and in how many reads."""
     chunk = plan.chunk_at(0, 0)
     if chunk is None:
         return "nothing: the epoch has no step"
@@ -114,10 +114,15 @@ def how_read(source: RowSource, plan: Plan) -> str:
     offsets = source.load_selection().offsets(np.unique(plan.chunk_rows(chunk, 0)))
     if not len(offsets):
         return "nothing: rank 0 has no rows"
-    how, stored = source.open_reader().choose(offsets), int(offsets[-1] + 1 - offsets[0])
+    reader, stored = source.open_reader(), int(offsets[-1] + 1 - offsets[0])
+    how, (reads, at_once) = reader.choose(offsets), reader.count_reads(offsets)
     words = {"range": "stretches of stored rows", "take": "single rows by their offsets"}[how]
     share = f"{len(offsets) / stored:.0%} of the {stored:,} rows stored from its first to its last"
-    return f"{how}: {words}; the first window needs {share}"
+    size = len(offsets) * source.likely_row_bytes / reads / 2**20
+    return (
+        f"{how}: {words}; the first window needs {share}, in {reads:,} read{'s' * (reads != 1)} of {size:,.1f} MiB, "
+        f"{at_once} at a time"
+    )
 
 
 def _spread(selected: int, rows: int) -> Int64Array:

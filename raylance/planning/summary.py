@@ -93,7 +93,8 @@ class PlanSummary:
         rows_repeated: Rows of padding, which come twice.
         shards: Shards of the selection.
         reads: How rows are read, in words that begin with "range" (stretches of stored rows) or "take" (single rows);
-            and which share of the stored rows around it the first window of rank 0 needs, which decides.
+            and for the first window of rank 0 the share of the stored rows that it needs, which decides, and the
+            number and size of reads.
         window_bytes: Bytes of raw rows that one rank reads together, approximately.
         held_bytes: Bytes of raw rows that one rank holds, those in use and those that are read ahead, approximately. At
             most `max_window_bytes`, plus an eighth of it while rows are read.

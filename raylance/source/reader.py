@@ -347,6 +347,10 @@ class Reader(RowReader):
                 self._files = DataFiles(dataset, columns)
             return self._files
 
+    def count_reads(self, offsets: Int64Array) -> tuple[int, int]:
+        """Into how many reads offsets are cut, and how many of these are made at once."""
+        return sum(1 for _ in self._pieces([offsets])), self._reads_at_once
+
     def choose(self, offsets: Int64Array) -> ReadMode:
         """Chooses "range" where runs are long or most rows between the first and the last are wanted, else "take".
 
