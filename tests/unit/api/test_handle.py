@@ -134,7 +134,7 @@ def test_the_plan_tells_how_rows_are_read(write_dataset: Callable[..., str]) -> 
         assert repr(plan).splitlines()[-1] == f"read by {plan.reads}"
     half = raylance.dataset(uri, order="sequential", filter="id % 2 = 0").plan(global_batch_size=100)
     wanted = "range: stretches of stored rows; the first window needs 50% of the 199,999 rows stored from its first"
-    assert half.reads == f"{wanted} to its last, in 1 read of 1.5 MiB, 2 at a time"
+    assert half.reads == f"{wanted} to its last, in 1 read of 2.3 MiB, 2 at a time"
     mixed = raylance.mix({"a": (raylance.dataset(uri), 0.5), "b": (raylance.dataset(uri), 0.5)})
     assert mixed.plan(global_batch_size=100).reads == "range or take, as the datasets that it is made of need it"
 
