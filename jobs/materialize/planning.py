@@ -85,7 +85,7 @@ def open_source(wish: Wish) -> tuple[dict[str, Any], lance.LanceDataset]:
     """A loader's own state of the selection, as checkpoints have it; and the source, whose columns fit."""
     facts = wish.data.loader(rank=0, runtime="threads").state_dict()
     source = open_version(facts["uri"], version_of(facts), wish.storage_options)
-    _ = wish.data.schema  # opens what the handle has pinned, and refuses another dataset that lies there now
+    wish.data.head(0)  # opens what the handle has pinned, and refuses another dataset that lies there now
     check_columns(source, wish)
     return facts, source
 

@@ -132,7 +132,7 @@ class LoaderRecord:
     def rank_figures(self, begin: float = -np.inf) -> RankFigures:
         """What was counted from a time on, and other figures as they are last, as verdicts take them."""
         figures = {name: self.latest(name) for name in NUMBERS}
-        if begin > self.started:
+        if begin >= self.started:  # before, nothing was counted
             figures |= {name: figures[name] - float(self.at(name, begin)) for name in figures.keys() - GAUGES}
         return RankFigures(figures=figures, facts=self.facts, peers=self.peers)
 
