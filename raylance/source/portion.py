@@ -24,7 +24,7 @@ class Portion:
     Until it is known how many rows fit, the portion may reach to line `chunk_end`.
 
     Attributes:
-        filling: The latest task that reads rows ahead; None if nothing was read ahead yet.
+        filling: The latest task that reads rows ahead. A portion of one item that is read on request has none.
         memory: Where the rows are; set by `open`.
         rows: Selected rows in the order of delivery, int64, shape (n,); empty until `open`.
         nbytes: Bytes of the rows that are here.
@@ -35,6 +35,7 @@ class Portion:
         is_dropped: Whether no more of it is to be read.
     """
 
+    filling: Future[None]
     memory: RowMemory
 
     def __init__(self, plan: Plan, track: Track, chunk: Chunk, begin: int, chunk_end: int, *, once: bool) -> None:
@@ -42,7 +43,6 @@ class Portion:
         self.plan, self.track, self.chunk = plan, track, chunk
         self.begin, self.chunk_end = begin, chunk_end
         self.is_held, self.is_cold, self.is_whole, self.is_dropped, self.is_stuck = True, False, False, False, False
-        self.filling: Future[None] | None = None
         self._once = once
         self._handed_out = 0  # lines, up to the last one
         self.rows = self._stored = np.empty(0, dtype=np.int64)

@@ -62,11 +62,6 @@ class _Request:
     allowed_bytes: float
     following: Chunk | None
 
-    @property
-    def ends_step(self) -> bool:
-        low, high = self.plan.rank_slice(self.item.position, self.item.dp_rank)
-        return self.item.high == high - low
-
 
 class _Gate:
     """Keeps a read that was given up, and returns late, from writing to rows that were handed out since."""
@@ -181,8 +176,7 @@ class ReadAhead:
         track, line = (plan_key, rank, chunk.epoch, chunk.position % plan.stride), plan.line(chunk.position, rank)
         if not any(portion.has(track, line) for portion in self._held):
             self._release(*self._held)
-            self._used, self._next = None, self._portion(plan, track, chunk, line)
-            self._begin_filling(self._next)
+            self._used, self._next = None, self._start(plan, track, chunk, line)
 
     def close(self) -> None:
         """Stops reading ahead after the current block. Takes no lock; see `ThreadRuntime`."""
@@ -222,15 +216,11 @@ class ReadAhead:
         if used is None:
             return self._read_item(request, at)
         is_early = used.is_cold and at - used.begin < self._early_share * (used.chunk_end - used.begin)
-        is_there = used.filling is not None and used.filling.done()
-        if is_early and not is_there and (request.end - at) * self._row_bytes < self._limit / 8:
+        if is_early and not used.filling.done() and (request.end - at) * self._row_bytes < self._limit / 8:
             # These rows were not read ahead. The first items are read by themselves, so that a start, or a resume,
             # waits for a batch and not for a window; not all of them, or the next portion would never be read ahead.
-            alone = self._read_item(request, at)
-            if used.filling is None and request.ends_step:  # a first batch waits for nothing else
-                self._begin_filling(used)
-            return alone
-        wait([used.filling or self._begin_filling(used)])
+            return self._read_item(request, at)
+        wait([used.filling])
         if not used.is_whole:  # there was no room for all of it before, or an error that may be over
             try:
                 self._fill(used)
@@ -265,20 +255,19 @@ class ReadAhead:
             return None  # work of a lost helper that is done again: what is held now is still needed
         self._release(*self._held)
         self._next = None
-        self._used = started = self._portion(request.plan, track, request.item.chunk, at)
+        self._used = started = self._start(request.plan, track, request.item.chunk, at)
         started.is_cold = True
         return started
 
-    def _portion(self, plan: Plan, track: Track, chunk: Chunk, begin: int) -> Portion:
-        """A chunk from a line on, of which nothing is read yet."""
+    def _start(
+        self, plan: Plan, track: Track, chunk: Chunk, begin: int, room: float = math.inf, share: float = 1.0
+    ) -> Portion:
+        """Starts to read a chunk from a line on; for now at most `room` bytes and this share of the rows."""
         rank = track[1]
         end = plan.line(chunk.position, rank) + plan.chunk_size(chunk, rank)
-        return Portion(plan, track, chunk, begin, end, once=self._lends)
-
-    def _begin_filling(self, portion: Portion, room: float = math.inf, share: float = 1.0) -> Future[None]:
-        """Begins to read a portion; for now at most `room` bytes and this share of the rows."""
+        portion = Portion(plan, track, chunk, begin, end, once=self._lends)
         portion.filling = self._thread.submit(self._fill, portion, room, share)
-        return portion.filling
+        return portion
 
     def _start_next(self, used: Portion, following: Chunk | None) -> Portion | None:
         """Starts to read what comes after a portion: the rest of its chunk, or else the following chunk."""
@@ -290,9 +279,7 @@ class ReadAhead:
                 return None
             chunk, begin = after, used.plan.line(after.position, rank)
         track = (plan_key, rank, chunk.epoch, chunk.position % used.plan.stride)
-        portion = self._portion(used.plan, track, chunk, begin)
-        self._begin_filling(portion, self._limit - used.nbytes, self._share_of_next(used))
-        return portion
+        return self._start(used.plan, track, chunk, begin, self._limit - used.nbytes, self._share_of_next(used))
 
     def _read_more(self, used: Portion) -> None:
         """Reads more of the next portion as the one in use is handed out: reading all at once would take the cores
@@ -301,9 +288,8 @@ class ReadAhead:
         following, share = self._next, self._share_of_next(used)
         if used is not self._used or following is None or following.is_whole or following.is_stuck:
             return
-        filling = following.filling
-        if filling and filling.done() and filling.exception() is None and following.share_read < share:
-            self._begin_filling(following, self._limit - used.nbytes, share)
+        if following.filling.done() and following.filling.exception() is None and following.share_read < share:
+            following.filling = self._thread.submit(self._fill, following, self._limit - used.nbytes, share)
 
     def _read_item(self, request: _Request, at: int) -> Portion:
         """Reads the rows of an item from line `at` on into a portion of their own; the held portions stay."""

@@ -81,20 +81,6 @@ def test_ordinary_rows_are_read_once_and_whole_windows_ahead() -> None:
     assert 256 <= feed.reads <= 16 + 256 + 64, "the first item by itself, each window once, one of the next epoch"
 
 
-def test_the_first_step_is_read_before_anything_else() -> None:
-    plan = make_plan(resolve(WindowShuffle(shard_rows=8, window_shards=2, lanes=4), 256), 16, 1)
-    feed = InMemory(table_of([100] * 256), 112)
-    ahead = ReadAhead(feed, 4 * 64 * 112)  # type: ignore[arg-type]
-    first, second, third = (item for whole in list(plan.items(0, 0, 0, 16))[:1] for item in plan.cut(whole, 3))
-    for part in (first, second):
-        ahead.gather("p", plan, part)
-        ahead._thread.submit(lambda: None).result()
-    assert feed.reads == first.rows + second.rows
-    ahead.gather("p", plan, third)
-    ahead._thread.submit(lambda: None).result()
-    assert feed.reads >= 16 + 64, "then its window"
-
-
 def test_what_follows_is_read_as_a_portion_is_handed_out() -> None:
     """Not all at once when a window turns over, and all of it before it is asked for."""
     feed = InMemory(table_of([10] * 4000), 22)
