@@ -20,6 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 Lend = Callable[[int], Bytes]  # takes a number of bytes, and gives memory of that size or larger
 
 _GROWTH = 1.5
+_LARGE_VALUE_BYTES = 2 << 10  # mean size from which on a loop of Python copies as fast as Arrow takes
 _SPARE = 1.05  # of the bytes that the first rows predict
 _KEPT_BYTES = 64 << 20  # of freed memory, in each arena
 # The largest piece that is kept: twice what is read at once. A larger one, such as one row, goes back to the system.
@@ -270,17 +271,45 @@ class _Variable(_Column):
         self._ends.append((ends[1:] - ends[0] + self._offset.type(before)).view(np.uint8), room)
         return True
 
+    def take(self, array: pa.Array, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | None:
+        """Takes rows of an array of this type by their places; None if one is null, or they are too many for it."""
+        if array.null_count or not len(array):
+            return None
+        ends = np.frombuffer(array.buffers()[1], self._offset, len(array) + 1, array.offset * self._offset.itemsize)
+        raw = _raw(array.values) if self._width else _bytes(array.buffers()[2])
+        if raw is None:
+            return None
+        size = max(1, self._width)
+        starts, lengths = ends[places].astype(np.int64) * size, np.diff(ends)[places].astype(np.int64) * size
+        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        if bounds[-1] // size > np.iinfo(self._offset).max:
+            return None
+        if bounds[-1] < len(places) * _LARGE_VALUE_BYTES:
+            cuts = [None, pa.py_buffer(ends.astype(np.int64) * size), pa.py_buffer(raw)]
+            taken = pa.Array.from_buffers(pa.large_binary(), len(array), cuts).take(pa.array(places))
+            data = _bytes(taken.buffers()[2])
+        else:
+            data = lend(int(bounds[-1]))
+            into, source = data.data, raw.data
+            for start, length, at in zip(starts.tolist(), lengths.tolist(), bounds.tolist(), strict=False):
+                into[at : at + length] = source[start : start + length]
+        return self._array(len(places), (bounds // size).astype(self._offset).view(np.uint8), data)
+
     def cut(self, rows: int) -> None:
         self._ends.used = (rows + 1) * self._offset.itemsize
         last = int(self._ends.memory[: self._ends.used].view(self._offset)[-1])
         self._data.used = last * max(1, self._width)
 
     def arrays(self, rows: int) -> list[pa.Array]:
-        ends, data = pa.py_buffer(self._ends.memory), pa.py_buffer(self._data.memory)
+        return [self._array(rows, self._ends.memory, self._data.memory)]
+
+    def _array(self, rows: int, ends: Bytes, data: Bytes) -> pa.Array:
+        """An array of `rows` values in this memory."""
         if not self._width:
-            return [pa.Array.from_buffers(self._kind, rows, [None, ends, data])]
-        values = _dense(self._kind.value_type, self._data.used // self._width, data)
-        return [pa.Array.from_buffers(self._kind, rows, [None, ends], children=[values])]
+            return pa.Array.from_buffers(self._kind, rows, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+        count = int(np.frombuffer(ends, self._offset, rows + 1)[-1])
+        values = _dense(self._kind.value_type, count, pa.py_buffer(data))
+        return pa.Array.from_buffers(self._kind, rows, [None, pa.py_buffer(ends)], children=[values])
 
 
 class _Chunks(_Column):
@@ -399,12 +428,12 @@ def own_memory(table: pa.Table) -> pa.Table:
     return pa.concat_tables([table, table.slice(0, 0)]).combine_chunks()
 
 
-def take_rows(table: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
-    """Takes rows by their places, int64, shape (k,), into memory of their own."""
+def take_rows(table: pa.Table, places: npt.NDArray[np.int64], lend: Lend = _fresh) -> pa.Table:
+    """Takes rows by their places, int64, shape (k,), into memory of their own; `lend` gives that of large values."""
     at = pa.array(places)
     columns: list[pa.Array | pa.ChunkedArray] = []
     for column in table.columns:
-        taken = _take_as_bytes(column.chunk(0), at) if column.num_chunks == 1 else None
+        taken = _take_as_bytes(column.chunk(0), places, lend) if column.num_chunks == 1 else None
         if taken is None:
             if _is_nested(column.type):
                 column = own_memory(pa.table([column], [""]))[0]  # Arrow 26 takes wrong values from such a slice
@@ -413,30 +442,21 @@ def take_rows(table: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=table.schema)
 
 
-def _take_as_bytes(lists: pa.Array, places: pa.Array) -> pa.Array | None:
-    """Takes lists of values of one size as bytes: Arrow takes value by value. None for other arrays, and for nulls."""
-    kind, is_large = lists.type, pa.types.is_large_list(lists.type)
+def _take_as_bytes(array: pa.Array, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | None:
+    """Takes values of many bytes as bytes: Arrow takes lists value by value, and bytes into memory that grows. None for
+    other arrays, and for nulls.
+    """
+    kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
-        taken = _take_as_bytes(lists.storage, places)
+        taken = _take_as_bytes(array.storage, places, lend)
         return taken if taken is None else pa.ExtensionArray.from_storage(kind, taken)
     if pa.types.is_fixed_size_list(kind) and (width := _width(kind)):
-        if (raw := _raw(lists)) is None:
+        if (raw := _raw(array)) is None:
             return None
-        taken = pa.Array.from_buffers(pa.binary(width), len(lists), [None, pa.py_buffer(raw)]).take(places)
-        return _dense(kind, len(taken), taken.buffers()[1])
-    if not (is_large or pa.types.is_list(kind)) or lists.null_count or not (width := _width(kind.value_type)):
-        return None
-    if (raw := _raw(lists.values)) is None:
-        return None
-    ends = lists.offsets.to_numpy().astype(np.int64)
-    whole = [None, pa.py_buffer(ends * width), pa.py_buffer(raw)]
-    taken = pa.Array.from_buffers(pa.large_binary(), len(lists), whole).take(places)
-    _, bounds, data = taken.buffers()
-    ends = np.frombuffer(bounds, np.int64, len(taken) + 1) // width
-    values = _dense(kind.value_type, int(ends[-1]), data or pa.py_buffer(b""))
-    return pa.Array.from_buffers(
-        kind, len(taken), [None, pa.py_buffer(ends.astype(np.int64 if is_large else np.int32))], children=[values]
-    )
+        whole = pa.Array.from_buffers(pa.binary(width), len(array), [None, pa.py_buffer(raw)])
+        return _dense(kind, len(places), whole.take(pa.array(places)).buffers()[1])
+    memory = _make_column(kind, _fresh)
+    return memory.take(array, places, lend) if isinstance(memory, _Variable) else None
 
 
 def _is_nested(kind: pa.DataType) -> bool:

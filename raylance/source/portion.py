@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan
-from raylance.source.memory import RowMemory, own_memory, take_rows
+from raylance.source.memory import Lend, RowMemory, own_memory, take_rows
 
 # Mean length of runs of adjacent rows from which on rows are not stored line by line, and are taken as slices.
 _LONG_RUN = 4
@@ -138,23 +138,25 @@ class Portion:
         self.open(rows, remember)
         self.add(kept, kept.nbytes, frozenset())
 
-    def gather(self, low: int, high: int, *, own: bool) -> pa.Table:
-        """Returns the rows of lines [low, high), in memory of their own with `own`; else maybe views."""
+    def gather(self, low: int, high: int, lend: Lend, *, own: bool) -> pa.Table:
+        """Returns the rows of lines [low, high), in memory of their own with `own`; else maybe views. `lend` gives the
+        memory of what is copied.
+        """
         first, last = low - self.begin, high - self.begin
         by_line, table = self.memory.by_line(first, last), self.memory.stored()
         if table.num_columns:
-            table = self._take(table, self._places[first:last], own)
+            table = self._take(table, self._places[first:last], lend, own)
         if not by_line:
             return table
         columns, schema = by_line | {name: table[name] for name in table.column_names}, self.memory.schema
         whole = pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
         return own_memory(whole) if own else whole
 
-    def _take(self, table: pa.Table, places: Int64Array, own: bool) -> pa.Table:
+    def _take(self, table: pa.Table, places: Int64Array, lend: Lend, own: bool) -> pa.Table:
         """Takes rows by their places: long runs as slices, others by index."""
         starts = _run_starts(places)
         if len(places) < len(starts) * _LONG_RUN:
-            return take_rows(table, places)
+            return take_rows(table, places, lend)
         lengths = np.diff(starts, append=len(places))
         slices = [table.slice(at, rows) for at, rows in zip(places[starts], lengths, strict=True)]
         return own_memory(slices[0]) if own and len(slices) == 1 else pa.concat_tables(slices).combine_chunks()

@@ -119,7 +119,8 @@ class ReadAhead:
         self._source, self._limit, self._read_timeout_s = source, limit_bytes, read_timeout_s
         self._lends = lends
         self._first_share, self._early_share = (1.0, _FEW) if at_once else (_FIRST_SHARE, _HALF)
-        self._lender = Lender(limit_bytes * 25 // 16 if lends else limit_bytes)  # views keep the portion before
+        self._lender = Lender(limit_bytes * (27 if lends else 18) // 16)  # of two portions; views keep a third one
+        self._items = Lender(limit_bytes // 2 if lends else limit_bytes // 8)
         self._selection = source.load_selection()
         self._row_bytes = source.likely_row_bytes  # of the last portion
         self._block_bytes = max(1, min(_BLOCK_BYTES, limit_bytes // _BLOCKS))
@@ -160,7 +161,7 @@ class ReadAhead:
         while at < request.end:
             portion = self._find_portion(request, at)
             high = min(request.end, portion.end)
-            tables.append(portion.gather(at, high, own=self._lends and self._is_kept_long()))
+            tables.append(portion.gather(at, high, self._items.lend, own=self._lends and self._is_kept_long()))
             nbytes += tables[-1].nbytes
             at = high
             if nbytes > allowed_bytes:

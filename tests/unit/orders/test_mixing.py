@@ -434,9 +434,7 @@ def test_the_plan_of_a_mixture_says_what_becomes_of_each_datasets_rows(parts: di
         assert "large" in mixed._repr_html_()
 
 
-def test_a_mixture_is_made_without_reading(
-    write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mixture_is_made_without_reading(write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     reads, read = 0, raylance.Dataset._read
 
     def count(data: raylance.Dataset, offsets: Any) -> pa.Table:

@@ -4,6 +4,7 @@ import platform
 import subprocess
 import sys
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from raylance.source import memory as row_memory
 from raylance.source.lending import Lender
 from raylance.source.memory import RowMemory, take_rows
 
@@ -117,11 +119,14 @@ def test_what_was_copied_in_comes_out(
         assert same(memory.table(), whole)
         indices = np.random.default_rng(seed).permutation(whole.num_rows)
         wanted = whole.to_pylist()
-        assert take_rows(memory.table(), indices).to_pylist() == [wanted[index] for index in indices]
         later = indices[indices >= kept]
-        taken = take_rows(memory.table().slice(kept), later - kept)  # a slice of one chunk
-        taken.validate(full=True)
-        assert taken.to_pylist() == [wanted[index] for index in later]
+        for least in (0, 2048):  # values are copied one by one, or by Arrow
+            with patch.object(row_memory, "_LARGE_VALUE_BYTES", least):
+                taken = take_rows(memory.table(), indices, used_before)
+                assert taken.to_pylist() == [wanted[index] for index in indices]
+                taken = take_rows(memory.table().slice(kept), later - kept, used_before)  # a slice of one chunk
+            taken.validate(full=True)
+            assert taken.to_pylist() == [wanted[index] for index in later]
         assert take_rows(whole, indices).to_pylist() == [wanted[index] for index in indices]
         pieces_of = {name: memory.table()[name].num_chunks for name in [*IN_ONE_PIECE, "tensor"] if name not in nulls}
         assert set(pieces_of.values()) == {1}
