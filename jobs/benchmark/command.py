@@ -9,7 +9,7 @@ Two datasets are made once and kept: JPEG photographs with a label, and float32 
 row's number. Every reader hands torch batches to this process and uses the same cores, with one thread for numbers
 (OMP_NUM_THREADS) in each process. Peers with workers are tried with `--workers` of them and with more, and the best
 count takes part. "decode" is the ceiling: the decode function alone, on bytes in memory. "raylance-free" decodes
-nothing: its rate is that of the data path alone.
+nothing: its rate is that of the data path alone. "raylance-threads" reads in this process, without Ray.
 
 The clock covers, for every reader alike, a pass of two whole epochs: from the call of `iter()` until the last batch of
 the second is touched. Opening, permuting, starting processes and one warm-up epoch, which also fills the page cache,

@@ -220,6 +220,7 @@ READERS: dict[str, dict[str, Entry]] = {
         "ray-data": Entry(open=open_ray_data, ceiling="lance-torch", tries=_TRIES),
         "lancedb": Entry(open=open_lancedb, ceiling="lance-torch", tries=_TRIES),
         "raylance": Entry(open=open_raylance, ceiling="lance-torch"),
+        "raylance-threads": Entry(open=functools.partial(open_raylance, runtime="threads"), ceiling="lance-torch"),
     },
 }
 PEERS = ("safe-lance", "lance-torch", "lance-torch-workers", "ray-data", "lancedb")

@@ -20,7 +20,7 @@ READING = "Lance's scan alone"
 # Which readers, by dataset; those of raylance after what they are made of.
 SPENDERS = {
     "images": (READING, "decode", "raylance", "decode-own", "raylance-own", "raylance-free"),
-    "vectors": (READING, "raylance"),
+    "vectors": (READING, "raylance", "raylance-threads"),
 }
 _NAMES = {"ShardActor": "shard actor", "DecodeActor": "decoders", "raylet": "Ray itself", "gcs_server": "Ray itself"}
 
