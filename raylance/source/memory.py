@@ -430,16 +430,18 @@ def own_memory(table: pa.Table) -> pa.Table:
 
 def take_rows(table: pa.Table, places: npt.NDArray[np.int64], lend: Lend = _fresh) -> pa.Table:
     """Takes rows by their places, int64, shape (k,), into memory of their own; `lend` gives that of large values."""
-    at = pa.array(places)
-    columns: list[pa.Array | pa.ChunkedArray] = []
-    for column in table.columns:
-        taken = _take_as_bytes(column.chunk(0), places, lend) if column.num_chunks == 1 else None
-        if taken is None:
-            if _is_nested(column.type):
-                column = own_memory(pa.table([column], [""]))[0]  # Arrow 26 takes wrong values from such a slice
-            taken = column.take(at)
-        columns.append(taken)
-    return pa.Table.from_arrays(columns, schema=table.schema)
+    return pa.Table.from_arrays([_take(column, places, lend) for column in table.columns], schema=table.schema)
+
+
+def _take(column: pa.ChunkedArray, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | pa.ChunkedArray:
+    if column.num_chunks == 1 and (taken := _take_as_bytes(column.chunk(0), places, lend)) is not None:
+        return taken
+    if column.num_chunks > 1 and column.nbytes > np.iinfo(np.int32).max and len(places):
+        # Arrow would join the chunks, and one may not hold them.
+        return pa.concat_arrays([column.slice(place, 1).chunk(0) for place in places.tolist()])
+    if _is_nested(column.type):
+        column = own_memory(pa.table([column], [""]))[0]  # Arrow 26 takes wrong values from a slice of it
+    return column.take(pa.array(places))
 
 
 def _take_as_bytes(array: pa.Array, places: npt.NDArray[np.int64], lend: Lend) -> pa.Array | None:
