@@ -23,8 +23,8 @@ class ReadSpec:
     Attributes:
         source: The rows.
         delivers: Columns of the batches: those that are read, unless a transform changes them.
-        decoding: What to do with encoded columns, wherever it is done, and the transform; None where there is neither.
         schema: Of the delivered rows; None if it is not known before some are made.
+        decoding: What to do with encoded columns, wherever it is done, and the transform; None where there is neither.
         list_lengths: Of delivered columns of lists of numbers: the length where all sampled rows have one, else None.
         list_dtypes: Of those that can be padded: the dtype of the numbers.
     """

@@ -48,8 +48,8 @@ class Lender:
         for key, spare in sorted(fitting, key=lambda each: len(each[1])):
             if self._spare.pop(key, None) is not None:  # another thread may take it first
                 return spare
-        step = max(_LEAST_BYTES, 1 << max(0, nbytes.bit_length() - 5))
-        return np.empty(-(-nbytes // step) * step, dtype=np.uint8)  # a little more serves what is a little larger
+        step = max(_LEAST_BYTES, 1 << max(0, nbytes.bit_length() - 5))  # the next may need a little more
+        return np.empty(-(-nbytes // step) * step, dtype=np.uint8)
 
     def take_back(self, memory: Bytes) -> None:
         """Keeps memory whose views are all gone, as far as there is room for it."""

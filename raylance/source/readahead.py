@@ -120,7 +120,7 @@ class ReadAhead:
         self._lends = lends
         self._first_share, self._early_share = (1.0, _FEW) if at_once else (_FIRST_SHARE, _HALF)
         self._lender = Lender(limit_bytes * (27 if lends else 18) // 16)  # of two portions; views keep a third one
-        self._items = Lender(limit_bytes // 2 if lends else limit_bytes // 8)
+        self._items = Lender(limit_bytes // 2 if lends else limit_bytes // 8)  # of rows that are gathered
         self._selection = source.load_selection()
         self._row_bytes = source.likely_row_bytes  # of the last portion
         self._block_bytes = max(1, min(_BLOCK_BYTES, limit_bytes // _BLOCKS))
