@@ -62,7 +62,7 @@ class Assembly:
             CoverageError: If these are other rows than the plan's.
         """
         positions = self._plan.item_positions(item)
-        offsets = self._selection.offsets(self._plan.select(item.epoch, positions))
+        offsets = self._selection.offsets(self._plan.item_rows(item))
         came = plain[ROW_OFFSET].to_numpy()
         if not np.array_equal(came, offsets):
             raise self._other_rows(item)

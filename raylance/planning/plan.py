@@ -21,6 +21,7 @@ from raylance.orders.permutation import Int64Array
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
 _MOST_KEPT = 1 << 16  # rows of a slice whose arrangement is kept
+_MOST_CHUNKS = 4  # whose rows are kept
 _GROWTH = 1.25  # of items, from the first ones on
 _WHOLE = 0.75  # of the limit: a window that is a little larger than estimated is not cut
 
@@ -162,7 +163,20 @@ class Plan:
         """Selected rows of a rank's slices of all steps of a chunk in the order of delivery, int64."""
         starts = range(chunk.position, chunk.position + chunk.steps * self.stride, self.stride)
         parts = [self.positions(start, *self.rank_slice(start, dp_rank)) for start in starts]
-        return self.select(chunk.epoch, np.concatenate(parts))
+        rows = self.select(chunk.epoch, np.concatenate(parts)).view()
+        rows.flags.writeable = False
+        _recent[id(self), chunk, dp_rank] = self, rows
+        for oldest in list(_recent)[:-_MOST_CHUNKS]:
+            _recent.pop(oldest, None)  # another thread may do it, too
+        return rows
+
+    def item_rows(self, item: WorkItem) -> Int64Array:
+        """Selected rows of an item in the order of delivery, int64; those of its chunk if this process has them."""
+        _, rows = _recent.get((id(self), item.chunk, item.dp_rank), (self, None))
+        if rows is None:
+            return self.select(item.epoch, self.item_positions(item))
+        first = self.line(item.position, item.dp_rank) - self.line(item.chunk.position, item.dp_rank) + item.low
+        return rows[first : first + item.rows]
 
     def line(self, position: int, dp_rank: int) -> int:
         """Number of the first row of a rank's slice of a step, counted over the steps at whole strides from it."""
@@ -243,6 +257,11 @@ class Plan:
                 if made >= alike:
                     aim, made = min(aim * _GROWTH, float(item_rows)), 0
             chunk = self.next_chunk(chunk)
+
+
+# Rows of the chunks that were computed last, with the plan, so that no other one gets its identity. With threads, the
+# part that reads them and the part that compares what came with the plan share a process.
+_recent: dict[tuple[int, Chunk, int], tuple[Plan, Int64Array]] = {}
 
 
 @functools.lru_cache(maxsize=8)

@@ -150,7 +150,7 @@ class Session:
         first_rows = -(-(high - low) // decoders)  # the first step goes to all decoders
 
         def describe(item: WorkItem) -> str:
-            rows = plan.select(item.epoch, plan.item_positions(item))
+            rows = plan.item_rows(item)
             return describe_rows(source.load_selection().offsets(rows), dataset_names(source.uri))
 
         return Dispatcher(

@@ -297,7 +297,7 @@ class ReadAhead:
         plan, item = request.plan, request.item
         alone = Portion(plan, request.track, item.chunk, at, request.end, once=self._lends)
         alone.is_held = False  # its rows count as in flight
-        rows = plan.select(item.epoch, plan.item_positions(item))
+        rows = plan.item_rows(item)
         alone.open(rows[at - request.end :], functools.partial(RowMemory, self._limit))
         self._fill(alone, most_bytes=request.allowed_bytes)
         self._alone = (request.track, alone.end)

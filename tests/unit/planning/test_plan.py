@@ -13,10 +13,37 @@ from hypothesis import strategies as st
 from raylance.errors import ConfigError
 from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
+from raylance.planning import plan as plan_module
 from raylance.planning.plan import REMAINDERS, Remainder, portion_rows
 from raylance.planning.summary import summarise
 from tests.helpers.orders import cases, every_row, resolve
 from tests.helpers.plans import Batches, global_batches, make_plan
+
+
+@given(
+    order=cases(),
+    batch=st.integers(1, 50),
+    world=st.integers(1, 4),
+    item_rows=st.integers(1, 100),
+    remainder=st.sampled_from(REMAINDERS),
+    data=st.data(),
+)
+@settings(max_examples=25)
+def test_the_rows_of_an_item_are_those_of_its_chunk(
+    order: Resolved, batch: int, world: int, item_rows: int, remainder: Remainder, data: st.DataObject
+) -> None:
+    """Whether the chunk's were computed before, for a part of the items, or not; cut items, too."""
+    if remainder == "drop":
+        batch = min(batch, order.epoch_rows)
+    plan, other = make_plan(order, batch, world, remainder), make_plan(order, batch, world, remainder)
+    rank, position = data.draw(st.integers(0, world - 1)), data.draw(st.integers(0, order.epoch_rows // batch)) * batch
+    for item in plan.items(rank, 1, position, item_rows):
+        for part in plan.cut(item, data.draw(st.integers(1, 3))):
+            if data.draw(st.booleans()):
+                plan.chunk_rows(part.chunk, rank)
+            wanted = other.select(part.epoch, other.item_positions(part)).tolist()
+            assert plan.item_rows(part).tolist() == wanted
+            assert len(plan_module._recent) <= 4
 
 
 @given(
