@@ -280,8 +280,8 @@ class _Variable(_Column):
         if raw is None:
             return None
         size = max(1, self._width)
-        starts, lengths = ends[places].astype(np.int64) * size, np.diff(ends)[places].astype(np.int64) * size
-        bounds = np.concatenate([[0], np.cumsum(lengths)])
+        starts, stops = ends[places].astype(np.int64) * size, ends[places + 1].astype(np.int64) * size
+        bounds = np.concatenate([[0], np.cumsum(stops - starts)])
         if bounds[-1] // size > np.iinfo(self._offset).max:
             return None
         if bounds[-1] < len(places) * _LARGE_VALUE_BYTES:
@@ -289,10 +289,10 @@ class _Variable(_Column):
             taken = pa.Array.from_buffers(pa.large_binary(), len(array), cuts).take(pa.array(places))
             data = _bytes(taken.buffers()[2])
         else:
-            data = lend(int(bounds[-1]))
+            data = lend(int(bounds[-1]))[: int(bounds[-1])]
             into, source = data.data, raw.data
-            for start, length, at in zip(starts.tolist(), lengths.tolist(), bounds.tolist(), strict=False):
-                into[at : at + length] = source[start : start + length]
+            for at, start, stop in zip(bounds[:-1].tolist(), starts.tolist(), stops.tolist(), strict=True):
+                into[at : at + stop - start] = source[start:stop]
         return self._array(len(places), (bounds // size).astype(self._offset).view(np.uint8), data)
 
     def cut(self, rows: int) -> None:
