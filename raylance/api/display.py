@@ -14,6 +14,7 @@ from raylance.orders.mixture import MixOrder
 from raylance.orders.permutation import Int64Array
 from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import Plan
+from raylance.planning.summary import counted
 from raylance.source.rows import RowSource, TableRows
 
 _LARGEST_TRIAL = 1 << 21  # rows to plan, to show how they are read
@@ -120,7 +121,7 @@ def how_read(source: RowSource, plan: Plan) -> str:
     share = f"{len(offsets) / stored:.0%} of the {stored:,} rows stored from its first to its last"
     size = len(offsets) * source.likely_row_bytes / reads / 2**20
     return (
-        f"{how}: {words}; the first window needs {share}, in {reads:,} read{'s' * (reads != 1)} of {size:,.1f} MiB, "
+        f"{how}: {words}; the first window needs {share}, in {counted(reads, 'read')} of {size:,.1f} MiB, "
         f"{at_once} at a time"
     )
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from raylance.orders.permutation import Int64Array
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
 _MOST_KEPT = 1 << 16  # rows of a slice whose arrangement is kept
-_MOST_CHUNKS = 4  # whose rows are kept
+_MOST_CHUNKS, _MOST_CHUNK_ROWS = 4, 1 << 18  # whose rows are kept: at most 8 MiB
 _GROWTH = 1.25  # of items, from the first ones on
 _WHOLE = 0.75  # of the limit: a window that is a little larger than estimated is not cut
 
@@ -61,6 +61,13 @@ class WorkItem:
         return (self.high - self.low) * self.steps
 
 
+class _Kept(dict["tuple[Chunk, int]", Int64Array]):
+    """Rows by chunk and data-parallel rank, for the threads of this process: it is sent to others empty."""
+
+    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
+        return type(self), ()
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The steps of every epoch, for all ranks.
@@ -80,6 +87,8 @@ class Plan:
     remainder: Remainder
     chunk_positions: int
     every: int = 1
+    # Of the chunks that were computed last. With threads, what reads them and what compares them share a plan.
+    _kept: _Kept = dataclasses.field(default_factory=_Kept, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("rows", "global_batch_size", "dp_size", "chunk_positions", "every"):
@@ -165,14 +174,15 @@ class Plan:
         parts = [self.positions(start, *self.rank_slice(start, dp_rank)) for start in starts]
         rows = self.select(chunk.epoch, np.concatenate(parts)).view()
         rows.flags.writeable = False
-        _recent[id(self), chunk, dp_rank] = self, rows
-        for oldest in list(_recent)[:-_MOST_CHUNKS]:
-            _recent.pop(oldest, None)  # another thread may do it, too
+        if len(rows) <= _MOST_CHUNK_ROWS:
+            self._kept[chunk, dp_rank] = rows
+            for oldest in list(self._kept)[:-_MOST_CHUNKS]:
+                self._kept.pop(oldest, None)  # another thread may do it, too
         return rows
 
     def item_rows(self, item: WorkItem) -> Int64Array:
-        """Selected rows of an item in the order of delivery, int64; those of its chunk if this process has them."""
-        _, rows = _recent.get((id(self), item.chunk, item.dp_rank), (self, None))
+        """Selected rows of an item in the order of delivery, int64; those of its chunk if this plan has kept them."""
+        rows = self._kept.get((item.chunk, item.dp_rank))
         if rows is None:
             return self.select(item.epoch, self.item_positions(item))
         first = self.line(item.position, item.dp_rank) - self.line(item.chunk.position, item.dp_rank) + item.low
@@ -257,11 +267,6 @@ class Plan:
                 if made >= alike:
                     aim, made = min(aim * _GROWTH, float(item_rows)), 0
             chunk = self.next_chunk(chunk)
-
-
-# Rows of the chunks that were computed last, with the plan, so that no other one gets its identity. With threads, the
-# part that reads them and the part that compares what came with the plan share a process.
-_recent: dict[tuple[int, Chunk, int], tuple[Plan, Int64Array]] = {}
 
 
 @functools.lru_cache(maxsize=8)

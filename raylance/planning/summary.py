@@ -169,8 +169,8 @@ class PlanSummary:
             [
                 f"{self._rows_in_words()}, order {order_in_words(plan.order)}",
                 *self._table(),
-                f"{dealt}{_counted(plan.dp_size, 'rank')}, global batch {plan.global_batch_size:,}",
-                f"{_counted(self.steps, 'step')} an epoch on every rank; {self.rows_dropped:,} rows dropped, "
+                f"{dealt}{counted(plan.dp_size, 'rank')}, global batch {plan.global_batch_size:,}",
+                f"{counted(self.steps, 'step')} an epoch on every rank; {self.rows_dropped:,} rows dropped, "
                 f"{self.rows_repeated:,} repeated (remainder={plan.remainder!r})",
                 f"{self.window_bytes / 2**20:,.1f} MiB a window and rank, {self.held_bytes / 2**20:,.1f} MiB held "
                 f"({self.row_bytes:,.0f} bytes a row, {self.measure})",
@@ -181,10 +181,10 @@ class PlanSummary:
     def _rows_in_words(self) -> str:
         plan, settings = self.plan, self.plan.order.settings
         if self.sources:
-            return f"{plan.epoch_rows:,} rows an epoch, of {plan.rows:,} in {_counted(len(self.sources), 'dataset')}"
+            return f"{plan.epoch_rows:,} rows an epoch, of {plan.rows:,} in {counted(len(self.sources), 'dataset')}"
         if settings.repeats:  # it has no shards
             return f"{plan.epoch_rows:,} rows an epoch, drawn from {plan.rows:,}"
-        return f"{plan.rows:,} rows in {_counted(self.shards, 'shard')} of {settings.shard_rows}"
+        return f"{plan.rows:,} rows in {counted(self.shards, 'shard')} of {settings.shard_rows}"
 
     def _table(self) -> list[str]:
         """Headings, and a line for each dataset of a mixture."""
@@ -206,5 +206,6 @@ class PlanSummary:
         ]
 
 
-def _counted(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """A number of things, with a plural s."""
     return f"{number:,} {what}{'s' * (number != 1)}"

@@ -261,7 +261,7 @@ class _Variable(_Column):
     def append(self, chunk: pa.Array, room: _Room) -> bool:
         if chunk.null_count or not len(chunk):
             return not chunk.null_count
-        ends = np.frombuffer(chunk.buffers()[1], self._offset)[chunk.offset : chunk.offset + len(chunk) + 1]
+        ends = self._ends_of(chunk)
         first, last = int(ends[0]), int(ends[-1])
         raw = _raw(chunk.values[first:last]) if self._width else _bytes(chunk.buffers()[2])[first:last]
         before = self._data.used // max(1, self._width)
@@ -275,7 +275,7 @@ class _Variable(_Column):
         """Takes rows of an array of this type by their places; None if one is null, or they are too many for it."""
         if array.null_count or not len(array):
             return None
-        ends = np.frombuffer(array.buffers()[1], self._offset, len(array) + 1, array.offset * self._offset.itemsize)
+        ends = self._ends_of(array)
         raw = _raw(array.values) if self._width else _bytes(array.buffers()[2])
         if raw is None:
             return None
@@ -302,6 +302,10 @@ class _Variable(_Column):
 
     def arrays(self, rows: int) -> list[pa.Array]:
         return [self._array(rows, self._ends.memory, self._data.memory)]
+
+    def _ends_of(self, array: pa.Array) -> npt.NDArray[Any]:
+        """Where the values of k rows begin, and the last one ends, (k + 1,)."""
+        return np.frombuffer(array.buffers()[1], self._offset, len(array) + 1, array.offset * self._offset.itemsize)
 
     def _array(self, rows: int, ends: Bytes, data: Bytes) -> pa.Array:
         """An array of `rows` values in this memory."""

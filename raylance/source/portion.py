@@ -134,7 +134,7 @@ class Portion:
     def halve(self, remember: Callable[[int, Int64Array | None], RowMemory]) -> None:
         """Drops the second half of the rows, in the order of delivery: another portion will have them."""
         stored, rows = self._stored, self.rows[: len(self.rows) // 2]
-        kept = self.memory.table().take(pa.array(np.flatnonzero(np.isin(stored[: self.memory.rows], rows))))
+        kept = take_rows(self.memory.table(), np.flatnonzero(np.isin(stored[: self.memory.rows], rows)))
         self.open(rows, remember)
         self.add(kept, kept.nbytes, frozenset())
 

@@ -119,8 +119,9 @@ class ReadAhead:
         self._source, self._limit, self._read_timeout_s = source, limit_bytes, read_timeout_s
         self._lends = lends
         self._first_share, self._early_share = (1.0, _FEW) if at_once else (_FIRST_SHARE, _HALF)
-        self._lender = Lender(limit_bytes * (27 if lends else 18) // 16)  # of two portions; views keep a third one
-        self._items = Lender(limit_bytes // 2 if lends else limit_bytes // 8)  # of rows that are gathered
+        portions = 3 if lends else 2  # a caller that gets views keeps the portion before
+        self._lender = Lender(portions * limit_bytes * 9 // 16)  # a portion has half of the limit, rounded up
+        self._items = Lender(limit_bytes // 2 if lends else limit_bytes // 8)  # for gathered rows
         self._selection = source.load_selection()
         self._row_bytes = source.likely_row_bytes  # of the last portion
         self._block_bytes = max(1, min(_BLOCK_BYTES, limit_bytes // _BLOCKS))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import pickle
 import time
 import tracemalloc
 
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 from raylance.errors import ConfigError
 from raylance.orders.order import Facts, Resolved
 from raylance.orders.shuffles import RowShuffle, WindowShuffle
-from raylance.planning import plan as plan_module
 from raylance.planning.plan import REMAINDERS, Remainder, portion_rows
 from raylance.planning.summary import summarise
 from tests.helpers.orders import cases, every_row, resolve
@@ -43,7 +43,11 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
                 plan.chunk_rows(part.chunk, rank)
             wanted = other.select(part.epoch, other.item_positions(part)).tolist()
             assert plan.item_rows(part).tolist() == wanted
-            assert len(plan_module._recent) <= 4
+            assert len(plan._kept) <= 4
+    sent = pickle.loads(pickle.dumps(plan))
+    assert sent == plan == other
+    assert not sent._kept
+    assert not dataclasses.replace(plan, every=2)._kept
 
 
 @given(
