@@ -68,7 +68,7 @@ class _Kept(dict["tuple[Chunk, int]", Int64Array]):
         return type(self), ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """The steps of every epoch, for all ranks.
 
@@ -87,8 +87,6 @@ class Plan:
     remainder: Remainder
     chunk_positions: int
     every: int = 1
-    # Of the chunks that were computed last. With threads, what reads them and what compares them share a plan.
-    _kept: _Kept = dataclasses.field(default_factory=_Kept, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("rows", "global_batch_size", "dp_size", "chunk_positions", "every"):
@@ -101,6 +99,12 @@ class Plan:
                 'remainder="drop" an epoch would have no step at all. Use a smaller batch, or remainder="pad" or '
                 '"ragged".'
             )
+
+    @functools.cached_property
+    def _kept(self) -> _Kept:
+        # Of the chunks that were computed last. With threads, what reads them and what compares them share a plan. It
+        # is no field: a plan is compared, printed and written down without it.
+        return _Kept()
 
     @property
     def epoch_rows(self) -> int:
