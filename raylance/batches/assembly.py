@@ -20,6 +20,7 @@ class Step:
 
     Attributes:
         rows: Rows of this rank, padding included.
+        nbytes: Bytes of the rows; of steps that came in one item, their mean.
         masked: Offsets of the rows that could not be decoded, with component bits, int64.
     """
 
@@ -47,8 +48,8 @@ class Assembly:
         self._after = position
         self._parts: list[pa.Table] = []
         self._masked: list[Int64Array] = []
-        self._digest = Digest()
-        self._steps: deque[tuple[pa.Table, Int64Array, Digest]] = deque()
+        self._digest, self._nbytes = Digest(), 0
+        self._steps: deque[tuple[pa.Table, int, Int64Array, Digest]] = deque()
 
     def add(self, item: WorkItem, plain: pa.Table, decoded: pa.Table | None) -> None:
         """Adds the next item.
@@ -70,15 +71,17 @@ class Assembly:
         table, bad = self._merge(offsets, real, plain, decoded)
         rows = item.high - item.low
         low, high = self._plan.rank_slice(item.position, self._dp_rank)
+        nbytes = table.nbytes // item.steps
         for step, digest in enumerate(Digest.of_steps(came, real, item.steps)):
             own = slice(step * rows, (step + 1) * rows)
             self._parts.append(table if item.steps == 1 else table.slice(own.start, rows))
             self._masked.append(offsets[own][bad[own]])
             self._digest += digest
+            self._nbytes += nbytes
             if item.high == high - low:
                 whole = self._parts[0] if len(self._parts) == 1 else pa.concat_tables(self._parts)
-                self._steps.append((whole, np.concatenate(self._masked), self._digest))
-                self._parts, self._masked, self._digest = [], [], Digest()
+                self._steps.append((whole, self._nbytes, np.concatenate(self._masked), self._digest))
+                self._parts, self._masked, self._digest, self._nbytes = [], [], Digest(), 0
 
     def __bool__(self) -> bool:
         """Whether a step is whole."""
@@ -86,14 +89,14 @@ class Assembly:
 
     def next_step(self) -> tuple[pa.Table, Step]:
         """Takes the oldest step that is whole: its rows, and their description."""
-        table, masked, digest = self._steps.popleft()
+        table, nbytes, masked, digest = self._steps.popleft()
         before, self._after = self._after, self._plan.after(self._after)
         return table, Step(
             before=before,
             after=self._after,
             is_last=self._plan.steps(self._after) <= 0,
             rows=table.num_rows,
-            nbytes=table.nbytes,
+            nbytes=nbytes,
             masked=masked,
             digest=digest,
         )

@@ -111,7 +111,7 @@ class Sender:
     def send(self, batch: Any) -> Any:
         """Begins to move a batch; returns the argument of `receive`."""
         if self._stream is None:
-            return move(batch, lambda tensor: tensor.pin_memory() if self._pins else tensor.to(self._device))
+            return move(batch, self._keep)
         with torch.cuda.stream(self._stream):
             sent = move(
                 batch,
@@ -120,6 +120,11 @@ class Sender:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             done.record(self._stream)
         return sent, done
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._pins:
+            return tensor.pin_memory()
+        return tensor if tensor.device == self._device else tensor.to(self._device)
 
     def receive(self, sent: Any) -> Any:
         """Returns the batch, ready for the caller's current stream."""

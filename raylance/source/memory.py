@@ -20,6 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 Lend = Callable[[int], Bytes]  # takes a number of bytes, and gives memory of that size or larger
 
 _GROWTH = 1.5
+_LONG_RUN = 4  # mean rows of a run
 _LARGE_VALUE_BYTES = 2 << 10  # mean size from which on a loop of Python copies as fast as Arrow takes
 _SPARE = 1.05  # of the bytes that the first rows predict
 _KEPT_BYTES = 64 << 20  # of freed memory, in each arena
@@ -72,6 +73,11 @@ class RowMemory:
     def is_even(self) -> bool:
         """Whether all rows have as many bytes; False before the first one."""
         return len(self._columns) > 0 and all(isinstance(column, _Fixed) for column in self._columns.values())
+
+    def size_of(self, table: pa.Table) -> int:
+        """Bytes of rows like those that are here. `nbytes` of a table lets Python's lock go for each array."""
+        widths = [column.width for column in list(self._columns.values()) if isinstance(column, _Fixed)]
+        return table.num_rows * sum(widths) if len(widths) == table.num_columns else int(table.nbytes)
 
     def _parts(self) -> "Iterator[_Bytes]":
         for column in list(self._columns.values()):
@@ -200,13 +206,15 @@ class _Fixed(_Column):
     """Values of one size."""
 
     def __init__(self, kind: pa.DataType, width: int, lend: Lend) -> None:
-        self._kind, self._width, self._data = kind, width, _Bytes(lend)
-        self._value = np.dtype(f"u{width}") if width in (1, 2, 4, 8) else np.dtype((np.void, width))
+        self._kind, self.width, self._data = kind, width, _Bytes(lend)
+        # Rows of bytes, unless numbers have this width: for `np.void`, NumPy takes Python's lock again and again.
+        self._value = f"u{width}" if width in (1, 2, 4, 8) else "u1"
+        self._shape: tuple[int, ...] = (-1,) if self._value != "u1" or width == 1 else (-1, width)
         self.parts = (self._data,)
 
     def store_by(self, lines: Int64Array) -> None:
         self.lines = lines
-        self._data.reserve(len(lines) * self._width)
+        self._data.reserve(len(lines) * self.width)
 
     def place(self, at: int, chunks: list[pa.Array]) -> bool:
         if self.lines is None:
@@ -216,13 +224,13 @@ class _Fixed(_Column):
             raw = _raw(chunk)
             if raw is None:
                 return False
-            by_line[self.lines[at : at + len(chunk)]] = raw.view(self._value)
+            by_line[self.lines[at : at + len(chunk)]] = raw.view(self._value).reshape(self._shape)
             at += len(chunk)
         return True
 
     def append(self, chunk: pa.Array, room: _Room) -> bool:
         if self.lines is not None:
-            rows = self._data.used // self._width
+            rows = self._data.used // self.width
             if not self.place(rows, [chunk]):
                 return False
             self.cut(rows + len(chunk))
@@ -234,15 +242,15 @@ class _Fixed(_Column):
 
     @property
     def _by_line(self) -> npt.NDArray[Any]:
-        """All lines, as one value each."""
+        """All lines, (n,) or (n, bytes of a value)."""
         lines = 0 if self.lines is None else len(self.lines)
-        return self._data.memory[: lines * self._width].view(self._value)
+        return self._data.memory[: lines * self.width].view(self._value).reshape(self._shape)
 
     def by_line(self, low: int, high: int) -> pa.Array:
-        return _dense(self._kind, high - low, pa.py_buffer(self._data.memory[low * self._width : high * self._width]))
+        return _dense(self._kind, high - low, pa.py_buffer(self._data.memory[low * self.width : high * self.width]))
 
     def cut(self, rows: int) -> None:
-        self._data.used = rows * self._width
+        self._data.used = rows * self.width
 
     def arrays(self, rows: int) -> list[pa.Array]:
         data = self._data.memory if self.lines is None else self._by_line[self.lines[:rows]]
@@ -399,7 +407,8 @@ def _raw(array: pa.Array) -> Bytes | None:
     if isinstance(array.type, pa.BaseExtensionType):
         return _raw(array.storage)
     if pa.types.is_fixed_size_list(array.type):
-        return _raw(array.flatten())
+        size = array.type.list_size  # slices of `values` keep Python's lock, which `flatten` lets go several times
+        return _raw(array.values.slice(array.offset * size, len(array) * size))
     width = array.type.bit_width // 8
     return _bytes(array.buffers()[1])[array.offset * width : (array.offset + len(array)) * width]
 
@@ -430,6 +439,25 @@ def keep_freed_memory() -> bool:
 def own_memory(table: pa.Table) -> pa.Table:
     """Copies a table; `combine_chunks` alone copies only columns of several chunks."""
     return pa.concat_tables([table, table.slice(0, 0)]).combine_chunks()
+
+
+def has_long_runs(places: npt.NDArray[np.int64]) -> bool:
+    """Whether places, int64, shape (k,), are consecutive in such runs that slices cost less than taking rows."""
+    return len(places) >= len(_run_starts(places)) * _LONG_RUN
+
+
+def slice_runs(table: pa.Table, places: npt.NDArray[np.int64]) -> list[pa.Table] | None:
+    """Rows by their places, int64, shape (k,), in slices of a table; None if that has no long runs of them."""
+    if not has_long_runs(places):
+        return None
+    starts = _run_starts(places)
+    lengths = np.diff(starts, append=len(places))
+    return [table.slice(at, rows) for at, rows in zip(places[starts].tolist(), lengths.tolist(), strict=True)]
+
+
+def _run_starts(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Indices where runs of consecutive places begin."""
+    return np.flatnonzero(np.diff(places, prepend=-2) != 1)
 
 
 def take_rows(table: pa.Table, places: npt.NDArray[np.int64], lend: Lend = _fresh) -> pa.Table:

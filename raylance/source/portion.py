@@ -10,10 +10,7 @@ import pyarrow as pa
 
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan
-from raylance.source.memory import Lend, RowMemory, own_memory, take_rows
-
-# Mean length of runs of adjacent rows from which on rows are not stored line by line, and are taken as slices.
-_LONG_RUN = 4
+from raylance.source.memory import Lend, RowMemory, has_long_runs, own_memory, slice_runs, take_rows
 
 Track = tuple[str, int, int, int]  # plan key, rank, epoch, and the first position modulo the global batch
 
@@ -65,7 +62,7 @@ class Portion:
             stored, self._places = np.unique(rows, return_inverse=True)
         else:
             self._places[lines] = np.arange(len(rows))
-        is_scattered = not is_repeated and len(_run_starts(self._places)) * _LONG_RUN > len(rows)
+        is_scattered = not is_repeated and not has_long_runs(self._places)
         self.memory = remember(len(stored), lines if is_scattered else None)
         self.rows, self.nbytes, self._blocks = rows, 0, []
         self._stored = stored  # last: another thread asks by it whether there is memory
@@ -154,14 +151,7 @@ class Portion:
 
     def _take(self, table: pa.Table, places: Int64Array, lend: Lend, own: bool) -> pa.Table:
         """Takes rows by their places: long runs as slices, others by index."""
-        starts = _run_starts(places)
-        if len(places) < len(starts) * _LONG_RUN:
+        runs = slice_runs(table, places)
+        if runs is None:
             return take_rows(table, places, lend)
-        lengths = np.diff(starts, append=len(places))
-        slices = [table.slice(at, rows) for at, rows in zip(places[starts], lengths, strict=True)]
-        return own_memory(slices[0]) if own and len(slices) == 1 else pa.concat_tables(slices).combine_chunks()
-
-
-def _run_starts(places: Int64Array) -> Int64Array:
-    """Indices where runs of consecutive places begin."""
-    return np.flatnonzero(np.diff(places, prepend=-2) != 1)
+        return own_memory(runs[0]) if own and len(runs) == 1 else pa.concat_tables(runs).combine_chunks()

@@ -374,7 +374,8 @@ class ReadAhead:
 
         def prepare(number: int, table: pa.Table) -> tuple[pa.Table, int, frozenset[str]]:
             with gate.enter() as is_open:
-                return table, table.nbytes, memory.place(first + number, table) if is_open else frozenset()
+                placed = memory.place(first + number, table) if is_open else frozenset()
+                return table, memory.size_of(table), placed
 
         def add(made: tuple[pa.Table, int, frozenset[str]]) -> None:
             nonlocal is_over

@@ -22,7 +22,7 @@ from raylance.orders.permutation import Int64Array
 from raylance.source.data_files import DataFiles
 from raylance.source.lance_errors import LANCE_ERRORS, Failure, failure_of, readable_text
 from raylance.source.limits import Calls, Reading, requests_of, result_of, within
-from raylance.source.memory import take_rows
+from raylance.source.memory import slice_runs, take_rows
 from raylance.source.retrying import OPENING_S, Outage, answer_limit_s, patiently, retrying
 from raylance.source.version import Source, VersionCheck
 
@@ -295,15 +295,23 @@ class Reader(RowReader):
             wait(running, min(limit_s, threading.TIMEOUT_MAX))  # after an error, too, no read outlives this one
 
     def _pieces(self, blocks: Iterable[Int64Array]) -> Iterator[_Piece]:
-        """Cuts blocks of offsets into those of one call each; at least one of each block."""
-        rows, number = max(1, int(_PIECE_BYTES / max(self.row_bytes, 1))), 0
-        for offsets in blocks:
-            is_range = len(offsets) > 0 and self.choose(offsets) == "range"
-            firsts = self._range_firsts(offsets) if is_range else np.zeros(1, dtype=np.int64)
-            for first, last in itertools.pairwise([*firsts.tolist(), len(offsets)]):
-                for begin in range(first, max(last, first + 1), rows):
-                    yield _Piece(number + begin, offsets[begin : min(begin + rows, last)], is_range)
-            number += len(offsets)
+        """Cuts blocks of offsets into those of one call each; what is left of a block joins the next one."""
+        rest: _Piece | None = None
+        for block in blocks:
+            offsets = block if rest is None else np.concatenate([rest.offsets, block])
+            *pieces, rest = self._cut(0 if rest is None else rest.first, offsets)
+            yield from pieces
+        if rest is not None:
+            yield rest
+
+    def _cut(self, number: int, offsets: Int64Array) -> Iterator[_Piece]:
+        """Cuts offsets, the first of which has this number, into those of one call each, at least one."""
+        rows = max(1, int(_PIECE_BYTES / max(self.row_bytes, 1)))
+        is_range = len(offsets) > 0 and self.choose(offsets) == "range"
+        firsts = self._range_firsts(offsets) if is_range else np.zeros(1, dtype=np.int64)
+        for first, last in itertools.pairwise([*firsts.tolist(), len(offsets)]):
+            for begin in range(first, max(last, first + 1), rows):
+                yield _Piece(number + begin, offsets[begin : min(begin + rows, last)], is_range)
 
     def _make(self, dataset: lance.LanceDataset, piece: _Piece, prepare: Callable[[int, pa.Table], T]) -> Reading[T]:
         table = yield from self._read_piece(dataset, piece.offsets, piece.is_range)
@@ -313,12 +321,13 @@ class Reader(RowReader):
         schema = dataset.schema
         blobs = [name for name in self.columns if is_blob(schema.field(name))]
         plain = [name for name in self.columns if name not in blobs]
-        table = (yield from self._read_plain(dataset, offsets, plain, is_range)) if plain else {}
-        columns = {name: table[name] for name in plain}
-        for name in blobs:
-            found = dataset.read_blobs(name, indices=offsets.tolist(), preserve_order=True) if len(offsets) else []
-            columns[name] = pa.chunked_array([pa.array([value for _, value in found], pa.large_binary())])
-        whole = pa.table({name: columns[name] for name in self.columns})
+        whole = (yield from self._read_plain(dataset, offsets, plain, is_range)) if plain else pa.table({})
+        if blobs:
+            columns = {name: whole[name] for name in plain}
+            for name in blobs:
+                found = dataset.read_blobs(name, indices=offsets.tolist(), preserve_order=True) if len(offsets) else []
+                columns[name] = pa.chunked_array([pa.array([value for _, value in found], pa.large_binary())])
+            whole = pa.table({name: columns[name] for name in self.columns})
         if whole.num_rows != len(offsets):
             raise DatasetError(f"{len(offsets)} offsets gave {whole.num_rows} rows, and no row may be lost in silence")
         return whole
@@ -338,7 +347,10 @@ class Reader(RowReader):
         if table is None:
             table = dataset.scanner(columns=columns, offset=start, limit=rows, batch_size=rows).to_table()
         table = _tidy(table)
-        return table if rows == len(offsets) else take_rows(table, offsets - start)  # without the rows of gaps
+        if rows == len(offsets):
+            return table
+        runs = slice_runs(table, offsets - start)  # without the rows of gaps
+        return take_rows(table, offsets - start) if runs is None else pa.concat_tables(runs)
 
     def _data_files(self, dataset: lance.LanceDataset, columns: list[str]) -> DataFiles:
         """The files of the dataset that is open now."""

@@ -48,7 +48,7 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
     assert sent == plan == other
     assert not sent._kept
     assert not dataclasses.replace(plan, every=2)._kept
-    assert dataclasses.asdict(plan) == dataclasses.asdict(other)
+    assert "_kept" not in dataclasses.asdict(plan)
 
 
 @given(
