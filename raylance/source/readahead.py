@@ -355,17 +355,19 @@ class ReadAhead:
 
     def _read_blocks(self, portion: Portion, pace: Pace, room: float, share: float, most_bytes: float) -> bool:
         """Reads one block, or several side by side where all rows have one size; returns whether more may follow."""
-        if self._is_even:
-            pace.target_bytes = min(_BLOCK_BYTES, 2 * self._block_bytes)
+        if self._is_even:  # no block exceeds its estimate
+            pace.target_bytes, pace.limit_rows = _BLOCK_BYTES, portion.stored_rows
         memory, first = portion.memory, portion.memory.rows
         is_over, gate, asked = False, _Gate(), memory.rows
 
         def blocks() -> Iterator[Int64Array]:
             nonlocal asked
-            while len(wanted := portion.unread(asked, pace.next_rows())) and not (is_over or portion.is_dropped):
-                coming = asked - memory.rows + len(wanted)
-                portion.is_stuck = portion.nbytes + coming * pace.row_bytes > room
-                if portion.is_stuck or asked >= share * portion.stored_rows:
+            while asked < min(share, 1.0) * portion.stored_rows and not (is_over or portion.is_dropped):
+                fitting = (room - portion.nbytes) / pace.row_bytes - (asked - memory.rows)
+                rows = pace.next_rows()
+                wanted = portion.unread(asked, int(max(1, min(rows, fitting))) if self._is_even else rows)
+                portion.is_stuck = len(wanted) > fitting
+                if portion.is_stuck:
                     return
                 asked += len(wanted)
                 yield self._selection.offsets(wanted)
