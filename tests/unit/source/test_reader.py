@@ -210,3 +210,26 @@ def test_ranges_of_small_rows_are_read_from_the_files(
     reader = Reader(pinned=pinned, columns=["id", "text"], row_bytes=row_bytes, mode="range")
     assert reader.read(np.arange(100, 900))["id"].to_pylist() == list(range(100, 900))
     assert [one is not None for one in found] == [True] * is_direct
+
+
+def test_blocks_that_adjoin_share_their_reads(
+    write_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of rows of 20 KiB has 204 of them, wherever a block ends; a gap of two rows does not end it."""
+    pinned, reads, made = pin(write_dataset(table(0, 1000)), None, None), [], []
+    read = DataFiles.read
+
+    def record(files: DataFiles, first: int, rows: int) -> pa.Table | None:
+        reads.append((first, rows))
+        return read(files, first, rows)
+
+    monkeypatch.setattr(DataFiles, "read", record)
+    reader = Reader(pinned=pinned, columns=["id", "vector", "text"], row_bytes=20_480.0, mode="range")
+    wanted = np.r_[0:150, 152:270, 500:560]
+    blocks = np.split(wanted, [70, 140, 210])
+    reader.read_blocks(blocks, lambda number, part: (number, part), made.append)
+    assert reads == [(0, 206), (206, 64), (500, 60)]
+    assert [number for number, _ in made] == [0, 204, 268]
+    assert pa.concat_tables([part for _, part in made])["id"].to_pylist() == wanted.tolist()
+    expected = table(0, 1000).take(pa.array(wanted))
+    assert all(part["text"].to_pylist() == expected["text"].to_pylist()[n : n + len(part)] for n, part in made)
