@@ -5,6 +5,7 @@ import itertools
 import pickle
 import time
 import tracemalloc
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -26,11 +27,12 @@ from tests.helpers.plans import Batches, global_batches, make_plan
     world=st.integers(1, 4),
     item_rows=st.integers(1, 100),
     remainder=st.sampled_from(REMAINDERS),
+    few=st.sampled_from([0, 50, 1 << 13]),
     data=st.data(),
 )
-@settings(max_examples=25)
+@settings(max_examples=40)
 def test_the_rows_of_an_item_are_those_of_its_chunk(
-    order: Resolved, batch: int, world: int, item_rows: int, remainder: Remainder, data: st.DataObject
+    order: Resolved, batch: int, world: int, item_rows: int, remainder: Remainder, few: int, data: st.DataObject
 ) -> None:
     """Whether the chunk's were computed before, for a part of the items, or not; cut items, too."""
     if remainder == "drop":
@@ -42,7 +44,8 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
             if data.draw(st.booleans()):
                 plan.chunk_rows(part.chunk, rank)
             wanted = other.select(part.epoch, other.item_positions(part)).tolist()
-            assert plan.item_rows(part).tolist() == wanted
+            with patch("raylance.planning.plan._FEW_ROWS", few):
+                assert plan.item_rows(part).tolist() == wanted
             assert len(plan._kept) <= 4
     sent = pickle.loads(pickle.dumps(plan))
     assert sent == plan == other
