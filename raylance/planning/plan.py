@@ -186,7 +186,7 @@ class Plan:
         return rows
 
     def item_rows(self, item: WorkItem) -> Int64Array:
-        """Selected rows of an item in the order of delivery, int64; from those of its chunk if they are few, or kept."""
+        """Selected rows of an item in the order of delivery, int64; of those of its chunk if they are few, or kept."""
         rows = self._kept.get((item.chunk, item.dp_rank))
         if rows is None and self.chunk_size(item.chunk, item.dp_rank) <= _FEW_ROWS:
             rows = self.chunk_rows(item.chunk, item.dp_rank)
