@@ -33,6 +33,7 @@ READ_MODES: tuple[ReadMode, ...] = ("auto", "range", "take")
 _RANGE_BYTES = 256 << 10  # runs of at least this many bytes are read as ranges,
 _RANGE_ROWS = 8  # if they have at least this many rows: one take of a few large rows reads them in parallel
 _DENSE = 0.5  # from this share of wanted rows on, reading all and dropping the rest is no slower than a take
+_SLICED = 0.9  # from this share on, rows between gaps are slices of what was read, and not copies
 _GAP_BYTES = 64 << 10  # gaps up to this size are read through
 _PIECE_BYTES = 4 << 20  # of one read: the allocator keeps so much ready, not more
 _DIRECT_BYTES = 4 * _PIECE_BYTES
@@ -349,7 +350,8 @@ class Reader(RowReader):
         table = _tidy(table)
         if rows == len(offsets):
             return table
-        runs = slice_runs(table, offsets - start)  # without the rows of gaps
+        # Without the rows of gaps. Slices keep those in memory, too.
+        runs = slice_runs(table, offsets - start) if len(offsets) >= _SLICED * rows else None
         return take_rows(table, offsets - start) if runs is None else pa.concat_tables(runs)
 
     def _data_files(self, dataset: lance.LanceDataset, columns: list[str]) -> DataFiles:
