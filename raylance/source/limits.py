@@ -11,6 +11,7 @@ import functools
 import itertools
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, wait
 from queue import Empty, SimpleQueue
@@ -159,8 +160,19 @@ def within(limit_s: float, call: Callable[..., T], *args: Any, progress: Callabl
     Raises:
         TimeoutError: If it takes longer.
     """
-    return result_of(Calls(1, "lance").start(call, *args), limit_s, progress)
+    try:
+        calls = _spare.pop()
+    except IndexError:
+        calls = Calls(1, "lance")
+    result = result_of(calls.start(call, *args), limit_s, progress)
+    _spare.append(calls)  # its thread is free; that of a call that failed, or hangs, is left
+    return result
 
+
+# To start a thread takes as long as to open a dataset. A child process has none of them.
+_spare: deque[Calls] = deque(maxlen=4)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_spare.clear)
 
 # A thread that returns from Lance while the interpreter ends would abort the process. A call that was interrupted ends
 # soon; one that hangs is not waited for.
