@@ -1,10 +1,12 @@
 """Calls by threads: in two parts, in order, and with their own errors."""
 
+import os
+import threading
 from concurrent.futures import Future
 
 import pytest
 
-from raylance.source.limits import Calls, Reading
+from raylance.source.limits import Calls, Reading, within
 
 
 def test_a_thread_begins_the_next_call_before_it_ends_one() -> None:
@@ -53,3 +55,27 @@ def test_what_was_begun_ends_although_nobody_keeps_the_threads() -> None:
         return "done"
 
     assert Calls(2, "test").start(call).result(10) == "done"
+
+
+def test_calls_with_a_limit_share_threads_unless_one_hangs() -> None:
+    thread, gate = within(10, threading.get_ident), Future[None]()
+    assert within(10, threading.get_ident) == thread
+    with pytest.raises(TimeoutError):
+        within(0.05, gate.result)
+    assert within(10, threading.get_ident) != thread, "that one hangs"
+    gate.set_result(None)
+    with pytest.raises(ZeroDivisionError):
+        within(10, divmod, 1, 0)
+    assert within(10, within, 10, threading.get_ident) != within(10, threading.get_ident), "one waits for the other"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    assert within(10, abs, -1) == 1
+    child, found = os.fork(), 1
+    if not child:
+        try:
+            found = within(10, abs, -2)
+        finally:
+            os._exit(found)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
