@@ -228,7 +228,7 @@ def test_blocks_that_adjoin_share_their_reads(
     wanted = np.r_[0:150, 152:270, 500:560]
     blocks = np.split(wanted, [70, 140, 210])
     reader.read_blocks(blocks, lambda number, part: (number, part), made.append)
-    assert reads == [(0, 206), (206, 64), (500, 60)]
+    assert sorted(reads) == [(0, 206), (206, 64), (500, 60)]  # two threads read
     assert [number for number, _ in made] == [0, 204, 268]
     assert pa.concat_tables([part for _, part in made])["id"].to_pylist() == wanted.tolist()
     expected = table(0, 1000).take(pa.array(wanted))
