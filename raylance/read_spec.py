@@ -24,7 +24,7 @@ class ReadSpec:
         source: The rows.
         delivers: Columns of the batches: those that are read, unless a transform changes them.
         schema: Of the delivered rows; None if it is not known before some are made.
-        decoding: What to do with encoded columns, wherever it is done, and the transform; None where there is neither.
+        decoding: The decoders, those of the device included, and the transform; None without both.
         list_lengths: Of delivered columns of lists of numbers: the length where all sampled rows have one, else None.
         list_dtypes: Of those that can be padded: the dtype of the numbers.
     """

@@ -62,12 +62,11 @@ class Assembly:
         Raises:
             CoverageError: If these are other rows than the plan's.
         """
-        positions = self._plan.item_positions(item)
         offsets = self._selection.offsets(self._plan.item_rows(item))
         came = plain[ROW_OFFSET].to_numpy()
         if not np.array_equal(came, offsets):
             raise self._other_rows(item)
-        real = positions < self._plan.epoch_rows
+        real = self._plan.is_real(item)
         table, bad = self._merge(offsets, real, plain, decoded)
         rows = item.high - item.low
         low, high = self._plan.rank_slice(item.position, self._dp_rank)

@@ -124,6 +124,7 @@ class Sender:
     def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._pins:
             return tensor.pin_memory()
+        # `to` releases the GIL even where it has nothing to do.
         return tensor if tensor.device == self._device else tensor.to(self._device)
 
     def receive(self, sent: Any) -> Any:

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from raylance.arguments import check_flag, check_integer
 from raylance.errors import ConfigError, DatasetError
+from raylance.source.memory import values_of
 
 NumpyBatch = dict[str, npt.NDArray[Any]]
 Join = Callable[[list[npt.NDArray[Any]]], npt.NDArray[Any]]  # joins arrays (n, …) along their first axis
@@ -108,7 +109,7 @@ def _numpy_column(name: str, column: pa.ChunkedArray, join: Join, where: str = "
         flat: pa.Array = chunk
         _refuse_nulls(name, flat, where)
         while not pa.types.is_primitive(flat.type):
-            flat = flat.storage if isinstance(flat.type, pa.BaseExtensionType) else _inside(flat)
+            flat = flat.storage if isinstance(flat.type, pa.BaseExtensionType) else values_of(flat)
             _refuse_nulls(name, flat, _INSIDE)
         arrays.append(_writable(flat).reshape(len(chunk), *shape))  # (rows of the chunk, *shape)
     stored = arrays[0] if len(arrays) == 1 else join(arrays)
@@ -189,17 +190,11 @@ def _layout(kind: pa.DataType) -> tuple[tuple[int, ...], tuple[int, ...], pa.Dat
     return (), (), kind if dense else None
 
 
-def _inside(lists: pa.FixedSizeListArray) -> pa.Array:
-    """The values of lists without null. Unlike `flatten`, it keeps Python's lock, for which other threads wait."""
-    size = lists.type.list_size
-    return lists.values.slice(lists.offset * size, len(lists) * size)
-
-
 def _writable(flat: pa.Array) -> npt.NDArray[Any]:
     """Numbers as a writable array, without a copy where Arrow needs none."""
     data = flat.buffers()[1]
     if data is not None and data.is_mutable and (pa.types.is_integer(flat.type) or pa.types.is_floating(flat.type)):
-        dtype = np.dtype(flat.type.to_pandas_dtype())  # keeps Python's lock, which `to_numpy` lets go
+        dtype = np.dtype(flat.type.to_pandas_dtype())  # unlike `to_numpy`, this does not release the GIL
         return np.frombuffer(data, dtype, len(flat), flat.offset * dtype.itemsize)
     array: npt.NDArray[Any] = flat.to_numpy(zero_copy_only=False)
     if array.flags.writeable or array.dtype == object:

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,13 +16,13 @@ from raylance.arguments import check_word
 from raylance.errors import ConfigError
 from raylance.orders.checking import check_sample, select_rows
 from raylance.orders.order import Resolved
-from raylance.orders.permutation import Int64Array
+from raylance.orders.permutation import BoolArray, Int64Array
 
 Remainder = Literal["drop", "pad", "ragged"]
 REMAINDERS: tuple[Remainder, ...] = ("drop", "pad", "ragged")
 _MOST_KEPT = 1 << 16  # rows of a slice whose arrangement is kept
 _MOST_CHUNKS, _MOST_CHUNK_ROWS = 4, 1 << 18  # whose rows are kept: at most 8 MiB
-_FEW_ROWS = 1 << 13  # of a chunk: all of them take some 2 ms, not twice as long as those of one item
+_FEW_ROWS = 1 << 13  # chunks of up to this size are planned whole for their first item, in 2 ms in place of 1 ms
 _GROWTH = 1.25  # of items, from the first ones on
 _WHOLE = 0.75  # of the limit: a window that is a little larger than estimated is not cut
 
@@ -62,13 +62,6 @@ class WorkItem:
         return (self.high - self.low) * self.steps
 
 
-class _Kept(dict["tuple[Chunk, int]", Int64Array]):
-    """Rows by chunk and data-parallel rank, for the threads of this process: it is sent to others empty."""
-
-    def __reduce__(self) -> tuple[type[Self], tuple[()]]:
-        return type(self), ()
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """The steps of every epoch, for all ranks.
@@ -102,10 +95,13 @@ class Plan:
             )
 
     @functools.cached_property
-    def _kept(self) -> _Kept:
-        # Of the chunks that were computed last. With threads, what reads them and what compares them share a plan. It
-        # is no field: a plan is compared, printed and written down without it.
-        return _Kept()
+    def _kept(self) -> dict[tuple[Chunk, int], Int64Array]:
+        # Rows of the last chunks, by chunk and data-parallel rank: with threads, the reader and the feeder use one
+        # plan. It is not a field, so that comparing, printing, saving and sending a plan leave it out.
+        return {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
 
     @property
     def epoch_rows(self) -> int:
@@ -194,6 +190,13 @@ class Plan:
             return self.select(item.epoch, self.item_positions(item))
         first = self.line(item.position, item.dp_rank) - self.line(item.chunk.position, item.dp_rank) + item.low
         return rows[first : first + item.rows]
+
+    def is_real(self, item: WorkItem) -> BoolArray:
+        """Which rows of an item are not padding, bool, shape (item.rows,)."""
+        last = item.position + (item.steps - 1) * self.stride
+        if last + self.step_size(last) <= self.epoch_rows:
+            return np.ones(item.rows, dtype=np.bool_)
+        return self.item_positions(item) < self.epoch_rows
 
     def line(self, position: int, dp_rank: int) -> int:
         """Number of the first row of a rank's slice of a step, counted over the steps at whole strides from it."""

@@ -318,8 +318,7 @@ def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
     facts = json.loads((table.schema.metadata or {}).get(b"raylance", b"{}"))
     if facts.get("format") != FORMAT:
         return None
-    table = table.select([name for name in COLUMNS if name in table.column_names])
-    columns = {name: column.to_numpy() for name, column in zip(table.column_names, table.columns, strict=True)}
+    columns = {column: table[column].to_numpy() for column in COLUMNS if column in table.column_names}
     return LoaderRecord(
         name=name,
         facts=facts,

@@ -169,7 +169,7 @@ def within(limit_s: float, call: Callable[..., T], *args: Any, progress: Callabl
     return result
 
 
-# To start a thread takes as long as to open a dataset. A child process has none of them.
+# Starting a thread takes longer than opening a dataset. A forked child has no thread of its parent.
 _spare: deque[Calls] = deque(maxlen=4)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_spare.clear)

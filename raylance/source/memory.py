@@ -20,7 +20,7 @@ Bytes = npt.NDArray[np.uint8]
 Lend = Callable[[int], Bytes]  # takes a number of bytes, and gives memory of that size or larger
 
 _GROWTH = 1.5
-_LONG_RUN = 4  # mean rows of a run
+_LONG_RUN = 4  # mean length of runs of adjacent rows from which on they are taken as slices
 _LARGE_VALUE_BYTES = 2 << 10  # mean size from which on a loop of Python copies as fast as Arrow takes
 _SPARE = 1.05  # of the bytes that the first rows predict
 _KEPT_BYTES = 64 << 20  # of freed memory, in each arena
@@ -75,7 +75,9 @@ class RowMemory:
         return len(self._columns) > 0 and all(isinstance(column, _Fixed) for column in self._columns.values())
 
     def size_of(self, table: pa.Table) -> int:
-        """Bytes of rows like those that are here. `nbytes` of a table lets Python's lock go for each array."""
+        """Bytes of a table of these columns. Where rows have one size, it avoids `nbytes`, which releases the GIL for
+        each array.
+        """
         widths = [column.width for column in list(self._columns.values()) if isinstance(column, _Fixed)]
         return table.num_rows * sum(widths) if len(widths) == table.num_columns else int(table.nbytes)
 
@@ -207,7 +209,7 @@ class _Fixed(_Column):
 
     def __init__(self, kind: pa.DataType, width: int, lend: Lend) -> None:
         self._kind, self.width, self._data = kind, width, _Bytes(lend)
-        # Rows of bytes, unless numbers have this width: for `np.void`, NumPy takes Python's lock again and again.
+        # Rows of bytes, unless numbers have this width: to assign `np.void`, NumPy releases the GIL several times.
         self._value = f"u{width}" if width in (1, 2, 4, 8) else "u1"
         self._shape: tuple[int, ...] = (-1,) if self._value != "u1" or width == 1 else (-1, width)
         self.parts = (self._data,)
@@ -224,7 +226,7 @@ class _Fixed(_Column):
             raw = _raw(chunk)
             if raw is None:
                 return False
-            by_line[self.lines[at : at + len(chunk)]] = raw.view(self._value).reshape(self._shape)
+            by_line[self.lines[at : at + len(chunk)]] = self._as_values(raw)
             at += len(chunk)
         return True
 
@@ -244,7 +246,10 @@ class _Fixed(_Column):
     def _by_line(self) -> npt.NDArray[Any]:
         """All lines, (n,) or (n, bytes of a value)."""
         lines = 0 if self.lines is None else len(self.lines)
-        return self._data.memory[: lines * self.width].view(self._value).reshape(self._shape)
+        return self._as_values(self._data.memory[: lines * self.width])
+
+    def _as_values(self, raw: Bytes) -> npt.NDArray[Any]:
+        return raw.view(self._value).reshape(self._shape)
 
     def by_line(self, low: int, high: int) -> pa.Array:
         return _dense(self._kind, high - low, pa.py_buffer(self._data.memory[low * self.width : high * self.width]))
@@ -407,10 +412,15 @@ def _raw(array: pa.Array) -> Bytes | None:
     if isinstance(array.type, pa.BaseExtensionType):
         return _raw(array.storage)
     if pa.types.is_fixed_size_list(array.type):
-        size = array.type.list_size  # slices of `values` keep Python's lock, which `flatten` lets go several times
-        return _raw(array.values.slice(array.offset * size, len(array) * size))
+        return _raw(values_of(array))
     width = array.type.bit_width // 8
     return _bytes(array.buffers()[1])[array.offset * width : (array.offset + len(array)) * width]
+
+
+def values_of(lists: pa.FixedSizeListArray) -> pa.Array:
+    """The values of lists without null. Unlike `flatten`, it does not release the GIL, for which other threads wait."""
+    size = lists.type.list_size
+    return lists.values.slice(lists.offset * size, len(lists) * size)
 
 
 def _dense(kind: pa.DataType, rows: int, data: pa.Buffer) -> pa.Array:
@@ -441,23 +451,19 @@ def own_memory(table: pa.Table) -> pa.Table:
     return pa.concat_tables([table, table.slice(0, 0)]).combine_chunks()
 
 
-def has_long_runs(places: npt.NDArray[np.int64]) -> bool:
-    """Whether places, int64, shape (k,), are consecutive in such runs that slices cost less than taking rows."""
-    return len(places) >= len(_run_starts(places)) * _LONG_RUN
+def long_runs(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """Indices where runs of consecutive places, int64, shape (k,), begin; None if they are too short for slices."""
+    starts = np.flatnonzero(np.diff(places, prepend=-2) != 1)
+    return starts if len(places) >= len(starts) * _LONG_RUN else None
 
 
 def slice_runs(table: pa.Table, places: npt.NDArray[np.int64]) -> list[pa.Table] | None:
-    """Rows by their places, int64, shape (k,), in slices of a table; None if that has no long runs of them."""
-    if not has_long_runs(places):
+    """Rows by their places, int64, shape (k,), in slices of a table; None if there are no long runs of them."""
+    starts = long_runs(places)
+    if starts is None:
         return None
-    starts = _run_starts(places)
     lengths = np.diff(starts, append=len(places))
     return [table.slice(at, rows) for at, rows in zip(places[starts].tolist(), lengths.tolist(), strict=True)]
-
-
-def _run_starts(places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Indices where runs of consecutive places begin."""
-    return np.flatnonzero(np.diff(places, prepend=-2) != 1)
 
 
 def take_rows(table: pa.Table, places: npt.NDArray[np.int64], lend: Lend = _fresh) -> pa.Table:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan
-from raylance.source.memory import Lend, RowMemory, has_long_runs, own_memory, slice_runs, take_rows
+from raylance.source.memory import Lend, RowMemory, long_runs, own_memory, slice_runs, take_rows
 
 Track = tuple[str, int, int, int]  # plan key, rank, epoch, and the first position modulo the global batch
 
@@ -62,7 +62,7 @@ class Portion:
             stored, self._places = np.unique(rows, return_inverse=True)
         else:
             self._places[lines] = np.arange(len(rows))
-        is_scattered = not is_repeated and not has_long_runs(self._places)
+        is_scattered = not is_repeated and long_runs(self._places) is None
         self.memory = remember(len(stored), lines if is_scattered else None)
         self.rows, self.nbytes, self._blocks = rows, 0, []
         self._stored = stored  # last: another thread asks by it whether there is memory

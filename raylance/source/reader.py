@@ -308,8 +308,9 @@ class Reader(RowReader):
     def _cut(self, number: int, offsets: Int64Array) -> Iterator[_Piece]:
         """Cuts offsets, the first of which has this number, into those of one call each, at least one."""
         rows = max(1, int(_PIECE_BYTES / max(self.row_bytes, 1)))
-        is_range = len(offsets) > 0 and self.choose(offsets) == "range"
-        firsts = self._range_firsts(offsets) if is_range else np.zeros(1, dtype=np.int64)
+        firsts = self._range_firsts(offsets)
+        is_range = len(offsets) > 0 and self._choose(offsets, firsts) == "range"
+        firsts = firsts if is_range else firsts[:1]
         for first, last in itertools.pairwise([*firsts.tolist(), len(offsets)]):
             for begin in range(first, max(last, first + 1), rows):
                 yield _Piece(number + begin, offsets[begin : min(begin + rows, last)], is_range)
@@ -371,16 +372,21 @@ class Reader(RowReader):
         Measured: a range of rows is read about as fast as one take of the same rows, and faster where it is long,
         because Lance then decodes in parallel; a take costs the same for dense and for scattered rows.
         """
+        return self._choose(offsets, self._range_firsts(offsets))
+
+    def _choose(self, offsets: Int64Array, firsts: Int64Array) -> ReadMode:
+        """Chooses as `choose` does; ranges begin at the indices `firsts`."""
         if self.mode != "auto":
             return self.mode
-        firsts = self._range_firsts(offsets)
         lasts = np.r_[firsts[1:], len(offsets)] - 1
         read_rows, ranges = int((offsets[lasts] - offsets[firsts] + 1).sum()), len(firsts)
         long_runs = read_rows >= _RANGE_ROWS * ranges and read_rows * self.row_bytes >= _RANGE_BYTES * ranges
         return "range" if long_runs and len(offsets) >= _DENSE * read_rows else "take"
 
     def _range_firsts(self, offsets: Int64Array) -> Int64Array:
-        """Indices of the offsets where ranges begin; small gaps do not end a range."""
+        """Indices of the offsets where ranges begin, at least one; small gaps do not end a range."""
+        if not len(offsets):
+            return np.zeros(1, dtype=np.int64)
         gap_rows = max(1, int(_GAP_BYTES / max(self.row_bytes, 1)))
         return np.flatnonzero(np.diff(offsets, prepend=offsets[0] - gap_rows - 1) > gap_rows)
 

@@ -46,6 +46,7 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
             wanted = other.select(part.epoch, other.item_positions(part)).tolist()
             with patch("raylance.planning.plan._FEW_ROWS", few):
                 assert plan.item_rows(part).tolist() == wanted
+            assert plan.is_real(part).tolist() == (other.item_positions(part) < order.epoch_rows).tolist()
             assert len(plan._kept) <= 4
     sent = pickle.loads(pickle.dumps(plan))
     assert sent == plan == other
