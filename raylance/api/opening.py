@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import lance
@@ -29,6 +29,7 @@ from raylance.source.reader import READ_MODES, Reader, ReadMode, is_blob, stored
 from raylance.source.rows import table_rows
 from raylance.source.selection import Selection, share_selection
 from raylance.source.splits import Split
+from raylance.source.storage_options import StorageOptions
 from raylance.source.tables import SelectionRows, share_tables
 from raylance.source.version import Source, Version, pin
 
@@ -55,7 +56,7 @@ def dataset(
     max_bad_rows: int | float | None = 0.01,
     read: ReadMode = "auto",
     stale: Stale = "warn",
-    storage_options: Mapping[str, str] | None = None,
+    storage_options: StorageOptions | None = None,
     **unknown: Any,
 ) -> Dataset:
     """Opens a Lance dataset for training: pins the version, builds the selection, checks every argument.
@@ -89,7 +90,9 @@ def dataset(
             plan shows which.
         stale: For a dataset that jobs/materialize made from a source which has other files by now: "warn" logs it once,
             "refuse" is an error, "ignore" does not check. A source that cannot be reached is no error.
-        storage_options: Options of the object store.
+        storage_options: Options of the object store, as Lance names them; or a picklable function that returns them,
+            called in each process that opens the dataset. If they have "expires_at_millis", the milliseconds since
+            1970 at which they expire, it is called again a minute earlier, or "refresh_offset_millis" earlier.
         **unknown: Refused, with what to write instead.
 
     Returns:

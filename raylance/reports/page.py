@@ -28,6 +28,7 @@ from raylance.reports.proving import FEW_ROWS, RunProof, of_epochs, prove_record
 from raylance.reports.reading import LoaderRecord, Run, read_first_rows, read_run
 from raylance.reports.timeline import Timeline, timeline
 from raylance.source.rows import TableRows
+from raylance.source.storage_options import StorageOptions
 
 _RANKS = 16  # that are drawn
 _LINES = 100  # of a table
@@ -41,7 +42,7 @@ def report_run(
     out: str | os.PathLike[str] | None = None,
     *,
     storage_filesystem: Any = None,
-    storage_options: Mapping[str, str] | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> str:
     """Writes the report of a run, during the run or after it: what limits it and what to change, where the time of
     each rank went, throughput, faults that were survived, rows that could not be decoded, which rows it was trained on
@@ -75,7 +76,7 @@ def report_run(
     return os.fspath(out)
 
 
-def render(run: Run, first_rows: str = "", storage_options: Mapping[str, str] | None = None) -> str:
+def render(run: Run, first_rows: str = "", storage_options: StorageOptions | None = None) -> str:
     """The report as HTML, with the HTML of the first rows."""
     template = _template()
     found, verdict, main = timeline(run), run.verdict(run.main), run.of(run.main)
@@ -288,7 +289,7 @@ def _identity(record: LoaderRecord) -> list[tuple[str, Any]]:
     ]
 
 
-def _reopened(run: Run, storage_options: Mapping[str, str] | None) -> dict[str, Any]:
+def _reopened(run: Run, storage_options: StorageOptions | None) -> dict[str, Any]:
     """What needs the dataset: how it was shuffled, and what is left of its damaged rows."""
     record = run.of(run.main)[-1]
     rows = ((r.dataset, *row, tuple(r.facts.get("sources", ()))) for r in run.records for row in r.bad_rows)

@@ -21,6 +21,7 @@ from raylance.planning.history import Account, line_of_history
 from raylance.planning.proof import EpochProof, Expected, prove
 from raylance.planning.state import UNKNOWN, identity_of, selection_of, subject_of
 from raylance.reports.reading import LoaderRecord, Run, read_run
+from raylance.source.storage_options import StorageOptions
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ def explain_run(
     path: str | os.PathLike[str],
     storage_filesystem: Any = None,
     *,
-    storage_options: Mapping[str, str] | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> Verdict:
     """Says in words what limits a run, over all ranks and starts, and what to change; see `Verdict`. Also whether it
     was trained on every selected row once; see `prove_run`, which also compares what would take long here.
@@ -176,9 +177,9 @@ def explain_run(
     return dataclasses.replace(run.verdict(run.main), rows=proof.verdict)
 
 
-def storage_argument(storage_options: Mapping[str, str] | None) -> dict[str, Any]:
+def storage_argument(storage_options: StorageOptions | None) -> dict[str, Any]:
     """The argument of `raylance.dataset`, where there is one: without it, a dataset is opened as its state says."""
-    return {"storage_options": dict(storage_options)} if storage_options else {}
+    return {"storage_options": storage_options} if storage_options else {}
 
 
 def prove_records(run: Run, names: Sequence[str], *, most_rows: int | None = None, **changes: Any) -> RunProof:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from raylance.errors import DatasetError
 from raylance.source.limits import within
+from raylance.source.storage_options import StorageOptions
 from raylance.source.version import Source, warn_once
 
 Stale = Literal["warn", "refuse", "ignore"]
@@ -84,7 +85,7 @@ class Provenance:
         return schema.with_metadata({**(schema.metadata or {}), KEY: text.encode()})
 
 
-def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: Mapping[str, str] | None) -> None:
+def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: StorageOptions | None) -> None:
     """Warns about, or refuses, a dataset that was made from a source which has other files now.
 
     The source's newest version is opened once, with the storage options of the dataset. A source that cannot be reached

@@ -13,15 +13,15 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Self
 
 import lance
 
 from raylance.errors import ConfigError, DatasetError
 from raylance.source.lance_errors import LANCE_ERRORS, Failure, describe_odd_option, failure_of, readable_text
-from raylance.source.limits import with_limits
 from raylance.source.retrying import OPENING_S, patiently
+from raylance.source.storage_options import StorageOptions, open_dataset
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Source:
             dataset that is written again in the same place has another identity, with equal rows, too.
         written: Time and size of the version by its manifest. Where they are equal, so is the identity, which takes
             longer to compute.
-        storage_options: Options of the object store (credentials, endpoint); never shown.
+        storage_options: Options of the object store (credentials, endpoint), or what returns them; never shown.
     """
 
     uri: str
@@ -52,7 +52,7 @@ class Source:
     branch: str | None = None
     identity: str = ""
     written: str = ""
-    storage_options: Mapping[str, str] | None = dataclasses.field(default=None, repr=False)
+    storage_options: StorageOptions | None = dataclasses.field(default=None, repr=False)
 
     def open(self) -> lance.LanceDataset:
         """Opens exactly the pinned version; tries again while the storage fails.
@@ -162,7 +162,7 @@ class Source:
         )
 
 
-def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: Mapping[str, str] | None) -> Source:
+def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: StorageOptions | None) -> Source:
     """Resolves a version number, a tag, a reference (branch, version), or None for the newest, once.
 
     A tag may point into a branch. In a reference, None stands for the trunk, and for the newest version.
@@ -198,7 +198,7 @@ def _check_version(version: object) -> None:
     )
 
 
-def _pin(uri: str, version: Version | None, storage_options: Mapping[str, str] | None) -> Source:
+def _pin(uri: str, version: Version | None, storage_options: StorageOptions | None) -> Source:
     try:
         dataset = _open(uri, version, storage_options)
     except LANCE_ERRORS as error:
@@ -224,9 +224,7 @@ def _pin(uri: str, version: Version | None, storage_options: Mapping[str, str] |
     return dataclasses.replace(source, branch=str(branch or _MAIN))
 
 
-def _no_version(
-    uri: str, version: Version, storage_options: Mapping[str, str] | None, missing: Exception
-) -> DatasetError:
+def _no_version(uri: str, version: Version, storage_options: StorageOptions | None, missing: Exception) -> DatasetError:
     """Returns the error for a dataset without this version; raises Lance's own where there is no dataset."""
     newest = _open(uri, None, storage_options)
     numbers, tags, branches = _numbers(newest), sorted(newest.tags.list()), sorted(newest.branches.list())
@@ -242,13 +240,13 @@ def _no_version(
     )
 
 
-def _not_opened(uri: str, error: BaseException, options: Mapping[str, str] | None) -> DatasetError:
+def _not_opened(uri: str, error: BaseException, options: StorageOptions | None) -> DatasetError:
     passes = failure_of(error) is Failure.PASSING
     what = f"{uri!r} cannot be opened" if passes else f"no Lance dataset can be opened at {uri!r}"
     return DatasetError(f"{what} ({readable_text(error)}); nothing was started.{_advice(uri, error, options)}")
 
 
-def _advice(uri: str, error: BaseException, options: Mapping[str, str] | None) -> str:
+def _advice(uri: str, error: BaseException, options: StorageOptions | None) -> str:
     """The fix for a dataset that does not open."""
     match failure_of(error):
         case Failure.PASSING:
@@ -257,19 +255,18 @@ def _advice(uri: str, error: BaseException, options: Mapping[str, str] | None) -
             fix = " Check the path, the credentials in storage_options, and whether the files are whole."
         case _:
             fix = " Check the path, the credentials in storage_options, and that the dataset was written."
-    return fix + describe_odd_option(uri, options)
+    return fix + ("" if callable(options) else describe_odd_option(uri, options))
 
 
 def _open(
-    uri: str, version: Version | None, storage_options: Mapping[str, str] | None, limit_s: float = OPENING_S
+    uri: str, version: Version | None, storage_options: StorageOptions | None, limit_s: float = OPENING_S
 ) -> lance.LanceDataset:
     """Opens a dataset from its files: it shares no cache and no connection with one that is open already."""
-    options = with_limits(uri, storage_options, limit_s)
     try:
         if isinstance(version, tuple):
             branch, number = version
-            return lance.dataset(uri, storage_options=options).checkout_version((branch or _MAIN, number))
-        return lance.dataset(uri, version=version, storage_options=options)
+            return open_dataset(uri, storage_options, limit_s).checkout_version((branch or _MAIN, number))
+        return open_dataset(uri, storage_options, limit_s, version)
     except BaseException as error:
         if type(error).__name__ != "PanicException":
             raise

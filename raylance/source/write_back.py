@@ -9,7 +9,6 @@ import functools
 import io
 import os
 import uuid
-from collections.abc import Mapping
 from typing import Any
 
 import lance
@@ -26,6 +25,7 @@ from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, CoverageError, DatasetError
 from raylance.observe.record import RecordFolder, open_folder
 from raylance.orders.permutation import Int64Array
+from raylance.source.storage_options import StorageOptions, current
 from raylance.source.version import Source, Version, pin
 
 _VALUE = "value"
@@ -33,7 +33,7 @@ _ATTEMPTS = 5
 
 
 def add_column(
-    uri: str | os.PathLike[str], column: str, type: pa.DataType, *, storage_options: Mapping[str, str] | None = None
+    uri: str | os.PathLike[str], column: str, type: pa.DataType, *, storage_options: StorageOptions | None = None
 ) -> None:
     """Adds a column of nulls to a dataset, which writes no data; does nothing if it has the column with this type.
 
@@ -43,7 +43,7 @@ def add_column(
         uri: Path or URI of the dataset.
         column: Name of the column.
         type: Arrow type of the values, such as `pa.int64()`, or `pa.list_(pa.float32(), 768)` for embeddings.
-        storage_options: Options of the object store.
+        storage_options: Options of the object store, as `raylance.dataset` takes them.
 
     Raises:
         ConfigError: If the dataset has the column with another type; the error shows both. For a name with a dot or a
@@ -128,7 +128,7 @@ def write_column(
     values: pa.Table,
     *,
     version: Version,
-    storage_options: Mapping[str, str] | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> int:
     """Writes values into a column of the newest version of a dataset, in one commit.
 
@@ -141,7 +141,7 @@ def write_column(
         values: A table of `_rowoffset` and `value`, as `read_values` gives it. Other rows keep what they have.
         version: The version whose row offsets these are: a number, or better a tag, since a clean-up keeps tagged
             versions alone.
-        storage_options: Options of the object store.
+        storage_options: Options of the object store, as `raylance.dataset` takes them.
 
     Returns:
         How many values were not written, since the fragments of their rows were compacted, rewritten or removed after
@@ -200,7 +200,7 @@ def _write(pinned: Source, column: str, values: pa.Table) -> int:
     _check_offsets(offsets, start, pinned)
     if changed:
         operation = lance.LanceOperation.Update(updated_fragments=changed, fields_modified=sorted(fields))
-        options = None if pinned.storage_options is None else dict(pinned.storage_options)
+        options = current(pinned.storage_options)
         lance.LanceDataset.commit(newest, operation, read_version=newest.version, storage_options=options)
     return left
 

@@ -12,7 +12,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import boto3
 import lance
 import numpy as np
 import pyarrow as pa
@@ -23,7 +22,7 @@ from raylance.source import retrying
 from raylance.source.lance_errors import Failure, failure_of
 from raylance.source.reader import Reader
 from raylance.source.version import pin
-from tests.helpers.faulty_store import Fault, FaultyStore
+from tests.helpers.faulty_store import Fault, FaultyStore, bucket_of
 
 ROWS = 1500
 URI = "s3://faulty/data.lance"
@@ -62,17 +61,11 @@ def healer() -> Iterator[Callable[[Callable[[], Any]], Healer]]:
         logger.removeHandler(handler)
 
 
-def bucket_of(port: int) -> Any:
-    """The bucket of the dataset, by the S3 API itself."""
-    keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "us-east-1"}
-    return boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys).Bucket("faulty")
-
-
 @pytest.fixture(scope="module")
 def store(s3_port: int) -> Iterator[FaultyStore]:
-    bucket_of(s3_port).create()
+    bucket_of(s3_port, "faulty")
     proxy = FaultyStore(s3_port)
-    lance.write_dataset(table(), URI, max_rows_per_file=500, storage_options=options_of(proxy))
+    lance.write_dataset(table(), URI, mode="overwrite", max_rows_per_file=500, storage_options=options_of(proxy))
     yield proxy
     proxy.close()
 
@@ -219,7 +212,7 @@ def test_a_dataset_that_was_rewritten_in_a_bucket_is_refused(store: FaultyStore,
     data = raylance.dataset(uri, storage_options=options, order=order)
 
     def rewrite() -> None:
-        bucket_of(s3_port).objects.filter(Prefix="other.lance/").delete()
+        bucket_of(s3_port, "faulty").objects.filter(Prefix="other.lance/").delete()
         lance.write_dataset(table(), uri, max_rows_per_file=500, storage_options=options)
 
     with pytest.raises(raylance.DatasetError, match=r"rewritten in place: its files were \w{32}.* and are \w{32}"):

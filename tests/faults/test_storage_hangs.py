@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import boto3
 import lance
 import numpy as np
 import pyarrow as pa
@@ -27,7 +26,7 @@ from raylance.api.dataset import specs_of
 from raylance.source import limits, retrying
 from raylance.source.lance_errors import LANCE_ERRORS
 from raylance.source.limits import with_limits
-from tests.helpers.faulty_store import FaultyStore
+from tests.helpers.faulty_store import FaultyStore, bucket_of
 
 ROWS = 1500
 URI = "s3://hanging/data.lance"
@@ -41,11 +40,10 @@ pytestmark = pytest.mark.timeout(200)
 
 @pytest.fixture(scope="module")
 def store(s3_port: int) -> Iterator[FaultyStore]:
-    names = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "us-east-1"}
-    boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{s3_port}", **names).Bucket("hanging").create()
+    bucket_of(s3_port, "hanging")
     proxy, rng = FaultyStore(s3_port), np.random.default_rng(0)
     table = pa.table({"id": np.arange(ROWS), "bulk": [rng.bytes(100) for _ in range(ROWS)]})
-    lance.write_dataset(table, URI, max_rows_per_file=500, storage_options=options_of(proxy))
+    lance.write_dataset(table, URI, mode="overwrite", max_rows_per_file=500, storage_options=options_of(proxy))
     yield proxy
     proxy.close()
 

@@ -6,11 +6,24 @@ import re
 import socket
 import struct
 import threading
+import time
 from typing import Any, Literal
 
-Fault = Literal["", "reset", "truncate", "hang", "403", "404", "500", "503"]
+import boto3
+
+Fault = Literal["", "reset", "truncate", "short", "latency", "hang", "403", "404", "500", "503"]
+LATENCY_S = 0.5
 
 _CODES = {"403": "AccessDenied", "404": "NoSuchKey", "500": "InternalError", "503": "SlowDown"}
+
+
+def bucket_of(port: int, name: str) -> Any:
+    """A bucket by the S3 API itself; made now if there is none of this name."""
+    keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "region_name": "us-east-1"}
+    bucket = boto3.resource("s3", endpoint_url=f"http://127.0.0.1:{port}", **keys).Bucket(name)
+    if bucket.creation_date is None:
+        bucket.create()
+    return bucket
 
 
 class FaultyStore:
@@ -19,11 +32,13 @@ class FaultyStore:
     Attributes:
         port: Where the proxy listens.
         hits: Requests that were disturbed.
+        expires_s: If set, keys of access that are valid, and until when; requests with others are refused.
     """
 
     def __init__(self, upstream: int) -> None:
         """Disturbs nothing yet."""
         self.hits = 0
+        self.expires_s: dict[str, float] | None = None
         self._fault: Fault = ""
         self._match = re.compile("")
         self._released = threading.Event()
@@ -31,7 +46,7 @@ class FaultyStore:
         class Handler(_Handler):
             store, port = self, upstream
 
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.port = int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -48,8 +63,8 @@ class FaultyStore:
         if not fault or not self._match.search(request):
             return ""
         self.hits += 1
-        if fault == "hang":
-            released.wait()
+        if fault in ("hang", "latency"):
+            released.wait(LATENCY_S if fault == "latency" else None)
         return fault
 
     def close(self) -> None:
@@ -57,6 +72,11 @@ class FaultyStore:
         self.disturb("")
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, *_: Any) -> None:
+        pass  # a client that was killed has reset its connection
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -70,6 +90,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         fault = self.store.take(f"{self.command} {self.path}")
+        key = re.search("Credential=([^/]+)/", self.headers.get("Authorization", ""))
+        if self.store.expires_s is not None and self.store.expires_s.get(key[1] if key else "", 0) < time.time():
+            fault = "403"
         if fault in ("reset", "hang"):
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()  # by RST
@@ -82,8 +105,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             answer = upstream.getresponse()
             dropped = ("connection", "transfer-encoding", "content-length", "date", "server")
             headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in dropped]
-            length = answer.getheader("Content-Length")
-            self._send(answer.status, headers, answer.read(), length, cut=fault == "truncate")
+            content, length = answer.read(), answer.getheader("Content-Length")
+            if fault == "short" and self.command == "GET":  # less than was asked for, and it says so
+                content, length = content[: len(content) // 2], None
+            self._send(answer.status, headers, content, length, cut=fault == "truncate")
             upstream.close()
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _answer  # noqa: N815 - names of the standard library

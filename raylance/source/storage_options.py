@@ -1,0 +1,64 @@
+"""Owns the options of an object store, which a user gives as they are or as a function; never shows or keeps them."""
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lance
+from lance.namespace import DescribeTableRequest, DescribeTableResponse, LanceNamespace
+
+from raylance.errors import ConfigError
+from raylance.source.limits import with_limits
+
+StorageOptions = Mapping[str, str] | Callable[[], Mapping[str, str]]
+"""Options of an object store as Lance names them; or a function that returns them, called in each process that opens
+the dataset. If what it returns has "expires_at_millis", the milliseconds since 1970 at which the credentials expire,
+Lance calls it again a minute before; or "refresh_offset_millis" before, if it has that, too."""
+
+
+def current(options: StorageOptions | None) -> dict[str, str] | None:
+    """The options as they are now; None for none.
+
+    Raises:
+        ConfigError: If a function returns something else than options, or raises an error.
+        OSError: The function's own, such as a ConnectionError: a failure that may pass.
+    """
+    try:
+        given = options() if callable(options) else options
+    except OSError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"the function given as storage_options raised {type(error).__name__}: {error}. It runs in each process "
+            "that opens the dataset; for a failure that may pass, let it raise a ConnectionError."
+        ) from error
+    if not isinstance(given, Mapping | None):
+        raise ConfigError(
+            f"the function given as storage_options returned a {type(given).__name__}: it must return a dict of "
+            "strings."
+        )
+    return None if given is None else {str(name): str(value) for name, value in given.items()}
+
+
+def open_dataset(
+    uri: str, options: StorageOptions | None, limit_s: float, version: int | str | None = None
+) -> lance.LanceDataset:
+    """Opens a dataset; Lance keeps limits that fit into `limit_s`, and renews options that a function gives."""
+    if callable(options):
+        return lance.dataset(namespace_client=_Renewing(uri, options, limit_s), table_id=[uri], version=version)
+    return lance.dataset(uri, version=version, storage_options=with_limits(uri, current(options), limit_s))
+
+
+class _Renewing(LanceNamespace):  # type: ignore[misc] # Lance has no types
+    """What Lance asks for the options of one dataset: when it opens it, and each time before they expire."""
+
+    def __init__(self, uri: str, options: Callable[[], Mapping[str, str]], limit_s: float) -> None:
+        self._uri, self._options, self._limit_s = uri, options, limit_s
+        self._name = uuid.uuid4().hex  # of its own: what is open under one name may share credentials
+
+    def namespace_id(self) -> str:
+        return self._name
+
+    def describe_table(self, request: DescribeTableRequest) -> DescribeTableResponse:
+        options: Any = with_limits(self._uri, current(self._options), self._limit_s)
+        return DescribeTableResponse(location=self._uri, storage_options=options)

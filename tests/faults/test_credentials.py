@@ -1,0 +1,119 @@
+"""Owns the checks that credentials which expire are asked for again in time, in every process that reads; by a real S3
+API on this machine, and a proxy that refuses keys which have expired.
+"""
+
+import dataclasses
+import os
+import pickle
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import raylance
+from tests.helpers.faulty_store import FaultyStore, bucket_of
+
+ROWS = 600
+URI = "s3://expiring/data.lance"
+LIFE_S = 3.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Keys:
+    """Returns credentials that live for some seconds, and leaves a file for each of them."""
+
+    port: int
+    folder: Path
+    life_s: float = 3.0
+
+    def __call__(self) -> dict[str, str]:
+        until_s = time.time() + self.life_s
+        key = f"{os.getpid()}-{until_s:.6f}"
+        (self.folder / key).touch()
+        expiry = {"expires_at_millis": str(int(until_s * 1000)), "refresh_offset_millis": "1000"}
+        return {**options_of(self.port, key), **expiry}
+
+
+class Expiring(dict[str, float]):
+    """Until when keys of access are valid: their names say it."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return float(key.partition("-")[2]) if "-" in key else default
+
+
+def options_of(port: int, key: str = "none") -> dict[str, str]:
+    keys = {"aws_access_key_id": key, "aws_secret_access_key": "secret", "aws_region": "us-east-1"}
+    return {"aws_endpoint": f"http://127.0.0.1:{port}", "allow_http": "true", **keys}
+
+
+@pytest.fixture(scope="module")
+def store(s3_port: int) -> Iterator[FaultyStore]:
+    bucket_of(s3_port, "expiring")
+    table = pa.table({"id": np.arange(ROWS), "bulk": pa.array([bytes(200)] * ROWS, pa.binary())})
+    lance.write_dataset(table, URI, mode="overwrite", max_rows_per_file=100, storage_options=options_of(s3_port))
+    proxy = FaultyStore(s3_port)
+    proxy.expires_s = Expiring()
+    yield proxy
+    proxy.close()
+
+
+def passes(store: FaultyStore, options: Any, runtime: Any, lasts_s: float) -> list[int]:
+    """An epoch that takes so long, with little read ahead."""
+    order = raylance.Sequential(shard_rows=100, window_shards=1)
+    data = raylance.dataset(URI, storage_options=options, order=order)
+    data = pickle.loads(pickle.dumps(data))
+    ids: list[int] = []
+    with data.loader(runtime=runtime, max_window_bytes=1 << 15, max_inflight_bytes=8_000, num_decoders=0) as loader:
+        for batch in loader.iter_batches(global_batch_size=50):
+            ids += batch["id"].tolist()
+            time.sleep(lasts_s * 50 / ROWS)
+    return ids
+
+
+def check_renewal(store: FaultyStore, folder: Path, runtime: str, processes: int) -> None:
+    assert passes(store, Keys(store.port, folder), runtime, lasts_s=5) == list(range(ROWS))
+    asked = [path.name.partition("-") for path in folder.iterdir()]
+    times = sorted(float(until) for _, _, until in asked)
+    assert times[-1] - times[0] > 2, "credentials that were valid at the start had expired at the end"
+    assert len({pid for pid, _, _ in asked}) == processes, "each process that reads asks by itself"
+
+
+def test_credentials_are_renewed_before_they_expire(store: FaultyStore, tmp_path: Path) -> None:
+    check_renewal(store, tmp_path, "threads", 1)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("ray_session")
+def test_credentials_of_a_shard_actor_are_renewed_before_they_expire(store: FaultyStore, tmp_path: Path) -> None:
+    check_renewal(store, tmp_path, "ray", 2)
+
+
+def test_credentials_that_expire_and_are_not_renewed_are_an_error(store: FaultyStore, tmp_path: Path) -> None:
+    """What shows that the test above could fail."""
+    options = {name: value for name, value in Keys(store.port, tmp_path)().items() if "millis" not in name}
+    with pytest.raises(raylance.DatasetError, match="privileges|AccessDenied"):
+        passes(store, options, "threads", lasts_s=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (lambda: 5, "storage_options returned a int: it must return a dict"),
+        (lambda: {}["vault"], "storage_options raised KeyError: 'vault'"),
+    ],
+)
+def test_a_function_that_fails_says_so(options: Any, text: str) -> None:
+    with pytest.raises(raylance.DatasetError, match=text):
+        raylance.dataset(URI, storage_options=options)
+
+
+def test_credentials_are_never_shown(store: FaultyStore, tmp_path: Path) -> None:
+    data = raylance.dataset(URI, storage_options=Keys(store.port, tmp_path))
+    assert "secret" not in repr(data)
+    assert str(store.port) not in repr(data)
+    assert "aws" not in str(data.loader(runtime="threads").state_dict())
