@@ -1,0 +1,196 @@
+"""Owns what is done to a run: processes, nodes, memory, disks, data and storage; never decides when."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import lance
+import psutil
+
+from tests.faults import workloads
+from tests.faults.machines import Machines, wait_until
+from tests.faults.schedule import Fault
+from tests.helpers.faulty_store import FaultyStore
+
+FILL_STORE = """
+import sys, time, numpy as np, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="error")
+held = []
+print("runs", flush=True)
+try:
+    while True:
+        held.append(ray.put(np.ones(4 << 20, np.uint8)))
+        if sys.argv[3] == "in memory" and len(held) == 24:
+            break
+except ray.exceptions.RayError:
+    pass
+print("full", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+FILL_MEMORY = """
+import sys, time, psutil
+held, limit = [], float(sys.argv[1])
+while psutil.virtual_memory().used < limit:
+    held.append(bytearray(b"x") * (64 << 20))
+time.sleep(float(sys.argv[2]))
+"""
+
+
+class Target:
+    """What a fault is done to: one run, its machines, its data and its storage."""
+
+    def __init__(
+        self,
+        machines: Machines,
+        data: Path,
+        storage: Path,
+        store: FaultyStore | None,
+        memory_limit: float,
+        rank_pids: Callable[[], list[int]],
+        driver: Callable[[], subprocess.Popen[bytes]],
+    ) -> None:
+        """Does nothing yet; `rank_pids` and `driver` say what runs now."""
+        self.machines, self.data, self.storage, self.store = machines, data, storage, store
+        self.memory_limit, self.rank_pids, self.driver = memory_limit, rank_pids, driver
+        self.threads: list[threading.Thread] = []
+
+    def later(self, delay_s: float, do: Callable[[], Any]) -> None:
+        """Does something after a while."""
+        thread = threading.Timer(delay_s, do)
+        thread.start()
+        self.threads.append(thread)
+
+    def settle(self) -> None:
+        """Waits until all that was to be done later is done."""
+        for thread in self.threads:
+            thread.join()
+
+    def inject(self, fault: Fault) -> str:
+        """Does it; returns what was hit, "" if there was nothing to hit."""
+        how, _, what = fault.kind.partition(" ")
+        if how in ("kill", "stop", "hang"):
+            return self._signal(how, what, fault)
+        return str(_ACTIONS[fault.kind.split(":")[0]](self, fault) or "")
+
+    def _pids(self, what: str, place: int) -> list[int]:
+        """Processes that are hit."""
+        names = {"decoder": "decoder", "shard actor": "reader"}
+        if what == "driver":
+            return [self.driver().pid]
+        if what == "rank":
+            alive = [pid for pid in self.rank_pids() if psutil.pid_exists(pid)]
+            return [alive[place % len(alive)]] if alive else []
+        if what == "all helpers":
+            return [each.pid for name in names.values() for each in self.machines.processes(name)]
+        families = [self.machines.processes(names[each]) for each in what.split(" and ")]
+        return [family[place % len(family)].pid for family in families if family]
+
+    def _signal(self, how: str, what: str, fault: Fault) -> str:
+        number = signal.SIGKILL if how == "kill" else signal.SIGSTOP
+        wait_until(lambda: self._pids(what, fault.place), 8, 0.05)
+        hit = []
+        for pid in self._pids(what, fault.place):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+                hit.append(pid)
+        if how == "stop":
+            self.later(fault.lasts_s, lambda: [_continue(pid) for pid in hit])
+        return ", ".join(map(str, hit))
+
+    def data_away(self, fault: Fault) -> str:
+        away = self.data.with_suffix(".away")
+        if not self.data.exists():
+            return ""
+        self.data.rename(away)
+        self.later(fault.lasts_s, lambda: away.rename(self.data))
+        return str(self.data)
+
+    def version_changes(self, fault: Fault) -> str:
+        """Rows deleted, files compacted, old versions cleaned up, all but one that is tagged."""
+        uri = self.data / "data.lance"
+        dataset = lance.dataset(uri)
+        if "trained" not in dataset.tags.list():
+            dataset.tags.create("trained", workloads.VERSION)
+        dataset.delete(f"id = {fault.place}")
+        dataset.optimize.compact_files()
+        cleaned = lance.dataset(uri).cleanup_old_versions(timedelta(0), error_if_tagged_old_versions=False)
+        return f"{cleaned.old_versions} old versions"
+
+    def restart_head(self, fault: Fault) -> str:
+        self.driver().kill()
+        self.machines.restart()
+        return "all nodes"
+
+    def lose_node(self, fault: Fault) -> str:
+        hit = self.machines.lose_node(fault.place)
+        self.later(fault.lasts_s, self.machines.add_node)
+        return hit
+
+    def add_node(self, fault: Fault) -> str:
+        self.machines.add_node()
+        return "one more"
+
+    def fill_store(self, fault: Fault) -> str:
+        how = "in memory" if "object store" in fault.kind else "and the disk"
+        arguments = [self.machines.address, str(fault.lasts_s), how]
+        filler = subprocess.Popen([sys.executable, "-c", FILL_STORE, *arguments], stdout=subprocess.PIPE, text=True)
+        assert filler.stdout is not None
+        filler.stdout.readline()
+        is_full = filler.stdout.readline().strip()
+        self.later(0, filler.wait)
+        return is_full
+
+    def fill_memory(self, fault: Fault) -> str:
+        arguments = [str(self.memory_limit + (128 << 20)), str(fault.lasts_s)]
+        filler = subprocess.Popen([sys.executable, "-c", FILL_MEMORY, *arguments])
+        self.later(0, filler.wait)
+        return str(filler.pid)
+
+    def fill_disk(self, fault: Fault) -> str:
+        junk = self.storage / "junk"
+        with contextlib.suppress(OSError), open(junk, "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        self.later(fault.lasts_s, junk.unlink)
+        return f"{junk.stat().st_size} bytes"
+
+    def disturb(self, fault: Fault) -> str:
+        assert self.store is not None
+        store, what = self.store, fault.kind.split(": ")[1]
+        store.disturb(STORAGE[what])
+        if wait_until(lambda: store.hits, fault.lasts_s, 0.02):
+            time.sleep(max(0.0, fault.lasts_s / 2))
+        hits = store.hits
+        store.disturb("")
+        return f"{hits} requests" if hits else ""
+
+
+STORAGE: dict[str, Any] = {
+    "latency": "latency", "resets": "reset", "500": "500", "503": "503", "truncated bodies": "truncate",
+    "short bodies": "short", "hangs": "hang", "object missing": "404",
+}  # fmt: skip
+_ACTIONS: dict[str, Callable[[Target, Fault], str]] = {
+    "data folder away": Target.data_away,
+    "version compacted and cleaned up": Target.version_changes,
+    "head restarts": Target.restart_head,
+    "node lost, another joins": Target.lose_node,
+    "node joins": Target.add_node,
+    "object store full": Target.fill_store,
+    "spill disk full": Target.fill_store,
+    "memory monitor": Target.fill_memory,
+    "disk full at a checkpoint": Target.fill_disk,
+    "storage": Target.disturb,
+}
+
+
+def _continue(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,171 @@
+"""Owns what a schedule of the fault suite is and how it is drawn from its seed; injects nothing, and needs no Ray."""
+
+import dataclasses
+import random
+from collections.abc import Sequence
+
+from tests.faults import workloads
+
+# What of the cluster a fault needs, and how often it is drawn.
+PLAIN, NODES, STORE, MEMORY, DISK, S3 = "plain", "nodes", "small object store", "memory monitor", "small disk", "s3"
+PHASES = ("start", "first batch", "mid-window", "report", "epoch's turn", "validation", "restart")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of fault.
+
+    Attributes:
+        share: How often it is drawn, against the others of its cluster.
+        clusters: Where it can happen.
+        phases: When it can be aimed at.
+        ends_driver: Whether the driver, or all of the cluster, may end by it; then the job is submitted again.
+        most_s: How long it lasts at most; 0 if it is done at once.
+    """
+
+    share: int = 2
+    clusters: Sequence[str] = (PLAIN,)
+    phases: Sequence[str] = PHASES
+    ends_driver: bool = False
+    most_s: float = 0.0
+
+
+ANY = (PLAIN, NODES, STORE, S3)
+INSIDE = ("first batch", "mid-window", "report", "epoch's turn", "validation")
+KINDS: dict[str, Kind] = {
+    "kill decoder": Kind(5, ANY),
+    "kill shard actor": Kind(5, ANY),
+    "kill rank": Kind(4, ANY, INSIDE),
+    "kill driver": Kind(2, (PLAIN,), PHASES, ends_driver=True),
+    "kill decoder and shard actor": Kind(2, (PLAIN,)),
+    "kill all helpers": Kind(2, (PLAIN,)),
+    "stop decoder": Kind(2, (PLAIN,), PHASES, most_s=4),
+    "stop shard actor": Kind(2, (PLAIN,), PHASES, most_s=4),
+    "stop rank": Kind(2, (PLAIN,), INSIDE, most_s=12),
+    "hang decoder": Kind(2, (PLAIN,), INSIDE),
+    "hang shard actor": Kind(2, (PLAIN,), INSIDE),
+    "data folder away": Kind(3, (PLAIN,), INSIDE, most_s=6),
+    "version compacted and cleaned up": Kind(2, (PLAIN,), INSIDE),
+    "head restarts": Kind(1, (PLAIN,), INSIDE, ends_driver=True),
+    "node lost, another joins": Kind(3, (NODES,), INSIDE, ends_driver=True, most_s=6),
+    "node joins": Kind(1, (NODES,), INSIDE),
+    "object store full": Kind(3, (STORE,), INSIDE, most_s=4),
+    "spill disk full": Kind(3, (STORE,), INSIDE, most_s=4),
+    "memory monitor": Kind(3, (MEMORY,), INSIDE, ends_driver=True, most_s=2),
+    "disk full at a checkpoint": Kind(3, (DISK,), ("report",), ends_driver=True, most_s=3),
+    "storage: latency": Kind(1, (S3,), INSIDE, most_s=4),
+    "storage: resets": Kind(1, (S3,), INSIDE, most_s=4),
+    "storage: 500": Kind(1, (S3,), INSIDE, most_s=4),
+    "storage: 503": Kind(1, (S3,), INSIDE, most_s=4),
+    "storage: truncated bodies": Kind(1, (S3,), INSIDE, most_s=4),
+    "storage: short bodies": Kind(1, (S3,), INSIDE, most_s=4),
+    "storage: hangs": Kind(1, (S3,), INSIDE, most_s=6),
+    "storage: object missing": Kind(1, (S3,), INSIDE, most_s=3),
+}
+MISBEHAVIOURS = ("raises", "exits", "breaks off", "takes no shard", "slow")
+_CLUSTERS = {PLAIN: 10, NODES: 2, STORE: 2, MEMORY: 1, DISK: 1, S3: 3}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """Something that happens once in a run.
+
+    Attributes:
+        kind: One of `KINDS`.
+        phase: What it is aimed at.
+        epoch: In which epoch.
+        step: At which step, in mid-window.
+        delay_s: How long after the phase begins.
+        place: Which of several processes is hit, modulo their number.
+        lasts_s: How long it lasts, if it does not last for good.
+    """
+
+    kind: str
+    phase: str
+    epoch: int
+    step: int
+    delay_s: float
+    place: int
+    lasts_s: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """A run and all that happens to it.
+
+    Attributes:
+        name: SEED:INDEX, from which `draw` makes it again.
+        workload: One of `workloads.NAMES`.
+        cluster: What kind of cluster it runs on.
+        world: How many ranks.
+        decoders: `num_decoders` of each rank.
+        next_world: How many ranks a driver has that is started again.
+        misbehaves: What a rank does by itself; "" for nothing.
+        at_step: When it does.
+        is_remote: Whether the run's storage lies in the object store, too.
+        faults: What is done to it.
+    """
+
+    name: str
+    workload: str
+    cluster: str
+    world: int
+    decoders: int
+    next_world: int
+    misbehaves: str
+    at_step: int
+    is_remote: bool
+    faults: tuple[Fault, ...]
+
+    @property
+    def may_end_driver(self) -> bool:
+        """Whether a driver that ends with an error is expected, and started again."""
+        return any(KINDS[fault.kind].ends_driver or self._hits_run(fault) for fault in self.faults)
+
+    def _hits_run(self, fault: Fault) -> bool:
+        return self.is_remote and fault.kind.startswith("storage")
+
+
+def draw(seed: int, index: int) -> Schedule:
+    """The schedule of a seed and an index, the same each time."""
+    name = f"{seed}:{index}"
+    rng = random.Random(name)
+    cluster = rng.choices(list(_CLUSTERS), list(_CLUSTERS.values()))[0]
+    workload = rng.choice(workloads.NAMES)
+    if cluster != PLAIN and workload == workloads.FATAL:  # its decoders end by themselves, which takes long enough
+        workload = "images"
+    is_peers = workload == "peers"
+    world = 2 if is_peers else rng.choice((1, 2, 2, 2))
+    decoders = rng.choice((0, 1, 1, 2)) if world < 3 else 1
+    kinds = {name: kind for name, kind in KINDS.items() if cluster in kind.clusters}
+    faults = []
+    for _ in range(rng.choice((1, 2, 2, 3, 4)) if cluster in (PLAIN, S3) else rng.choice((1, 2))):
+        kind = rng.choices(list(kinds), [each.share for each in kinds.values()])[0]
+        if "decoder" in kind and not decoders:
+            kind = "kill shard actor"
+        phase = rng.choice(KINDS[kind].phases)
+        fault = Fault(
+            kind=kind,
+            phase=phase,
+            epoch=rng.randrange(workloads.EPOCHS - (phase == "epoch's turn")),
+            step=rng.randrange(1, workloads.STEPS - 3),
+            delay_s=round(rng.choice((0.0, rng.uniform(0, 0.1), rng.uniform(0, 1))), 3),
+            place=rng.randrange(8),
+            lasts_s=round(rng.uniform(0.5, KINDS[kind].most_s), 2) if KINDS[kind].most_s else 0.0,
+        )
+        if phase == "restart":  # there is one only after a rank was lost
+            faults.append(dataclasses.replace(fault, kind="kill rank", phase="mid-window", delay_s=0.0))
+            fault = dataclasses.replace(fault, delay_s=round(rng.uniform(0.2, 9), 2))
+        faults.append(fault)
+    return Schedule(
+        name=name,
+        workload=workload,
+        cluster=cluster,
+        world=world,
+        decoders=decoders,
+        next_world=world if is_peers else rng.choice((1, 2, 3)),
+        misbehaves=rng.choice(MISBEHAVIOURS) if cluster == PLAIN and rng.random() < 0.3 else "",
+        at_step=rng.randrange(1, workloads.STEPS - 3),
+        is_remote=cluster == S3 and rng.random() < 0.5,
+        faults=tuple(faults),
+    )
