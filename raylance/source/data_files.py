@@ -98,6 +98,8 @@ class DataFiles:
             here = [name for name in self._columns if set(_ids(self._fields[name], file)) & set(file.fields)]
             if not here:
                 continue
+            if os.path.basename(file.path) != file.path:  # a manifest may name any path; a scan stays in the dataset
+                return None
             path = os.path.join(self.dataset.uri, "data", file.path)
             if file.base_id is not None or file.file_major_version != 2 or not os.path.exists(path):
                 return None
