@@ -24,6 +24,7 @@ from raylance.planning.delivery_spec import DeliverySpec
 from raylance.planning.plan import REMAINDERS, Remainder
 from raylance.read_spec import ReadSpec
 from raylance.source.packing import PackTokens, pack_rows
+from raylance.source.pickled import refuse_pickled
 from raylance.source.provenance import STALE, Stale, check_fresh
 from raylance.source.reader import READ_MODES, Reader, ReadMode, is_blob, stored_row_bytes
 from raylance.source.rows import table_rows
@@ -127,6 +128,7 @@ def dataset(
         columns = [pack.column]
     source = pin(uri, version, storage_options)
     opened = source.open()
+    refuse_pickled(opened.schema, f"{source.uri!r}, version {source.version},")
     check_fresh(opened, stale, storage_options)
     names = _check_columns(opened, columns, decoders)
     selection = share_selection(source, filter, split, opened)

@@ -1,0 +1,35 @@
+"""Owns the refusal of columns whose values are pickles to who reads them; never reads a value."""
+
+from typing import Any
+
+import pyarrow as pa
+
+from raylance.errors import DatasetError
+
+_NAME = "ray.data.arrow_pickled_object"  # a type that Ray Data registers with Arrow; `to_numpy` unpickles its values
+
+
+def refuse_pickled(schema: pa.Schema, where: str) -> None:
+    """Refuses a schema with a column of Ray Data's pickled objects.
+
+    Raises:
+        DatasetError: With the names of such columns.
+    """
+    if found := [field.name for field in schema if _is_pickled(field)]:
+        raise DatasetError(
+            f"{where} has pickled objects in {', '.join(map(repr, found))}, which Ray Data wrote: to read them would "
+            "run the code that they name. Nothing was read. Write these columns as numbers, strings, bytes or lists."
+        )
+
+
+def _is_pickled(field: pa.Field) -> bool:
+    """Whether a field, or one in it, has that type; where Ray Data is not imported, its metadata alone names it."""
+    kind: Any = field.type
+    names = (getattr(kind, "extension_name", ""), (field.metadata or {}).get(b"ARROW:extension:name", b"").decode())
+    if _NAME in names:
+        return True
+    if isinstance(kind, pa.BaseExtensionType):
+        return _is_pickled(pa.field("", kind.storage_type))
+    if pa.types.is_dictionary(kind):
+        return _is_pickled(pa.field("", kind.value_type))
+    return any(_is_pickled(kind.field(number)) for number in range(kind.num_fields))
