@@ -136,7 +136,7 @@ def _label_and_classes(data: _Displayed) -> tuple[str, list[str] | None]:
     metadata = data.schema.metadata or {}
     try:
         names = json.loads(metadata.get(b"classes", b"null"))
-    except ValueError:  # another's, who means something else by it
+    except (ValueError, RecursionError):  # another's, who means something else by it
         names = None
     classes = list(map(str, names)) if isinstance(names, list) else None
     return metadata.get(b"classes_of", _LABEL.encode()).decode(), classes

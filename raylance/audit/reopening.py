@@ -56,7 +56,7 @@ def read_setting(text: str) -> Any:
             raise ValueError("it is none of them")
         fields = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
         return _SETTINGS[call.func.id](*map(ast.literal_eval, call.args), **fields)
-    except (SyntaxError, TypeError, ValueError) as error:
+    except (SyntaxError, TypeError, ValueError, RecursionError, MemoryError) as error:  # the last two: nested too deep
         names = ", ".join(_SETTINGS)
         raise ConfigError(f"{text!r} cannot be read ({error}): write one of {names} with plain values.") from error
 

@@ -20,7 +20,7 @@ from ray.train import CheckpointUploadMode
 
 from raylance.environment import process, temporary
 from raylance.errors import ConfigError, RaylanceError, StateError
-from raylance.observe.record import open_folder
+from raylance.observe.record import open_folder, public_uri
 from raylance.planning.state import FILE_NAME, parse_state, read_state, write_state
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,9 @@ def as_checkpoint(path: str | os.PathLike[str]) -> ray.train.Checkpoint:
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(f"checkpoint={path!r} is no directory: pass a path, a URI or a ray.train.Checkpoint.")
     if "://" not in str(path) and not Path(path).is_dir():
-        raise ConfigError(f"checkpoint={str(path)!r} is no directory: write this rank's files there before report().")
+        raise ConfigError(
+            f"checkpoint={public_uri(str(path))!r} is no directory: write this rank's files there before report()."
+        )
     return ray.train.Checkpoint(str(path))
 
 
@@ -106,8 +108,8 @@ def newest_checkpoint(path: str | os.PathLike[str], storage_filesystem: Any = No
         else:
             return checkpoint
     raise StateError(
-        f"{os.fspath(path)!r} has no whole checkpoint, of {len(states)} with a {FILE_NAME}; nothing was restored. Give "
-        "the folder of a run, which is its storage path and in it its name, or start from the beginning."
+        f"{public_uri(os.fspath(path))!r} has no whole checkpoint, of {len(states)} with a {FILE_NAME}; nothing was "
+        "restored. Give the folder of a run, which is its storage path and in it its name, or start from the beginning."
     )
 
 
@@ -165,7 +167,10 @@ def _bytes_in(directory: str) -> int:
 def load_state_file(path: Path) -> dict[str, Any] | None:
     """The state in a checkpoint's directory, None where there is none."""
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        _check_size(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(state, dict):
+            raise TypeError(f"it holds a {type(state).__name__}")
     except FileNotFoundError:
         return None
     except Exception as error:  # of a file that was cut or overwritten, torch raises one of a dozen
@@ -174,6 +179,13 @@ def load_state_file(path: Path) -> dict[str, Any] | None:
             "nothing was restored. Continue from an earlier checkpoint by checkpoint=, or start under a new run name."
         ) from error
     return state
+
+
+def _check_size(path: Path) -> None:
+    """Refuses a file that needs more memory than it has bytes: torch compresses nothing."""
+    with zipfile.ZipFile(path) as file:
+        if sum(info.file_size for info in file.infolist()) > path.stat().st_size:
+            raise ValueError("its parts are compressed, or overlap")
 
 
 def write_files(checkpoint: ray.train.Checkpoint, position: Mapping[str, Any], state: dict[str, Any] | None) -> None:

@@ -74,9 +74,19 @@ class RecordFolder:
         return written_ns / 1e9 if written_ns else None
 
 
+_USER = re.compile(r"(?<=://)(?:[^:/@\s]*:\S*|[^/@\s]*)@")
+_PASSWORD = re.compile(r"(?<=://)[^:/@\s]*:(?!\d+/)\S*@")  # not the port of a path with an @
+_SECRET = re.compile(r"(?i)([?&][^=&#\s]*(?:sig|credential|token|secret|password|key)[^=&#\s]*=)[^&#\s'\"]+")
+
+
 def public_uri(uri: str) -> str:
-    """A URI without its user and password, which may be shown to others."""
-    return re.sub(r"(?<=://)(?:[^:/@\s]*:\S*|[^/@\s]*)@", "…@", uri)
+    """A URI without its user, its password and the secrets in its query, which may be shown to others."""
+    return _SECRET.sub(r"\1…", _USER.sub("…@", uri))
+
+
+def holds_secret(uri: str) -> bool:
+    """Whether a URI holds a password, or a key in its query; a user alone is none: abfss:// has the container there."""
+    return "://" in uri and bool(_PASSWORD.search(uri) or _SECRET.search(uri))
 
 
 def open_folder(path: str | os.PathLike[str], storage_filesystem: Any = None) -> tuple[Any, str]:

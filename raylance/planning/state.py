@@ -33,6 +33,7 @@ _SINCE_FORMAT = {
 }
 _OLD_NAMES = {5: {"world_size": "dp_size"}}  # of fields, by the format that renamed them
 _MOST = 2**63 - 1  # of a count: keys, positions and tensors are 64-bit
+_MOST_BYTES = 64 << 20  # of a state file: a mixture of thousands of datasets needs a tenth
 
 _OMITTED = "raylance.omit_default"
 OMIT_DEFAULT = {_OMITTED: True}
@@ -274,17 +275,21 @@ def write_state(state: Mapping[str, Any], directory: str | Path) -> None:
 
 
 def read_state(directory: str | Path) -> dict[str, Any]:
-    """Reads `raylance_state.json` from a checkpoint directory; refuses one that is missing or truncated."""
+    """Reads `raylance_state.json` from a checkpoint directory; refuses one that is missing, truncated or too large."""
     path = Path(directory, FILE_NAME)
     try:
-        loaded = json.loads(path.read_text())
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ValueError(f"it has more than {_MOST_BYTES:,} bytes")
+        loaded = json.loads(content)
     except FileNotFoundError as error:
         raise StateError(
             f"the checkpoint has no {FILE_NAME}: it was not written by raylance.report(), or without the loader on "
             "rank 0. Which rows were delivered before it is not known. Report on every rank by "
             "raylance.report(metrics, loader, state=…), or start under a new run name."
         ) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StateError(
             f"{path} is truncated or damaged ({error}). Nothing was loaded. Use an earlier checkpoint."
         ) from error

@@ -1,9 +1,12 @@
 """Owns reading the records of a run, during the run or after it; never writes one, and never judges."""
 
 import dataclasses
+import html
+import html.parser
 import json
 import logging
 import os
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -12,13 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.feather
 import pyarrow.fs
 
 from raylance.errors import ConfigError
 from raylance.observe.diagnoses.starting import describe_late_start
 from raylance.observe.figures import RankFigures, RunFigures
-from raylance.observe.record import COLUMNS, FOLDER, FORMAT, STANDING, open_folder
+from raylance.observe.record import COLUMNS, FOLDER, FORMAT, STANDING, open_folder, public_uri
 from raylance.observe.stats import GAUGES, NUMBERS
 from raylance.observe.verdict import Verdict, judge_beside
 
@@ -26,6 +30,10 @@ logger = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float64]
 
+_MOST_BYTES = 64 << 20  # of a file: a record has some hundred kB
+_MOST_SAMPLES = 1 << 16  # of a record, which has some thousand
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # with which a text commands a terminal
+_TAGS = ("div", "table", "tr", "th", "td")  # of the first rows
 _READS = 16  # files at once, of a thousand ranks in an object store
 _SIDE_BY_SIDE = 0.25  # of the time between batches: shared for less, a dataset is not trained on beside another
 
@@ -248,7 +256,7 @@ class RunFolder:
         """Reads the records of some files of `list`; one that is damaged, or gone, is left out."""
 
         def read(path: str) -> LoaderRecord | None:
-            return _read(self.filesystem, path, files[path].written_s)
+            return _read(self.filesystem, path, files[path])
 
         changed = [
             path
@@ -269,10 +277,12 @@ class RunFolder:
         """
         run = self.load(self.list())
         if not run.records and self.filesystem.get_file_info(self._folder).is_file:
-            raise ConfigError(f"{self.path} is a file: give the folder of a run, <storage path>/<run name>.")
+            raise ConfigError(
+                f"{public_uri(self.path)} is a file: give the folder of a run, <storage path>/<run name>."
+            )
         if not run.records:
             raise ConfigError(
-                f"{self.path} holds no record of a loader ({FOLDER}/*.arrow), so there is nothing to show."
+                f"{public_uri(self.path)} holds no record of a loader ({FOLDER}/*.arrow), so there is nothing to show."
                 f"{self._others()} Give the folder of a run, <storage path>/<run name>; a record begins with the first "
                 "batch, unless record=False."
             )
@@ -299,26 +309,48 @@ def read_run(path: str | os.PathLike[str], storage_filesystem: Any = None) -> Ru
     return RunFolder(path, storage_filesystem).read()
 
 
-def _read(filesystem: Any, path: str, written_s: float) -> LoaderRecord | None:
+def _read(filesystem: Any, path: str, version: Version) -> LoaderRecord | None:
     """A record; None for one of a newer raylance, one that was moved away meanwhile, and one that is damaged, as by a
     machine that lost its power: others are still shown.
     """
     try:
+        if version.size > _MOST_BYTES:
+            raise ValueError(f"it has {version.size:,} bytes")
         with filesystem.open_input_file(path) as file:
-            table = pa.feather.read_table(pa.BufferReader(file.read()))
-        return _parse(table, os.path.basename(path).removesuffix(".arrow"), written_s)
+            content = pa.BufferReader(file.read(_MOST_BYTES))
+        # Counted before anything is decompressed: a kB may stand for a GB.
+        rows = pyarrow.dataset.IpcFileFormat().make_fragment(content).count_rows()
+        if rows > _MOST_SAMPLES:
+            raise ValueError(f"it has {rows:,} samples")
+        content.seek(0)
+        return _parse(pa.feather.read_table(content), os.path.basename(path).removesuffix(".arrow"), version.written_s)
     except FileNotFoundError:
         return None
-    except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError) as error:
-        logger.warning("the record %s is damaged, and left out (%s: %s)", path, type(error).__name__, error)
+    except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        logger.warning("the record %r is damaged, and left out (%s: %s)", path, type(error).__name__, error)
         return None
+
+
+def _printable(value: Any) -> Any:
+    """JSON without the characters that command a terminal: others may write to a run's folder."""
+    match value:
+        case str():
+            return _CONTROL.sub("�", value)
+        case list():
+            return [_printable(item) for item in value]
+        case dict():
+            return {_printable(key): _printable(item) for key, item in value.items()}
+    return value
 
 
 def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
-    facts = json.loads((table.schema.metadata or {}).get(b"raylance", b"{}"))
+    facts = _printable(json.loads((table.schema.metadata or {}).get(b"raylance", b"{}")))
     if facts.get("format") != FORMAT:
         return None
-    columns = {column: table[column].to_numpy() for column in COLUMNS if column in table.column_names}
+    known = [field.name for field in table.schema if field.name in COLUMNS and field.type == pa.float64()]
+    columns = {
+        column: table[column].to_numpy() for column in known
+    }  # of no other type: Ray Data has one that unpickles
     return LoaderRecord(
         name=name,
         facts=facts,
@@ -333,10 +365,35 @@ def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
 
 
 def read_first_rows(run: Run, record: LoaderRecord, storage_filesystem: Any = None) -> str:
-    """HTML of the first rows that a loader handed out; "" where there is none."""
+    """HTML of the first rows that a loader handed out, tables and pictures alone; "" where there is none."""
     filesystem, folder = open_folder(run.uri, storage_filesystem)
     try:
         with filesystem.open_input_file(f"{folder}/{FOLDER}/{record.name}.html") as file:
-            return bytes(file.read()).decode()
+            content = bytes(file.read(_MOST_BYTES))
     except FileNotFoundError:
         return ""
+    table = _Table()
+    table.feed(content.decode(errors="replace"))
+    return "".join(table.parts)
+
+
+class _Table(html.parser.HTMLParser):
+    """Copies tables with pictures, without scripts, links and anything else that a stranger may have put there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        source = dict(attrs).get("src") or ""
+        if tag == "img" and source.startswith("data:image/png;base64,"):
+            self.parts.append(f'<img src="{html.escape(source)}">')
+        elif tag in _TAGS:
+            self.parts.append(f"<{tag}>")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in _TAGS:
+            self.parts.append(f"</{tag}>")
+
+    def handle_data(self, data: str) -> None:
+        self.parts.append(html.escape(data))

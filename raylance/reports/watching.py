@@ -15,6 +15,7 @@ import numpy as np
 from tqdm.std import tqdm as text_bar
 
 from raylance.columns import describe_rows
+from raylance.observe.record import public_uri
 from raylance.reports.progress import Progress, describe_report, events, progress
 from raylance.reports.reading import LoaderRecord, Run, RunFolder, Version
 
@@ -155,7 +156,9 @@ class _Watcher:
             self._bar.close()
         if not self._has_seen:
             meanwhile = " meanwhile" if self._before else ""
-            self._write(f"no record of a loader came to {self._folder.path}{meanwhile}: is that the run's folder?")
+            self._write(
+                f"no record of a loader came to {public_uri(self._folder.path)}{meanwhile}: is that the run's folder?"
+            )
 
     def _line(self, run: Run, record: LoaderRecord, kind: str, what: Any) -> str:
         if kind == "report":

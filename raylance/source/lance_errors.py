@@ -14,6 +14,7 @@ from enum import Enum, auto
 import pyarrow as pa
 
 from raylance.errors import DatasetError
+from raylance.observe.record import public_uri
 
 LANCE_ERRORS = (OSError, ValueError, pa.ArrowException)
 """The exceptions that Lance raises when the storage fails or an argument is wrong."""
@@ -109,8 +110,8 @@ def _of_code(text: str) -> Failure | None:
 
 
 def readable_text(error: BaseException) -> str:
-    """The text of an error without lines of Lance's source code, and without an API's XML."""
-    return _PLACE.sub("", _ANSWER.sub(r"\1: \2", str(error))).strip().rstrip(".")
+    """The text of an error without lines of Lance's source code, an API's XML, and passwords in URLs."""
+    return public_uri(_PLACE.sub("", _ANSWER.sub(r"\1: \2", str(error)))).strip().rstrip(".")
 
 
 def describe_odd_option(uri: str, options: Mapping[str, str] | None) -> str:
@@ -126,5 +127,5 @@ def describe_odd_option(uri: str, options: Mapping[str, str] | None) -> str:
     by_name = {name: (options or {})[key] for name, key in names.items()}
     endpoint = by_name.get("endpoint_url") or by_name.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
     if endpoint.startswith("http://") and "allow_http" not in by_name and "AWS_ALLOW_HTTP" not in os.environ:
-        return f" {endpoint} is not https: set allow_http=true in storage_options, or AWS_ALLOW_HTTP=true."
+        return f" {public_uri(endpoint)} is not https: set allow_http=true in storage_options, or AWS_ALLOW_HTTP=true."
     return ""

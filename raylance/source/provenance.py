@@ -10,6 +10,7 @@ import lance
 import pyarrow as pa
 
 from raylance.errors import DatasetError
+from raylance.observe.record import public_uri
 from raylance.source.limits import within
 from raylance.source.storage_options import StorageOptions
 from raylance.source.version import Source, warn_once
@@ -73,7 +74,7 @@ class Provenance:
             if fields.pop("format") > _FORMAT:
                 raise ValueError("it was written by a newer raylance")
             return cls(**fields)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise DatasetError(
                 f"the schema metadata {KEY.decode()!r} cannot be read ({error}), so the source of the rows is "
                 'unknown. Upgrade raylance, or open the dataset with stale="ignore".'
@@ -117,18 +118,18 @@ def check_fresh(opened: lance.LanceDataset, stale: Stale, storage_options: Stora
         # With "refuse", the user must know that nothing was compared.
         logger.log(
             logging.WARNING if stale == "refuse" else logging.DEBUG,
-            "%s was not compared with its source: %s cannot be opened (%s)",
+            "%r was not compared with its source: %r cannot be opened (%s)",
             opened.uri,
-            made_from.uri,
-            newest,
+            public_uri(str(made_from.uri)),
+            public_uri(str(newest)),
         )
     elif newest.identity != made_from.identity:
         now = f"version {newest.version}"
         if newest.version == made_from.version:
             now += ", written again"
         text = (
-            f"{opened.uri!r} was made from version {made_from.version} of {made_from.uri!r}, which is at {now}: it "
-            "lacks the changes since then. Make it again with jobs/materialize, or pass "
+            f"{opened.uri!r} was made from version {made_from.version} of {public_uri(made_from.uri)!r}, which is "
+            f"at {now}: it lacks the changes since then. Make it again with jobs/materialize, or pass "
             'stale="ignore".'
         )
         if stale == "refuse":

@@ -23,8 +23,9 @@ from lance.fragment import FragmentMetadata, LanceFragment
 
 from raylance.columns import ROW_OFFSET
 from raylance.errors import ConfigError, CoverageError, DatasetError
-from raylance.observe.record import RecordFolder, open_folder
+from raylance.observe.record import RecordFolder, open_folder, public_uri
 from raylance.orders.permutation import Int64Array
+from raylance.source.pickled import refuse_pickled
 from raylance.source.storage_options import StorageOptions, current
 from raylance.source.version import Source, Version, pin
 
@@ -106,18 +107,21 @@ def read_values(folder: str | os.PathLike[str], rows: int) -> pa.Table:
 
     Raises:
         CoverageError: If these are not as many rows as must have a value.
+        DatasetError: If the values are pickled objects.
     """
     filesystem, path = open_folder(folder)
     found = filesystem.get_file_info(pa.fs.FileSelector(path, allow_not_found=True))
     parts = [file.path for file in found if file.extension == "arrow"]
     table = pa.table({ROW_OFFSET: pa.array([], pa.int64()), _VALUE: pa.nulls(0)})
     if parts:
-        table = pyarrow.dataset.dataset(parts, format="arrow", filesystem=filesystem).to_table()
+        stored = pyarrow.dataset.dataset(parts, format="arrow", filesystem=filesystem)
+        refuse_pickled(stored.schema, repr(public_uri(os.fspath(folder))))
+        table = stored.to_table()
     offsets, first = np.unique(table[ROW_OFFSET].to_numpy(), return_index=True)
     if len(offsets) != rows:
         raise CoverageError(
-            f"{os.fspath(folder)!r} has values of {len(offsets):,} rows, and {rows:,} rows must have one: nothing was "
-            "read. Let the run reach its end, and give each run a folder of its own."
+            f"{public_uri(os.fspath(folder))!r} has values of {len(offsets):,} rows, and {rows:,} rows must have "
+            "one: nothing was read. Let the run reach its end, and give each run a folder of its own."
         )
     return table.take(pa.array(first))
 
