@@ -2,9 +2,11 @@
 
 import copy
 import functools
+import json
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path, PurePosixPath
@@ -31,6 +33,7 @@ SCHEMAS = kubernetes_validate.latest_version()
 
 each_ray_document = pytest.mark.parametrize("doc", RAY_DOCUMENTS, ids=lambda doc: doc["metadata"]["name"])
 each_job = pytest.mark.parametrize("doc", JOBS, ids=lambda doc: doc["metadata"]["name"])
+CHECKOV = shutil.which("checkov")
 needs_crds = pytest.mark.skipif(not CRDS.is_dir(), reason="no CRDs of KubeRay in ../shared/kuberay-crds")
 
 
@@ -343,6 +346,126 @@ def test_no_pod_runs_as_root(doc: dict[str, Any]) -> None:
         assert context["allowPrivilegeEscalation"] is False, f"{name} may become root: {context}"
         overridden = context.keys() & {"runAsUser", "runAsNonRoot"}
         assert not overridden, f"a container of {name} overrides its pod's {overridden}"
+
+
+def hardened_pods() -> dict[str, dict[str, Any]]:
+    """All pods of k8s/ as documents, with the labels that they get."""
+    specs = {f"{doc['metadata']['name']}-{name}": pod for doc in RAY_DOCUMENTS for name, pod in all_pods(doc).items()}
+    redis = next(doc for doc in DOCUMENTS if doc["kind"] == "StatefulSet")["spec"]["template"]
+    submitter = next(doc for doc in JOBS)["spec"]["submitterPodTemplate"]["metadata"]["labels"]
+    specs["redis"] = redis["spec"]
+    labels = {"redis": redis["metadata"]["labels"]}
+    labels |= {name: submitter for name in specs if name.endswith("-submitter")}
+    return {
+        name: {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "x", "labels": labels.get(name, {"ray.io/is-ray-node": "yes"})},
+            "spec": spec,
+        }
+        for name, spec in specs.items()
+    }
+
+
+def restricted(pod: dict[str, Any]) -> list[str]:
+    """What the profile "restricted" of Kubernetes' Pod Security Standards refuses in a pod."""
+    spec, found = pod["spec"], []
+    whole = spec.get("securityContext", {})
+    found += [f"{name}" for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
+    kinds = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+    found += [f"volume {volume['name']}" for volume in spec.get("volumes", []) if not kinds & volume.keys()]
+    for container in [*spec["containers"], *spec.get("initContainers", [])]:
+        own = whole | container.get("securityContext", {})
+        wanted = {
+            "allowPrivilegeEscalation": own.get("allowPrivilegeEscalation") is False,
+            "capabilities": own.get("capabilities") == {"drop": ["ALL"]},
+            "privileged": not own.get("privileged"),
+            "runAsNonRoot": own.get("runAsNonRoot") is True,
+            "runAsUser": own.get("runAsUser") != 0,
+            "seccompProfile": own.get("seccompProfile") == {"type": "RuntimeDefault"},
+            "hostPort": not any("hostPort" in port for port in container.get("ports", [])),
+        }
+        found += [f"{name} of {container['name']}" for name, holds in wanted.items() if not holds]
+    return found
+
+
+@pytest.mark.parametrize("name", hardened_pods())
+def test_pods_fit_the_restricted_profile(name: str) -> None:
+    """A namespace that enforces it admits them. The autoscaler's container, which KubeRay adds, has its own test."""
+    pod = hardened_pods()[name]
+    assert not restricted(pod)
+    for change in ({"allowPrivilegeEscalation": True}, {"capabilities": {"drop": []}}, {"privileged": True}):
+        loose = copy.deepcopy(pod)
+        loose["spec"]["containers"][0]["securityContext"] |= change
+        assert restricted(loose) == [f"{next(iter(change))} of {pod['spec']['containers'][0]['name']}"]
+
+
+@each_ray_document
+def test_containers_that_kuberay_adds_have_no_privileges(doc: dict[str, Any]) -> None:
+    for name, container in all_containers(doc):
+        context = container["securityContext"]
+        assert context["capabilities"] == {"drop": ["ALL"]}, f"{name} keeps capabilities: {context}"
+        assert context["allowPrivilegeEscalation"] is False, f"{name} may become root: {context}"
+
+
+def test_every_pod_has_a_network_policy_and_no_port_is_open_to_all() -> None:
+    policies = {doc["metadata"]["name"]: doc["spec"] for doc in FILES["network-policy.yaml"]}
+    for pod in hardened_pods().values():
+        labels = pod["metadata"]["labels"].items()
+        selected = [name for name, spec in policies.items() if spec["podSelector"]["matchLabels"].items() <= labels]
+        assert selected or pod["metadata"]["name"].endswith("-submitter"), f"{pod['metadata']['name']} is open to all"
+    for spec in policies.values():
+        assert spec["policyTypes"] == ["Ingress"]
+        for rule in spec["ingress"]:
+            assert all(peer.get("podSelector") or peer.get("namespaceSelector") for peer in rule["from"]), rule
+    by_port = {}
+    for rule in policies["raylance-ray"]["ingress"]:
+        for port in rule.get("ports", [{"port": "all"}]):
+            by_port.setdefault(port["port"], []).extend(rule["from"])
+    ray = {"podSelector": {"matchLabels": {"ray.io/is-ray-node": "yes"}}}
+    assert by_port.keys() == {"all", 8265, 8080}
+    assert by_port["all"] == [ray], "GCS, client server and notebook are for Ray's own pods"
+    assert all("podSelector" in peer for peer in by_port[8265]), "a whole namespace may submit jobs"
+    assert policies["raylance-redis"]["ingress"] == [{"from": [ray], "ports": [{"port": 6379}]}]
+
+
+# checkov's rules by number: host's namespaces and paths, privileges, root, capabilities, seccomp, limits, tokens of
+# service accounts, and a network policy for each pod.
+RULES = (
+    *(f"CKV_K8S_{number}" for number in (10, 11, 12, 13, 16, 17, 18, 19, 20, 23, 25, 26, 27, 28, 29, 30, 31, 37, 38)),
+    "CKV2_K8S_6",
+)
+
+
+@pytest.mark.skipif(
+    not CHECKOV, reason="no checkov on PATH: it pins old versions of boto3, so it has its own environment"
+)
+def test_checkov_finds_nothing(tmp_path: Path) -> None:
+    pods, policies = hardened_pods(), copy.deepcopy(FILES["network-policy.yaml"])
+    for policy in policies:
+        policy["metadata"]["namespace"] = "x"
+    path = tmp_path / "pods.yaml"
+    path.write_text(yaml.safe_dump_all([*pods.values(), *policies]))
+    command = [CHECKOV, "-f", str(path), "--framework", "kubernetes", "--skip-download", "--compact", "-o", "json"]
+
+    def failures() -> dict[str, set[str]]:
+        done = subprocess.run([*command, "-c", ",".join(RULES)], capture_output=True, text=True, check=False)
+        results = json.loads(done.stdout)["results"]
+        assert len(results["passed_checks"]) > len(pods), done.stdout
+        found: dict[str, set[str]] = {}
+        for check in results["failed_checks"]:
+            found.setdefault(check["check_id"], set()).add(check["resource"].rpartition(".")[2])
+        return found
+
+    # The autoscaler, in a head's pod, asks Kubernetes for nodes. A submitter listens on no port.
+    heads = {name for name, pod in pods.items() if pod["spec"].get("automountServiceAccountToken", True)}
+    submitters = {name for name in pods if name.endswith("-submitter")}
+    assert heads == {name for name in pods if name.endswith("-head")} - {"train-images-head"}
+    assert failures() == {"CKV_K8S_38": heads, "CKV2_K8S_6": submitters}
+    pods["redis"] = copy.deepcopy(pods["redis"])
+    del pods["redis"]["spec"]["containers"][0]["securityContext"]
+    path.write_text(yaml.safe_dump_all([*pods.values(), *policies]))
+    assert "redis" in failures()["CKV_K8S_20"], "checkov does not see what is missing"
 
 
 @each_ray_document
