@@ -326,7 +326,7 @@ def _read(filesystem: Any, path: str, version: Version) -> LoaderRecord | None:
         return _parse(pa.feather.read_table(content), os.path.basename(path).removesuffix(".arrow"), version.written_s)
     except FileNotFoundError:
         return None
-    except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         logger.warning("the record %r is damaged, and left out (%s: %s)", path, type(error).__name__, error)
         return None
 
@@ -351,7 +351,7 @@ def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
     columns = {
         column: table[column].to_numpy() for column in known
     }  # of no other type: Ray Data has one that unpickles
-    return LoaderRecord(
+    record = LoaderRecord(
         name=name,
         facts=facts,
         events=[tuple(event) for event in facts.pop("events", None) or ()],
@@ -362,6 +362,10 @@ def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
         written_s=written_s,
         series={name: columns.get(name, np.zeros(table.num_rows)) for name in COLUMNS},
     )
+    # By these, records are sorted and grouped: one that has others than it should is damaged.
+    if not np.isfinite([record.rank, record.peers, record.begun_s, record.started]).all() or not record.dataset:
+        raise ValueError("its facts hold a number that is not finite, or no dataset")
+    return record
 
 
 def read_first_rows(run: Run, record: LoaderRecord, storage_filesystem: Any = None) -> str:

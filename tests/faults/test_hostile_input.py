@@ -225,11 +225,32 @@ def test_a_record_that_is_too_large_is_left_out(
     if how == "bomb":
         assert bad.stat().st_size < 1 << 20
     if how == "large":
-        monkeypatch.setattr(reading, "_MOST_BYTES", (bad.parent / "good.arrow").stat().st_size)
-        bad.write_bytes(bad.read_bytes() + b" " * 1000)
+        bad = write_record("bad", facts={"more": "x" * 10_000})
+        assert len(read_run(tmp_path / "run").records) == 2
+        monkeypatch.setattr(reading, "_MOST_BYTES", bad.stat().st_size - 1)
     before = pa.total_allocated_bytes()
     assert [record.name for record in read_run(tmp_path / "run").records] == ["good"]
     assert pa.total_allocated_bytes() - before < 1 << 26
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"rank": "x"},
+        {"rank": 1e999},
+        {"rank": None},
+        {"started": [1]},
+        {"begun_s": [1]},
+        {"dataset": ""},
+        {"peers": ""},
+    ],
+)
+def test_a_record_of_odd_facts_hides_no_other(
+    tmp_path: Path, write_record: Callable[..., Path], facts: dict[str, Any]
+) -> None:
+    write_record()
+    write_record("bad", facts=facts)
+    assert [record.name for record in read_run(tmp_path / "run").records] == ["good"]
 
 
 def test_odd_names_of_classes_hide_nothing(write_dataset: Callable[..., str]) -> None:
