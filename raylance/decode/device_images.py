@@ -18,7 +18,7 @@ import torch.utils.dlpack
 from raylance.decode.crops import Crop
 from raylance.decode.decoder import BatchDecoder
 from raylance.decode.images import Image, box_of_view, flips_view
-from raylance.decode.pixels import CODEC, orientation_if_plain
+from raylance.decode.pixels import CODEC, MAX_PIXELS, orientation_if_plain
 from raylance.planning.state import OMIT_DEFAULT
 
 _CODEC_OPTIONS = ":fancy_upsampling=1"  # interpolates colours as libjpeg-turbo does
@@ -47,22 +47,26 @@ class DeviceImage(BatchDecoder):
         augment: As that of `Image`.
         hflip: As that of `Image`.
         name: As that of `Image`.
+        max_pixels: As that of `Image`.
     """
 
     size: tuple[int, int] | int
     augment: Crop | None = None
     hflip: float = 0.0
     name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    max_pixels: int | None = dataclasses.field(default=MAX_PIXELS, metadata=OMIT_DEFAULT)
 
     dtype = np.dtype(np.uint8)
     channels_last, on_device, content = True, True, "images"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", self._image.size)  # checked, and whole
+        image = self._image  # has checked them, and made them whole
+        object.__setattr__(self, "size", image.size)
+        object.__setattr__(self, "max_pixels", image.max_pixels)
 
     @property
     def _image(self) -> Image:
-        return Image(self.column, size=self.size, augment=self.augment, hflip=self.hflip, name=self.name)
+        return Image(**{field.name: getattr(self, field.name) for field in dataclasses.fields(self)})
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -130,7 +134,8 @@ class _DeviceImages:
         """Decodes images to `out`, uint8 (n, H, W, 3); see `OpenBatchDecoder`."""
         stream = torch.cuda.current_stream(self._device).cuda_stream if self._device.type == "cuda" else 0
         given: list[Any] = [each.numpy() for each in encoded]
-        turns = {row: turn for row, data in enumerate(given) if (turn := orientation_if_plain(memoryview(data)))}
+        limit = self._image.max_pixels
+        turns = {row: turn for row, data in enumerate(given) if (turn := orientation_if_plain(memoryview(data), limit))}
         plain = [given[row] for row in turns]
         decoded = self._decoder.decode(plain, params=self._as_stored, cuda_stream=stream) if plain else []
         by_row = dict(zip(turns, decoded, strict=True))

@@ -17,6 +17,7 @@ from raylance.decode.crops import BOX_DRAWS, CenterCrop, Crop, whole_size
 from raylance.decode.decoder import Decoder, Draws
 from raylance.decode.pixels import (
     CODEC,
+    MAX_PIXELS,
     Box,
     PixelDecoder,
     Pixels,
@@ -64,6 +65,9 @@ class Image(Decoder):
         name: Name of the decoded column, where that is not `column`: with names, one column may be decoded in several
             ways, at the cost of one decode.
         follows: The setting of the image that `like` names, once the dataset is opened.
+        max_pixels: Most pixels, width times height, that an encoded image may have; None for no limit. An image of more
+            is a bad row, and none of its pixels are decoded. A limit above Pillow's also sets
+            `PIL.Image.MAX_IMAGE_PIXELS` in the processes that decode. Does not apply to `decode_fn`.
     """
 
     size: tuple[int, int] | int | None = None
@@ -78,6 +82,7 @@ class Image(Decoder):
     follows: "Image | None" = dataclasses.field(default=None, repr=False)
     views: int = dataclasses.field(default=1, metadata=OMIT_DEFAULT)
     name: str | None = dataclasses.field(default=None, metadata=OMIT_DEFAULT)
+    max_pixels: int | None = dataclasses.field(default=MAX_PIXELS, metadata=OMIT_DEFAULT)
 
     dtype = np.dtype(np.uint8)
     channels_last = True
@@ -100,6 +105,9 @@ class Image(Decoder):
                 "augment=, hflip= and decode_fn= out."
             )
         object.__setattr__(self, "views", check_integer(f"Image({self.column!r}).views", self.views, 1))
+        if self.max_pixels is not None:
+            name = f"Image({self.column!r}).max_pixels"
+            object.__setattr__(self, "max_pixels", check_integer(name, self.max_pixels, 1))
         if self.size is None and self.augment is not None:
             raise ConfigError(f"Image({self.column!r}, augment=…): needs size=(height, width), which all crops get.")
 
@@ -164,7 +172,8 @@ class Image(Decoder):
         """Takes the size from an image where none is given."""
         if self.size is not None:
             return self
-        pixels = PixelDecoder().decode(encoded, _whole) if self.decode_fn is None else self.decode_fn(bytes(encoded))
+        decode_fn = self.decode_fn
+        pixels = decode_fn(bytes(encoded)) if decode_fn else PixelDecoder(self.max_pixels).decode(encoded, _whole)
         return dataclasses.replace(self, size=(int(pixels.shape[0]), int(pixels.shape[1])), keeps_size=True)
 
     def decode_into(self, encoded: bytes | memoryview, draws: Draws, out: Pixels) -> None:
@@ -241,7 +250,7 @@ class ImageCrop(Decoder):
                 f"does not know its crop: pass ImageCrop({self.column!r}) to raylance.dataset(…, decode=[…]), together "
                 "with the image that it follows."
             )
-        width, height, _ = shown_size(encoded)
+        width, height, _ = shown_size(encoded, self.follows.max_pixels)
         for view, made in zip(_by_view(self.follows, draws), out.reshape(self.follows.views, 7), strict=True):
             made[:] = (*box_of_view(self.follows, height, width, view), width, height, flips_view(self.follows, view))
 
@@ -250,7 +259,9 @@ class _ImageRows:
     """Decodes the images of a column, in one thread."""
 
     def __init__(self, images: Sequence[Image]) -> None:
-        self._images, self._pixels = images, PixelDecoder()
+        limits = [each.max_pixels for each in images if each.max_pixels is not None and each.decode_fn is None]
+        self._max_pixels = min(limits, default=None)  # a row is bad for all images of it, or for none
+        self._images, self._pixels = images, PixelDecoder(self._max_pixels)
 
     @property
     def fallbacks(self) -> int:
@@ -259,8 +270,10 @@ class _ImageRows:
 
     def check_like(self, encoded: memoryview, other: memoryview) -> None:
         """Refuses an image of another displayed size or orientation than the one whose crop it gets."""
-        (width, height, turn), (wide, high, other_turn) = shown_size(encoded), shown_size(other)
-        like = self._images[0].like
+        first = self._images[0]
+        like, leader = first.like, first.follows or first
+        width, height, turn = shown_size(encoded, self._max_pixels)
+        wide, high, other_turn = shown_size(other, leader.max_pixels)
         if (width, height) != (wide, high):
             raise ValueError(
                 f"is {width}x{height} pixels where {like!r} is {wide}x{high}: one crop is not that of both"
@@ -298,7 +311,7 @@ class _ImageRows:
             return [box_of_view(view.image, height, width, view.draws) for view in views]
 
         if first.mode == "L":
-            return decode_grey(encoded, cut)
+            return decode_grey(encoded, cut, self._max_pixels)
         drafts = all(view.image.draft for view in views)
         return self._pixels.decode_parts(
             encoded, cut, [(view.out.shape[0], view.out.shape[1]) for view in views] if drafts else ()

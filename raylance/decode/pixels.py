@@ -23,6 +23,9 @@ Box = tuple[int, int, int, int]  # left, top, width, height
 Cut = Callable[[int, int], Box]  # of height and width of the whole image
 Cuts = Callable[[int, int], Sequence[Box]]
 
+MAX_PIXELS = 178_956_970
+"""Most pixels of an image unless a setting says otherwise. Pillow takes a larger one for a decompression bomb."""
+
 _ORIENTATION = 0x0112  # a tag of EXIF and of TIFF
 _TIFF = "TIFF"  # Pillow turns such images by itself as it loads them; those of other formats stay as they are stored
 _JPEG = b"\xff\xd8\xff"
@@ -39,8 +42,9 @@ class PixelDecoder:
         fallbacks: JPEGs so far that Pillow decoded.
     """
 
-    def __init__(self) -> None:
-        self.fallbacks = 0
+    def __init__(self, max_pixels: int | None = MAX_PIXELS) -> None:
+        """Takes the most pixels that an image may have; None for no limit."""
+        self.fallbacks, self._max_pixels = 0, max_pixels
         self._memory = np.empty(0, dtype=np.uint8)
 
     def decode(self, encoded: bytes | memoryview, cut: Cut, reduce_to: tuple[int, int] | None = None) -> Pixels:
@@ -59,6 +63,7 @@ class PixelDecoder:
         JPEG is decoded at half of its size or less, as the box that needs most pixels allows.
 
         Raises:
+            DecompressionBombError: For an image of too many pixels, before any of them is decoded.
             ValueError, OSError, …: As Pillow raises for data that is no image.
         """
         data = memoryview(encoded).cast("B")  # Arrow gives signed bytes, which simplejpeg refuses
@@ -67,7 +72,7 @@ class PixelDecoder:
             if parts is not None:
                 return parts
             self.fallbacks += 1
-        whole = _by_pillow(data)
+        whole = _by_pillow(data, self._max_pixels)
         return [_part(whole, box) for box in cut(whole.shape[0], whole.shape[1])]
 
     def _by_turbo(self, data: memoryview, cut: Cuts, reduce_to: Sequence[tuple[int, int]]) -> list[Pixels] | None:
@@ -75,8 +80,9 @@ class PixelDecoder:
         if (size := jpeg_size(data)) is None:
             return None
         high, wide = size
+        _check_pixels(wide, high, self._max_pixels)
         try:
-            orientation = _orientation(PIL.Image.open(io.BytesIO(data))) if _may_have_exif(data) else 1
+            orientation = _orientation(_open(data, self._max_pixels)) if _may_have_exif(data) else 1
             is_turned = orientation > 4  # by a quarter: stored rows are displayed as columns
             shown_high, shown_wide = (wide, high) if is_turned else (high, wide)
             boxes = cut(shown_high, shown_wide)
@@ -109,7 +115,7 @@ class PixelDecoder:
 
 def jpeg_size(data: memoryview) -> tuple[int, int] | None:
     """Stored height and width of a JPEG that fast codecs decode as Pillow does. None for other data: a JPEG of other
-    colours, or too large for Pillow, and other formats.
+    colours, and other formats.
     """
     if data[: len(_JPEG)] != _JPEG:
         return None
@@ -117,19 +123,20 @@ def jpeg_size(data: memoryview) -> tuple[int, int] | None:
         high, wide, colours, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
-    is_plain = colours in _COLOURS and high * wide <= (PIL.Image.MAX_IMAGE_PIXELS or high * wide)
-    return (high, wide) if is_plain else None
+    return (high, wide) if colours in _COLOURS else None
 
 
-def orientation_if_plain(data: memoryview) -> int | None:
+def orientation_if_plain(data: memoryview, max_pixels: int | None) -> int | None:
     """Orientation, 1 to 8, of a JPEG that any codec decodes to the stored pixels that Pillow makes; None for other
-    data. If markers lie among the pixels that do not belong there, some codecs stop, and others decode around them.
+    data, and for too many pixels. If markers lie among the pixels that do not belong there, some codecs stop, and
+    others decode around them.
     """
-    if jpeg_size(data) is None or not _has_plain_scans(np.frombuffer(data, np.uint8)):
+    if (size := jpeg_size(data)) is None or not _has_plain_scans(np.frombuffer(data, np.uint8)):
         return None
     try:
-        return _orientation(PIL.Image.open(io.BytesIO(data))) if _may_have_exif(data) else 1
-    except Exception:  # of damaged EXIF
+        _check_pixels(*size, max_pixels)
+        return _orientation(_open(data, max_pixels)) if _may_have_exif(data) else 1
+    except Exception:  # of damaged EXIF, too
         return None
 
 
@@ -198,9 +205,39 @@ def _turned(stored: Pixels, orientation: int) -> Pixels:
     return shown[:: -1 if orientation in (3, 4, 7, 8) else 1, :: -1 if orientation in (2, 3, 6, 7) else 1]
 
 
-def _by_pillow(encoded: memoryview) -> Pixels:
+def _open(encoded: bytes | memoryview, max_pixels: int | None) -> PIL.Image.Image:
+    """Opens an image, and decodes none of its pixels.
+
+    Raises:
+        DecompressionBombError: If its header says that it has too many.
+        ValueError, OSError, …: As Pillow raises for data that is no image.
+    """
+    allowed = PIL.Image.MAX_IMAGE_PIXELS  # of the process, which Pillow checks in many places; it warns from it on
+    if allowed is not None and (max_pixels is None or 2 * allowed < max_pixels):
+        PIL.Image.MAX_IMAGE_PIXELS = max_pixels
+    try:
+        image = PIL.Image.open(io.BytesIO(encoded))
+    except PIL.Image.DecompressionBombError as error:  # more than Pillow allows, which is at least `max_pixels`
+        raise _too_many(str(error).rstrip("."), max_pixels) from None
+    _check_pixels(*image.size, max_pixels)
+    return image
+
+
+def _check_pixels(width: int, height: int, max_pixels: int | None) -> None:
+    if max_pixels is not None and width * height > max_pixels:
+        raise _too_many(f"{width}x{height} is {width * height} pixels", max_pixels)
+
+
+def _too_many(what: str, max_pixels: int | None) -> Exception:
+    return PIL.Image.DecompressionBombError(
+        f"{what}: more than max_pixels={max_pixels} allows, so none were decoded. If such images are wanted, pass "
+        "Image(…, max_pixels=…) with a larger number, or None for no limit"
+    )
+
+
+def _by_pillow(encoded: memoryview, max_pixels: int | None) -> Pixels:
     """Decodes to uint8 (H, W, 4), EXIF rotation applied; the fourth channel is padding. May be read-only."""
-    image = _shown(PIL.Image.open(io.BytesIO(encoded)))
+    image = _shown(_open(encoded, max_pixels))
     if image.mode in ("I", "F") and image.format != "PPM":  # PPM's 16 bits come as 32
         image = PIL.Image.fromarray(_grey_of_32_bits(np.asarray(image)))
     elif image.mode.startswith("I"):  # 16-bit grey: convert() would clip it to white
@@ -217,15 +254,16 @@ def _by_pillow(encoded: memoryview) -> Pixels:
     return np.asarray(packed.values.to_numpy(zero_copy_only=True).reshape(image.height, image.width, 4))
 
 
-def decode_grey(encoded: bytes | memoryview, cut: Cuts) -> list[Pixels]:
+def decode_grey(encoded: bytes | memoryview, cut: Cuts, max_pixels: int | None) -> list[Pixels]:
     """Decodes the boxes of an image to one channel, uint8 (h, w, 1), EXIF rotation applied: grey as it is, the indices
     of a palette, the brightness of colours.
 
     Raises:
+        DecompressionBombError: As `PixelDecoder.decode_parts`.
         ValueError: For grey of more than 8 bits: scaled, a mask would have other classes.
         OSError, …: As Pillow raises for data that is no image.
     """
-    image = _shown(PIL.Image.open(io.BytesIO(encoded)))
+    image = _shown(_open(encoded, max_pixels))
     if image.mode[0] in "IF":
         raise ValueError(f"has more than 8 bits a pixel (mode {image.mode}), which uint8 cannot hold")
     if image.mode in ("LA", "PA"):
@@ -234,9 +272,13 @@ def decode_grey(encoded: bytes | memoryview, cut: Cuts) -> list[Pixels]:
     return [_part(grey, box)[..., None] for box in cut(grey.shape[0], grey.shape[1])]
 
 
-def shown_size(encoded: bytes | memoryview) -> tuple[int, int, int]:
-    """Displayed width and height of an image, and its orientation, 1 to 8, without decoding its pixels."""
-    image: Any = PIL.Image.open(io.BytesIO(encoded))
+def shown_size(encoded: bytes | memoryview, max_pixels: int | None) -> tuple[int, int, int]:
+    """Displayed width and height of an image, and its orientation, 1 to 8, without decoding its pixels.
+
+    Raises:
+        DecompressionBombError: As `PixelDecoder.decode_parts`.
+    """
+    image: Any = _open(encoded, max_pixels)
     orientation = _orientation(image)
     # Pillow gives the displayed size of a TIFF with the tag, and the stored one of a TIFF that XMP turns.
     is_displayed = image.format == _TIFF and image.tag_v2.get(_ORIENTATION) == orientation

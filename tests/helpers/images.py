@@ -2,6 +2,8 @@
 
 import functools
 import io
+import struct
+import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Any
@@ -76,6 +78,30 @@ def exif_segment(orientation: int) -> bytes:
     content = encode(np.zeros((8, 8), np.uint8), "JPEG", orientation=orientation)
     begin = content.index(b"\xff\xe1")
     return content[begin : begin + 2 + int.from_bytes(content[begin + 2 : begin + 4], "big")]
+
+
+def with_size(data: bytes, kind: str, width: int, height: int) -> bytes:
+    """An encoded picture whose header says another size; PNG with a checksum that fits, WebP in lossless form."""
+    little, big = struct.pack("<HH", width & 65535, height & 65535), struct.pack(">HH", height & 65535, width & 65535)
+    if kind == "PNG":
+        header = data[12:16] + struct.pack(">II", width, height) + data[24:29]
+        return data[:12] + header + struct.pack(">I", zlib.crc32(header)) + data[33:]
+    if kind == "BMP":
+        return data[:18] + struct.pack("<ii", width, height) + data[26:]
+    if kind == "GIF":
+        return data[:6] + little + data[10:]
+    if kind == "JPEG":
+        at = next(at for at in range(len(data)) if data[at : at + 2] in (b"\xff\xc0", b"\xff\xc2")) + 5
+        return data[:at] + big + data[at + 4 :]
+    if kind == "WEBP":
+        bits = (width - 1 & 0x3FFF) | (height - 1 & 0x3FFF) << 14
+        return b"RIFF\x1a\0\0\0WEBPVP8L\x0d\0\0\0\x2f" + struct.pack("<I", bits) + b"\0" * 9
+    tags = struct.unpack("<HI", data[:2] + data[4:8])[1]  # TIFF of this byte order
+    found = bytearray(data)
+    for entry in range(tags + 2, tags + 2 + 12 * int.from_bytes(data[tags : tags + 2], "little"), 12):
+        if (tag := int.from_bytes(data[entry : entry + 2], "little")) in (256, 257):
+            found[entry + 2 : entry + 12] = struct.pack("<HII", 4, 1, width if tag == 256 else height)
+    return bytes(found)
 
 
 XMP = b'<x:xmpmeta tiff:Orientation="6"/>'

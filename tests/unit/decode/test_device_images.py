@@ -129,6 +129,18 @@ def test_settings_are_those_of_an_image(uri: str) -> None:
     check_decoder(DeviceImage("image", 24, **CROPS), make_images(4))
 
 
+def test_an_image_of_too_many_pixels_is_a_bad_row(uri: str) -> None:
+    """Rows of 61 x 83 pixels are too large, and those of 50 x 70 are not."""
+    decode = DeviceImage("image", 8, max_pixels=50 * 70)
+    assert decode != DeviceImage("image", 8)
+    handle = raylance.dataset(uri, decode=decode, on_bad_row="mask", order="sequential")
+    with handle.loader(num_decoders=0) as loader:
+        (batch,) = loader.iter_batches(batch_size=ROWS)
+    assert np.flatnonzero(batch["_valid"]).tolist() == list(range(5, 11))
+    with pytest.raises(raylance.DatasetError, match="sampled rows .*more than max_pixels=3499 allows"):
+        raylance.dataset(uri, decode=DeviceImage("image", 8, max_pixels=3499), filter="id = 9")
+
+
 def test_a_machine_without_the_codec_says_how_to_get_it(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "nvidia.nvimgcodec", None)
     with pytest.raises(

@@ -1,9 +1,12 @@
 """Owns the checks that pixels are Pillow's whichever codec made them, on every processor, and that the fast one did."""
 
+import dataclasses
 import hashlib
 import os
+import pickle
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import raylance
-from raylance.decode.images import Image
-from raylance.decode.pixels import CODEC, PixelDecoder, Pixels
-from tests.helpers.images import KINDS, TO_PILLOW, by_pillow, decode, encode, jpeg, picture
+from raylance.decode.images import Image, ImageCrop
+from raylance.decode.pixels import CODEC, MAX_PIXELS, PixelDecoder, Pixels
+from tests.helpers.images import KINDS, TO_PILLOW, by_pillow, decode, encode, jpeg, picture, with_size
 
 
 def whole(height: int, width: int) -> tuple[int, int, int, int]:
@@ -70,10 +73,84 @@ def test_a_truncated_image_is_a_bad_row(cut: float) -> None:
         PixelDecoder().decode(data[: int(len(data) * cut)], whole)
 
 
-def test_what_is_too_large_for_pillow_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", 1000)
-    with pytest.raises(PIL.Image.DecompressionBombError):
-        PixelDecoder().decode(jpeg(picture(61, 47)), whole)
+LIMITED: dict[str, Callable[[PIL.Image.Image], bytes]] = {
+    "JPEG": jpeg,
+    "JPEG with EXIF": lambda image: jpeg(image, orientation=6),
+    "CMYK": TO_PILLOW["CMYK"],
+    "GIF of two frames": lambda image: encode(image, "GIF", save_all=True, append_images=[image.rotate(90)]),
+    "WebP of two frames": lambda image: encode(image, "WEBP", save_all=True, append_images=[image.rotate(90)]),
+    "an icon": lambda image: encode(image, "ICO", sizes=[image.size]),
+    "TIFF turned": lambda image: encode(image, "TIFF", orientation=6),
+    **{kind: lambda image, kind=kind: encode(image, kind) for kind in ("PNG", "BMP", "PPM")},
+}
+
+
+@pytest.mark.parametrize("kind", LIMITED)
+@pytest.mark.parametrize("mode", ["RGB", "L"])
+def test_an_image_of_too_many_pixels_is_refused_by_its_header(kind: str, mode: Any) -> None:
+    data = LIMITED[kind](picture(61, 47))
+    least = Image("image", size=8, mode=mode, max_pixels=61 * 47)
+    wanted = decode([data], dataclasses.replace(least, max_pixels=None))[0]
+    np.testing.assert_array_equal(decode([data], least)[0], wanted)
+    message = "is 2867 pixels: more than max_pixels=2866 allows.* Image\\(…, max_pixels=…\\) .* None for no limit"
+    for crops in ({}, {"augment": raylance.RandomResizedCrop(scale=(0.1, 0.2))}):
+        less = dataclasses.replace(least, max_pixels=61 * 47 - 1, **crops)
+        with pytest.raises(raylance.BadRowError, match=message):
+            decode([data], less)
+        pixels, valid, _ = decode([data, jpeg(picture(8, 8))], less, mask_bad_rows=True)
+        assert valid.tolist() == [False, True]
+        assert not pixels[0].any()
+
+
+def test_the_limit_of_pixels_is_the_setting_and_not_that_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that decodes decided: rows were bad by threads, and good in helpers, or the other way round."""
+    files = [make(picture(61, 47)) for make in LIMITED.values()]
+    many = dataclasses.replace(Image("image", size=8), max_pixels=4 * MAX_PIXELS)
+    for limit, image in ((None, Image("image", size=8)), (1000, Image("image", size=8)), (1000, many)):
+        monkeypatch.setattr(PIL.Image, "MAX_IMAGE_PIXELS", limit)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert decode(files, image)[1].all()
+            with pytest.raises(raylance.BadRowError, match="more than max_pixels=1000 allows"):
+                decode(files[:1], dataclasses.replace(image, max_pixels=1000))
+    assert PIL.Image.MAX_IMAGE_PIXELS == 4 * MAX_PIXELS
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP"])
+@pytest.mark.parametrize("image", [Image("image", size=8), Image("image", size=8, mode="L"), ImageCrop("image")])
+def test_absurd_dimensions_are_refused_by_default(kind: str, image: Any) -> None:
+    data = with_size(encode(picture(16, 16), kind), kind, 16_000, 16_000)
+    if isinstance(image, ImageCrop):
+        image = image.follow(Image("image", size=8))
+    out = np.empty(image.shape, image.dtype)
+    with pytest.raises(PIL.Image.DecompressionBombError, match="256000000 pixels.*: more than max_pixels=178956970"):
+        image.open().decode_into(memoryview(data), np.zeros(image.draws), out)
+
+
+def test_a_limit_is_a_whole_number_and_part_of_the_setting() -> None:
+    image = Image("image", size=8, max_pixels=np.int64(5000))
+    assert pickle.loads(pickle.dumps(image)) == image == Image("image", size=8, max_pixels=5000)
+    assert image != Image("image", size=8)
+    for wrong in (0, -1, 2.5, True, "1000"):
+        with pytest.raises(raylance.ConfigError, match=r"Image\('image'\).max_pixels=.*: must be an integer"):
+            Image("image", max_pixels=wrong)
+
+
+def test_the_least_limit_of_a_row_decides(write_dataset: Callable[..., str]) -> None:
+    """A crop and a mask read the header of the image that they follow: by its limit, not by their own."""
+    files = [jpeg(picture(40, 30)), jpeg(picture(41, 30)), jpeg(picture(40, 30))]
+    masks = [encode(picture(image, 30).convert("L")) for image in (40, 41, 40)]
+    uri = write_dataset(pa.table({"image": pa.array(files, pa.binary()), "mask": pa.array(masks, pa.binary())}))
+    large = Image("image", size=8, name="large", max_pixels=None)
+    small = Image("image", size=4, name="small", max_pixels=1200)
+    mask = Image("mask", like="large", mode="L")
+    handle = raylance.dataset(uri, decode=[large, small, mask, ImageCrop("image", like="small")], on_bad_row="mask")
+    batch = handle.head(3)
+    assert batch["large"].any(axis=(1, 2, 3)).tolist() == [True, False, True]
+    assert batch["small_crop"].any(axis=1).tolist() == [True, False, True]
+    alone = raylance.dataset(uri, decode=[large, mask], on_bad_row="mask").head(3)
+    assert alone["large"].any(axis=(1, 2, 3)).all()
+    assert alone["mask"].any(axis=(1, 2, 3)).all()
 
 
 def test_the_fast_way_is_taken_and_stats_count_the_slow_one(write_dataset: Callable[..., str]) -> None:
@@ -163,7 +240,7 @@ def test_states_name_the_codec_and_drafts(write_dataset: Callable[..., str], cap
     opened = raylance.dataset(uri, decode=Image("image", size=8))
     state = opened.loader().state_dict()
     assert state["codecs"] == {"image": CODEC}
-    assert "draft" not in state["decode"][0]
+    assert not {"draft", "max_pixels"} & set(state["decode"][0])
     opened.loader().load_state_dict(state)
     assert not caplog.records
     opened.loader().load_state_dict(state | {"codecs": {"image": "simplejpeg 0.1"}})
@@ -177,3 +254,5 @@ def test_states_name_the_codec_and_drafts(write_dataset: Callable[..., str], cap
     assert drafts.state_dict()["decode"][0]["draft"] is True
     drafts.load_state_dict(state)
     assert "makes other batches of them" in caplog.text
+    limited = raylance.dataset(uri, decode=Image("image", size=8, max_pixels=None)).loader()
+    assert limited.state_dict()["decode"][0]["max_pixels"] is None
