@@ -4,9 +4,10 @@ A batch is consumed when it is handed out. The position is the same on every ran
 steps.
 """
 
+import contextlib
 import dataclasses
 import logging
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
@@ -398,11 +399,12 @@ class RankLoader(Positioned):
                     break
                 if self._agreement is not None:
                     self._agreement.look(at_once=step.is_last)
-                self._consume(plan, position, step)
-                if prepares and feeder.has_ended:
-                    prepares = False
-                    self._prepare(spec, plan, epoch + 1, 0)
-                yield handed
+                with self._counts_if_taken(handed):
+                    self._consume(plan, position, step)
+                    if prepares and feeder.has_ended:
+                        prepares = False
+                        self._prepare(spec, plan, epoch + 1, 0)
+                    yield handed
                 if step.is_last:
                     return
                 if moves != cursor.moves:
@@ -437,6 +439,20 @@ class RankLoader(Positioned):
         )
         self._agreement = agreement.Agreement(store, context, self._recorder.stem, terms)
         self._agreement.wait()
+
+    @contextlib.contextmanager
+    def _counts_if_taken(self, handed: list[Any]) -> Iterator[None]:
+        """Moves back to where the loader stands now if the body ends before its batch is taken out of the list: an
+        interrupt may come as it is handed out.
+        """
+        cursor = self._cursor
+        place, moves = cursor.place, cursor.moves
+        try:
+            yield
+        finally:
+            if handed and moves == cursor.moves:
+                cursor.place = place
+                self._recorder.ledger.load(cursor.epoch, cursor.position)
 
     def _consume(self, plan: Plan, begin: int, step: Step) -> None:
         """Counts a step of a pass that began at a position; at the end of an epoch, certifies the pass."""

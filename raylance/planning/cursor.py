@@ -55,6 +55,15 @@ class Cursor:
         self.moves += 1
         return given_up
 
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Epoch, position, step and global step, all of which a step moves."""
+        return self.epoch, self.position, self.step, self.global_step
+
+    @place.setter
+    def place(self, place: tuple[int, int, int, int]) -> None:
+        self.epoch, self.position, self.step, self.global_step = place
+
     def advance(self, position: int, *, is_last: bool) -> None:
         """Counts one step as consumed, up to a position; the last one as the start of the next epoch."""
         self.global_step += 1

@@ -177,7 +177,8 @@ class Feeder:
             return True  # a generator that the interpreter ends last closes once more, when the names below are gone
         self.stop()
         if self._thread is not threading.current_thread():  # the garbage collector runs anywhere
-            self._thread.join(_JOIN_S)
+            with contextlib.suppress(RuntimeError):  # an interrupt came as it was started; it does nothing now
+                self._thread.join(_JOIN_S)
         _alive.discard(self)
         return not self._thread.is_alive()
 
@@ -190,6 +191,9 @@ class Feeder:
 
     def run(self) -> None:
         """Carries events to the dispatcher, and its outputs to where they belong, until the pass ends."""
+        if self._is_closed:  # nothing has begun, and the next pass may have
+            self._has_ended = True
+            return
         try:
             while not (self._is_closed or self._is_over):
                 self.step()

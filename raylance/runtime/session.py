@@ -39,6 +39,7 @@ class Session:
         self._read_spec, self._options, self._world_size = read_spec, options, world_size
         self._named: tuple[Plan, str] | None = None
         self._feeder: Feeder | None = None
+        self._started: Feeder | None = None  # the last one: an interrupt may come before it is the current one
         self._prepared: _Prepared | None = None
         self._masked = MaskedRows(read_spec)
         self._scalers: list[Scaler] = []
@@ -95,6 +96,8 @@ class Session:
         return runtime is not None and pool is not None and runtime.is_usable and pool.failure is None
 
     def _begin(self, wanted: "_Pass", observer: Observer) -> Feeder:
+        if self._started is not None and not self._started.has_ended:  # an interrupt has left it
+            self._close(self._started)  # or two would take each other's events
         if self.runtime is not None and not self._is_usable:
             self.runtime.close()
             self.runtime = None
@@ -105,9 +108,9 @@ class Session:
         if self._named is None or self._named[0] != plan:  # what was read ahead for an equal plan is found by its name
             self._named = (plan, uuid.uuid4().hex)
         self.runtime.begin(*self._named)
-        feeder = self._make_feeder(self.runtime, self._make_dispatcher(self.pool, wanted), wanted, observer)
-        feeder.start()
-        return feeder
+        self._started = self._make_feeder(self.runtime, self._make_dispatcher(self.pool, wanted), wanted, observer)
+        self._started.start()
+        return self._started
 
     def _make_runtime(self) -> Runtime:
         wanted = self._options.runtime
@@ -173,8 +176,9 @@ class Session:
 
     def end_pass(self) -> None:
         """Ends the current pass; the helpers stay."""
-        feeder, self._feeder = self._feeder, None
-        self._close(feeder)
+        for feeder in {self._feeder, self._started}:  # known until they have ended: an interrupt may come meanwhile
+            self._close(feeder)
+        self._feeder = self._started = None
 
     def _close(self, feeder: Feeder | None) -> None:
         if feeder is not None and not feeder.close():

@@ -19,6 +19,7 @@ import torch
 
 import raylance
 from raylance.errors import ConfigError, HelperError
+from raylance.planning.cursor import Cursor
 from raylance.runtime import feeder as feeder_module
 from tests.helpers.images import make_images
 
@@ -267,6 +268,58 @@ def test_an_interrupt_reaches_a_consumer_that_waits(uri: str, monkeypatch: pytes
     assert loader.state_dict()["position"] == len(seen) == 5 * BATCH
     assert feeders(), "nobody waits for it"
     released.set()
+
+
+def interrupted_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, before: bool, times: int = 1) -> None:
+    """Has an interrupt come before a method of raylance or threading does its work, or after it."""
+    original, left = getattr(owner, name), [times]
+
+    def interrupt(self: Any, *arguments: Any, **named: Any) -> Any:
+        is_due = threading.current_thread() is threading.main_thread() and left[0] > 0
+        left[0] -= is_due
+        if is_due and before:
+            raise KeyboardInterrupt
+        result = original(self, *arguments, **named)
+        if is_due:
+            raise KeyboardInterrupt
+        return result
+
+    monkeypatch.setattr(owner, name, interrupt)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "before", "times"),
+    [
+        (feeder_module.Feeder, "start", False, 1),
+        (feeder_module.Feeder, "bind", True, 2),
+        (feeder_module.Feeder, "close", True, 3),
+        (threading.Thread, "start", True, 1),
+        (Cursor, "advance", False, 1),
+        (Cursor, "advance", True, 1),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # as a generator is closed
+def test_an_interrupt_at_any_place_costs_no_row(
+    uri: str, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, before: bool, times: int
+) -> None:
+    """The pass that an interrupt left took events of the next one, which waited without end; a thread that had not
+    started could not be joined; and a batch that had been counted, and not handed out, was lost.
+    """
+    loader, seen, interrupts = loader_of(uri), [], 0
+    interrupted_in(monkeypatch, owner, name, before=before, times=times)
+    while loader.epoch == 0:
+        try:
+            for batch in loader.batches(global_batch_size=BATCH):
+                seen += batch["id"].tolist()
+                if name == "close" and len(seen) == 5 * BATCH:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            interrupts += 1
+            assert loader.state_dict()["position"] == len(seen)
+    assert interrupts >= times
+    assert seen == list(range(ROWS))
+    monkeypatch.undo()
+    loader.close()
 
 
 @pytest.mark.parametrize("is_there", [False, True])
