@@ -2,16 +2,15 @@
 
 The batches are those of the Ray runtime; only the helpers differ.
 
-A helper that ends is dropped, and its executor with it, which ends the thread. It is not shut down: the garbage
-collector, which ends the helpers of a runtime that was not closed, may run during an executor's `submit`, in that very
-thread, and shutting down would wait for the lock that `submit` holds.
+A helper that ends is dropped, and its thread ends with it: the garbage collector, which ends the helpers of a runtime
+that was not closed, may run in any thread, so that nothing may wait for a lock. The threads are daemons: one that waits
+for a storage that hangs would hold up the end of the process.
 """
 
 import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -22,13 +21,14 @@ from raylance.read_spec import ReadSpec
 from raylance.runtime.rank_reader import RankReader
 from raylance.runtime.runtime import Runtime
 from raylance.settings import Options
+from raylance.source.limits import Calls
 
 _MAX_AUTO_DECODERS = 32
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Helper:
-    thread: ThreadPoolExecutor
+    thread: Calls
     works_with: Any  # a RankReader, or an OpenDecoding
 
     def end(self, *, is_dead: bool) -> None:
@@ -62,11 +62,11 @@ class ThreadRuntime(Runtime):
         works_with = (
             RankReader(self._read_spec, self._options, own_memory=True) if reads else decoding and decoding.open()
         )
-        self._helpers[number] = _Helper(ThreadPoolExecutor(1, f"raylance-{kind}-{number}"), works_with)
+        self._helpers[number] = _Helper(Calls(1, f"raylance-{kind}-{number}"), works_with)
         self.post(Alive(number))
 
     def _ping(self, number: int) -> None:
-        self._helpers[number].thread.submit(self._inbox.put, Alive(number))
+        self._helpers[number].thread.start(self._inbox.put, Alive(number))
 
     def _read(self, command: Read) -> None:
         reader, (key, plan) = self._helpers[command.helper].works_with, self._plan  # the next pass may have another one
@@ -85,7 +85,7 @@ class ThreadRuntime(Runtime):
             reader.install(key, plan)
             reader.begin(key, command.dp_rank, command.chunk)  # what it raises, the first read raises again
 
-        self._helpers[command.helper].thread.submit(begin)
+        self._helpers[command.helper].thread.start(begin)
 
     def _decode(self, command: Decode) -> None:
         opened, (_, encoded) = self._helpers[command.helper].works_with, self._results[command.source]
@@ -112,7 +112,7 @@ class ThreadRuntime(Runtime):
             except BaseException as error:  # a panic in Lance's Rust code is no Exception
                 inbox.put(Failed(call, error))
 
-        self._helpers[command.helper].thread.submit(run)
+        self._helpers[command.helper].thread.start(run)
 
     def _fetch(self, command: Fetch) -> None:
         plain, decoded = self._results[command.read]

@@ -27,7 +27,7 @@ _OPTIONS = {"timeout", "connect_timeout", "client_max_retries", "client_retry_ti
 _PREFIXES = ("aws_", "google_", "azure_", "object_store_")
 _REQUEST_S = 30.0  # longest request, and
 _CONNECT_S = 5.0  # longest time of connecting: Lance's own defaults
-_EXIT_S = 1.0
+_EXIT_S = 5.0  # that the end of the process waits for calls that are running
 _SOON_S = 0.5
 _running: set[Future[Any]] = set()
 

@@ -25,6 +25,7 @@ from raylance.observe import clock
 from raylance.orders.permutation import Int64Array
 from raylance.planning.plan import Chunk, Plan, WorkItem, portion_rows
 from raylance.source.lending import Lender
+from raylance.source.limits import Calls
 from raylance.source.memory import RowMemory
 from raylance.source.portion import Portion, Track
 from raylance.source.reader import Pace, RowReader
@@ -126,7 +127,7 @@ class ReadAhead:
         self._row_bytes = source.likely_row_bytes  # of the last portion
         self._block_bytes = max(1, min(_BLOCK_BYTES, limit_bytes // _BLOCKS))
         self._is_even = False  # whether all rows have one size, as far as is known
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="read-ahead")
+        self._thread = Calls(1, "read-ahead")
         self._planner = ThreadPoolExecutor(1, thread_name_prefix="plan-ahead")
         # At most one, for the thread alone.
         self._planned: dict[tuple[str, int, Chunk], Future[tuple[Int64Array, Int64Array]]] = {}
@@ -268,7 +269,7 @@ class ReadAhead:
         rank = track[1]
         end = plan.line(chunk.position, rank) + plan.chunk_size(chunk, rank)
         portion = Portion(plan, track, chunk, begin, end, once=self._lends)
-        portion.filling = self._thread.submit(self._fill, portion, room, share)
+        portion.filling = self._thread.start(self._fill, portion, room, share)
         return portion
 
     def _start_next(self, used: Portion, following: Chunk | None) -> Portion | None:
@@ -291,7 +292,7 @@ class ReadAhead:
         if used is not self._used or following is None or following.is_whole or following.is_stuck:
             return
         if following.filling.done() and following.filling.exception() is None and following.share_read < share:
-            following.filling = self._thread.submit(self._fill, following, self._limit - used.nbytes, share)
+            following.filling = self._thread.start(self._fill, following, self._limit - used.nbytes, share)
 
     def _read_item(self, request: _Request, at: int) -> Portion:
         """Reads the rows of an item from line `at` on into a portion of their own; the held portions stay."""

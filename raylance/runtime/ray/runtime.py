@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 import queue
+import sys
 import time
 import uuid
 from concurrent.futures import Future
@@ -38,6 +39,7 @@ from raylance.dispatch.messages import (
     Wake,
 )
 from raylance.environment.connection import fetch, in_session, long_call, ray_session
+from raylance.errors import ConfigError
 from raylance.planning.plan import Plan
 from raylance.read_spec import ReadSpec
 from raylance.runtime.ray import decoders
@@ -138,6 +140,13 @@ class RayRuntime(Runtime):
         return min(1, most), most, most
 
     def _keep(self, plan: Plan) -> Any:
+        kind = type(plan)
+        if getattr(sys.modules.get(kind.__module__), kind.__name__, None) is not kind:  # pickle refuses its objects
+            raise ConfigError(
+                "raylance was imported again in this process after this handle or loader was made, so its plan and "
+                "settings cannot be sent to Ray's processes; no batch can follow. Open the dataset again, and give the "
+                "new loader the position: loader.load_state_dict(old_loader.state_dict())."
+            )
         return ray.put(plan)
 
     def _watch(self, answer: "Future[Any]", to_event: Any, *about: Any) -> None:

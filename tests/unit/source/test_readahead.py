@@ -90,7 +90,7 @@ def test_what_follows_is_read_as_a_portion_is_handed_out() -> None:
     reads = []
     for item in [*items, later[0]]:
         ahead.gather("plan", plan, item)
-        ahead._thread.submit(lambda: None).result()  # what was begun is done
+        ahead._thread.start(lambda: None).result()  # what was begun is done
         reads.append(feed.reads)
     assert reads[0] < 2000 + 800, "an eighth of the next, a block more, and the first item by itself"
     assert reads[0] < reads[4] < reads[8] < 4000 + 100 + 1
