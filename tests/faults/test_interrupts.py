@@ -159,7 +159,7 @@ print(f"interrupted {count[0]} times")
     ],
 )
 def test_batches_continue_after_an_interrupt_or_two(uri: str, runtime: str, trials: int, seeds: range) -> None:
-    """One interrupt in three hung the next pass for ever; one in two hundred lost a batch."""
+    """Some interrupts hung the next pass for ever, and one in some hundreds lost a batch."""
     for seed in seeds:
         with script(BATCHES, uri, ROWS, seed, trials, runtime) as run:
             output = end_of(run, 60 + 20 * trials)

@@ -297,8 +297,8 @@ def interrupted_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, be
 def test_an_interrupt_at_any_place_costs_no_row(
     uri: str, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, before: bool, times: int
 ) -> None:
-    """The pass that an interrupt left took events of the next one, which waited without end; a thread that had not
-    started could not be joined; and a batch that had been counted, and not handed out, was lost.
+    """The pass that an interrupt left took events of the next one, which waited without end; and a batch that had been
+    counted, and not handed out, was lost.
     """
     loader, seen, interrupts = loader_of(uri), [], 0
     interrupted_in(monkeypatch, owner, name, before=before, times=times)
