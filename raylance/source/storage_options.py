@@ -8,6 +8,7 @@ import lance
 from lance.namespace import DescribeTableRequest, DescribeTableResponse, LanceNamespace
 
 from raylance.errors import ConfigError
+from raylance.observe.record import holds_secret, public_uri
 from raylance.source.limits import with_limits
 
 StorageOptions = Mapping[str, str] | Callable[[], Mapping[str, str]]
@@ -20,7 +21,7 @@ def current(options: StorageOptions | None) -> dict[str, str] | None:
     """The options as they are now; None for none.
 
     Raises:
-        ConfigError: If a function returns something else than options, or raises an error.
+        ConfigError: If these are no options, or if a function raises an error.
         OSError: The function's own, such as a ConnectionError: a failure that may pass.
     """
     try:
@@ -32,12 +33,35 @@ def current(options: StorageOptions | None) -> dict[str, str] | None:
             f"the function given as storage_options raised {type(error).__name__}: {error}. It runs in each process "
             "that opens the dataset; for a failure that may pass, let it raise a ConnectionError."
         ) from error
-    if not isinstance(given, Mapping | None):
+    check_options(given)
+    return None if given is None else dict(given)
+
+
+def check_options(options: object) -> None:
+    """Checks options; shows no value of them.
+
+    Raises:
+        ConfigError: If they are no strings by name, or if a URL among them holds a secret.
+    """
+    if options is None:
+        return
+    if not isinstance(options, Mapping):
         raise ConfigError(
-            f"the function given as storage_options returned a {type(given).__name__}: it must return a dict of "
-            "strings."
+            f"storage_options is a {type(options).__name__}: nothing was opened. Give a dict of names and strings, or "
+            "a function that returns one."
         )
-    return None if given is None else {str(name): str(value) for name, value in given.items()}
+    for name, value in options.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise ConfigError(
+                f"storage_options: the value of {name!r} is a {type(value).__name__}. Nothing was opened. Give names "
+                'and values as strings, such as {"allow_http": "true"}.'
+            )
+        if "endpoint" in name.lower() and holds_secret(value):  # errors of the storage show it
+            raise ConfigError(
+                f"storage_options: {name!r} is {public_uri(value)!r}, with a password or a key, which errors of the "
+                "storage would show. Nothing was opened. Give credentials in options of their own, such as "
+                "aws_access_key_id."
+            )
 
 
 def open_dataset(

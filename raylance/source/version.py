@@ -22,7 +22,7 @@ from raylance.errors import ConfigError, DatasetError
 from raylance.observe.record import holds_secret, public_uri
 from raylance.source.lance_errors import LANCE_ERRORS, Failure, describe_odd_option, failure_of, readable_text
 from raylance.source.retrying import OPENING_S, patiently
-from raylance.source.storage_options import StorageOptions, open_dataset
+from raylance.source.storage_options import StorageOptions, check_options, open_dataset
 
 logger = logging.getLogger(__name__)
 
@@ -179,41 +179,19 @@ def pin(uri: str | os.PathLike[str], version: Version | None, storage_options: S
         )
     _check_version(version)
     uri = os.fspath(uri)
-    _check_secrets(uri, storage_options)
+    if holds_secret(uri):  # states, records and errors of the storage show it
+        raise ConfigError(
+            f"uri={public_uri(uri)!r} holds a password or a key, which checkpoints, records and errors would show. "
+            "Nothing was opened. Give it in storage_options or in the environment."
+        )
+    if not callable(storage_options):
+        check_options(storage_options)
     if "://" not in uri:  # workers and later runs may have another working directory
         uri = os.path.abspath(uri)
     try:
         return patiently(functools.partial(_pin, uri, version, storage_options))
     except LANCE_ERRORS as error:
         raise _not_opened(uri, error, storage_options) from error
-
-
-def _check_secrets(uri: str, storage_options: object) -> None:
-    """Refuses a secret in a URL: states, records and errors of the storage show URLs. Shows no value of an option."""
-    if holds_secret(uri):
-        raise ConfigError(
-            f"uri={public_uri(uri)!r} holds a password or a key, which checkpoints, records and errors would show. "
-            "Nothing was opened. Give it in storage_options or in the environment."
-        )
-    if storage_options is None:
-        return
-    if not isinstance(storage_options, Mapping):
-        raise ConfigError(
-            f"storage_options is a {type(storage_options).__name__}: nothing was opened. Give a dict of names and "
-            "strings."
-        )
-    for name, value in storage_options.items():
-        if not (isinstance(name, str) and isinstance(value, str)):
-            raise ConfigError(
-                f"storage_options: the value of {name!r} is a {type(value).__name__}. Nothing was opened. Give names "
-                'and values as strings, such as {"allow_http": "true"}.'
-            )
-        if "endpoint" in name.lower() and holds_secret(value):
-            raise ConfigError(
-                f"storage_options: {name!r} is {public_uri(value)!r}, with a password or a key, which errors of the "
-                "storage would show. Nothing was opened. Give credentials in options of their own, such as "
-                "aws_access_key_id."
-            )
 
 
 def _check_version(version: object) -> None:

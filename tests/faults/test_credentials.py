@@ -103,7 +103,7 @@ def test_credentials_that_expire_and_are_not_renewed_are_an_error(store: FaultyS
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (lambda: 5, "storage_options returned a int: it must return a dict"),
+        (lambda: 5, "storage_options is a int: nothing was opened. Give a dict"),
         (lambda: {}["vault"], "storage_options raised KeyError: 'vault'"),
     ],
 )
