@@ -173,6 +173,7 @@ def within(limit_s: float, call: Callable[..., T], *args: Any, progress: Callabl
 _spare: deque[Calls] = deque(maxlen=4)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_spare.clear)
+    os.register_at_fork(after_in_child=_running.clear)  # it would wait for them at its end
 
 # A thread that returns from Lance while the interpreter ends would abort the process. A call that was interrupted ends
 # soon; one that hangs is not waited for.

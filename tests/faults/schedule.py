@@ -33,37 +33,37 @@ class Kind:
 ANY = (PLAIN, NODES, STORE, S3)
 INSIDE = ("first batch", "mid-window", "report", "epoch's turn", "validation")
 KINDS: dict[str, Kind] = {
-    "kill decoder": Kind(5, ANY),
-    "kill shard actor": Kind(5, ANY),
+    "kill decoder": Kind(4, ANY),
+    "kill shard actor": Kind(4, ANY),
     "kill rank": Kind(4, ANY, INSIDE),
     "kill driver": Kind(2, (PLAIN,), PHASES, ends_driver=True),
     "kill decoder and shard actor": Kind(2, (PLAIN,)),
-    "kill all helpers": Kind(2, (PLAIN,)),
+    "kill all helpers": Kind(3, (PLAIN,)),
     "stop decoder": Kind(2, (PLAIN,), PHASES, most_s=4),
     "stop shard actor": Kind(2, (PLAIN,), PHASES, most_s=4),
     "stop rank": Kind(2, (PLAIN,), INSIDE, most_s=12),
     "hang decoder": Kind(2, (PLAIN,), INSIDE),
     "hang shard actor": Kind(2, (PLAIN,), INSIDE),
     "data folder away": Kind(3, (PLAIN,), INSIDE, most_s=6),
-    "version compacted and cleaned up": Kind(2, (PLAIN,), INSIDE),
-    "head restarts": Kind(1, (PLAIN,), INSIDE, ends_driver=True),
-    "node lost, another joins": Kind(3, (NODES,), INSIDE, ends_driver=True, most_s=6),
-    "node joins": Kind(1, (NODES,), INSIDE),
-    "object store full": Kind(3, (STORE,), INSIDE, most_s=4),
-    "spill disk full": Kind(3, (STORE,), INSIDE, most_s=4),
+    "version compacted and cleaned up": Kind(3, (PLAIN,), INSIDE),
+    "head restarts": Kind(3, (PLAIN,), INSIDE, ends_driver=True),
+    "node lost, another joins": Kind(20, (NODES,), INSIDE, ends_driver=True, most_s=6),
+    "node joins": Kind(5, (NODES,), INSIDE),
+    "object store full": Kind(12, (STORE,), INSIDE, most_s=4),
+    "spill disk full": Kind(12, (STORE,), INSIDE, most_s=4),
     "memory monitor": Kind(3, (MEMORY,), INSIDE, ends_driver=True, most_s=2),
     "disk full at a checkpoint": Kind(3, (DISK,), ("report",), ends_driver=True, most_s=3),
-    "storage: latency": Kind(1, (S3,), INSIDE, most_s=4),
-    "storage: resets": Kind(1, (S3,), INSIDE, most_s=4),
-    "storage: 500": Kind(1, (S3,), INSIDE, most_s=4),
-    "storage: 503": Kind(1, (S3,), INSIDE, most_s=4),
-    "storage: truncated bodies": Kind(1, (S3,), INSIDE, most_s=4),
-    "storage: short bodies": Kind(1, (S3,), INSIDE, most_s=4),
-    "storage: hangs": Kind(1, (S3,), INSIDE, most_s=6),
-    "storage: object missing": Kind(1, (S3,), INSIDE, most_s=3),
+    "storage: latency": Kind(3, (S3,), INSIDE, most_s=4),
+    "storage: resets": Kind(3, (S3,), INSIDE, most_s=4),
+    "storage: 500": Kind(3, (S3,), INSIDE, most_s=4),
+    "storage: 503": Kind(3, (S3,), INSIDE, most_s=4),
+    "storage: truncated bodies": Kind(3, (S3,), INSIDE, most_s=4),
+    "storage: short bodies": Kind(3, (S3,), INSIDE, most_s=4),
+    "storage: hangs": Kind(3, (S3,), INSIDE, most_s=6),
+    "storage: object missing": Kind(3, (S3,), INSIDE, most_s=3),
 }
 MISBEHAVIOURS = ("raises", "exits", "breaks off", "takes no shard", "slow")
-_CLUSTERS = {PLAIN: 10, NODES: 2, STORE: 2, MEMORY: 1, DISK: 1, S3: 3}
+_CLUSTERS = {PLAIN: 8, NODES: 3, STORE: 3, MEMORY: 1, DISK: 1, S3: 5}
 
 
 @dataclasses.dataclass(frozen=True)

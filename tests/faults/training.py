@@ -89,7 +89,7 @@ def misbehave(setting: Setting, folder: Path, log: Log, step: int) -> float:
         if step == setting.at_step:
             log("misbehaves", how="is 20 times slower")
         return 20.0 if setting.at_step <= step < setting.at_step + 5 else 1.0
-    if step == setting.at_step and setting.misbehaves and not mark.exists():
+    if step == setting.at_step and setting.misbehaves in LOSING and not mark.exists():
         mark.touch()
         log("misbehaves", how=setting.misbehaves)
         if setting.misbehaves == "raises":
