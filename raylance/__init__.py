@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from raylance.integrations.checkpoint_files import newest_checkpoint
     from raylance.integrations.checkpoints import report, restore
     from raylance.integrations.data_config import DataConfig
+    from raylance.integrations.preemption import report_if_preempted
     from raylance.orders.order import Order
     from raylance.orders.permutation import row_rng
     from raylance.orders.sampling import ClassBalanced, Weighted
@@ -81,6 +82,7 @@ _MODULES = {
     "reports.watching": ("watch",),
     "integrations.checkpoint_files": ("newest_checkpoint",),
     "integrations.checkpoints": ("report", "restore"),
+    "integrations.preemption": ("report_if_preempted",),
 }
 _SUBMODULES = ("audit", "testing", "torch_data")
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
@@ -91,7 +93,8 @@ __all__ = [
     "ImageCrop", "Options", "Order", "PackTokens", "Pad", "PlacementError", "Provenance", "RaggedDecoder",
     "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "Sequential",
     "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "add_column", "dataset", "explain_run",
-    "map_boxes", "map_points", "mix", "newest_checkpoint", "prove_run", "read_values", "report", "report_run",
+    "map_boxes", "map_points", "mix", "newest_checkpoint", "prove_run", "read_values", "report", "report_if_preempted",
+    "report_run",
     "restore", "row_rng", "watch", "write_column", "write_values",
 ]  # fmt: skip
 

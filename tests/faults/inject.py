@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -60,18 +59,24 @@ class Target:
         """Does nothing yet; `rank_pids` and `driver` say what runs now."""
         self.machines, self.data, self.storage, self.store = machines, data, storage, store
         self.memory_limit, self.rank_pids, self.driver = memory_limit, rank_pids, driver
-        self.threads: list[threading.Thread] = []
+        self._later: list[tuple[float, Callable[[], Any]]] = []
 
     def later(self, delay_s: float, do: Callable[[], Any]) -> None:
-        """Does something after a while."""
-        thread = threading.Timer(delay_s, do)
-        thread.start()
-        self.threads.append(thread)
+        """Has `tick` do something after a while: Ray starts nodes in the main thread only."""
+        self._later.append((time.monotonic() + delay_s, do))
+
+    def tick(self) -> None:
+        """Does what is due."""
+        for due_s, do in list(self._later):
+            if due_s <= time.monotonic():
+                self._later.remove((due_s, do))
+                do()
 
     def settle(self) -> None:
         """Waits until all that was to be done later is done."""
-        for thread in self.threads:
-            thread.join()
+        while self._later:
+            self.tick()
+            time.sleep(0.01)
 
     def inject(self, fault: Fault) -> str:
         """Does it; returns what was hit, "" if there was nothing to hit."""
@@ -134,6 +139,18 @@ class Target:
         self.later(fault.lasts_s, self.machines.add_node)
         return hit
 
+    def preempt_node(self, fault: Fault) -> str:
+        """A notice, another node, and the loss of the node when its time is over."""
+        pids = self.rank_pids()
+        if not pids:
+            return ""
+        place = self.machines.node_of(pids[fault.place % len(pids)])
+        node = self.machines.nodes[place]
+        self.machines.announce(place, fault.lasts_s)
+        self.machines.add_node()
+        self.later(fault.lasts_s, lambda: self.machines.lose_node(self.machines.nodes.index(node)))
+        return str(node.node_id)
+
     def add_node(self, fault: Fault) -> str:
         self.machines.add_node()
         return "one more"
@@ -182,6 +199,7 @@ _ACTIONS: dict[str, Callable[[Target, Fault], str]] = {
     "version compacted and cleaned up": Target.version_changes,
     "head restarts": Target.restart_head,
     "node lost, another joins": Target.lose_node,
+    "node preempted": Target.preempt_node,
     "node joins": Target.add_node,
     "object store full": Target.fill_store,
     "spill disk full": Target.fill_store,

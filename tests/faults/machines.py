@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -58,6 +59,24 @@ class Machines:
                 process.kill()
         self._cluster.remove_node(node, allow_graceful=False)
         return f"{len(family)} processes"
+
+    def announce(self, place: int, remaining_s: float) -> str:
+        """Has Ray told, as a cloud's notice does, that a node will be taken away; returns the node's ID."""
+        node = self.nodes[place % len(self.nodes)]
+        notice = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+        deadline = ["--deadline-remaining-seconds", str(round(remaining_s))]
+        command = ["ray", "drain-node", "--address", self.address, "--node-id", node.node_id, *notice, *deadline]
+        subprocess.run(command, check=True, capture_output=True)
+        return str(node.node_id)
+
+    def node_of(self, pid: int) -> int:
+        """The place of the node among the nodes on which a process runs.
+
+        Raises:
+            ValueError: If it runs on none of them.
+        """
+        parents = [parent.pid for parent in psutil.Process(pid).parents()]
+        return [_raylet_of(node) in parents for node in self.nodes].index(True)
 
     def processes(self, kind: str) -> list[psutil.Process]:
         """Processes of this cluster of a kind of helper, the oldest first."""

@@ -30,11 +30,11 @@ SILENCE_S = 180  # a run in which nothing happens for so long hangs: twice what 
 STARTS = 6  # a driver that ends by then is not started again
 MEMORY_ROOM = 3 << 30
 SMALL_STORE = 80 << 20
-LOSING = ("kill rank", "kill driver", "head restarts", "node lost, another joins")
+LOSING = ("kill rank", "kill driver", "head restarts", "node lost, another joins", "node preempted")
 ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "240",
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_API_SERVER_ADDRESS": "http://127.0.0.1:9",  # of no other Ray on this machine
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -167,6 +167,8 @@ class Run:
             decoders=plan.decoders,
             misbehaves=plan.misbehaves,
             at_step=plan.at_step,
+            asks=plan.cluster == schedule.NODES,
+            step_s=0.2 if plan.cluster == schedule.NODES else 0.03,  # a notice takes seconds
             data_options=options,
         )
         self.target = Target(
@@ -233,7 +235,8 @@ class Run:
         if self.drivers:
             self.setting = dataclasses.replace(self.setting, world=self.plan.next_world)
         (self.logs / "setting.json").write_text(json.dumps(dataclasses.asdict(self.setting)))
-        environment = {**os.environ, **ENVIRONMENT, "TMPDIR": str(self.temporary)}
+        watches = {"RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": str(int(self.setting.asks))}
+        environment = {**os.environ, **ENVIRONMENT, **watches, "TMPDIR": str(self.temporary)}
         command = [sys.executable, "-m", "tests.faults.training", str(self.logs)]
         with open(self.folder / f"driver-{len(self.drivers)}.txt", "wb") as output:
             self.drivers.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
@@ -246,6 +249,7 @@ class Run:
                 lively = time.monotonic()
                 self._see(event)
             self._fire()
+            self.target.tick()
             if self.drivers[-1].poll() is not None and self._ended():
                 return
             if time.monotonic() - lively > SILENCE_S:

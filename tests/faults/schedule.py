@@ -48,6 +48,7 @@ KINDS: dict[str, Kind] = {
     "version compacted and cleaned up": Kind(3, (PLAIN,), INSIDE),
     "head restarts": Kind(3, (PLAIN,), INSIDE, ends_driver=True),
     "node lost, another joins": Kind(20, (NODES,), INSIDE, ends_driver=True, most_s=6),
+    "node preempted": Kind(12, (NODES,), ("mid-window", "epoch's turn", "validation"), ends_driver=True, most_s=8),
     "node joins": Kind(5, (NODES,), INSIDE),
     "object store full": Kind(12, (STORE,), INSIDE, most_s=4),
     "spill disk full": Kind(12, (STORE,), INSIDE, most_s=4),

@@ -36,6 +36,8 @@ class Setting:
         data_options: `storage_options` of the datasets.
         name: Of the run.
         continues: The folder of a run whose newest checkpoint is continued.
+        failures: `max_failures` of Ray Train.
+        asks: Whether the ranks ask every few steps if a node will be taken away.
         endpoint: Of the S3 API that has the run's storage; "" if it is a folder.
     """
 
@@ -53,6 +55,8 @@ class Setting:
     data_options: dict[str, str] | None = None
     name: str = "run"
     continues: str = ""
+    asks: bool = False
+    failures: int = 20
     endpoint: str = ""
 
     def filesystem(self) -> Any:
@@ -135,11 +139,15 @@ def train_fn(config: dict[str, Any]) -> None:
                 time.sleep(setting.step_s * slower)
                 log("step", epoch=epoch, step=step, group=group, rows=list(workloads.rows_of(batch)))
                 step += 1
-                if step % setting.report_every == 0 or step == workloads.STEPS:
+                due = step % setting.report_every == 0 or step == workloads.STEPS
+                if due or setting.asks:
                     state = loader.state_dict()
+                    saved = {"at": [state["epoch"], state["position"]]}
+                if setting.asks and raylance.report_if_preempted({"step": step}, loader, saved):
+                    log("preempted", epoch=epoch)
+                elif due:
                     log("report", epoch=epoch)
-                    position = [state["epoch"], state["position"]]
-                    raylance.report({"step": step}, loader, state={"at": position})
+                    raylance.report({"step": step}, loader, state=saved)
                     log("reported", epoch=epoch)
                 if setting.misbehaves == "breaks off" and acts and epoch == 0 and step == setting.at_step:
                     log("misbehaves", how="breaks off a pass")
@@ -183,7 +191,7 @@ def fit(setting: Setting, folder: Path) -> None:
             name=setting.name,
             storage_path=setting.storage,
             storage_filesystem=setting.filesystem(),
-            failure_config=ray.train.FailureConfig(max_failures=20),
+            failure_config=ray.train.FailureConfig(max_failures=setting.failures),
         ),
     ).fit()
 

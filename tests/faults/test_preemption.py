@@ -1,0 +1,29 @@
+"""Owns the check that a run whose node is taken away with a notice loses no step; real nodes, whose processes end."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.faults import history, workloads
+from tests.faults.play import Run
+from tests.faults.schedule import NODES, Fault, Schedule
+
+
+@pytest.mark.slow
+def test_a_node_that_is_taken_away_with_a_notice_costs_no_step(tmp_path: Path, s3_port: int) -> None:
+    """Without the checkpoint at the notice, up to six steps since the last one would be done again."""
+    data, folder = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    folder.mkdir()
+    workloads.write(data)
+    fault = Fault("node preempted", "mid-window", epoch=0, step=9, delay_s=0.0, place=1, lasts_s=8.0)
+    plan = Schedule("preempted", "vectors", NODES, 2, 1, 2, "", 0, is_remote=False, faults=(fault,))
+    run = Run(plan, folder, data, s3_port)
+    run.setting = dataclasses.replace(run.setting, failures=0)  # what Ray Train counts as a failure ends the run
+    outcome = run.play()
+    assert outcome.problems == []
+    assert [injected.kind for injected in outcome.injected] == ["node preempted"]
+    assert (outcome.starts, outcome.drivers) == (2, 1), "Ray Train starts the ranks again, once"
+    starts = history.starts_of(history.read(folder / "logs"), [])
+    assert not starts[0].steps.keys() & starts[1].steps.keys(), "steps that were done again"
