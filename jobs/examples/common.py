@@ -207,8 +207,8 @@ def count_rows(directory: str, expected: int) -> int:
 
 def train(
     config: Mapping[str, Any],
-    is_due: Callable[[int], bool] = lambda step: False,
     *,
+    ask_every: int | None = None,
     model: torch.nn.Module | None = None,
     loss_fn: Loss | None = None,
     batching: Mapping[str, Any] | None = None,
@@ -218,7 +218,7 @@ def train(
 
     Args:
         config: What `config` makes of the arguments.
-        is_due: Asks for one more checkpoint after a step, and must say the same on all ranks.
+        ask_every: Every so many steps, asks Ray if a node will be taken away; then there is one more checkpoint.
         model: A network other than `build_model`'s, with the same weights on all ranks.
         loss_fn: A loss other than `loss_of`.
         batching: More arguments of `loader.batches`.
@@ -234,12 +234,17 @@ def train(
         optimizer.load_state_dict(saved["optimizer"])
     parallel = ray.train.torch.prepare_model(inner)
     witness, metrics = Witness(config, loader), {}
+
+    def state() -> dict[str, Any]:
+        return {"model": inner.state_dict(), "optimizer": optimizer.state_dict()}
+
     for epoch in range(loader.epoch, config["epochs"]):
         for step, batch in enumerate(batches, 1):
             witness.saw(batch)
             loss = train_step(parallel, optimizer, batch, loss_fn)
-            if step % config["checkpoint_every_steps"] == 0 or loader.epoch > epoch or is_due(step):
+            if step % config["checkpoint_every_steps"] == 0 or loader.epoch > epoch:
                 metrics = {"loss": loss.item(), "epoch": loader.epoch}
-                state = {"model": inner.state_dict(), "optimizer": optimizer.state_dict()}
-                raylance.report(metrics, loader, state=state, **reporting)
+                raylance.report(metrics, loader, state=state(), **reporting)
+            elif ask_every is not None and step % ask_every == 0:
+                raylance.report_if_preempted({"loss": loss.item(), "epoch": loader.epoch}, loader, state, **reporting)
     return metrics

@@ -1,11 +1,8 @@
 """Owns the options of an object store, which a user gives as they are or as a function; never shows or keeps them."""
 
-import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import lance
-from lance.namespace import DescribeTableRequest, DescribeTableResponse, LanceNamespace
 
 from raylance.errors import ConfigError
 from raylance.observe.record import holds_secret, public_uri
@@ -69,20 +66,7 @@ def open_dataset(
 ) -> lance.LanceDataset:
     """Opens a dataset; Lance keeps limits that fit into `limit_s`, and renews options that a function gives."""
     if callable(options):
-        return lance.dataset(namespace_client=_Renewing(uri, options, limit_s), table_id=[uri], version=version)
+        from raylance.source.renewing import Renewing  # what it imports takes a second, which other runs are spared
+
+        return lance.dataset(namespace_client=Renewing(uri, options, limit_s), table_id=[uri], version=version)
     return lance.dataset(uri, version=version, storage_options=with_limits(uri, current(options), limit_s))
-
-
-class _Renewing(LanceNamespace):  # type: ignore[misc] # Lance has no types
-    """What Lance asks for the options of one dataset: when it opens it, and each time before they expire."""
-
-    def __init__(self, uri: str, options: Callable[[], Mapping[str, str]], limit_s: float) -> None:
-        self._uri, self._options, self._limit_s = uri, options, limit_s
-        self._name = uuid.uuid4().hex  # of its own: what is open under one name may share credentials
-
-    def namespace_id(self) -> str:
-        return self._name
-
-    def describe_table(self, request: DescribeTableRequest) -> DescribeTableResponse:
-        options: Any = with_limits(self._uri, current(self._options), self._limit_s)
-        return DescribeTableResponse(location=self._uri, storage_options=options)
