@@ -1,6 +1,7 @@
 """Owns the command line of `python -m docs.source`; never says how a page is made.
 
     python -m docs.source reference          # docs/reference.md, from the docstrings
+    python -m docs.source promises           # the tests of each promise in docs/reliability.md, from their marks
     python -m docs.source pictures           # docs/orders.png, and the figures that stand beside it
     python -m docs.source site               # README and docs/ as a site, in build/site
 
@@ -20,7 +21,7 @@ CONFIG = Path(__file__).with_name("mkdocs.yml")
 def main(argv: list[str] | None = None) -> int:
     """Makes what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("reference", "pictures", "site"))
+    parser.add_argument("what", choices=("reference", "promises", "pictures", "site"))
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="of the site (default %(default)s)")
     args = parser.parse_args(argv)
     if args.what == "reference":
@@ -28,6 +29,12 @@ def main(argv: list[str] | None = None) -> int:
 
         PAGE.write_text(render_reference())
         print(f"wrote {PAGE}")
+        return 0
+    if args.what == "promises":
+        from docs.source import promises
+
+        promises.PAGE.write_text(promises.render_promises(promises.PAGE.read_text()))
+        print(f"wrote {promises.PAGE}")
         return 0
     if args.what == "pictures":
         from docs.source.pictures import make_pictures

@@ -325,7 +325,7 @@ class Run:
                 pause = history.pause_after(files, at_s, min(t for t in times if t > at_s))
                 self._count(fault.kind, phase, pause)
         for event in own:
-            pause = history.pause_after(files, event["at_s"], float("inf"))
+            pause = history.pause_after(files, event["at_s"], min(t for t in times if t > event["at_s"]))
             self._count(f"rank {event['how']}", history.phase_at(files, event["at_s"], lost), pause)
         if not problems and self.plan.cluster != schedule.DISK:
             self._prove()

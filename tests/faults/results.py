@@ -1,12 +1,13 @@
 """Owns how outcomes of the fault suite are shown: a line each, and the table of all; plays nothing."""
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 HEADERS = (
-    "fault", "times", "rows lost", "twice", "altered", "hangs", "seconds to continue, median", "worst",
-    "of which Ray's, median", "raylance's, worst",
+    "fault", "times", "phases", "rows lost", "twice", "altered", "hangs", "left", "seconds to continue: median",
+    "worst", "Ray's: median", "worst",
 )  # fmt: skip
 Outcome = dict[str, Any]
 
@@ -35,10 +36,14 @@ def table(outcomes: Sequence[Outcome]) -> str:
         rays = [each["ray_s"] for each, _ in found]
         owners = {outcome["name"]: outcome for _, outcome in found}.values()
         sums = [sum(outcome["counts"].get(name, 0) for outcome in owners) for name in ("lost", "twice", "altered")]
-        hangs = sum(any(problem.startswith("hangs") for problem in outcome["problems"]) for outcome in owners)
-        ours = max(a - b for a, b in zip(whole, rays, strict=True))
-        figures = [statistics.median(whole), max(whole), statistics.median(rays), ours]
-        rows.append((kind, str(len(found)), *map(str, sums), str(hangs), *[f"{value:.1f}" for value in figures]))
+        sums.append(sum(any(problem.startswith("hangs") for problem in outcome["problems"]) for outcome in owners))
+        sums.append(sum(sum(outcome["left"].values()) for outcome in owners))
+        phases = Counter(each["phase"] for each, _ in found)
+        figures = [statistics.median(whole), max(whole), statistics.median(rays), max(rays)]
+        rows.append((
+            kind, str(len(found)), ", ".join(f"{phase} {count}" for phase, count in phases.most_common()),
+            *map(str, sums), *[f"{value:.1f}" for value in figures],
+        ))  # fmt: skip
     injected = sum(map(len, faults.values()))
     failed = [outcome["name"] for outcome in outcomes if outcome["problems"]]
     summary = (

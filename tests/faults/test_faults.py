@@ -105,6 +105,7 @@ MACHINE_FAULTS: list[Exception] = [
 ]
 
 
+@pytest.mark.promise("P6")
 @pytest.mark.parametrize("decoders", [pytest.param(0, marks=pytest.mark.slow), 1])
 @pytest.mark.usefixtures("short_pauses")
 def test_faults_of_the_machines_cost_no_row(numbers: str, tmp_path: Path, decoders: int) -> None:
@@ -118,6 +119,7 @@ def test_faults_of_the_machines_cost_no_row(numbers: str, tmp_path: Path, decode
     assert len(list(tmp_path.iterdir())) == len(errors)
 
 
+@pytest.mark.promise("P8", "P9")
 @pytest.mark.parametrize(
     ("error", "fix"),
     [
@@ -178,6 +180,7 @@ print("every row")
 """
 
 
+@pytest.mark.promise("P6")
 @pytest.mark.slow
 def test_a_full_object_store_costs_time(write_dataset: Callable[..., str]) -> None:
     """Ray's own OutOfDiskError: the store is full, and the disk counts as full from one per cent on."""
@@ -216,6 +219,7 @@ print("every row")
 """
 
 
+@pytest.mark.promise("P6")
 @pytest.mark.slow
 def test_a_helper_ended_by_the_memory_monitor_costs_time(numbers: str, tmp_path: Path) -> None:
     out = in_a_cluster_of_its_own(OUT_OF_MEMORY, numbers, str(tmp_path / "mark"), RAY_memory_monitor_refresh_ms="100")
@@ -245,6 +249,7 @@ class Fatal(raylance.Decoder):
             os.kill(os.getpid(), signal.SIGSEGV)
 
 
+@pytest.mark.promise("P6")
 @pytest.mark.parametrize(
     ("decoders", "how", "batch"),
     [
@@ -574,6 +579,7 @@ def test_a_version_that_is_gone_is_not_waited_for(two_files: tuple[str, Path]) -
             list(iterator)
 
 
+@pytest.mark.promise("P8")
 @pytest.mark.timeout(120)
 def test_a_damaged_file_is_not_waited_for(two_files: tuple[str, Path]) -> None:
     uri, path = two_files
@@ -654,6 +660,7 @@ def test_handles_and_loaders_outlive_a_ray_session(every_other: str) -> None:
     assert "all sessions" in in_a_cluster_of_its_own(SESSIONS, every_other)
 
 
+@pytest.mark.promise("P9")
 @pytest.mark.slow
 def test_a_helper_that_hangs_is_replaced(numbers: str, tmp_path: Path) -> None:
     """It lives, and answers nothing: only a deadline shows it."""

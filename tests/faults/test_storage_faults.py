@@ -104,6 +104,7 @@ QUICK = {("500", "version"), ("truncate", "version"), ("reset", "version"), ("50
 QUICK |= {("truncate", "rows")}
 
 
+@pytest.mark.promise("P6")
 @pytest.mark.parametrize(
     ("fault", "what"),
     [

@@ -84,6 +84,7 @@ def check_hang(store: FaultyStore, runtime: str, match: str, after: int = 50, re
     assert said_s >= read_timeout_s, "since when the storage fails, and not how long the last attempt took"
 
 
+@pytest.mark.promise("P9")
 @pytest.mark.parametrize(
     ("match", "after"),
     [
@@ -114,6 +115,7 @@ def test_a_hang_that_passes_costs_time(store: FaultyStore) -> None:
     timer.join()
 
 
+@pytest.mark.promise("P9")
 @pytest.mark.parametrize(
     ("arguments", "match", "message"),
     [

@@ -131,6 +131,7 @@ def save(loader: raylance.RankLoader, position: int, directory: Path, state: dic
     return checkpoint
 
 
+@pytest.mark.promise("P8")
 @pytest.mark.parametrize("held", [b"", b"no state at all", b"PK\x03\x04 cut short"], ids=["empty", "other", "cut"])
 def test_a_damaged_state_is_refused_and_nothing_is_moved(
     loader: raylance.RankLoader, tmp_path: Path, held: bytes

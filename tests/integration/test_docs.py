@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+from docs.source import promises
 from jobs.create_dataset.command import main as create_dataset
 from tests.helpers.images import make_images
 from tests.helpers.scripts import run_script
@@ -138,6 +139,15 @@ def test_the_folders_stand_in_the_order_of_the_layers() -> None:
     assert sorted(named) == sorted(set().union(*layers))
     heights = [next(height for height, layer in enumerate(layers) if name in layer) for name in named]
     assert heights == sorted(heights), dict(zip(named, heights, strict=True))
+
+
+def test_each_promise_has_tests_and_the_page_names_them() -> None:
+    page = promises.PAGE.read_text()
+    assert page == promises.render_promises(page), "python -m docs.source promises"
+    table = page.partition(promises.BEGIN)[2].partition(promises.END)[0]
+    counts = [row.count("](") for row in table.strip().splitlines()[2:]]
+    assert len(counts) == len(promises.PROMISES)
+    assert min(counts) >= 2, "a promise that no test holds"
 
 
 def test_the_reference_is_that_of_the_docstrings() -> None:

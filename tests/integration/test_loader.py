@@ -77,6 +77,7 @@ def selected_offsets(uri: str, filter: str) -> list[int]:
     return lance.dataset(uri).scanner(columns=["_rowoffset"], filter=filter).to_table()["_rowoffset"].to_pylist()
 
 
+@pytest.mark.promise("P1")
 def test_every_row_once_with_its_own_values(images_uri: str, undisturbed: list[dict[str, torch.Tensor]]) -> None:
     offsets = torch.cat([batch["_rowoffset"] for batch in undisturbed])
     assert sorted(offsets.tolist()) == selected_offsets(images_uri, "label != 3")
@@ -87,6 +88,7 @@ def test_every_row_once_with_its_own_values(images_uri: str, undisturbed: list[d
     assert first.shape == (36, 3, 16, 20)
 
 
+@pytest.mark.promise("P3", "P4")
 @pytest.mark.parametrize(("world", "decoders"), [(2, 1), (3, 0)])
 def test_same_global_batches_and_bytes_for_every_world_and_decoder_count(
     images_uri: str, undisturbed: list[dict[str, torch.Tensor]], world: int, decoders: int
@@ -100,6 +102,7 @@ def test_same_global_batches_and_bytes_for_every_world_and_decoder_count(
     assert_same(join(ranks), undisturbed)
 
 
+@pytest.mark.promise("P4")
 @on_ray
 @pytest.mark.parametrize("decoders", [pytest.param(0, marks=pytest.mark.slow), 2])
 def test_actors_give_the_batches_of_threads(
@@ -121,6 +124,7 @@ def test_actors_give_the_batches_of_threads(
             assert not ray.get(actor.__ray_call__.remote(lambda _: "lance" in sys.modules))
 
 
+@pytest.mark.promise("P1")
 @pytest.mark.parametrize("order", ["sequential", "shard", "row"])
 def test_other_orders_deliver_every_row_once(images_uri: str, order: str) -> None:
     dataset = raylance.dataset(images_uri, columns=["id"], order=order, remainder="ragged")
@@ -135,6 +139,7 @@ def test_other_orders_deliver_every_row_once(images_uri: str, order: str) -> Non
     assert (delivered == live) == (order == "sequential")
 
 
+@pytest.mark.promise("P5")
 def test_resume_at_every_stop_with_other_ranks_and_batches(
     images_uri: str, undisturbed: list[dict[str, torch.Tensor]]
 ) -> None:
@@ -196,6 +201,7 @@ def kill_process(helper: Any) -> None:
     os.kill(ray.get(helper.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
 
 
+@pytest.mark.promise("P6")
 @on_ray
 def test_a_killed_helper_costs_no_row(images_uri: str, undisturbed: list[dict[str, torch.Tensor]]) -> None:
     """A decoder and a reader whose processes die, and a reader that Ray ends."""
@@ -267,6 +273,7 @@ def test_padding_is_marked(images_uri: str) -> None:
     assert not valid[953:].any()
 
 
+@pytest.mark.promise("P2")
 def test_a_rank_may_get_no_row_and_makes_the_step_all_the_same(images_uri: str) -> None:
     dataset = open_images(images_uri, filter="id < 21")
     ranks = []
@@ -278,6 +285,7 @@ def test_a_rank_may_get_no_row_and_makes_the_step_all_the_same(images_uri: str) 
     assert len(torch.cat([batch["_rowoffset"] for batch in join(ranks)]).unique()) == 21
 
 
+@pytest.mark.promise("P9")
 @on_ray
 def test_placement_fails_in_time_with_the_numbers(images_uri: str) -> None:
     dataset = open_images(images_uri)
@@ -308,6 +316,7 @@ def test_decoders_without_a_place_are_done_without(images_uri: str, caplog: pyte
     wait_for_free_cpus(CPUS)
 
 
+@pytest.mark.promise("P7")
 @on_ray
 def test_what_is_in_flight_is_bounded_by_bytes(images_uri: str) -> None:
     """A consumer that never comes back leaves at most max_inflight_bytes in the object store."""
@@ -352,6 +361,7 @@ def test_collate_fn_dtypes_and_formats(images_uri: str) -> None:
         assert list(frame.columns) == ["image", "label"]
 
 
+@pytest.mark.promise("P8")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -373,6 +383,7 @@ def test_bad_arguments_are_refused_before_any_actor_starts(
     assert loader._session.runtime is None
 
 
+@pytest.mark.promise("P8")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -424,6 +435,7 @@ def test_stats_say_where_the_time_went(images_uri: str) -> None:
     assert stats["first_batch_s"] <= stats["wait_s"]
 
 
+@pytest.mark.promise("P1")
 def test_certificates_of_the_ranks_add_up_to_the_selection(images_uri: str) -> None:
     dataset = raylance.dataset(images_uri, columns=["id"], filter="label != 3", remainder="pad", order="row")
     offsets = np.array(selected_offsets(images_uri, "label != 3"))
@@ -441,6 +453,7 @@ def test_certificates_of_the_ranks_add_up_to_the_selection(images_uri: str) -> N
     assert sum(certificate["padding"] for certificate in certificates) == -len(offsets) % 100 > 0
 
 
+@pytest.mark.promise("P1")
 @on_ray
 def test_rows_that_were_not_planned_end_the_epoch(images_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker recomputes what it should get: here its own plan has another seed than the shard actor's."""
@@ -456,6 +469,7 @@ def test_rows_that_were_not_planned_end_the_epoch(images_uri: str, monkeypatch: 
             next(loader.iter_batches(global_batch_size=100))
 
 
+@pytest.mark.promise("P6")
 @on_ray
 @pytest.mark.slow
 def test_all_idle_decoders_lost_at_once(images_uri: str, undisturbed: list[dict[str, torch.Tensor]]) -> None:

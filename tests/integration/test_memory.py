@@ -61,6 +61,7 @@ def floor(ray_session: None, write_dataset: Callable[..., str]) -> int:
     return run(raylance.dataset(uri).loader(), global_batch_size=8)[1]
 
 
+@pytest.mark.promise("P7")
 @pytest.mark.slow
 def test_a_step_larger_than_the_limit_is_read_in_parts(write_dataset: Callable[..., str], floor: int) -> None:
     uri = write_dataset(table([MIB // 2] * 600))
@@ -86,6 +87,7 @@ def test_a_tail_that_no_sample_hits(write_dataset: Callable[..., str], floor: in
     assert stats["held_bytes"] <= limit + 2 * 8 * MIB
 
 
+@pytest.mark.promise("P7")
 @pytest.mark.slow
 def test_large_rows_all_in_one_place(write_dataset: Callable[..., str], floor: int) -> None:
     """Neither what is held nor what is in flight goes by what rows before them had."""
@@ -174,6 +176,7 @@ def test_more_than_two_gibibytes_of_binary_held_together(tmp_path: Path) -> None
     assert stats["held_bytes"] > 2 << 30
 
 
+@pytest.mark.promise("P7")
 @pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 @pytest.mark.parametrize("runtime", ["threads", "ray"])

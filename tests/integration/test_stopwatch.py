@@ -272,6 +272,7 @@ LIMITED = {  # epochs of less than 15 s, which the progress line looks back
 }
 
 
+@pytest.mark.promise("P10")
 @pytest.mark.parametrize("limit", LIMITED)
 def test_all_that_is_shown_agrees_with_a_stopwatch(
     limit: str, uri: str, time: VirtualTime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -294,6 +295,7 @@ def test_all_that_is_shown_agrees_with_a_stopwatch(
         assert shown.get((metric.name, metric.cause), 0) == wanted, metric
 
 
+@pytest.mark.promise("P10")
 def test_no_part_delivers_less_than_the_run_got(uri: str, time: VirtualTime) -> None:
     """Decoders work while the trainer saves: "decoding alone 185 rows/s" was the limit of 633 that were delivered."""
     watch, costs = Watch(time), Costs(decode_row_s=1 / 16, train_s=1 / 8, save_s=0.5, save_every=4)
@@ -534,6 +536,7 @@ def test_what_is_under_way_is_shown_up_to_now(uri: str, time: VirtualTime) -> No
         assert loader.stats()["wait_s"] == waited_s + time.now() - asked
 
 
+@pytest.mark.promise("P10")
 def test_top_shows_the_last_seconds_of_a_run_that_is_under_way(uri: str, time: VirtualTime, tmp_path: Path) -> None:
     """Samples are taken after each step; steps take a second each, half of it waiting for decoders."""
     watch, costs, folder = Watch(time), Costs(decode_row_s=1 / 8, train_s=0.5), str(tmp_path / "run")

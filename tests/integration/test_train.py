@@ -147,6 +147,7 @@ def undisturbed(images_uri: str) -> Steps:
     return steps
 
 
+@pytest.mark.promise("P6")
 def test_a_killed_rank_costs_no_row_and_doubles_none(images_uri: str, tmp_path: Path, undisturbed: Steps) -> None:
     """Rank 1 of 2 is killed in step 8; Ray Train starts both again at the checkpoint of step 6.
 
@@ -261,6 +262,7 @@ def refused_fn(config: dict[str, Any]) -> None:
     raylance.restore(ray.train.get_dataset_shard("train"))
 
 
+@pytest.mark.promise("P5")
 @pytest.mark.slow
 def test_resume_on_other_world_sizes(images_uri: str, tmp_path: Path, undisturbed: Steps) -> None:
     """Two ranks stop at step 7, one continues to step 13, three to the end: each from the last checkpoint before."""

@@ -48,6 +48,7 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
+@pytest.mark.promise("P1", "P6", "P9")
 @pytest.mark.parametrize("seeds", [range(150), pytest.param(range(150, 2_000), marks=pytest.mark.slow)], ids=str)
 def test_nothing_is_lost(seeds: range) -> None:
     counts = sum(map(play, map(Draws, seeds)), play(Draws()))
@@ -83,6 +84,7 @@ def test_a_failure_is_made_simpler() -> None:
     assert sum(map(bool, simple)) < sum(map(bool, draws.taken)) / 2
 
 
+@pytest.mark.promise("P6", "P9")
 @pytest.mark.parametrize(("needs_decoder", "loses_results"), [(True, True), (False, False)])
 def test_a_small_world_as_a_whole(needs_decoder: bool, loses_results: bool) -> None:
     found = explore(items=2, deaths=1, late=1, needs_decoder=needs_decoder, loses_results=loses_results)

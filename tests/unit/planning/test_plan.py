@@ -55,6 +55,7 @@ def test_the_rows_of_an_item_are_those_of_its_chunk(
     assert "_kept" not in dataclasses.asdict(plan)
 
 
+@pytest.mark.promise("P1", "P2", "P3")
 @given(
     order=cases(),
     batch=st.integers(1, 50),
@@ -96,6 +97,7 @@ def test_promises(
         assert len(delivered) == (len(left) + batch - tail if tail else len(left))
 
 
+@pytest.mark.promise("P5")
 @given(
     order=cases(),
     seed=st.integers(),
@@ -119,6 +121,7 @@ def test_stop_and_resume_with_other_world_and_batch_sizes(
     assert sorted(delivered) == sorted(wanted)
 
 
+@pytest.mark.promise("P2")
 @given(order=cases(), batch=st.integers(1, 50), world=st.integers(1, 12))
 def test_shares_differ_by_one_row_at_most(order: Resolved, batch: int, world: int) -> None:
     plan = make_plan(order, batch, world, "pad")
@@ -244,6 +247,7 @@ def test_portions_of_which_two_have_room(rows: int, row_bytes: float, limit: int
     assert portion_rows(rows, row_bytes, limit) == wanted
 
 
+@pytest.mark.promise("P5")
 @pytest.mark.parametrize("position", [0, 5 * 10**9, 10**10 - 4096])
 def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> None:
     """O(rows of the step): no array grows with the dataset, and no loop runs over it."""
@@ -260,6 +264,7 @@ def test_a_step_costs_the_same_anywhere_in_ten_billion_rows(position: int) -> No
     assert peak < 50e6
 
 
+@pytest.mark.promise("P8")
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -169,6 +169,7 @@ SPOILS: list[Callable[[Int64Array], Int64Array]] = [
 ]
 
 
+@pytest.mark.promise("P1", "P10")
 @given(
     starts=STARTS,
     remainder=st.sampled_from(["drop", "pad", "ragged"]),
@@ -431,6 +432,7 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.promise("P1", "P10")
 @given(operations=OPERATIONS, most=st.sampled_from([1024, 3]))
 def test_nothing_is_proven_that_a_model_was_not_trained_on_once(operations: list[tuple[str, Any]], most: int) -> None:
     """Whatever moves loaders, and restores them: where a model was trained on a row twice, that is found."""

@@ -282,6 +282,7 @@ def interrupted_in(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, be
     monkeypatch.setattr(owner, name, interrupt)
 
 
+@pytest.mark.promise("P1")
 @pytest.mark.parametrize(
     ("owner", "name", "before", "times"),
     [

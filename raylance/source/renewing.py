@@ -1,0 +1,28 @@
+"""Owns what Lance asks for storage options before they expire; imported only if a function gives them."""
+
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lance.namespace import DescribeTableRequest, DescribeTableResponse, LanceNamespace
+
+from raylance.source.limits import with_limits
+from raylance.source.storage_options import current
+
+
+class Renewing(LanceNamespace):  # type: ignore[misc] # Lance has no types
+    """A namespace of one dataset: Lance asks it when it opens the dataset, and each time before the options expire."""
+
+    def __init__(self, uri: str, options: Callable[[], Mapping[str, str]], limit_s: float) -> None:
+        """Takes the function that gives the options, and the time that limits of Lance must fit into."""
+        self._uri, self._options, self._limit_s = uri, options, limit_s
+        self._name = uuid.uuid4().hex  # of its own: what is open under one name may share credentials
+
+    def namespace_id(self) -> str:
+        """Its name."""
+        return self._name
+
+    def describe_table(self, request: DescribeTableRequest) -> DescribeTableResponse:
+        """Where the dataset lies, and its options as they are now."""
+        options: Any = with_limits(self._uri, current(self._options), self._limit_s)
+        return DescribeTableResponse(location=self._uri, storage_options=options)
