@@ -218,7 +218,7 @@ def train(
 
     Args:
         config: What `config` makes of the arguments.
-        ask_every: Every so many steps, asks Ray if a node will be taken away; then there is one more checkpoint.
+        ask_every: Steps after which to ask Ray if a node will be taken away; then there is one more checkpoint.
         model: A network other than `build_model`'s, with the same weights on all ranks.
         loss_fn: A loss other than `loss_of`.
         batching: More arguments of `loader.batches`.

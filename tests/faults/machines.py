@@ -61,7 +61,7 @@ class Machines:
         return f"{len(family)} processes"
 
     def announce(self, place: int, remaining_s: float) -> str:
-        """Has Ray told, as a cloud's notice does, that a node will be taken away; returns the node's ID."""
+        """Announces to Ray that a node will be taken away, as a cloud does; returns the node's ID."""
         node = self.nodes[place % len(self.nodes)]
         notice = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
         deadline = ["--deadline-remaining-seconds", str(round(remaining_s))]

@@ -182,7 +182,7 @@ class Run:
         )
 
     def _upload(self, port: int) -> tuple[str, dict[str, str]]:
-        """Copies the datasets into a bucket; returns where they are, through a proxy that can be told to disturb."""
+        """Copies the datasets into a bucket; returns where they are, through a proxy that disturbs on command."""
         keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
         name = f"faults-{os.getpid()}-{time.time_ns()}"
         bucket = bucket_of(port, name)

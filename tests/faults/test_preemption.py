@@ -26,5 +26,8 @@ def test_a_node_that_is_taken_away_with_a_notice_costs_no_step(tmp_path: Path, s
     assert outcome.problems == []
     assert [injected.kind for injected in outcome.injected] == ["node preempted"]
     assert (outcome.starts, outcome.drivers) == (2, 1), "Ray Train starts the ranks again, once"
-    starts = history.starts_of(history.read(folder / "logs"), [])
+    files = history.read(folder / "logs")
+    asked = [event for events in files.values() for event in events if event["what"] == "preempted"]
+    assert len(asked) == 2, "each of two ranks reports once, however often it asks"
+    starts = history.starts_of(files, [])
     assert not starts[0].steps.keys() & starts[1].steps.keys(), "steps that were done again"
