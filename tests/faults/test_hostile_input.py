@@ -200,7 +200,7 @@ def test_a_state_file_holds_a_dict(tmp_path: Path) -> None:
 
 @pytest.fixture
 def write_record(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a record of so many samples, as others may; returns its path."""
+    """Writes a record with this number of samples, as others may; returns its path."""
 
     def write(name: str = "good", samples: int = 1, facts: dict[str, Any] | None = None, text: str = "") -> Path:
         path = tmp_path / "run" / "raylance" / f"{name}.arrow"
