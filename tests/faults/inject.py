@@ -119,13 +119,15 @@ class Target:
         return str(self.data)
 
     def version_changes(self, fault: Fault) -> str:
-        """Rows deleted, files compacted, old versions cleaned up, all but one that is tagged."""
+        """Deletes rows, compacts files, sets and removes a tag, and cleans up all old versions but one with a tag."""
         uri = self.data / "data.lance"
         dataset = lance.dataset(uri)
         if "trained" not in dataset.tags.list():
             dataset.tags.create("trained", workloads.VERSION)
         dataset.delete(f"id = {fault.place}")
         dataset.optimize.compact_files()
+        dataset.tags.create(f"passing-{fault.place}", workloads.VERSION)
+        dataset.tags.delete(f"passing-{fault.place}")
         cleaned = lance.dataset(uri).cleanup_old_versions(timedelta(0), error_if_tagged_old_versions=False)
         return f"{cleaned.old_versions} old versions"
 
