@@ -1,12 +1,17 @@
-"""Owns the check that the fault suite's default part passes; what it plays and how it checks lies beside it."""
+"""Owns the check that schedules of the fault suite pass; what they do and how that is checked lies beside it."""
+
+import subprocess
+import sys
 
 import pytest
 
-from tests.faults.__main__ import main
 
-
-@pytest.mark.slow
+@pytest.mark.ray  # beside the tests that wait for Ray's actors; it starts a cluster of its own
 @pytest.mark.promise("P1", "P3", "P4", "P5", "P6", "P9")
-def test_the_default_schedules_pass(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0, capsys.readouterr().out
-    assert "2 schedules of 1 seeds" in capsys.readouterr().out, "each of them hit something"
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.timeout(600)
+def test_schedules_pass(count: int) -> None:
+    command = [sys.executable, "-m", "tests.faults", "--schedules", str(count)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert f"\n{count} schedules of 1 seeds" in ran.stdout, "each of them hit something"

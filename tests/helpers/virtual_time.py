@@ -91,8 +91,13 @@ class VirtualTime:
         patch.setattr("raylance.observe.clock.now", self.now)
         patch.setattr("raylance.runtime.feeder.threading", threads)
         patch.setattr("raylance.runtime.runtime.queue", queues)
-        for module in ("runtime.threads", "runtime.rank_reader", "source.readahead"):
-            patch.setattr(f"raylance.{module}.ThreadPoolExecutor", functools.partial(_Executor, self))
+        for module, name in (
+            ("runtime.rank_reader", "ThreadPoolExecutor"),
+            ("source.readahead", "ThreadPoolExecutor"),
+            ("runtime.threads", "Calls"),
+            ("source.readahead", "Calls"),
+        ):
+            patch.setattr(f"raylance.{module}.{name}", functools.partial(_Executor, self))
         patch.setattr(
             "raylance.source.readahead.wait", lambda futures: self.block(lambda: all(one.done() for one in futures))
         )
@@ -154,6 +159,8 @@ class _Executor(concurrent.futures.Executor):
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         self._todo.append((future, lambda: function(*args, **kwargs)))
         return future
+
+    start = submit  # as `limits.Calls` has it
 
     def map(self, function: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
         futures = [self.submit(function, *args) for args in zip(*iterables, strict=False)]

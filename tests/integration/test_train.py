@@ -203,7 +203,7 @@ def check_records(folder: Path) -> None:
     page = Path(raylance.report_run(str(folder))).read_text()
     assert "2 starts" in page
     assert '<td>all ranks together</td><td>0</td><td class="good">953 rows were handed out: every selected row' in page
-    assert "<img src='data:image/png;base64" in page, "the first batch"
+    assert '<img src="data:image/png;base64' in page, "the first batch"
 
 
 def hand_fn(config: dict[str, Any]) -> None:

@@ -403,7 +403,7 @@ def test_a_source_out_of_reach_stops_nobody(copied: tuple[str, str], caplog: pyt
     with caplog.at_level(logging.DEBUG, logger="raylance"):
         assert len(raylance.dataset(copy)) == 60
     assert [record.levelno for record in caplog.records] == [logging.DEBUG]
-    assert f"{source} cannot be opened (no Lance dataset" in caplog.text
+    assert f"'{source}' cannot be opened (no Lance dataset" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.DEBUG, logger="raylance"):
         assert len(raylance.dataset(copy, stale="refuse")) == 60
@@ -424,7 +424,7 @@ def test_a_store_that_never_answers_is_not_waited_for(
         lance.write_dataset(table.replace_schema_metadata(said.add_to(table.schema).metadata), str(tmp_path / "far"))
         with caplog.at_level(logging.DEBUG, logger="raylance"):
             assert len(raylance.dataset(str(tmp_path / "far"), storage_options=options)) == 60
-    assert "s3://bucket/gone.lance cannot be opened (the storage has not answered for 0.5 s)" in caplog.text
+    assert "'s3://bucket/gone.lance' cannot be opened (the storage has not answered for 0.5 s)" in caplog.text
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": 2}', '{"format": 1}', '{"format": 1, "uri": "x", "a": 1}'])

@@ -119,7 +119,7 @@ def flags_of(module: str) -> frozenset[str]:
 @functools.cache
 def jobs() -> dict[str, str]:
     """What texts call a job, and its module; all that make a parser are found."""
-    found = {"raylance.top": "raylance.top"}
+    found = {"raylance.top": "raylance.top", "tests.faults": "tests.faults.__main__"}
     for path in sorted(path for folder in PROGRAMS for path in (ROOT / folder).rglob("*.py")):
         name, module = path.relative_to(ROOT), ".".join(path.relative_to(ROOT).with_suffix("").parts)
         if name.parent.name == "examples" and "def main(" in path.read_text():
