@@ -94,8 +94,7 @@ __all__ = [
     "RandomResizedCrop", "RangeSplit", "RankLoader", "RaylanceError", "RowShuffle", "RunProof", "Sequential",
     "ShardShuffle", "StateError", "ValueSplit", "Weighted", "WindowShuffle", "add_column", "dataset", "explain_run",
     "map_boxes", "map_points", "mix", "newest_checkpoint", "prove_run", "read_values", "report", "report_if_preempted",
-    "report_run",
-    "restore", "row_rng", "watch", "write_column", "write_values",
+    "report_run", "restore", "row_rng", "watch", "write_column", "write_values",
 ]  # fmt: skip
 
 

@@ -136,7 +136,7 @@ def orientation_if_plain(data: memoryview, max_pixels: int | None) -> int | None
     try:
         _check_pixels(*size, max_pixels)
         return _orientation(_open(data, max_pixels)) if _may_have_exif(data) else 1
-    except Exception:  # of damaged EXIF, too
+    except Exception:  # damaged EXIF raises errors of many kinds
         return None
 
 
@@ -210,9 +210,9 @@ def _open(encoded: bytes | memoryview, max_pixels: int | None) -> PIL.Image.Imag
 
     Raises:
         DecompressionBombError: If its header says that it has too many.
-        ValueError, OSError, …: As Pillow raises for data that is no image.
+        ValueError, OSError, …: As Pillow raises for data that is not an image.
     """
-    allowed = PIL.Image.MAX_IMAGE_PIXELS  # of the process, which Pillow checks in many places; it warns from it on
+    allowed = PIL.Image.MAX_IMAGE_PIXELS  # Pillow checks this limit of the process in many places
     if allowed is not None and (max_pixels is None or 2 * allowed < max_pixels):
         PIL.Image.MAX_IMAGE_PIXELS = max_pixels
     try:

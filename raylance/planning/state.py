@@ -33,7 +33,7 @@ _SINCE_FORMAT = {
 }
 _OLD_NAMES = {5: {"world_size": "dp_size"}}  # of fields, by the format that renamed them
 _MOST = 2**63 - 1  # of a count: keys, positions and tensors are 64-bit
-_MOST_BYTES = 64 << 20  # of a state file: a mixture of thousands of datasets needs a tenth
+_MOST_BYTES = 64 << 20  # the state of a mixture of thousands of datasets needs a tenth of it
 
 _OMITTED = "raylance.omit_default"
 OMIT_DEFAULT = {_OMITTED: True}

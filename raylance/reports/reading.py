@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float64]
 
-_MOST_BYTES = 64 << 20  # of a file: a record has some hundred kB
-_MOST_SAMPLES = 1 << 16  # of a record, which has some thousand
+_MOST_BYTES = 64 << 20  # in a file; a record has some hundred kB
+_MOST_SAMPLES = 1 << 16  # in a record; a long run has some thousand
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # with which a text commands a terminal
-_TAGS = ("div", "table", "tr", "th", "td")  # of the first rows
+_TAGS = ("div", "table", "tr", "th", "td")  # that a table of the first rows may have
 _READS = 16  # files at once, of a thousand ranks in an object store
 _SIDE_BY_SIDE = 0.25  # of the time between batches: shared for less, a dataset is not trained on beside another
 
@@ -348,9 +348,8 @@ def _parse(table: pa.Table, name: str, written_s: float) -> LoaderRecord | None:
     if facts.get("format") != FORMAT:
         return None
     known = [field.name for field in table.schema if field.name in COLUMNS and field.type == pa.float64()]
-    columns = {
-        column: table[column].to_numpy() for column in known
-    }  # of no other type: Ray Data has one that unpickles
+    # Other types are left out: for one of Ray Data's, `to_numpy` unpickles.
+    columns = {column: table[column].to_numpy() for column in known}
     record = LoaderRecord(
         name=name,
         facts=facts,

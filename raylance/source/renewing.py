@@ -16,7 +16,7 @@ class Renewing(LanceNamespace):  # type: ignore[misc] # Lance has no types
     def __init__(self, uri: str, options: Callable[[], Mapping[str, str]], limit_s: float) -> None:
         """Takes the function that gives the options, and the time that limits of Lance must fit into."""
         self._uri, self._options, self._limit_s = uri, options, limit_s
-        self._name = uuid.uuid4().hex  # of its own: what is open under one name may share credentials
+        self._name = uuid.uuid4().hex  # one for each: under one name, Lance may share credentials
 
     def namespace_id(self) -> str:
         """Its name."""

@@ -41,10 +41,10 @@ def read(folder: Path) -> dict[str, list[Event]]:
 
 def starts_of(files: dict[str, list[Event]], problems: list[str]) -> list[Start]:
     """The starts of a run, the first one first."""
-    ranks = sorted((events for name, events in files.items() if name.startswith("rank") and events), key=_begun)
+    ranks = [events for name, events in files.items() if name.startswith("rank") and events]
     starts: list[Start] = []
     seen: set[int] = set()
-    for events in ranks:
+    for events in sorted(ranks, key=lambda events: _at(events[0])):
         first = events[0]
         if not starts or first["rank"] in seen or first["world"] != starts[-1].world:
             starts.append(Start(first["at_s"], first["world"], None, {}))
@@ -63,10 +63,6 @@ def starts_of(files: dict[str, list[Event]], problems: list[str]) -> list[Start]
                 rows = [(row, crc) for row, crc in event["rows"]]
                 start.steps.setdefault((event["epoch"], event["step"]), []).append((event["group"], rows))
     return starts
-
-
-def _begun(events: list[Event]) -> float:
-    return float(events[0]["at_s"])
 
 
 def committed(starts: list[Start], batch: int, problems: list[str]) -> dict[tuple[int, int], list[tuple[int, int]]]:
@@ -110,6 +106,11 @@ def compare(line: dict[tuple[int, int], list[tuple[int, int]]], wanted: Epochs) 
     return dict(counts)
 
 
+def _of_ranks(files: dict[str, list[Event]]) -> list[Event]:
+    """Events of all ranks and starts, the first one first."""
+    return sorted((e for name, found in files.items() if name.startswith("rank") for e in found), key=_at)
+
+
 def phase_at(files: dict[str, list[Event]], at_s: float, lost_s: Sequence[float]) -> str:
     """In which phase of the run a moment lies, by what its ranks had written down until then.
 
@@ -118,7 +119,7 @@ def phase_at(files: dict[str, list[Event]], at_s: float, lost_s: Sequence[float]
         at_s: The moment.
         lost_s: When ranks were lost, and so had to be started again.
     """
-    events = sorted((e for name, found in files.items() if name.startswith("rank") for e in found), key=_at)
+    events = _of_ranks(files)
     before = [event for event in events if event["at_s"] <= at_s]
     begun = max((event["at_s"] for event in before if event["what"] == "start"), default=0.0)
     if any(begun < lost < at_s for lost in lost_s):
@@ -149,7 +150,7 @@ class Pause:
 
 def pause_after(files: dict[str, list[Event]], at_s: float, until_s: float) -> Pause:
     """The longest pause between steps of the run from a fault to the next one, or to the end."""
-    events = sorted((e for name, found in files.items() if name.startswith("rank") for e in found), key=_at)
+    events = _of_ranks(files)
     works = ("step", "reported", "validated", "end")
     marks = [event["at_s"] for event in events if event["what"] in works]
     earlier = max((mark for mark in marks if mark <= at_s), default=at_s)

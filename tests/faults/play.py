@@ -24,7 +24,7 @@ from tests.faults.inject import Target
 from tests.faults.machines import Machines, wait_until
 from tests.faults.schedule import Fault, Schedule
 from tests.faults.training import Setting
-from tests.helpers.faulty_store import FaultyStore, bucket_of
+from tests.helpers.faulty_store import FaultyStore, bucket_of, store_options
 
 SILENCE_S = 180  # a run in which nothing happens for so long hangs: twice what Ray takes to miss a node
 STARTS = 6  # a driver that ends by then is not started again
@@ -36,7 +36,7 @@ ENVIRONMENT = {
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "240",
     "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5",
     "RAY_prestart_worker_first_driver": "0",
-    "RAY_API_SERVER_ADDRESS": "http://127.0.0.1:9",  # of no other Ray on this machine
+    "RAY_API_SERVER_ADDRESS": "http://127.0.0.1:9",  # where no other Ray of this machine answers
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
@@ -89,7 +89,7 @@ class Tails:
     """Reads what ranks append to their files."""
 
     def __init__(self, folder: Path) -> None:
-        """Of the files of a folder, of which there may be more later."""
+        """Takes the folder; files that come later are read, too."""
         self._folder = folder
         self._offsets: dict[Path, int] = {}
 
@@ -108,8 +108,10 @@ def reaches(fault: Fault, event: dict[str, Any]) -> bool:
     """Whether an event begins the phase at which a fault is aimed."""
     what, epoch = event["what"], event.get("epoch")
     match fault.phase:
-        case "start" | "restart":
+        case "start":
             return bool(what == "start")
+        case "restart":  # it follows the fault before it
+            return False
         case "first batch":
             return bool(what == "restored")
         case "mid-window":
@@ -183,15 +185,13 @@ class Run:
 
     def _upload(self, port: int) -> tuple[str, dict[str, str]]:
         """Copies the datasets into a bucket; returns where they are, through a proxy that disturbs on command."""
-        keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none"}
         name = f"faults-{os.getpid()}-{time.time_ns()}"
         bucket = bucket_of(port, name)
         for path in self.data.rglob("*"):
             if path.is_file():
                 bucket.upload_file(str(path), str(path.relative_to(self.data)))
         assert self.store is not None
-        endpoint = f"http://127.0.0.1:{self.store.port}"
-        return f"s3://{name}", {"aws_endpoint": endpoint, "allow_http": "true", "aws_region": "us-east-1", **keys}
+        return f"s3://{name}", store_options(self.store.port)
 
     def _start_machines(self) -> Machines:
         environment = {**ENVIRONMENT, "TMPDIR": str(self.temporary)}
@@ -260,7 +260,7 @@ class Run:
 
     def _see(self, event: dict[str, Any]) -> None:
         for fault in list(self.waiting):
-            if reaches(fault, event) and fault.phase != "restart":
+            if reaches(fault, event):
                 self.waiting.remove(fault)
                 self.due.append((event["at_s"] + fault.delay_s, fault))
 

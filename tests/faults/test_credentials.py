@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import raylance
-from tests.helpers.faulty_store import FaultyStore, bucket_of
+from tests.helpers.faulty_store import FaultyStore, bucket_of, store_options
 
 ROWS = 600
 URI = "s3://expiring/data.lance"
@@ -36,7 +36,7 @@ class Keys:
         key = f"{os.getpid()}-{until_s:.6f}"
         (self.folder / key).touch()
         expiry = {"expires_at_millis": str(int(until_s * 1000)), "refresh_offset_millis": "1000"}
-        return {**options_of(self.port, key), **expiry}
+        return {**store_options(self.port, key), **expiry}
 
 
 class Expiring(dict[str, float]):
@@ -46,16 +46,11 @@ class Expiring(dict[str, float]):
         return float(key.partition("-")[2]) if "-" in key else default
 
 
-def options_of(port: int, key: str = "none") -> dict[str, str]:
-    keys = {"aws_access_key_id": key, "aws_secret_access_key": "secret", "aws_region": "us-east-1"}
-    return {"aws_endpoint": f"http://127.0.0.1:{port}", "allow_http": "true", **keys}
-
-
 @pytest.fixture(scope="module")
 def store(s3_port: int) -> Iterator[FaultyStore]:
     bucket_of(s3_port, "expiring")
     table = pa.table({"id": np.arange(ROWS), "bulk": pa.array([bytes(200)] * ROWS, pa.binary())})
-    lance.write_dataset(table, URI, mode="overwrite", max_rows_per_file=100, storage_options=options_of(s3_port))
+    lance.write_dataset(table, URI, mode="overwrite", max_rows_per_file=100, storage_options=store_options(s3_port))
     proxy = FaultyStore(s3_port)
     proxy.expires_s = Expiring()
     yield proxy

@@ -22,7 +22,7 @@ from raylance.source import retrying
 from raylance.source.lance_errors import Failure, failure_of
 from raylance.source.reader import Reader
 from raylance.source.version import pin
-from tests.helpers.faulty_store import Fault, FaultyStore, bucket_of
+from tests.helpers.faulty_store import Fault, FaultyStore, bucket_of, store_options
 
 ROWS = 1500
 URI = "s3://faulty/data.lance"
@@ -73,8 +73,7 @@ def store(s3_port: int) -> Iterator[FaultyStore]:
 def options_of(store: FaultyStore) -> dict[str, str]:
     """Lance tries again by itself, too: not here, so that what is tested is what comes after."""
     patience = {"client_max_retries": "0", "client_retry_timeout": "1", "timeout": "1s", "connect_timeout": "1s"}
-    keys = {"aws_access_key_id": "none", "aws_secret_access_key": "none", "aws_region": "us-east-1"}
-    return {"aws_endpoint": f"http://127.0.0.1:{store.port}", "allow_http": "true", **keys, **patience}
+    return {**store_options(store.port), **patience}
 
 
 def opened(store: FaultyStore, **arguments: Any) -> raylance.Dataset:

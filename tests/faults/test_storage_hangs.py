@@ -26,7 +26,7 @@ from raylance.api.dataset import specs_of
 from raylance.source import limits, retrying
 from raylance.source.lance_errors import LANCE_ERRORS
 from raylance.source.limits import with_limits
-from tests.helpers.faulty_store import FaultyStore, bucket_of
+from tests.helpers.faulty_store import FaultyStore, bucket_of, store_options
 
 ROWS = 1500
 URI = "s3://hanging/data.lance"
@@ -50,7 +50,7 @@ def store(s3_port: int) -> Iterator[FaultyStore]:
 
 def options_of(store: FaultyStore) -> dict[str, str]:
     """As a user has them: without a limit."""
-    return {"aws_endpoint": f"http://127.0.0.1:{store.port}", "allow_http": "true", **KEYS}
+    return store_options(store.port)
 
 
 def opened(store: FaultyStore, **arguments: Any) -> raylance.Dataset:

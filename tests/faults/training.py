@@ -86,16 +86,23 @@ class OnceRaisedError(Exception):
     """What a rank raises in the middle of an epoch."""
 
 
+def is_first(setting: Setting, folder: Path, log: Log) -> bool:
+    """Whether the rank has not yet done what it does once a run; writes down that it does."""
+    mark = folder / "misbehaved"
+    if mark.exists():
+        return False
+    mark.touch()
+    log("misbehaves", how=setting.misbehaves)
+    return True
+
+
 def misbehave(setting: Setting, folder: Path, log: Log, step: int) -> float:
     """Does what the setting says, once a run; returns how much slower the next steps are."""
-    mark = folder / "misbehaved"
     if setting.misbehaves == "slow":
         if step == setting.at_step:
             log("misbehaves", how="is 20 times slower")
         return 20.0 if setting.at_step <= step < setting.at_step + 5 else 1.0
-    if step == setting.at_step and setting.misbehaves in LOSING and not mark.exists():
-        mark.touch()
-        log("misbehaves", how=setting.misbehaves)
+    if step == setting.at_step and setting.misbehaves in LOSING and is_first(setting, folder, log):
         if setting.misbehaves == "raises":
             raise OnceRaisedError("on purpose")
         if setting.misbehaves == "exits":
@@ -115,10 +122,7 @@ def train_fn(config: dict[str, Any]) -> None:
     log = Log(folder, f"rank-{time.time():.3f}-{rank}")
     log("start", rank=rank, world=world, pid=os.getpid())
     acts = rank == world - 1
-    mark = folder / "misbehaved"
-    if setting.misbehaves == "takes no shard" and acts and not mark.exists():
-        mark.touch()
-        log("misbehaves", how=setting.misbehaves)
+    if setting.misbehaves == "takes no shard" and acts and is_first(setting, folder, log):
         time.sleep(2)
         raise OnceRaisedError("before its shard was taken")
     loader, val = (ray.train.get_dataset_shard(name) for name in ("train", "val"))

@@ -27,6 +27,12 @@ def bucket_of(port: int, name: str) -> Any:
     return bucket
 
 
+def store_options(port: int, key: str = "none") -> dict[str, str]:
+    """Options of Lance for the S3 API, or the proxy, at a port of this machine."""
+    keys = {"aws_access_key_id": key, "aws_secret_access_key": "secret", "aws_region": "us-east-1"}
+    return {"aws_endpoint": f"http://127.0.0.1:{port}", "allow_http": "true", **keys}
+
+
 class FaultyStore:
     """A proxy before what listens at a port.
 
