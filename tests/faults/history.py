@@ -163,5 +163,21 @@ def pause_after(files: dict[str, list[Event]], at_s: float, until_s: float) -> P
     return Pause(gap, max(starts) - begin if starts else 0.0)
 
 
+def growth(files: dict[str, list[Event]]) -> dict[str, int]:
+    """By how much threads, open descriptors and memory of a rank grew at most from its first epoch's end to its last."""
+    grown = {"threads": 0, "descriptors": 0, "bytes": 0}
+    for events in files.values():
+        held = [event for event in events if event["what"] == "holds"]
+        for name, most in grown.items() if held else ():
+            grown[name] = max(most, held[-1][name] - held[0][name])
+    return grown
+
+
+def left_in_driver(files: dict[str, list[Event]]) -> list[str]:
+    """Threads of raylance and files of the datasets that a driver still had when its run had ended."""
+    done = [event for events in files.values() for event in events if event["what"] == "done"]
+    return [name for event in done for name in (*event["threads"], *event["files"])]
+
+
 def _at(event: Event) -> float:
     return float(event["at_s"])

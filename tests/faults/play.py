@@ -28,6 +28,7 @@ from tests.helpers.faulty_store import FaultyStore, bucket_of, store_options
 
 SILENCE_S = 180  # a run in which nothing happens for so long hangs: twice what Ray takes to miss a node
 STARTS = 6  # a driver that ends by then is not started again
+MOST_GROWTH = {"threads": 16, "descriptors": 32, "bytes": 256 << 20}  # an epoch's data is 2 MB
 MEMORY_ROOM = 3 << 30
 SMALL_STORE = 80 << 20
 LOSING = ("kill rank", "kill driver", "head restarts", "node lost, another joins", "node preempted")
@@ -69,6 +70,7 @@ class Outcome:
         counts: Rows lost, twice and altered, and other batches.
         problems: Whatever is not as it must be, in words; empty for a schedule that passed.
         left: What was left when the run had ended.
+        grown: By how much a rank's threads, descriptors and memory grew at most over its epochs.
         starts: How often Ray Train started the ranks.
         drivers: How often the driver was started.
         took_s: From the start to the verdict.
@@ -80,6 +82,7 @@ class Outcome:
     counts: dict[str, int] = dataclasses.field(default_factory=dict)
     problems: list[str] = dataclasses.field(default_factory=list)
     left: dict[str, int] = dataclasses.field(default_factory=dict)
+    grown: dict[str, int] = dataclasses.field(default_factory=dict)
     starts: int = 0
     drivers: int = 0
     took_s: float = 0.0
@@ -315,6 +318,10 @@ class Run:
         self.outcome.counts = history.compare(line, wanted)
         problems += [f"{count} {name}" for name, count in self.outcome.counts.items() if count]
         self.outcome.starts, self.outcome.drivers = len(starts), len(self.drivers)
+        problems += [f"left in the driver: {name}" for name in history.left_in_driver(files)]
+        self.outcome.grown = history.growth(files)
+        grown = {name: count for name, count in self.outcome.grown.items() if count > MOST_GROWTH[name]}
+        problems += [f"a rank has {count} {name} more than after its first epoch" for name, count in grown.items()]
         own = [event for events in files.values() for event in events if event["what"] == "misbehaves"]
         lost = [at_s for at_s, fault, hit in self.fired if hit and fault.kind in LOSING]
         lost += [event["at_s"] for event in own if event["how"] in training.LOSING]

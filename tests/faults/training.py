@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.faults import workloads
 
 
@@ -110,6 +112,12 @@ def misbehave(setting: Setting, folder: Path, log: Log, step: int) -> float:
     return 1.0
 
 
+def held() -> dict[str, int]:
+    """Threads, open descriptors and memory of this process."""
+    process = psutil.Process()
+    return {"threads": process.num_threads(), "descriptors": process.num_fds(), "bytes": process.memory_info().rss}
+
+
 def train_fn(config: dict[str, Any]) -> None:
     """Trains on all epochs, and writes down each step after it was done."""
     import ray.train
@@ -159,6 +167,7 @@ def train_fn(config: dict[str, Any]) -> None:
         log("validate", epoch=epoch)
         rows = sum(batch.num_rows for batch in val.iter_batches(batch_size=32, batch_format="pyarrow"))
         log("validated", epoch=epoch, rows=rows)
+        log("holds", **held())
     stats = loader.stats()
     log("end", replaced=stats["helpers_replaced"], masked=stats["masked_rows"])
 
@@ -205,13 +214,13 @@ def main(folder: Path) -> int:
     setting = Setting(**json.loads((folder / "setting.json").read_text()))
     log = Log(folder, f"driver-{time.time():.3f}")
     log("driver", pid=os.getpid())
-    threads = threading.active_count()
     try:
         fit(setting, folder)
     except BaseException as error:
         log("failed", error=f"{type(error).__name__}: {error}"[:4000])
         raise
-    log("done", threads=threading.active_count() - threads, descriptors=len(os.listdir("/proc/self/fd")))
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("raylance")]
+    log("done", threads=threads, files=[each.path for each in psutil.Process().open_files() if setting.data in each.path])
     return 0
 
 
