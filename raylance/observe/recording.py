@@ -77,7 +77,8 @@ class Recording:
 
     def flush(self, *, may_wait: bool = True) -> None:
         """Samples now, and has the writing thread write: the process may end soon. Waits until it is written, unless
-        the storage fails or hangs; without `may_wait`, only for a local storage, as long as that takes next to no time.
+        the storage hangs, and not for long if it failed before; without `may_wait`, only for a local storage, as
+        long as that takes next to no time.
         """
         if self._pid != os.getpid():  # the record is of the process that was forked
             return
@@ -110,14 +111,17 @@ class Recording:
     def _ask(self, *, may_wait: bool) -> None:
         """Has the writing thread write: only that one may hang in a storage for ever. Needs the lock."""
         sampler = _sampler()
-        if self._folder is None or (self._failures and self._ended is None):
+        has_failed = self._failures > 0 and self._ended is None
+        if self._folder is None or (has_failed and not may_wait):
             return
         self._due = 0.0
         self._asked += 1
         asked = self._asked
         sampler.woken.set()
         if may_wait and not sampler.is_stuck:
-            sampler.is_stuck = not self._changed.wait_for(lambda: self._answered >= asked, _PATIENCE_S)
+            sampler.is_stuck = not self._changed.wait_for(
+                lambda: self._answered >= asked, _TICK_S if has_failed else _PATIENCE_S
+            )
 
     def _leave(self) -> None:
         """Ends the metrics, and has the samples written at once. Needs the lock."""

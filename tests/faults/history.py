@@ -164,7 +164,7 @@ def pause_after(files: dict[str, list[Event]], at_s: float, until_s: float) -> P
 
 
 def growth(files: dict[str, list[Event]]) -> dict[str, int]:
-    """By how much threads, open descriptors and memory of a rank grew at most from its first epoch's end to its last."""
+    """By how much threads, descriptors and memory of a rank grew at most from its first epoch's end to its last."""
     grown = {"threads": 0, "descriptors": 0, "bytes": 0}
     for events in files.values():
         held = [event for event in events if event["what"] == "holds"]

@@ -220,7 +220,11 @@ def main(folder: Path) -> int:
         log("failed", error=f"{type(error).__name__}: {error}"[:4000])
         raise
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("raylance")]
-    log("done", threads=threads, files=[each.path for each in psutil.Process().open_files() if setting.data in each.path])
+    log(
+        "done",
+        threads=threads,
+        files=[each.path for each in psutil.Process().open_files() if setting.data in each.path],
+    )
     return 0
 
 

@@ -475,6 +475,19 @@ def test_a_storage_that_fails_for_good_is_given_up(
     assert "lacks its last samples" in caplog.messages[-1]
 
 
+def test_a_report_tries_a_storage_again_that_failed_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoint counts, and ranks that are killed after it write no record: nothing else would prove its rows."""
+    monkeypatch.setattr(recordings, "_current", None)
+    storage, stats = Storage(tmp_path, fails=True), Stats()
+    recording = begin(storage, stats)
+    recording.flush()
+    assert not list(tmp_path.iterdir())
+    storage.fails, stats.rows = False, 9
+    recording.flush()
+    assert last_rows(tmp_path) == 9
+    recording.end()
+
+
 def test_rows_that_cannot_be_shown_and_metrics_that_fail_leave_the_record(tmp_path: Path) -> None:
     class Broken(metrics.Publisher):
         def publish(self, figures: Any) -> None:
