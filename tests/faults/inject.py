@@ -177,7 +177,7 @@ class Target:
         with contextlib.suppress(OSError), open(junk, "wb", buffering=0) as file:
             while True:
                 file.write(bytes(4096))
-        self.later(fault.lasts_s, junk.unlink)
+        self.later(fault.lasts_s, lambda: junk.unlink(missing_ok=True))  # another one may share it
         return f"{junk.stat().st_size} bytes"
 
     def disturb(self, fault: Fault) -> str:
