@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from raylance import audit as audit
     from raylance import testing as testing
     from raylance import torch_data as torch_data
+    from raylance import torchft as torchft
     from raylance.api.dataset import Dataset
     from raylance.api.loader import RankLoader
     from raylance.api.mixing import mix
@@ -84,7 +85,7 @@ _MODULES = {
     "integrations.checkpoints": ("report", "restore"),
     "integrations.preemption": ("report_if_preempted",),
 }
-_SUBMODULES = ("audit", "testing", "torch_data")
+_SUBMODULES = ("audit", "testing", "torch_data", "torchft")
 _OWNERS = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [

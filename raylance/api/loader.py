@@ -5,16 +5,17 @@ steps.
 """
 
 import contextlib
+import copy
 import dataclasses
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 
 from raylance.api.positioned import Positioned
 from raylance.api.recording import Recorder
-from raylance.arguments import check_batch_size, check_flag, refuse_unknown
+from raylance.arguments import check_batch_size, check_flag, check_integer, refuse_unknown
 from raylance.batches.assembly import Step
 from raylance.batches.batches import (
     Batches,
@@ -67,7 +68,9 @@ class RankLoader(Positioned):
         self._recorder = Recorder(read_spec, options, context, self._cursor, is_recorded=is_recorded)
         self._batch_size: int | None = None  # of the last pass
         self._is_resharded = False
-        self._is_bound = False  # whether batches were bound, whose size may depend on the data-parallel size
+        self._bound: str | None = None  # how batches were bound: by which size
+        self._has_begun = False  # a pass
+        self._committed_step: Callable[[], int] | None = None  # where steps may not count
         self._agreement: agreement.Agreement | None = None  # of the ranks, since the first pass
         self._session = session or Session(read_spec, options, context.world_size)
         self._prepares = session is None  # the next epoch; the owner of a session decides what comes next
@@ -96,30 +99,43 @@ class RankLoader(Positioned):
         """Data-parallel ranks, which share the epoch: `world_size`, where no ranks are peers."""
         return self._context.dp_size
 
-    def reshard(self, mesh: "DeviceMesh | ProcessGroup | int", dp_size: int | None = None) -> None:
+    def reshard(
+        self, mesh: "DeviceMesh | ProcessGroup | int", dp_size: int | None = None, *, elastic: bool = False
+    ) -> None:
         """Sets which rows this rank gets, where the training function arranges the ranks. Ranks of one data-parallel
         rank are peers: they get the same rows.
 
-        Call it on every rank, before `batches`, `prepare` and the iterators; before or after `restore`. If the default
-        group of torch.distributed has all ranks of the run, the first batch waits up to 30 s until each rank has asked
-        for its own, and the ranks compare what they begin with. `DataConfig(ranks_per_replica=…)` needs no call.
+        Call it on every rank, before the first batch; before or after `restore`. If the default group of
+        torch.distributed has all ranks of the run, the first batch waits up to 30 s until each rank has asked for its
+        own, and the ranks compare what they begin with. `DataConfig(ranks_per_replica=…)` needs no call.
+
+        Later, between any two batches, it changes the shares, where ranks come and go: the next batch is the next step
+        in the new shares, also of a pass that is under way. The global batch of each step stays the same rows. All
+        ranks that take part have to change at the same step; nothing compares them. Helpers stay.
 
         Args:
             mesh: The data-parallel dimensions of a `DeviceMesh`: `mesh["dp"]`, or `mesh["replicate", "shard"]` for
                 HSDP. Or a process group whose ranks all get other rows. Or the data-parallel rank.
             dp_size: With a data-parallel rank, how many there are.
+            elastic: Whether the first shares, too, are of ranks that come and go: then their number need not divide the
+                world, and the first batch waits for nobody. Shares that change later always are.
 
         Raises:
-            ConfigError: If batches were bound or prepared; if every rank sees the dataset whole; if this rank is not in
-                the mesh or the group; if the data-parallel size does not divide the world. With one of the first
-                batches, if the ranks disagree, or one of them did not call.
+            ConfigError: If batches were bound by `batch_size=` or prepared; if every rank sees the dataset whole; if
+                this rank is not in the mesh or the group; if the data-parallel size does not divide the world. With one
+                of the first batches, if the ranks disagree, or one of them did not call.
         """
         context = self._context
-        if self._is_bound:
+        is_elastic = check_flag("elastic", elastic) or self._has_begun or context.is_elastic
+        if self._bound == "batch_size":
             raise ConfigError(
-                "reshard() after batches() or an iterator was called: batches that this rank has were made for other "
-                "shares. Call it on every rank before these; to change the shares later, load state_dict() into a new "
-                "loader."
+                "reshard() after batches were bound by batch_size=, rows of one rank: with other shares, the global "
+                "batch would be another one. Bind them by global_batch_size=, or call reshard() on every rank before."
+            )
+        if self._session.is_prepared and not is_elastic:
+            raise ConfigError(
+                "reshard() after prepare(): batches that this rank has were made for other shares. Call it on every "
+                "rank before prepare()."
             )
         found = process.data_parallel_of(mesh, dp_size)
         if context.assignment is not None and not context.assignment.is_split and found != (0, 1):
@@ -127,8 +143,47 @@ class RankLoader(Positioned):
                 f"reshard() to data-parallel rank {found[0]} of {found[1]}, for a dataset that every rank sees whole: "
                 "it has no shares. Name it in datasets_to_split of DataConfig, or leave reshard() out."
             )
-        self._recorder.context = dataclasses.replace(context, data_parallel=found)
+        self._recorder.on_reshard(context.with_share(*found, is_elastic=is_elastic), self._cursor)
         self._is_resharded = True
+
+    def repeat(self) -> None:
+        """Takes the last step back, because it was not committed: the next batch is this step again, in the shares that
+        are set then. State and proof do not count what was taken back.
+
+        Call it on every rank that was handed the step, before anything else is taken or saved.
+
+        Raises:
+            ConfigError: If no step was handed out since the loader was made, moved, or took a step back.
+        """
+        if not self._cursor.take_back():
+            raise ConfigError(
+                "repeat() without a step to repeat: none was handed out since the loader was made, moved or took a "
+                "step back, and only the last one can be. Call it once, after the step that was not committed; "
+                "seek() goes to any other step."
+            )
+        self._recorder.ledger.take_back()
+
+    def seek(self, global_step: int, *, global_batch_size: int | None = None) -> None:
+        """Goes to the step that has this number in the count of `global_step`, over all epochs; in a pass, the next
+        batch is that step. For trainers that count steps themselves: a rank that joins others begins where they are.
+
+        Rows between are counted neither as handed out nor as lost: other ranks, or nobody, had them.
+
+        Args:
+            global_step: Its number.
+            global_batch_size: Of the steps between; None for that of the last pass or of the state that was loaded.
+
+        Raises:
+            ConfigError: If no size is known; if no step begins there.
+        """
+        size = self._batch_size if global_batch_size is None else global_batch_size
+        if size is None:
+            raise ConfigError(
+                f"seek({global_step}) before the first batch: how many rows a step has is not known. Give "
+                "global_batch_size=."
+            )
+        self._cursor.seek(self._plan(size), check_integer("seek(): global_step", global_step, 0))
+        self._recorder.ledger.join()
 
     def completed_shards(self) -> Int64Array:
         """IDs of the shards whose rows were all handed out in this epoch: int64, ascending, shape (k,).
@@ -216,7 +271,7 @@ class RankLoader(Positioned):
             HelperError: If work on the same rows is lost again and again.
         """
         refuse_unknown("iter_torch_batches()", unknown, RankLoader.iter_torch_batches.__kwdefaults__ or ())
-        size = check_batch_size(global_batch_size, batch_size, self.dp_size)
+        size = self._bind(global_batch_size, batch_size)
         pin_memory = can_pin(check_flag("pin_memory", pin_memory))
         target = process.default_device() if device == "auto" else torch_device(device)
         if callable(collate_fn):
@@ -251,7 +306,7 @@ class RankLoader(Positioned):
             ConfigError, BadRowError, PlacementError, HelperError: As `iter_torch_batches`.
         """
         refuse_unknown("iter_batches()", unknown, RankLoader.iter_batches.__kwdefaults__ or ())
-        size = check_batch_size(global_batch_size, batch_size, self.dp_size)
+        size = self._bind(global_batch_size, batch_size)
         spec = make_batch_spec(self._cursor.delivery_spec, size, prefetch_batches, drop_last, with_row_offset)
         convert = host_converter(self._read_spec, batch_format, pad_lists)
         return self._batches(dataclasses.replace(spec, convert=convert), batch_format)
@@ -336,7 +391,22 @@ class RankLoader(Positioned):
         return True
 
     def _state(self) -> State:
-        return self._cursor.state(self._batch_size, self.dp_size)
+        cursor = self._cursor
+        if self._committed_step is not None and self._batch_size is not None:
+            cursor = copy.copy(cursor)
+            cursor.seek(self._plan(self._batch_size), self._committed_step())
+        return cursor.state(self._batch_size, self.dp_size)
+
+    def _join(self, state: Mapping[str, Any]) -> None:
+        """Goes to the place of a peer's state; a pass that is under way continues there."""
+        moves = self._cursor.moves
+        self._batch_size = self._cursor.load(state).global_batch_size
+        self._cursor.moves = moves
+
+    def _bind(self, global_batch_size: int | None, batch_size: int | None) -> int:
+        size = check_batch_size(global_batch_size, batch_size, self.dp_size)
+        self._bound = "batch_size" if global_batch_size is None else "global_batch_size"
+        return size
 
     def _on_load(self, saved: State) -> None:
         self._batch_size = saved.global_batch_size
@@ -355,7 +425,6 @@ class RankLoader(Positioned):
             return self._plan(spec.global_batch_size, spec.remainder)
 
         plan()  # or an error, before anything starts
-        self._is_bound = True
         return Batches(
             lambda: self._recorder.time(self._take_all(spec)),
             lambda: plan().steps(),
@@ -376,23 +445,29 @@ class RankLoader(Positioned):
     def _take_all(self, spec: BatchSpec) -> Generator[list[Any], None, None]:
         """Takes the rest of the epoch and moves the cursor with each batch, to the next epoch with the last."""
         process.check_context(self._context)
-        cursor, recorder = self._cursor, self._recorder
+        self._agree(self._plan(spec.global_batch_size, spec.remainder))
+        self._batch_size, self._has_begun = spec.global_batch_size, True
+        self._cursor.moves += 1
+        moves = self._cursor.moves
+        while not (yield from self._take_in_one_share(spec, moves)):
+            pass
+
+    def _take_in_one_share(self, spec: BatchSpec, moves: int) -> Generator[list[Any], None, bool]:
+        """Takes steps until the share changes, or the place but by a step; returns whether the pass is over."""
+        cursor, recorder, share = self._cursor, self._recorder, (self.dp_rank, self.dp_size)
         plan = self._plan(spec.global_batch_size, spec.remainder)
-        self._agree(plan)
-        self._batch_size = plan.global_batch_size
         cursor.follow(plan)
-        cursor.moves += 1
-        moves, epoch, position = cursor.moves, cursor.epoch, cursor.position
+        epoch, position = cursor.epoch, cursor.position
         if plan.steps(position) <= 0:
             logger.warning("%s", no_step_left(plan, epoch, position))
-            recorder.ledger.add(epoch, position, position, Digest(), is_last=True)
+            recorder.ledger.add(epoch, position, position, Digest(), is_last=True, share=share)
             cursor.end_epoch()
-            return
+            return True
         plan.check_order(epoch)
         recorder.begin_pass(plan, self.state_dict)
         prepares = self._prepares
         where = {"epoch": epoch, "position": position}
-        feeder = self._session.start(plan, self.dp_rank, **where, batch_spec=spec, observer=recorder.stats)
+        feeder = self._session.start(plan, share[0], **where, batch_spec=spec, observer=recorder.stats)
         try:
             for handed, step in feeder:
                 if moves != cursor.moves:
@@ -406,9 +481,11 @@ class RankLoader(Positioned):
                         self._prepare(spec, plan, epoch + 1, 0)
                     yield handed
                 if step.is_last:
-                    return
+                    return moves != cursor.moves or cursor.epoch != epoch  # or steps of it are handed out again
                 if moves != cursor.moves:
                     break
+                if (cursor.epoch, cursor.position, self.dp_rank, self.dp_size) != (epoch, step.after, *share):
+                    return False
         except RaylanceError as error:
             recorder.on_error(error)
             raise
@@ -423,6 +500,9 @@ class RankLoader(Positioned):
     def _agree(self, plan: Plan) -> None:
         """Has the ranks compare what they begin their first passes with, if they are one process group."""
         context = self._context
+        if context.is_elastic:  # nobody waits for ranks that may be gone
+            self._agreement = None
+            return
         store = agreement.store_of(context.world_size) if self._agreement is None and context.world_size > 1 else None
         if store is None:
             return
@@ -457,7 +537,7 @@ class RankLoader(Positioned):
     def _consume(self, plan: Plan, begin: int, step: Step) -> None:
         """Counts a step of a pass that began at a position; at the end of an epoch, certifies the pass."""
         epoch, recorder = self._cursor.epoch, self._recorder
-        recorder.on_step(epoch, step)
+        recorder.on_step(epoch, step, (self.dp_rank, self.dp_size))
         if step.is_last and self.dp_size == 1 and plan.order.is_custom and not plan.order.repeats:
             handed = recorder.ledger.since(epoch, 0)
             if handed is not None:  # this rank saw all of the epoch

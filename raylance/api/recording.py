@@ -122,9 +122,17 @@ class Recorder:
         finally:
             batches.close()
 
-    def on_step(self, epoch: int, step: Step) -> None:
+    def on_reshard(self, context: ShardContext, cursor: Cursor) -> None:
+        """Takes another share; records it if batches were handed out in the one before."""
+        if context.is_elastic and context.data_parallel != (self.context.dp_rank, self.context.dp_size):
+            self.ledger.cut()
+            at = {"epoch": cursor.epoch, "position": cursor.position}
+            self.stats.record_event("reshard", {**at, "dp_rank": context.dp_rank, "dp_size": context.dp_size})
+        self.context = context
+
+    def on_step(self, epoch: int, step: Step, share: tuple[int, int]) -> None:
         """Counts the rows of a step that was handed out."""
-        self.ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last)
+        self.ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last, share=share)
         self._passed += step.digest
 
     def on_epoch(self, epoch: int, begin: int, end: int) -> None:
@@ -215,7 +223,7 @@ class Recorder:
             folder,
             publisher,
             _rows_html,
-            lambda: origin | ledger.to_dict(),
+            lambda: origin | ledger.to_dict() | {"elastic": self.context.is_elastic},
         )
 
     def end(self) -> None:

@@ -20,8 +20,8 @@ RAY_DATA_NAMES = frozenset({"name", "context", "set_name", "copy", "streaming_sp
 LOADER_NAMES = frozenset(
     {
         "batches", "completed_shards", "dp_rank", "dp_size", "epoch", "explain", "global_step", "identity",
-        "load_state_dict", "prepare", "rank", "record", "reshard", "set_epoch", "state_dict", "stats", "step",
-        "world_size",
+        "load_state_dict", "prepare", "rank", "record", "repeat", "reshard", "seek", "set_epoch", "state_dict", "stats",
+        "step", "world_size",
     }
 )  # fmt: skip
 """What a training function asks of a loader. In local mode, Ray Train gives it the handle instead."""

@@ -39,6 +39,7 @@ class Cursor:
         self._origin, self.delivery_spec = origin, delivery_spec
         self.epoch = self.position = self.step = self.global_step = self.moves = 0
         self._plan: tuple[DeliverySpec, tuple[Any, ...], Plan] | None = None  # the last one, and what it was made of
+        self._before: tuple[int, int, int, int] | None = None  # the place before the last step
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_plan": None}
@@ -52,6 +53,7 @@ class Cursor:
         epoch = check_integer("set_epoch(): epoch", epoch, 0)
         given_up = self.position if epoch == self.epoch else 0
         self.epoch, self.position, self.step = epoch, 0, 0
+        self._before = None
         self.moves += 1
         return given_up
 
@@ -66,6 +68,7 @@ class Cursor:
 
     def advance(self, position: int, *, is_last: bool) -> None:
         """Counts one step as consumed, up to a position; the last one as the start of the next epoch."""
+        self._before = self.place
         self.global_step += 1
         if is_last:
             self.end_epoch()
@@ -75,6 +78,47 @@ class Cursor:
     def end_epoch(self) -> None:
         """Moves to the start of the next epoch: no step is left of this one."""
         self.epoch, self.position, self.step = self.epoch + 1, 0, 0
+
+    def seek(self, plan: Plan, global_step: int) -> None:
+        """Goes to the step that has a number in the count of `global_step`; all steps between are those of the plan.
+
+        Raises:
+            ConfigError: If the step lies before the run's first one, or if steps of other sizes lie between.
+        """
+        if global_step == self.global_step:
+            return
+        if self._before is not None and self._before[3] == global_step:
+            self.place, self._before = self._before, None
+            return
+        size, whole, left = plan.global_batch_size, plan.steps(), plan.steps(self.position)
+        ahead, self._before = global_step - self.global_step, None
+        if 0 <= ahead < left:
+            self.place = self.epoch, self.position + ahead * size, self.step + ahead, global_step
+        elif ahead >= left:
+            epochs, step = divmod(ahead - left, whole)
+            self.place = self.epoch + 1 + epochs, step * size, step, global_step
+        elif self.position + ahead * size >= 0:
+            self.place = self.epoch, self.position + ahead * size, self.step + ahead, global_step
+        else:
+            epoch, step = divmod(self.epoch * whole + self.position // size + ahead, whole)
+            if self.position % size or epoch < 0:
+                raise ConfigError(
+                    f"seek({global_step}) from step {self.global_step}, which is position {self.position} of epoch "
+                    f"{self.epoch}: with a global batch of {size} no step begins there. Go to a step of this epoch, or "
+                    "load a state of that step."
+                )
+            self.place = epoch, step * size, step, global_step
+
+    def take_back(self) -> bool:
+        """Moves back to before the last step; returns False if that is not known."""
+        if self._before is None:
+            return False
+        self.place, self._before = self._before, None
+        return True
+
+    def steps_until(self, plan: Plan, epoch: int) -> int:
+        """Steps of the plan from here to the start of an epoch; 0 if that lies before."""
+        return plan.steps(self.position) + (epoch - self.epoch - 1) * plan.steps() if epoch > self.epoch else 0
 
     def plan(
         self, *, global_batch_size: int, dp_size: int, max_window_bytes: int, remainder: Remainder | None = None
@@ -138,6 +182,7 @@ class Cursor:
         saved = _continue(saved, spec, state["format"])
         self.delivery_spec, self.global_step = spec, saved.global_step
         self.epoch, self.position, self.step = saved.epoch, saved.position, saved.step
+        self._before = None
         self.moves += 1
         return saved
 

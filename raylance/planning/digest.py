@@ -4,7 +4,7 @@ never compares it with a plan, never touches files.
 
 import dataclasses
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -75,6 +75,8 @@ class Interval:
         low: Position before its first step.
         high: Position after its last step.
         is_last: Whether the epoch ends there. The plan leaves out the rows after it.
+        share: Whose rows these are: data-parallel rank and size; None in records of an older raylance, of which all
+            intervals are of one share.
     """
 
     jump: int
@@ -83,6 +85,7 @@ class Interval:
     high: int
     is_last: bool
     digest: Digest
+    share: Place | None = None
 
     @property
     def begin(self) -> Place:
@@ -101,7 +104,7 @@ class Interval:
     def to_list(self) -> list[int]:
         """JSON-able values, as `from_list` reads them."""
         numbers = (self.jump, self.epoch, self.low, self.high, int(self.is_last))
-        return [*numbers, *dataclasses.astuple(self.digest)]
+        return [*numbers, *dataclasses.astuple(self.digest), *(self.share or ())]
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Self:
@@ -110,11 +113,12 @@ class Interval:
         Raises:
             ValueError: If it is something else.
         """
-        if len(values) != 8 or not all(type(value) is int and value >= 0 for value in values):
+        if len(values) not in (8, 10) or not all(type(value) is int and value >= 0 for value in values):
             raise ValueError(f"{values!r} is no interval of a digest")
-        jump, epoch, low, high, is_last, rows, hashed, padding = values
+        jump, epoch, low, high, is_last, rows, hashed, padding, *share = values
         digest = Digest(rows=rows, hash=hashed, padding=padding)
-        return cls(jump=jump, epoch=epoch, low=low, high=high, is_last=bool(is_last), digest=digest)
+        pair = (share[0], share[1]) if share else None
+        return cls(jump=jump, epoch=epoch, low=low, high=high, is_last=bool(is_last), digest=digest, share=pair)
 
 
 class Ledger:
@@ -129,6 +133,7 @@ class Ledger:
         restored: Places of states that were loaded, by the number of the jump there. Other jumps were made by hand, and
             rolled nothing back.
         forgotten: Intervals before this place are forgotten; None if none are.
+        last: The rows of the last step.
     """
 
     def __init__(self) -> None:
@@ -136,8 +141,10 @@ class Ledger:
         self._intervals: list[Interval] = []
         self.restored: dict[int, Place] = {}
         self.forgotten: Place | None = None
+        self.last = Digest()
         self._is_cut = True
         self._loaded: Place | None = None
+        self._before: tuple[Interval | None, bool, Place | None] | None = None  # of the last step
 
     @property
     def intervals(self) -> list[Interval]:
@@ -157,17 +164,40 @@ class Ledger:
         if self._intervals and (self._loaded or self._intervals[-1].end) != (epoch, 0):
             self.add(epoch, 0, 0, Digest(), is_last=False)
 
-    def add(self, epoch: int, low: int, high: int, digest: Digest, *, is_last: bool) -> None:
-        """Adds one step that was handed out, from position `low` to `high`, with its rows on this rank."""
-        self.name = self.name or uuid.uuid4().hex
+    def join(self, known: Mapping[str, Any] | None = None) -> None:
+        """Records that the loader stands where others do: rows before that place were handed out to them, and none were
+        rolled back.
+
+        Args:
+            known: What one of them knows, as of its `to_dict`; it replaces what this one knows.
+
+        Raises:
+            ValueError: If that is damaged.
+        """
+        if known is not None:
+            self._intervals = [Interval.from_list(values) for values in known["intervals"]]
+            self.restored = {jump: (epoch, position) for jump, epoch, position in known["restored"]}
+            forgotten = known["forgotten"]
+            self.forgotten = None if forgotten is None else (forgotten[0], forgotten[1])
+        self._loaded, self._is_cut, self._before = None, True, None
+
+    def add(
+        self, epoch: int, low: int, high: int, digest: Digest, *, is_last: bool, share: Place | None = None
+    ) -> None:
+        """Adds one step that was handed out, from position `low` to `high`, with its rows on this rank, whose share it
+        was.
+        """
+        self._before = (self._intervals[-1] if self._intervals else None, self._is_cut, self._loaded)
+        self.name, self.last = self.name or uuid.uuid4().hex, digest
         last = self._intervals[-1] if self._intervals else None
         follows = last is not None and last.end == (epoch, low) and self._loaded in (None, last.end)
         jump = 0 if last is None else last.jump + (not follows)
         if self._loaded is not None and not follows:
             self.restored[jump] = self._loaded
         self._loaded = None
-        step = Interval(jump=jump, epoch=epoch, low=low, high=high, is_last=is_last, digest=digest)
-        if last is not None and follows and last.epoch == epoch and not self._is_cut:
+        step = Interval(jump=jump, epoch=epoch, low=low, high=high, is_last=is_last, digest=digest, share=share)
+        is_alike = last is not None and (last.epoch, last.share) == (epoch, share)
+        if last is not None and follows and is_alike and not self._is_cut:
             self._intervals[-1] = last.joined(step)
             return
         self._intervals.append(step)
@@ -177,11 +207,24 @@ class Ledger:
             if gone:
                 self.forgotten = max(self.forgotten or (0, 0), *(interval.end for interval in gone))
 
+    def take_back(self) -> None:
+        """Takes the last step back, once: it was handed out, and does not count."""
+        if self._before is None:
+            return
+        last, self._is_cut, self._loaded = self._before
+        step, self._before = self._intervals.pop(), None
+        if last is not None and (last.jump, last.begin) == (step.jump, step.begin):  # it had joined it
+            self._intervals.append(last)
+        elif last is None or last.jump != step.jump:
+            self.restored.pop(step.jump, None)
+
     def since(self, epoch: int, position: int) -> Digest | None:
-        """The rows that were handed out since a place without a jump; None if no interval begins there."""
+        """All rows that were handed out since a place without a jump; None if no interval begins there, or if others
+        were handed some of them.
+        """
         total = Digest()
         for interval in reversed(self._intervals):
-            if interval.jump != self._intervals[-1].jump:
+            if interval.jump != self._intervals[-1].jump or interval.share not in (None, (0, 1)):
                 return None
             total += interval.digest
             if interval.begin == (epoch, position):
@@ -201,13 +244,14 @@ class Ledger:
 
 
 def fold(intervals: Sequence[Interval], recent: int, most: int) -> tuple[list[Interval], list[Interval]]:
-    """Joins the intervals of each epoch, except for the `recent` last ones. Returns those beyond `most`, the oldest,
-    which are to be forgotten; and those to keep.
+    """Joins the intervals of each epoch and share, except for the `recent` last ones. Returns those beyond `most`, the
+    oldest, which are to be forgotten; and those to keep.
     """
     folded: list[Interval] = []
     for interval in intervals[:-recent]:
         last = folded[-1] if folded else None
-        if last is not None and last.end == interval.begin and last.epoch == interval.epoch:
+        is_alike = last is not None and (last.epoch, last.share) == (interval.epoch, interval.share)
+        if last is not None and is_alike and last.end == interval.begin:
             folded[-1] = last.joined(interval)
         else:
             folded.append(interval)

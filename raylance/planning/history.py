@@ -20,7 +20,8 @@ class Account:
         start: What all ranks of one start of the run have in common; "" where it is not known.
         rank: The world rank, of `world_size`.
         data_parallel: The data-parallel rank, which says which rows come, and how many there are; None where each rank
-            gets rows of its own.
+            gets rows of its own. An interval with a share of its own is of that one.
+        is_elastic: Whether ranks came and went, so that those that are missing need not have been there.
         ledger: The loader. Of two accounts with one ledger, the later one holds all that the earlier one does.
         intervals: What it was handed, in the order of time.
         restored: As a `Ledger` has it.
@@ -38,6 +39,7 @@ class Account:
     world_size: int
     intervals: Sequence[Interval]
     data_parallel: RankAndSize | None = None
+    is_elastic: bool = False
     restored: Mapping[int, Place] = dataclasses.field(default_factory=dict)
     forgotten: Place | None = None
     process: str = ""
@@ -46,10 +48,9 @@ class Account:
     selection: str = ""
     plan: str = ""
 
-    @property
-    def dp_rank(self) -> int:
-        """The data-parallel rank."""
-        return self.rank if self.data_parallel is None else self.data_parallel[0]
+    def share_of(self, interval: Interval) -> RankAndSize:
+        """Data-parallel rank and size whose rows an interval has."""
+        return interval.share or self.data_parallel or (self.rank, self.world_size)
 
     def ran_beside(self, other: "Account") -> bool:
         """Whether two processes were handed rows at one time."""
@@ -326,15 +327,25 @@ def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: 
     """
     spans_of_starts, besides, hulls, doubt = [], list[Interval](), [], ""
     for start, of_start in itertools.groupby(runs, key=lambda run: run.start):
-        ranks: dict[tuple[int, int], list[Sequence[Interval]]] = {}
+        ranks: dict[tuple[RankAndSize, int, str], list[Sequence[Interval]]] = {}
         for run in of_start:
-            ranks.setdefault((run.account.dp_rank, run.account.rank), []).append(run.intervals)
-        chains: dict[int, list[list[Interval]]] = {}
-        for (dp_rank, _), of_rank in ranks.items():
+            account = run.account
+            process = (
+                account.ledger if account.is_elastic else ""
+            )  # one that replaced another may do its last step again
+            for share, part in itertools.groupby(run.intervals, key=account.share_of):
+                ranks.setdefault((share, account.rank, process), []).append(list(part))
+        chains: dict[RankAndSize, list[list[Interval]]] = {}
+        for (share, *_), of_rank in ranks.items():
             chain, left = _disjoint(of_rank)
-            besides += left if dp_rank not in chains else []
-            chains.setdefault(dp_rank, []).append(chain)
-        spans, unlike = _add_ranks(chains, start.pieces[0].account.world_size)
+            besides += left if share not in chains else []
+            chains.setdefault(share, []).append(chain)
+        if any(piece.account.is_elastic for piece in start.pieces):
+            spans, unlike, left = _add_shares(chains)
+            besides += left
+        else:
+            peers = {share[0]: chains_of for share, chains_of in chains.items()}
+            spans, unlike = _add_ranks(peers, start.pieces[0].account.world_size)
         spans_of_starts.append(spans)
         doubt = doubt or unlike
         every = [interval for of_rank in ranks.values() for run in of_rank for interval in run]
@@ -381,6 +392,34 @@ def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[
     ends = {each.low: each for run in runs for each in run if each.low == each.high}  # an epoch ended there, stepless
     kept += [end for at, end in ends.items() if not any(each.low < at < each.high for each in kept)]
     return sorted(kept, key=lambda interval: (interval.low, interval.high)), left
+
+
+def _add_shares(
+    chains: Mapping[RankAndSize, Sequence[Sequence[Interval]]],
+) -> tuple[list[Interval], str, list[Interval]]:
+    """Adds the ranks of a start up whose ranks came and went: of each share, what any rank with it was handed, and of
+    each number of shares, all of them. Returns also why they cannot be added, and what came besides.
+    """
+    worlds: dict[int, dict[int, list[list[Interval]]]] = {}
+    for (dp_rank, dp_size), of_share in chains.items():
+        every = list(itertools.chain.from_iterable(of_share))
+        if len({(each.low, each.high, each.digest) for each in every}) > len({(each.low, each.high) for each in every}):
+            return [], f"ranks that had share {dp_rank} of {dp_size} were handed unlike rows at the same positions", []
+        worlds.setdefault(dp_size, {})[dp_rank] = [_furthest(every)]
+    spans, left = _disjoint([_add_ranks(of_world, dp_size)[0] for dp_size, of_world in worlds.items()])
+    return spans, "", left
+
+
+def _furthest(intervals: Sequence[Interval]) -> list[Interval]:
+    """Intervals of one epoch that follow one another without overlapping, and reach as far as any do."""
+    reach: dict[int, int] = {}  # how far one comes from a position
+    for each in sorted(intervals, key=lambda each: (each.low, each.high), reverse=True):
+        reach[each.low] = max(reach.get(each.low, each.low), reach.get(each.high, each.high))
+    chosen: list[Interval] = []
+    for each in sorted(intervals, key=lambda each: (each.low, -reach.get(each.high, each.high), -each.high)):
+        if not chosen or each.low >= chosen[-1].high:
+            chosen.append(each)
+    return chosen
 
 
 def _add_ranks(chains: Mapping[int, Sequence[Sequence[Interval]]], world_size: int) -> tuple[list[Interval], str]:

@@ -39,6 +39,8 @@ class ShardContext:
         data_parallel: The data-parallel rank and size, where several ranks, called peers, get the same rows; None where
             each rank gets rows of its own.
         assignment: How Ray Train assigned the dataset; None for a loader that was made by hand.
+        replica_ranks: Where replicas come and go: ranks of each, which are peers. Then the data-parallel size says how
+            many take part, and may be any number; None where all ranks of the world take part.
         pid: The process that it was made in or sent to; a fork keeps its parent's.
     """
 
@@ -46,6 +48,7 @@ class ShardContext:
     world_size: int = 1
     data_parallel: RankAndSize | None = None
     assignment: Assignment | None = None
+    replica_ranks: int | None = None
     pid: int = dataclasses.field(default_factory=os.getpid, compare=False, init=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +56,8 @@ class ShardContext:
             raise ConfigError(
                 f"rank={self.rank} lies outside a world of {self.world_size}: it must be in [0, {self.world_size})."
             )
-        if not 0 <= self.dp_rank < self.dp_size or self.world_size % self.dp_size:
+        divides = self.is_elastic or self.world_size % self.dp_size == 0
+        if not 0 <= self.dp_rank < self.dp_size or not divides:
             raise ConfigError(
                 f"data-parallel rank {self.dp_rank} of {self.dp_size} for rank {self.rank} of {self.world_size}: rows "
                 "would come twice or never. The rank must be at least 0 and less than the size, and the size must "
@@ -74,9 +78,24 @@ class ShardContext:
         return self.world_size if self.data_parallel is None else self.data_parallel[1]
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether ranks come and go."""
+        return self.replica_ranks is not None
+
+    @property
     def peers(self) -> int:
         """Ranks that get the same rows, this one among them."""
-        return self.world_size // self.dp_size
+        return self.world_size // self.dp_size if self.replica_ranks is None else self.replica_ranks
+
+    def with_share(self, dp_rank: int, dp_size: int, *, is_elastic: bool) -> "ShardContext":
+        """The same rank with another share.
+
+        Raises:
+            ConfigError: If the rank is not less than the size; if the size does not divide the world, unless it is
+                elastic.
+        """
+        ranks = self.peers if is_elastic else None
+        return dataclasses.replace(self, data_parallel=(dp_rank, dp_size), replica_ranks=ranks)
 
     def to_dict(self) -> dict[str, int]:
         """Its numbers, as records hold them."""

@@ -229,6 +229,7 @@ def _account(record: LoaderRecord) -> Account:
         rank=int(digest["rank"]),
         world_size=int(digest["world_size"]),
         data_parallel=(int(digest["dp_rank"]), int(digest["dp_size"])) if "dp_size" in digest else None,
+        is_elastic=bool(digest.get("elastic")),
         intervals=[Interval.from_list(values) for values in digest["intervals"]],
         restored={jump: (epoch, position) for jump, epoch, position in digest.get("restored", ())},
         forgotten=None if forgotten is None else (forgotten[0], forgotten[1]),

@@ -67,6 +67,11 @@ class Session:
             self._on_device[device] = DeviceDecoding(decoding, device)
         return self._on_device.get(device)
 
+    @property
+    def is_prepared(self) -> bool:
+        """Whether a pass was prepared that nobody has asked for."""
+        return self._prepared is not None
+
     def prepare(
         self, plan: Plan, dp_rank: int, *, epoch: int, position: int, prefetch_batches: int, observer: Observer
     ) -> None:

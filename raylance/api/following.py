@@ -1,0 +1,90 @@
+"""Owns a loader's position where a trainer counts steps, some of which are not committed; never counts them itself."""
+
+import json
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Any, Self
+
+from raylance.api.loader import RankLoader, recorder_of
+from raylance.errors import StateError
+from raylance.planning.digest import Digest
+from raylance.planning.plan import Plan
+
+
+class Follower:
+    """A loader that follows a trainer's count of committed steps: within `with`, its state is that of this count."""
+
+    def __init__(self, loader: RankLoader, global_batch_size: int, committed_step: Callable[[], int]) -> None:
+        self._loader, self._size, self._committed_step = loader, global_batch_size, committed_step
+        recorder = recorder_of(loader)
+        self._recorder, self._cursor, self._ledger = recorder, recorder.cursor, recorder.ledger
+
+    def __enter__(self) -> Self:
+        self._loader._committed_step = self._committed_step  # noqa: SLF001 - is of this layer, and of no use to others
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._go_to(self._committed_step())
+        self._loader._committed_step = None  # noqa: SLF001
+
+    @property
+    def _plan(self) -> Plan:
+        return self._loader._plan(self._size)  # noqa: SLF001
+
+    def end_of(self, epochs: int) -> int:
+        """The number of the step after the last one of so many epochs."""
+        return self._cursor.global_step + self._cursor.steps_until(self._plan, epochs)
+
+    def hand_out(self, made: Iterator[Any], number: int, share: tuple[int, int]) -> tuple[Any, Digest]:
+        """Takes a step's batch in a share, without counting it; returns also the digest of its rows."""
+        if share != (self._loader.dp_rank, self._loader.dp_size) or not self._recorder.context.is_elastic:
+            self._loader.reshard(*share, elastic=True)
+        self._go_to(number)
+        try:
+            batch = next(made)
+        except StopIteration:  # at the end of an epoch
+            batch = next(made)
+        digest = self._ledger.last
+        self._cursor.take_back()
+        self._ledger.take_back()
+        return batch, digest
+
+    def count(self, number: int, digest: Digest, share: tuple[int, int]) -> None:
+        """Counts a step as committed, with the rows of all who took part and have this share of a replica's rows."""
+        plan, cursor = self._plan, self._cursor
+        self._go_to(number)
+        epoch, before = cursor.epoch, cursor.position
+        after = plan.after(before)
+        self._ledger.add(epoch, before, after, digest, is_last=plan.steps(after) <= 0, share=share)
+        cursor.seek(plan, number + 1)
+
+    def step_rows(self, number: int) -> int:
+        """Rows of a step over all ranks, padding included."""
+        self._go_to(number)
+        return self._plan.step_size(self._cursor.position)
+
+    def known(self) -> str:
+        """What a rank has to know that takes the model over: state and digests."""
+        return json.dumps({"state": self._loader.state_dict(), "ledger": self._ledger.to_dict()})
+
+    def join(self, known: str) -> None:
+        """Takes over what another rank knows, with the model.
+
+        Raises:
+            StateError: If that one trains on other data.
+        """
+        try:
+            found = json.loads(known)
+            self._loader._join(found["state"])  # noqa: SLF001
+            self._ledger.join(found["ledger"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                f"a replica sent what no raylance of this version sends ({type(error).__name__}: {error}), so that "
+                "this one cannot take its place. Run one version of raylance on all replicas."
+            ) from error
+
+    def _go_to(self, number: int) -> None:
+        if self._cursor.global_step != number:
+            self._loader.seek(number, global_batch_size=self._size)

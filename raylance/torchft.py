@@ -1,0 +1,232 @@
+"""Owns the batches of replicas that come and go under torchft: which rows are whose in a step, and which steps count;
+never trains, never starts or ends a replica, never loads torchft.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import torch
+from torch.distributed import ReduceOp
+
+from raylance.api.following import Follower
+from raylance.api.loader import RankLoader, recorder_of
+from raylance.arguments import check_integer
+from raylance.batches.device import torch_device
+from raylance.environment import process
+from raylance.errors import ConfigError, CoverageError
+from raylance.planning.digest import Digest
+
+__all__ = ["batches"]
+
+_HALF = 32  # bits of a hash that travel as one number, so that sums over replicas stay in 64
+
+
+class Manager(Protocol):
+    """What is used of `torchft.Manager`."""
+
+    def start_quorum(self) -> None: ...
+    def current_step(self) -> int: ...
+    def participating_rank(self) -> int | None: ...
+    def num_participants(self) -> int: ...
+    def is_participating(self) -> bool: ...
+    def batches_committed(self) -> int: ...
+    def load_state_dict(self, state_dict: dict[str, int]) -> None: ...
+    def register_state_dict_fn(self, key: str, load_state_dict: Any, state_dict: Any) -> None: ...
+    def allreduce(self, tensor: torch.Tensor, *, reduce_op: Any = ...) -> Any: ...
+
+
+def batches(
+    loader: RankLoader,
+    manager: Manager,
+    *,
+    global_batch_size: int,
+    epochs: int = 1,
+    rank_in_replica: int = 0,
+    ranks_in_replica: int = 1,
+    **arguments: Any,
+) -> Iterator[Any]:
+    """Hands out the batches of a training whose replicas come and go, each step's rows to those that take part in it.
+
+    A step is handed out again until it was committed, so that each row of an epoch is in one committed step, whoever
+    dies. The global batch of each step is the same rows as in an undisturbed run. The position is the manager's step:
+    one that was set by its `load_state_dict` is followed, and a new manager takes that of a loader that was restored.
+
+    The body of the loop does one step, and ends with `optimizer.step()` of torchft, or `manager.should_commit()`. The
+    quorum is asked for before a batch is made; `zero_grad()` of torchft's optimizer asks for none in the body.
+
+    A replica that heals, or is a spare, has no rows, but has to take part in the reduction of gradients, to which
+    torchft lets it add zeros. It gets one batch again and again, of rows that count for nobody.
+
+    Each step costs one reduction of four numbers, by which every replica knows the rows of all: that is what its record
+    proves, though others died before they wrote theirs.
+
+    Args:
+        loader: Of this rank. The epochs that it has left are trained on.
+        manager: A `torchft.Manager`, 0.2 or later.
+        global_batch_size: Rows of a step over all replicas, however many take part.
+        epochs: Where to end: after this number of epochs, counted from the beginning of the run.
+        rank_in_replica: Where the ranks of a replica get rows of their own, as with FSDP inside it: this one's number.
+        ranks_in_replica: And how many they are. Where they get the same rows, leave both out.
+        **arguments: Others of `RankLoader.iter_torch_batches`.
+
+    Yields:
+        Batches, as `RankLoader.iter_torch_batches` makes them.
+
+    Raises:
+        ConfigError: For an argument that cannot be honoured; for a dataset that every rank sees whole.
+        StateError: If other replicas train on other data.
+        CoverageError: If a step was committed without all of its rows.
+    """
+    if "drop_last" in arguments:
+        raise ConfigError("drop_last= is that of all replicas: set remainder= of the dataset in its place.")
+    epochs = check_integer("epochs", epochs, 0)
+    ranks = check_integer("ranks_in_replica", ranks_in_replica, 1)
+    rank = check_integer("rank_in_replica", rank_in_replica, 0)
+    if rank >= ranks:
+        raise ConfigError(f"rank_in_replica={rank} of ranks_in_replica={ranks}: a rank must be less than their number.")
+    device = arguments.get("device", "auto")
+    target = process.default_device() if device == "auto" else torch_device(device)
+    made = loader.batches(global_batch_size=global_batch_size, **arguments)
+    if not manager.current_step() and loader.global_step:
+        manager.load_state_dict({"step": loader.global_step, "batches_committed": manager.batches_committed()})
+    with Follower(loader, global_batch_size, manager.current_step) as follower:
+        steps = _Steps(follower, manager, made, _peers_of(manager, loader, follower), (rank, ranks), target)
+        while manager.current_step() < follower.end_of(epochs):
+            manager.start_quorum()
+            batch = steps.begin()
+            try:
+                with _one_quorum(manager):
+                    yield batch
+            finally:
+                del batch
+                steps.end()
+
+
+class _Peers:
+    """What a manager hands from replica to replica about one loader, beside the model."""
+
+    def __init__(self) -> None:
+        self.follower: Follower | None = None
+        self.received: str | None = None
+
+    def save(self) -> str:
+        return self.follower.known() if self.follower else ""
+
+    def load(self, known: str) -> None:
+        self.received = known or None
+
+
+_known: "weakref.WeakKeyDictionary[Any, dict[str, _Peers]]" = weakref.WeakKeyDictionary()
+
+
+def _peers_of(manager: Manager, loader: RankLoader, follower: Follower) -> _Peers:
+    """Has the manager hand a loader's position over with the model, once for each manager and dataset."""
+    name = f"raylance:{recorder_of(loader).stem}"
+    of_manager = _known.setdefault(manager, {})
+    if name not in of_manager:
+        peers = of_manager[name] = _Peers()
+        manager.register_state_dict_fn(name, peers.load, peers.save)
+    of_manager[name].follower = follower
+    return of_manager[name]
+
+
+@contextlib.contextmanager
+def _one_quorum(manager: Any) -> Iterator[None]:
+    """Has calls of `start_quorum` do nothing: the step has its quorum, and a second one might have other members."""
+    manager.start_quorum = lambda *_, **__: None
+    try:
+        yield
+    finally:
+        del manager.start_quorum
+
+
+class _Steps:
+    """The steps of one rank: begun when the quorum is known, ended when it is known whether they count."""
+
+    def __init__(
+        self,
+        follower: Follower,
+        manager: Manager,
+        made: Iterator[Any],
+        peers: _Peers,
+        own: tuple[int, int],
+        device: torch.device,
+    ) -> None:
+        """`own` is this rank among those of its replica."""
+        self._follower, self._manager, self._made, self._peers = follower, manager, made, peers
+        self._own, self._device = own, device
+        self._number, self._wanted_rows = 0, 0
+        self._sum: tuple[torch.Tensor, Any] | None = None
+        self._stand_in: Any = None  # what a rank is handed that has no rows
+
+    def begin(self) -> Any:
+        """Takes the batch of the manager's step, in the shares of those that take part."""
+        self._join()
+        place, count = self._places()
+        self._number = self._manager.current_step()
+        self._wanted_rows = self._follower.step_rows(self._number)
+        if place is not None:
+            batch, rows = self._hand_out(place, count)
+            self._stand_in = None
+        else:
+            if self._stand_in is None:  # the rows that it may have with the next step: they are being prepared
+                has_room = (count + 1) * self._own[1] <= self._wanted_rows
+                self._stand_in, _ = self._hand_out(count, count + 1) if has_room else self._hand_out(0, count)
+            batch, rows = self._stand_in, Digest()
+        self._sum = self._reduce([rows.rows, rows.padding, rows.hash >> _HALF, rows.hash % (1 << _HALF)])
+        return batch
+
+    def end(self) -> None:
+        """Counts the step, if it was committed; else it is handed out again.
+
+        Raises:
+            CoverageError: If rows of it are missing.
+        """
+        self._join()
+        reduced, self._sum = self._sum, None
+        if reduced is None or self._manager.current_step() <= self._number:
+            return
+        numbers, work = reduced
+        work.wait()
+        rows, padding, high, low = numbers.tolist()
+        total = Digest(rows=rows, padding=padding, hash=((high << _HALF) + low) % (1 << 2 * _HALF))
+        self._follower.count(self._number, total, self._own)
+        if self._own[1] == 1 and rows + padding != self._wanted_rows:
+            raise CoverageError(
+                f"step {self._number} was committed with {rows + padding} rows of the {self._wanted_rows} that are "
+                "due: a replica was counted that did not add its own. Training stops here, because rows would be lost. "
+                "This is a defect of raylance or of torchft: please report it."
+            )
+
+    def _hand_out(self, place: int, count: int) -> tuple[Any, Digest]:
+        rank, ranks = self._own
+        return self._follower.hand_out(self._made, self._number, (place * ranks + rank, count * ranks))
+
+    def _places(self) -> tuple[int | None, int]:
+        """This replica's place among those whose rows count in this step, None for one without; and their number."""
+        manager = self._manager
+        count = manager.num_participants()
+        place = manager.participating_rank() if manager.is_participating() else None
+        if manager.current_step():
+            return place, count
+        # Before the first step, a manager may have all replicas but one take over the weights of that one. Those count
+        # as participants, and add zeros: only all replicas together know who they are.
+        numbers, work = self._reduce([int(place == each) for each in range(count)])
+        work.wait()
+        present = [each for each, is_there in enumerate(numbers.tolist()) if is_there]
+        if not present:  # the reduction failed, and so will the step
+            return place, count
+        return (present.index(place) if place in present else None), len(present)
+
+    def _reduce(self, numbers: list[int]) -> tuple[torch.Tensor, Any]:
+        """Begins to add numbers up over all replicas; those of one that has no rows are taken as zeros."""
+        tensor = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        return tensor, self._manager.allreduce(tensor, reduce_op=ReduceOp.SUM)
+
+    def _join(self) -> None:
+        """Goes where the replica stood that this one was healed from."""
+        received, self._peers.received = self._peers.received, None
+        if received is not None:
+            self._follower.join(received)
