@@ -34,6 +34,8 @@ class Manager(Protocol):
     def batches_committed(self) -> int: ...
     def load_state_dict(self, state_dict: dict[str, int]) -> None: ...
     def register_state_dict_fn(self, key: str, load_state_dict: Any, state_dict: Any) -> None: ...
+    def errored(self) -> Any: ...
+    def should_commit(self) -> bool: ...
     def allreduce(self, tensor: torch.Tensor, *, reduce_op: Any = ...) -> Any: ...
 
 
@@ -95,12 +97,13 @@ def batches(
         steps = _Steps(follower, manager, made, _peers_of(manager, loader, follower), (rank, ranks), target)
         while manager.current_step() < follower.end_of(epochs):
             manager.start_quorum()
-            batch = steps.begin()
+            if not steps.begin():
+                manager.should_commit()
+                continue
             try:
                 with _one_quorum(manager):
-                    yield batch
+                    yield steps.batch
             finally:
-                del batch
                 steps.end()
 
 
@@ -157,48 +160,50 @@ class _Steps:
         """`own` is this rank among those of its replica."""
         self._follower, self._manager, self._made, self._peers = follower, manager, made, peers
         self._own, self._device = own, device
-        self._number, self._wanted_rows = 0, 0
-        self._sum: tuple[torch.Tensor, Any] | None = None
+        self._number, self._total = 0, Digest()
         self._stand_in: Any = None  # what a rank is handed that has no rows
+        self.batch: Any = None
 
-    def begin(self) -> Any:
-        """Takes the batch of the manager's step, in the shares of those that take part."""
+    def begin(self) -> bool:
+        """Takes the batch of the manager's step, in the shares of those that take part; returns whether it is ready on
+        all of them. If not, the step cannot be committed, and torchft's DistributedDataParallel would raise.
+
+        Raises:
+            CoverageError: If rows of the step are missing.
+        """
         self._join()
         place, count = self._places()
-        self._number = self._manager.current_step()
-        self._wanted_rows = self._follower.step_rows(self._number)
+        if self._manager.errored():
+            return False
+        self._number, rows = self._manager.current_step(), Digest()
+        due = self._follower.step_rows(self._number)
         if place is not None:
-            batch, rows = self._hand_out(place, count)
+            self.batch, rows = self._hand_out(place, count)
             self._stand_in = None
         else:
             if self._stand_in is None:  # the rows that it may have with the next step: they are being prepared
-                has_room = (count + 1) * self._own[1] <= self._wanted_rows
-                self._stand_in, _ = self._hand_out(count, count + 1) if has_room else self._hand_out(0, count)
-            batch, rows = self._stand_in, Digest()
-        self._sum = self._reduce([rows.rows, rows.padding, rows.hash >> _HALF, rows.hash % (1 << _HALF)])
-        return batch
-
-    def end(self) -> None:
-        """Counts the step, if it was committed; else it is handed out again.
-
-        Raises:
-            CoverageError: If rows of it are missing.
-        """
-        self._join()
-        reduced, self._sum = self._sum, None
-        if reduced is None or self._manager.current_step() <= self._number:
-            return
-        numbers, work = reduced
-        work.wait()
-        rows, padding, high, low = numbers.tolist()
-        total = Digest(rows=rows, padding=padding, hash=((high << _HALF) + low) % (1 << 2 * _HALF))
-        self._follower.count(self._number, total, self._own)
-        if self._own[1] == 1 and rows + padding != self._wanted_rows:
+                has_room = (count + 1) * self._own[1] <= due
+                self._stand_in, _ = self._hand_out(*((count, count + 1) if has_room else (0, count)))
+            self.batch = self._stand_in
+        numbers = self._sum([rows.rows, rows.padding, rows.hash >> _HALF, rows.hash % (1 << _HALF)])
+        if self._manager.errored():
+            return False
+        hashed = ((numbers[2] << _HALF) + numbers[3]) % (1 << 2 * _HALF)
+        self._total = Digest(rows=numbers[0], padding=numbers[1], hash=hashed)
+        if self._own[1] == 1 and numbers[0] + numbers[1] != due:
             raise CoverageError(
-                f"step {self._number} was committed with {rows + padding} rows of the {self._wanted_rows} that are "
-                "due: a replica was counted that did not add its own. Training stops here, because rows would be lost. "
+                f"step {self._number} has {numbers[0] + numbers[1]} rows on all replicas together, and {due} are due: "
+                "they do not agree on who takes part. Training stops here, because rows would be lost or come twice. "
                 "This is a defect of raylance or of torchft: please report it."
             )
+        return True
+
+    def end(self) -> None:
+        """Counts the step, if it was committed; else it is handed out again."""
+        self.batch = None
+        self._join()
+        if self._manager.current_step() > self._number:
+            self._follower.count(self._number, self._total, self._own)
 
     def _hand_out(self, place: int, count: int) -> tuple[Any, Digest]:
         rank, ranks = self._own
@@ -213,17 +218,15 @@ class _Steps:
             return place, count
         # Before the first step, a manager may have all replicas but one take over the weights of that one. Those count
         # as participants, and add zeros: only all replicas together know who they are.
-        numbers, work = self._reduce([int(place == each) for each in range(count)])
-        work.wait()
-        present = [each for each, is_there in enumerate(numbers.tolist()) if is_there]
-        if not present:  # the reduction failed, and so will the step
-            return place, count
+        numbers = self._sum([int(place == each) for each in range(count)])
+        present = [each for each, is_there in enumerate(numbers) if is_there]
         return (present.index(place) if place in present else None), len(present)
 
-    def _reduce(self, numbers: list[int]) -> tuple[torch.Tensor, Any]:
-        """Begins to add numbers up over all replicas; those of one that has no rows are taken as zeros."""
+    def _sum(self, numbers: list[int]) -> list[int]:
+        """Adds numbers up over all replicas; those of one that has no rows are taken as zeros."""
         tensor = torch.tensor(numbers, dtype=torch.int64, device=self._device)
-        return tensor, self._manager.allreduce(tensor, reduce_op=ReduceOp.SUM)
+        self._manager.allreduce(tensor, reduce_op=ReduceOp.SUM).wait()
+        return [int(number) for number in tensor.tolist()]
 
     def _join(self) -> None:
         """Goes where the replica stood that this one was healed from."""

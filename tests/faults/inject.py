@@ -120,6 +120,8 @@ class Target:
     def version_changes(self, fault: Fault) -> str:
         """Deletes rows, compacts files, sets and removes a tag, and cleans up all old versions but one with a tag."""
         uri = self.data / "data.lance"
+        if not uri.exists():  # it is away
+            return ""
         dataset = lance.dataset(uri)
         if "trained" not in dataset.tags.list():
             dataset.tags.create("trained", workloads.VERSION)
