@@ -1,0 +1,318 @@
+"""Owns replicas that train under torchft and can be killed: each is a process of its own, which writes down its steps.
+
+python -m tests.faults.replicas FOLDER NUMBER      # reads FOLDER/replicas.json
+python -m tests.faults.replicas FOLDER lighthouse
+python -m tests.faults.replicas FOLDER ray         # all of them, as workers of Ray Train
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+BATCH, ROWS = 48, 3600
+STEPS = ROWS // BATCH
+Rows = dict[int, list[int]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What the replicas of a run have in common.
+
+    Attributes:
+        uri: Their dataset; "" for random tensors, which nobody reads.
+        replicas: How many there are, if all are there.
+        least: How many have to be there.
+        is_async: Whether a replica is healed while others train.
+        has_spares: Whether no more than the least have rows.
+        epochs: Epochs of the run.
+        step_s: What a step of the model takes.
+        reduce_s: After so long, a reduction has failed.
+        dies_healing: Whether each replica that is healed dies of it once, in the step in which it is.
+        report_every: Under Ray Train, steps from one checkpoint to the next.
+    """
+
+    uri: str = ""
+    replicas: int = 3
+    least: int = 1
+    is_async: bool = True
+    has_spares: bool = False
+    epochs: int = 3
+    step_s: float = 0.05
+    reduce_s: float = 5.0
+    dies_healing: bool = False
+    report_every: int = 40
+
+
+def average(model: torch.nn.Module, manager: Any) -> None:
+    """Averages the gradients over the replicas. torchft's DistributedDataParallel raises where a reduction failed."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    manager.allreduce(flat).wait()
+    for gradient, part in zip(gradients, flat.split([each.numel() for each in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+def random_batches(manager: Any, steps: int) -> Iterator[dict[str, torch.Tensor]]:
+    """As much as a run of that many steps needs, without any data."""
+    while manager.current_step() < steps:
+        manager.start_quorum()
+        size = manager.num_participants()
+        if manager.errored():
+            manager.should_commit()
+            continue
+        yield {"x": torch.rand(BATCH // size, 16), "_rowoffset": torch.arange(0)}
+
+
+def train(setting: Setting, number: int, folder: Path, **place: Any) -> None:
+    """Trains as one replica, to the end; `place` says where store and lighthouse are, if the environment does not."""
+    import torchft
+    from torchft.manager import WorldSizeMode
+
+    import raylance
+    import raylance.torchft
+    from raylance.environment import process
+
+    torch.manual_seed(number)
+    model = torch.nn.Linear(16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    log = open(folder / f"rank-{number}-{time.time():.3f}.jsonl", "a", buffering=1)  # noqa: SIM115 - as long as it lives
+
+    def write(what: str, **values: Any) -> None:
+        log.write(json.dumps({"what": what, "at_s": time.time(), **values}) + "\n")
+
+    def load(state: dict[str, Any]) -> None:
+        write("healed")
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        mark = folder / f"died-healing-{number}"
+        if setting.dies_healing and (folder / "begun").exists() and not mark.exists():
+            mark.touch()
+            os._exit(9)
+
+    manager = torchft.Manager(
+        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=setting.reduce_s)),
+        load_state_dict=load,
+        state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
+        min_replica_size=setting.least,
+        use_async_quorum=setting.is_async,
+        world_size_mode=WorldSizeMode.FIXED_WITH_SPARES if setting.has_spares else WorldSizeMode.DYNAMIC,
+        timeout=timedelta(seconds=2 * setting.reduce_s),
+        quorum_timeout=timedelta(seconds=30),
+        rank=0,
+        world_size=1,
+        replica_id=f"replica-{number}",
+        **place,
+    )
+    stepper = torchft.Optimizer(manager, optimizer)
+    loader: Any = contextlib.nullcontext()
+    if setting.uri:
+        data = raylance.dataset(setting.uri, order="window", seed=3)
+        record = {"record": str(folder / "run"), "runtime": "threads"} if place else {}
+        loader = data.loader(rank=number, world_size=setting.replicas, num_decoders=0, **record)
+    write("start", pid=os.getpid())
+    is_in_ray = process.train_rank() is not None
+    saved = raylance.restore(loader) if is_in_ray else None
+    if saved is not None:
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        write("restored", at=loader.global_step)
+    with loader:
+        made = (
+            raylance.torchft.batches(
+                loader, manager, global_batch_size=BATCH, epochs=setting.epochs, with_row_offset=True
+            )
+            if setting.uri
+            else random_batches(manager, setting.epochs * STEPS)
+        )
+        for batch in made:
+            step, share = manager.current_step(), [0, 1]
+            if setting.uri:
+                share = [loader.dp_rank, loader.dp_size]
+            takes_part = manager.is_participating()
+            write("handed", step=step, share=share, rows=batch["_rowoffset"].tolist() if takes_part else None)
+            if step == 3:
+                (folder / "begun").touch()
+            stepper.zero_grad()
+            model(batch["x"]).square().mean().backward()
+            average(model, manager)
+            time.sleep(setting.step_s)
+            stepper.step()
+            is_committed = manager.current_step() > step
+            at = None
+            if setting.uri:
+                state = loader.state_dict()
+                at = state["epoch"] * STEPS + state["position"] // BATCH
+            write("step", step=step, share=share, is_committed=is_committed, at=at, counted=manager.current_step())
+            if is_in_ray and is_committed and manager.current_step() % setting.report_every == 0:
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                raylance.report({"step": step}, loader, state=state)
+                write("reported", at=manager.current_step())
+    write("end", weights=model.weight.sum().item())
+    manager.shutdown(wait=False)
+
+
+def train_in_ray(config: dict[str, Any]) -> None:
+    """Trains as a worker of Ray Train; store and lighthouse are named by the environment."""
+    import ray.train
+
+    setting = Setting(**config["setting"])
+    train(setting, ray.train.get_context().get_world_rank(), Path(config["folder"]))
+
+
+def fit(setting: Setting, folder: Path) -> None:
+    """Trains under Ray Train, which replaces the ranks that die."""
+    import ray
+    import ray.train
+    from ray.train.torch import TorchTrainer
+    from ray.train.v2.torch.torchft_config import TorchftConfig
+
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error")
+    os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # others may run on this machine
+    lighthouse = {"min_replicas": setting.least, "join_timeout_ms": 1000, "heartbeat_timeout_ms": 2000}
+    TorchTrainer(
+        train_in_ray,
+        train_loop_config={"setting": dataclasses.asdict(setting), "folder": str(folder)},
+        torch_config=TorchftConfig(lighthouse_kwargs=lighthouse, backend="gloo"),
+        scaling_config=ray.train.ScalingConfig(num_workers=setting.replicas),
+        run_config=ray.train.RunConfig(
+            name="run", storage_path=str(folder), failure_config=ray.train.FailureConfig(max_failures=20)
+        ),
+    ).fit()
+
+
+class Replicas:
+    """The processes of a run, and its lighthouse; under Ray Train, that starts and replaces them."""
+
+    def __init__(self, setting: Setting, folder: Path, *, in_ray: bool = False) -> None:
+        self.setting, self.folder, self._in_ray = setting, folder, in_ray
+        (folder / "replicas.json").write_text(json.dumps(dataclasses.asdict(setting)))
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._first = self._run("ray" if in_ray else "lighthouse")
+        if not in_ray:
+            self._wait(lambda: (folder / "lighthouse").exists(), 60)
+            self.processes |= {number: self._run(str(number)) for number in range(setting.replicas)}
+
+    def _run(self, what: str) -> subprocess.Popen[bytes]:
+        with open(self.folder / f"{what}-{time.time():.3f}.txt", "wb") as output:
+            command = [sys.executable, "-m", "tests.faults.replicas", str(self.folder), what]
+            return subprocess.Popen(command, stdout=output, stderr=output)
+
+    def _wait(self, is_so: Callable[[], bool], limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while not is_so():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"nothing came of it in {limit_s} s; see {self.folder}")
+            self.tend()
+            time.sleep(0.02)
+
+    def tend(self) -> None:
+        """Starts a replica that has died again, as Ray Train does."""
+        for number, process in self.processes.items():
+            if process.poll() not in (None, 0):
+                self.processes[number] = self._run(str(number))
+
+    def reach(self, step: int, limit_s: float = 120) -> None:
+        """Waits until some replica has committed a step."""
+        self._wait(lambda: any(e["is_committed"] and e["step"] >= step for e in self.events("step")), limit_s)
+
+    def heal(self, limit_s: float = 60) -> None:
+        """Waits until all replicas make steps again."""
+        begun_s = time.time()
+
+        def is_healed() -> bool:
+            steps = [event["number"] for event in self.events("step") if event["at_s"] > begun_s]
+            return len(set(steps)) == self.setting.replicas
+
+        self._wait(is_healed, limit_s)
+
+    def kill(self, *numbers: int) -> None:
+        """Kills replicas at once."""
+        pids = {event["number"]: event["pid"] for event in self.events("start")}
+        for number in numbers:
+            os.kill(pids[number], signal.SIGKILL)
+
+    def finish(self, limit_s: float = 240) -> None:
+        """Waits until all have ended well."""
+        last = [self._first] if self._in_ray else self.processes.values()
+        self._wait(lambda: all(process.poll() is not None for process in last), limit_s)
+        assert all(process.returncode == 0 for process in last), f"see {self.folder}"
+
+    def events(self, what: str = "") -> list[dict[str, Any]]:
+        """Events of all replicas, the first one first; `number` is the replica's, `file` its process."""
+        found: list[dict[str, Any]] = []
+        for path in self.folder.glob("rank-*.jsonl"):
+            whole = [line for line in path.read_text().splitlines() if line.endswith("}")]
+            of_file = {"number": int(path.stem.split("-")[1]), "file": path.stem}
+            found += [json.loads(line) | of_file for line in whole]
+        return sorted((e for e in found if what in ("", e["what"])), key=lambda e: e["at_s"])
+
+    def committed(self) -> dict[int, list[int]]:
+        """The rows of each step that was committed, by those who took part in it.
+
+        A process that was killed wrote its rows before the step; that the step was committed, any other may say.
+        """
+        sizes: dict[int, set[int]] = defaultdict(set)
+        handed: dict[tuple[int, int], Rows] = defaultdict(dict)
+        for event in self.events():
+            if event["what"] == "handed" and event["rows"] is not None:
+                handed[event["step"], event["share"][1]][event["share"][0]] = event["rows"]
+            elif event["what"] == "step" and event["is_committed"] and event["share"][0] < event["share"][1]:
+                sizes[event["step"]].add(event["share"][1])
+        found = {}
+        for step in sizes:
+            whole = [handed[step, size] for size in sizes[step] if len(handed[step, size]) == size]
+            if whole:
+                found[step] = [row for rank in sorted(whole[0]) for row in whole[0][rank]]
+        return found
+
+    def longest_pause_s(self) -> float:
+        """The longest time between two steps of a process, from when all were there first."""
+        marks: dict[str, list[float]] = defaultdict(list)
+        for event in self.events("step"):
+            marks[event["file"]].append(event["at_s"])
+        gaps = [np.diff(times[3:]).max() for times in marks.values() if len(times) > 5]
+        return float(max(gaps))
+
+    def close(self) -> None:
+        """Ends what is left."""
+        for process in (*self.processes.values(), self._first):
+            process.terminate()
+            process.wait()
+
+
+def main(folder: Path, what: str) -> None:
+    """Runs one replica, or the lighthouse."""
+    setting = Setting(**json.loads((folder / "replicas.json").read_text()))
+    if what == "ray":
+        fit(setting, folder)
+        return
+    if what == "lighthouse":
+        from torchft.coordination import LighthouseServer
+
+        server = LighthouseServer(
+            bind="[::]:0", min_replicas=setting.least, join_timeout_ms=1000, heartbeat_timeout_ms=2000
+        )
+        (folder / "lighthouse.new").write_text(server.address())
+        (folder / "lighthouse.new").rename(folder / "lighthouse")
+        while True:
+            time.sleep(60)
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    address = (folder / "lighthouse").read_text()
+    train(setting, int(what), folder, store_addr="localhost", store_port=store.port, lighthouse_addr=address)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
