@@ -4,7 +4,7 @@ never trains, never starts or ends a replica, never loads torchft.
 
 import contextlib
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +18,7 @@ from raylance.environment import process
 from raylance.errors import ConfigError, CoverageError
 from raylance.planning.digest import Digest
 
-__all__ = ["batches"]
+__all__ = ["batches", "report_if_all"]
 
 _HALF = 32  # bits of a hash that travel as one number, so that sums over replicas stay in 64
 
@@ -105,6 +105,30 @@ def batches(
                     yield steps.batch
             finally:
                 steps.end()
+
+
+def report_if_all(metrics: Mapping[str, Any], loader: Any, manager: Manager, **options: Any) -> bool:
+    """Reports as `raylance.report` does, if all ranks of the run took part in the last step; returns whether it did.
+
+    Ray Train waits in a report until each rank has made it. While one is being replaced, that would wait for a rank
+    which itself waits for the others to train: so no rank reports such a step, and a later one is reported.
+
+    Args:
+        metrics: As `raylance.report` takes them.
+        loader: As `raylance.report` takes it.
+        manager: That of `batches`.
+        **options: Others of `raylance.report`.
+
+    Raises:
+        ConfigError, RaylanceError: As `raylance.report`.
+    """
+    from raylance.integrations.checkpoints import report  # loads Ray
+
+    _, ranks = process.train_rank() or (0, 1)
+    if manager.num_participants() < ranks:
+        return False
+    report(metrics, loader, **options)
+    return True
 
 
 class _Peers:

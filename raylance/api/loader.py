@@ -400,7 +400,7 @@ class RankLoader(Positioned):
     def _join(self, state: Mapping[str, Any]) -> None:
         """Goes to the place of a peer's state; a pass that is under way continues there."""
         moves = self._cursor.moves
-        self._batch_size = self._cursor.load(state).global_batch_size
+        self._cursor.load(state)
         self._cursor.moves = moves
 
     def _bind(self, global_batch_size: int | None, batch_size: int | None) -> int:

@@ -30,9 +30,15 @@ class ReadSchedule:
 
     def __init__(self) -> None:
         self.assignments: deque[ChunkAssignment] = deque()
+        self._plan: Plan | None = None
 
     def begin_at(self, plan: Plan, chunk: Chunk) -> None:
-        """Drops the assignments before a chunk, which will not be read any more: all, where it is not among them."""
+        """Drops the assignments before a chunk, which will not be read any more: all, if it is not among them, or if
+        they are of another plan, as with other shares.
+        """
+        if self._plan != plan:
+            self.assignments.clear()
+            self._plan = plan
         while self.assignments and _end(plan, self.assignments[0].chunk) != _end(plan, chunk):
             self.assignments.popleft()
 

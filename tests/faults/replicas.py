@@ -158,8 +158,8 @@ def train(setting: Setting, number: int, folder: Path, **place: Any) -> None:
             write("step", step=step, share=share, is_committed=is_committed, at=at, counted=manager.current_step())
             if is_in_ray and is_committed and manager.current_step() % setting.report_every == 0:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                raylance.report({"step": step}, loader, state=state)
-                write("reported", at=manager.current_step())
+                if raylance.torchft.report_if_all({"step": step}, loader, manager, state=state):
+                    write("reported", at=manager.current_step())
     write("end", weights=model.weight.sum().item())
     manager.shutdown(wait=False)
 
@@ -242,7 +242,8 @@ class Replicas:
         """Kills replicas at once."""
         pids = {event["number"]: event["pid"] for event in self.events("start")}
         for number in numbers:
-            os.kill(pids[number], signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it is dying already
+                os.kill(pids[number], signal.SIGKILL)
 
     def finish(self, limit_s: float = 240) -> None:
         """Waits until all have ended well."""

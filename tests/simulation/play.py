@@ -350,12 +350,17 @@ class Rank:
         if self.events > MOST_EVENTS:
             raise Broken("liveness", f"{MOST_EVENTS} events, and no end")
 
+    def reshard(self, run: PlannedRun, number: int) -> None:
+        """Takes another share; session and helpers stay."""
+        self.planned, self._number, self.got = run, number, {}
+        if self.world is not None:
+            self.world.planned = run
+
     def go(self, position: int, goal: tuple[int, int]) -> bool:
         """Consumes from a position of the first epoch up to a place; returns False where a row's error ended it."""
         self.aim(position, goal)
         for _ in range(MOST_PASSES):
             if self.place >= goal:
-                self._end()
                 return True
             self.begin()
             while self.to_run or self._then is not None or not self._has_left:
@@ -367,7 +372,6 @@ class Rank:
                 elif not self.clock.pass_time(None):
                     raise Broken("deadlock", "the consumer waits for ever")
             if isinstance(self.error, RowError) or "no other row was decoded" in str(self.error):
-                self._end()
                 return False
             self.world.busy((0.0, 0.0, 1.0, 200.0)[self.draws.bits() >> 14])
         raise Broken("liveness", f"{MOST_PASSES} passes, and still at {self.place} of {goal}")
@@ -377,7 +381,7 @@ class Rank:
         self._goal = goal
         self.place = (EPOCH, position) if self.planned.plan.steps(position) > 0 else (EPOCH + 1, 0)
 
-    def _end(self) -> None:
+    def end(self) -> None:
         """Closes the session, and all that it holds."""
         self.session.close()
         if self.world is None:  # no step was left
@@ -555,19 +559,29 @@ def _play(draws: Draws, log: Log) -> Counter[str]:
     scenario, counts = draw_scenario(draws), Counter[str]()
     if log is not None:
         log(str(scenario))
-    position, got = 0, dict[int, list[int]]()
-    for world_size, size, steps in scenario.legs:
+    position, got, ranks = 0, dict[int, list[int]](), dict[int, Rank]()
+    for leg, (world_size, size, steps) in enumerate(scenario.legs):
         run = planned(scenario.order, scenario.rows, size, world_size, scenario.remainder, scenario.chunk_positions)
         end = end_of(run.plan, position, steps)
         goal = (EPOCH, end) if steps is not None else (EPOCH + 1 + scenario.epochs, 0)
         for number in range(world_size):
-            rank = Rank(draws, scenario, run, number, counts, log)
+            share = (number + leg) % world_size if scenario.reshards else number
+            if number in ranks:
+                counts["resharded"] += 1
+                ranks[number].reshard(run, share)
+            rank = ranks.setdefault(number, Rank(draws, scenario, run, share, counts, log))
             if not rank.go(position, goal):
+                for each in ranks.values():
+                    each.end()
                 return counts  # every rank ends here, for good
+            if not scenario.reshards or steps is None:
+                ranks.pop(number).end()
             for epoch, rows in rank.got.items():
                 got.setdefault(epoch, []).extend(rows)
-        counts["resumed with other sizes"] += position > 0
+        counts["resumed with other sizes"] += position > 0 and not scenario.reshards
         position = end
+    for rank in ranks.values():  # that had no share in the last leg
+        rank.end()
     whole = end_of(run.plan, 0, None)
     for epoch in range(EPOCH, EPOCH + 1 + scenario.epochs):
         wanted = position if epoch == EPOCH else whole

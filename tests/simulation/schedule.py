@@ -84,6 +84,7 @@ class Scenario:
         prepares: Whether the next epoch is prepared while the last batches of one are consumed.
         changes: Chance that what was prepared is given up: another pass is asked for.
         dawdles: Chance that the feeder takes time, in which the consumer acts, over an event or a batch.
+        reshards: Whether ranks live on from one leg to the next, with other shares; else new ones resume.
     """
 
     order: int
@@ -113,6 +114,7 @@ class Scenario:
     work_timeout_s: float = 60.0
     fatal_rows: frozenset[int] = frozenset()
     masks: bool = True
+    reshards: bool = False
 
 
 def draw_scenario(draws: Draws) -> Scenario:
@@ -164,6 +166,7 @@ def draw_scenario(draws: Draws) -> Scenario:
         if decodes
         else frozenset(),
         masks=pick((True, False)),
+        reshards=len(legs) > 1 and pick((True, False)),
     )
 
 

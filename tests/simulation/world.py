@@ -133,6 +133,7 @@ class World(Runtime):
         del self._inbox
         self.counts: Counter[str] = Counter()
         self.planned: PlannedRun | None = None
+        self._plans: dict[int, PlannedRun | None] = {}  # by the call of a read
         self.deadline: float | None = None  # to the last bit, which the seconds until then do not give back
         self.faults = self.deaths = 0  # drawn; and, counted downwards, by fatal rows
         self._threshold = int((1 - scenario.rate) * (1 << BITS)) if scenario.faults else 1 << BITS
@@ -219,6 +220,7 @@ class World(Runtime):
             self.post(Alive(helper.number))
 
     def _read(self, command: Read) -> None:
+        self._plans[command.call] = self.planned
         self._give(command.helper, command.call, command, None)
 
     def _decode(self, command: Decode) -> None:
@@ -273,10 +275,15 @@ class World(Runtime):
         if type(command) is Decode:
             rows = [] if source is None or source.lost_by is not None else source.rows
         else:
-            rows = self.planned.rows(command.item) if self.planned and command.decodes else []
+            rows = self._rows(command) if command.decodes else []
             if sum(self._raw_bytes(row) for row in rows) > command.allowed_bytes:
                 return False  # none of them is decoded
         return any((row if row >= 0 else -1 - row) in self.scenario.fatal_rows for row in rows)
+
+    def _rows(self, command: Read) -> list[int]:
+        """Rows of an item, by the plan that was there when it was asked for."""
+        planned = self._plans[command.call]
+        return planned.rows(command.item) if planned else []
 
     def _finish(self, helper: Helper, fault: str) -> None:
         if helper.state != "up":
@@ -301,7 +308,7 @@ class World(Runtime):
         decodes = command.decodes if is_read else True
         if is_read:
             item = command.item
-            rows = self.planned.rows(item) if self.planned else []
+            rows = self._rows(command)
             raw = sum(self._raw_bytes(row) for row in rows)
             if raw > command.allowed_bytes:
                 self.counts["larger than thought"] += 1
