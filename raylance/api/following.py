@@ -20,7 +20,8 @@ class Follower:
         self._recorder, self._cursor, self._ledger = recorder, recorder.cursor, recorder.ledger
 
     def __enter__(self) -> Self:
-        self._loader._committed_step = self._committed_step  # noqa: SLF001 - is of this layer, and of no use to others
+        # Attributes of this layer, and of no use to others.
+        self._loader._committed_step, self._loader._batch_size = self._committed_step, self._size  # noqa: SLF001
         return self
 
     def __exit__(

@@ -19,12 +19,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import lance
 import numpy as np
+import pyarrow as pa
 import torch
 
 BATCH, ROWS = 48, 3600
 STEPS = ROWS // BATCH
-Rows = dict[int, list[int]]
+Event = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Setting:
         reduce_s: After so long, a reduction has failed.
         dies_healing: Whether each replica that is healed dies of it once, in the step in which it is.
         report_every: Under Ray Train, steps from one checkpoint to the next.
+        ranks: Ranks of a replica, each with rows of its own.
     """
 
     uri: str = ""
@@ -54,6 +57,7 @@ class Setting:
     reduce_s: float = 5.0
     dies_healing: bool = False
     report_every: int = 40
+    ranks: int = 1
 
 
 def average(model: torch.nn.Module, manager: Any) -> None:
@@ -76,8 +80,18 @@ def random_batches(manager: Any, steps: int) -> Iterator[dict[str, torch.Tensor]
         yield {"x": torch.rand(BATCH // size, 16), "_rowoffset": torch.arange(0)}
 
 
-def train(setting: Setting, number: int, folder: Path, **place: Any) -> None:
-    """Trains as one replica, to the end; `place` says where store and lighthouse are, if the environment does not."""
+class DiedError(Exception):
+    """What a replica raises that dies in a thread."""
+
+
+def train(
+    setting: Setting, number: int, folder: Path, *, rank: int = 0, dies_at: int | None = None, **place: Any
+) -> None:
+    """Trains as a rank of a replica, to the end; `place` says where store and lighthouse are, if not the environment.
+
+    Raises:
+        DiedError: In the middle of the step at which it dies.
+    """
     import torchft
     from torchft.manager import WorldSizeMode
 
@@ -88,7 +102,8 @@ def train(setting: Setting, number: int, folder: Path, **place: Any) -> None:
     torch.manual_seed(number)
     model = torch.nn.Linear(16, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    log = open(folder / f"rank-{number}-{time.time():.3f}.jsonl", "a", buffering=1)  # noqa: SIM115 - as long as it lives
+    name = f"rank-{number * setting.ranks + rank}-{time.time():.3f}.jsonl"
+    log = open(folder / name, "a", buffering=1)  # noqa: SIM115 - as long as it lives
 
     def write(what: str, **values: Any) -> None:
         log.write(json.dumps({"what": what, "at_s": time.time(), **values}) + "\n")
@@ -102,8 +117,9 @@ def train(setting: Setting, number: int, folder: Path, **place: Any) -> None:
             mark.touch()
             os._exit(9)
 
+    group = torchft.ProcessGroupGloo(timeout=timedelta(seconds=setting.reduce_s))
     manager = torchft.Manager(
-        pg=torchft.ProcessGroupGloo(timeout=timedelta(seconds=setting.reduce_s)),
+        pg=group,
         load_state_dict=load,
         state_dict=lambda: {"model": model.state_dict(), "optimizer": optimizer.state_dict()},
         min_replica_size=setting.least,
@@ -111,8 +127,8 @@ def train(setting: Setting, number: int, folder: Path, **place: Any) -> None:
         world_size_mode=WorldSizeMode.FIXED_WITH_SPARES if setting.has_spares else WorldSizeMode.DYNAMIC,
         timeout=timedelta(seconds=2 * setting.reduce_s),
         quorum_timeout=timedelta(seconds=30),
-        rank=0,
-        world_size=1,
+        rank=rank,
+        world_size=setting.ranks,
         replica_id=f"replica-{number}",
         **place,
     )
@@ -121,7 +137,8 @@ def train(setting: Setting, number: int, folder: Path, **place: Any) -> None:
     if setting.uri:
         data = raylance.dataset(setting.uri, order="window", seed=3)
         record = {"record": str(folder / "run"), "runtime": "threads"} if place else {}
-        loader = data.loader(rank=number, world_size=setting.replicas, num_decoders=0, **record)
+        ranks = {"rank": number * setting.ranks + rank, "world_size": setting.replicas * setting.ranks}
+        loader = data.loader(**ranks, num_decoders=0, **record)
     write("start", pid=os.getpid())
     is_in_ray = process.train_rank() is not None
     saved = raylance.restore(loader) if is_in_ray else None
@@ -129,10 +146,16 @@ def train(setting: Setting, number: int, folder: Path, **place: Any) -> None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         write("restored", at=loader.global_step)
-    with loader:
+    with contextlib.closing(_Ends(manager, group)), loader:
         made = (
             raylance.torchft.batches(
-                loader, manager, global_batch_size=BATCH, epochs=setting.epochs, with_row_offset=True
+                loader,
+                manager,
+                global_batch_size=BATCH,
+                epochs=setting.epochs,
+                rank_in_replica=rank,
+                ranks_in_replica=setting.ranks,
+                with_row_offset=True,
             )
             if setting.uri
             else random_batches(manager, setting.epochs * STEPS)
@@ -145,6 +168,8 @@ def train(setting: Setting, number: int, folder: Path, **place: Any) -> None:
             write("handed", step=step, share=share, rows=batch["_rowoffset"].tolist() if takes_part else None)
             if step == 3:
                 (folder / "begun").touch()
+            if step == dies_at:
+                raise DiedError
             stepper.zero_grad()
             model(batch["x"]).square().mean().backward()
             average(model, manager)
@@ -160,8 +185,19 @@ def train(setting: Setting, number: int, folder: Path, **place: Any) -> None:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 if raylance.torchft.report_if_all({"step": step}, loader, manager, state=state):
                     write("reported", at=manager.current_step())
-    write("end", weights=model.weight.sum().item())
-    manager.shutdown(wait=False)
+        write("end", weights=model.weight.sum().item())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ends:
+    """Ends what torchft has started for a replica, as the end of its process would."""
+
+    manager: Any
+    group: Any
+
+    def close(self) -> None:
+        self.manager.shutdown(wait=False)
+        self.group.shutdown()
 
 
 def train_in_ray(config: dict[str, Any]) -> None:
@@ -191,6 +227,64 @@ def fit(setting: Setting, folder: Path) -> None:
             name="run", storage_path=str(folder), failure_config=ray.train.FailureConfig(max_failures=20)
         ),
     ).fit()
+
+
+def events_of(folder: Path, what: str = "") -> list[Event]:
+    """Events of all ranks of a run, the first one first; `number` is the rank's, `file` its process."""
+    found: list[Event] = []
+    for path in folder.glob("rank-*.jsonl"):
+        whole = [line for line in path.read_text().splitlines() if line.endswith("}")]
+        of_file = {"number": int(path.stem.split("-")[1]), "file": path.stem}
+        found += [json.loads(line) | of_file for line in whole]
+    return sorted((e for e in found if what in ("", e["what"])), key=lambda e: e["at_s"])
+
+
+def committed(folder: Path) -> dict[int, list[int]]:
+    """The rows of each step that was committed, by those who took part in it.
+
+    A process that was killed wrote its rows before the step; that the step was committed, any other may say.
+    """
+    sizes: dict[int, set[int]] = defaultdict(set)
+    handed: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(dict)
+    for event in events_of(folder):
+        if event["what"] == "handed" and event["rows"] is not None:
+            handed[event["step"], event["share"][1]][event["share"][0]] = event["rows"]
+        elif event["what"] == "step" and event["is_committed"] and event["share"][0] < event["share"][1]:
+            sizes[event["step"]].add(event["share"][1])
+    found = {}
+    for step in sizes:
+        whole = [handed[step, size] for size in sizes[step] if len(handed[step, size]) == size]
+        if whole:
+            found[step] = [row for rank in sorted(whole[0]) for row in whole[0][rank]]
+    return found
+
+
+def write_data(folder: Path) -> str:
+    """Writes the rows; returns where they are."""
+    values = np.random.default_rng(0).random(ROWS * 16, dtype=np.float32)
+    uri = str(folder / "a.lance")
+    lance.write_dataset(pa.table({"x": pa.FixedSizeListArray.from_arrays(pa.array(values), 16)}), uri)
+    return uri
+
+
+def check(folder: Path, setting: Setting) -> None:
+    """Each committed step had the rows of an undisturbed run, once; states agree with the count; records prove it."""
+    import raylance
+
+    with raylance.dataset(setting.uri, order="window", seed=3) as data:
+        wanted = [
+            batch["_rowoffset"].tolist()
+            for epoch in range(setting.epochs)
+            for batch in data.iter_batches(global_batch_size=BATCH, epoch=epoch, with_row_offset=True)
+        ]
+    assert committed(folder) == dict(enumerate(wanted))
+    wrong = [event for event in events_of(folder, "step") if event["at"] != event["counted"]]
+    assert not wrong, "a loader's state stands at the manager's step"
+    weights = {round(event["weights"], 5) for event in events_of(folder, "end")}
+    assert len(weights) == setting.ranks, weights
+    proof = raylance.prove_run(str(folder / "run"))
+    assert proof.ok, proof
+    assert sum(each.rows * each.epochs for each in proof.datasets[0].epochs) == setting.epochs * STEPS * BATCH
 
 
 class Replicas:
@@ -251,33 +345,9 @@ class Replicas:
         self._wait(lambda: all(process.poll() is not None for process in last), limit_s)
         assert all(process.returncode == 0 for process in last), f"see {self.folder}"
 
-    def events(self, what: str = "") -> list[dict[str, Any]]:
-        """Events of all replicas, the first one first; `number` is the replica's, `file` its process."""
-        found: list[dict[str, Any]] = []
-        for path in self.folder.glob("rank-*.jsonl"):
-            whole = [line for line in path.read_text().splitlines() if line.endswith("}")]
-            of_file = {"number": int(path.stem.split("-")[1]), "file": path.stem}
-            found += [json.loads(line) | of_file for line in whole]
-        return sorted((e for e in found if what in ("", e["what"])), key=lambda e: e["at_s"])
-
-    def committed(self) -> dict[int, list[int]]:
-        """The rows of each step that was committed, by those who took part in it.
-
-        A process that was killed wrote its rows before the step; that the step was committed, any other may say.
-        """
-        sizes: dict[int, set[int]] = defaultdict(set)
-        handed: dict[tuple[int, int], Rows] = defaultdict(dict)
-        for event in self.events():
-            if event["what"] == "handed" and event["rows"] is not None:
-                handed[event["step"], event["share"][1]][event["share"][0]] = event["rows"]
-            elif event["what"] == "step" and event["is_committed"] and event["share"][0] < event["share"][1]:
-                sizes[event["step"]].add(event["share"][1])
-        found = {}
-        for step in sizes:
-            whole = [handed[step, size] for size in sizes[step] if len(handed[step, size]) == size]
-            if whole:
-                found[step] = [row for rank in sorted(whole[0]) for row in whole[0][rank]]
-        return found
+    def events(self, what: str = "") -> list[Event]:
+        """See `events_of`."""
+        return events_of(self.folder, what)
 
     def longest_pause_s(self) -> float:
         """The longest time between two steps of a process, from when all were there first."""
