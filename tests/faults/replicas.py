@@ -336,6 +336,16 @@ class Replicas:
 
         self._wait(is_healed, limit_s)
 
+    def report(self, limit_s: float = 120) -> int:
+        """Waits until all have reported a step once more; returns its number."""
+        begun_s = time.time()
+
+        def reported() -> list[Event]:
+            return [event for event in self.events("reported") if event["at_s"] > begun_s]
+
+        self._wait(lambda: len(reported()) >= self.setting.replicas, limit_s)
+        return int(reported()[-1]["at"])
+
     def kill(self, *numbers: int) -> None:
         """Kills replicas at once."""
         pids = {event["number"]: event["pid"] for event in self.events("start")}

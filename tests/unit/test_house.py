@@ -95,7 +95,7 @@ def test_errors_survive_pickling() -> None:
 
 PUBLIC = {
     "raylance", "raylance.__version__", "raylance.audit", "raylance.errors", "raylance.orders.permutation",
-    "raylance.testing", "raylance.torch_data",
+    "raylance.testing", "raylance.torch_data", "raylance.torchft",
     "raylance.observe.metrics",  # names that dashboards and alerts are made of, which a user's own may be as well
 }  # fmt: skip
 
