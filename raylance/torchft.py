@@ -87,7 +87,7 @@ def batches(
     ranks = check_integer("ranks_in_replica", ranks_in_replica, 1)
     rank = check_integer("rank_in_replica", rank_in_replica, 0)
     if rank >= ranks:
-        raise ConfigError(f"rank_in_replica={rank} of ranks_in_replica={ranks}: a rank must be less than their number.")
+        raise ConfigError(f"rank {rank} of {ranks} ranks in a replica: it must be less than their number.")
     device = arguments.get("device", "auto")
     target = process.default_device() if device == "auto" else torch_device(device)
     made = loader.batches(global_batch_size=global_batch_size, **arguments)

@@ -37,7 +37,7 @@ GROUPS = {
     "errors": "Errors",
 }
 # Of their own pages' worth: the names of a package's __all__, and single ones that __all__ has not.
-PACKAGES = ("torch_data", "audit", "testing")
+PACKAGES = ("torch_data", "torchft", "audit", "testing")
 MORE = {
     "What `plan()` returns": [
         "planning.summary.PlanSummary",
