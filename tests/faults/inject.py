@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import lance
+import psutil
 
 from tests.faults import workloads
 from tests.faults.machines import Machines, wait_until
@@ -147,7 +148,10 @@ class Target:
         pids = self.rank_pids()
         if not pids:
             return ""
-        place = self.machines.node_of(pids[fault.place % len(pids)])
+        try:
+            place = self.machines.node_of(pids[fault.place % len(pids)])
+        except (ValueError, psutil.NoSuchProcess):  # it was on a node that is lost
+            return ""
         node = self.machines.nodes[place]
         self.machines.announce(place, fault.lasts_s)
         self.machines.add_node()
