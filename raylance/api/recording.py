@@ -36,6 +36,7 @@ from raylance.planning.digest import Digest, Ledger
 from raylance.planning.plan import Plan
 from raylance.planning.shard_context import ShardContext
 from raylance.planning.state import State, subject_of
+from raylance.planning.summary import counted
 from raylance.read_spec import ReadSpec
 from raylance.settings import Options
 
@@ -63,6 +64,7 @@ class Recorder:
         self._name, self._number = self.stem, 1  # in the record; among loaders of the same data iterated at one time
         self.recording: Recording | None = None
         self._passed = Digest()  # handed out in this pass
+        self._resharded: str | None = None  # of which change of shares no batch has come yet
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
         self._enter_process()
 
@@ -115,6 +117,7 @@ class Recorder:
                     waited_s = stats.end("wait_s", begun)
                 stats.first_batch_s += waited_s if is_first else 0.0
                 is_first = False
+                self._count_reshard(waited_s)
                 if handed is None:
                     return
                 with stats.timed("user_s"):
@@ -126,9 +129,20 @@ class Recorder:
         """Takes another share; records it if batches were handed out in the one before."""
         if context.is_elastic and context.data_parallel != (self.context.dp_rank, self.context.dp_size):
             self.ledger.cut()
-            at = {"epoch": cursor.epoch, "position": cursor.position}
-            self.stats.record_event("reshard", {**at, "dp_rank": context.dp_rank, "dp_size": context.dp_size})
+            if self._resharded is None and self.stats.batches:
+                at = f"epoch {cursor.epoch}, position {cursor.position:,}"
+                self._resharded = f"from {at} on, {{}} share each step in place of {self.context.dp_size}"
         self.context = context
+
+    def _count_reshard(self, waited_s: float) -> None:
+        """Counts the wait for the first batch in another share; one rank records that others came or went."""
+        happened, self._resharded = self._resharded, None
+        if happened is None:
+            return
+        self.stats.reshard_s += waited_s
+        if self.context.dp_rank == 0:
+            said = happened.format(counted(self.context.dp_size, "data-parallel rank"))
+            self.stats.record_event("fault", f"{said}; the next batch took {waited_s:.2f} s")
 
     def on_step(self, epoch: int, step: Step, share: tuple[int, int]) -> None:
         """Counts the rows of a step that was handed out."""

@@ -61,6 +61,7 @@ class Stats:
         decoded_rows: Rows that were decoded, what was decoded ahead included.
         wait_s: Seconds that the trainer waited for the next batch, or for the end of a pass.
         first_batch_s: Of these, seconds before the first batches of iterations.
+        reshard_s: Of these, seconds before the first batches in another share, as ranks came or went.
         wait_start_s: Of these, seconds before the loader's first batch, or in which helpers were starting.
         wait_read_s: Of these, seconds in which the awaited rows were being read.
         wait_decode_s: Of these, seconds in which they were being decoded, or waited for a decoder.
@@ -103,6 +104,7 @@ class Stats:
     decoded_rows: int = 0
     wait_s: float = 0.0
     first_batch_s: float = 0.0
+    reshard_s: float = 0.0
     wait_start_s: float = 0.0
     wait_read_s: float = 0.0
     wait_decode_s: float = 0.0

@@ -121,6 +121,9 @@ def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
             f"besides, {others:.0%} of the time since its first batch went to other loaders, iterated during its "
             "steps, as to validate: their own explain() says what limits these"
         )
+    resharded_s = run.sum("reshard_s") / len(run.ranks)
+    if resharded_s:
+        summary += f"; as ranks came and went, each waited {resharded_s:.1f} s for its next batch"
     return summary + _uneven_ranks(run, limit), advice
 
 
