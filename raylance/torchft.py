@@ -93,18 +93,17 @@ def batches(
     made = loader.batches(global_batch_size=global_batch_size, **arguments)
     if not manager.current_step() and loader.global_step:
         manager.load_state_dict({"step": loader.global_step, "batches_committed": manager.batches_committed()})
-    with Follower(loader, global_batch_size, manager.current_step) as follower:
-        steps = _Steps(follower, manager, made, _peers_of(manager, loader, follower), (rank, ranks), target)
-        while manager.current_step() < follower.end_of(epochs):
-            manager.start_quorum()
-            if not steps.begin():
-                manager.should_commit()
-                continue
-            try:
-                with _one_quorum(manager):
-                    yield steps.batch
-            finally:
-                steps.end()
+    steps = _Steps(loader, manager, made, global_batch_size, (rank, ranks), target)
+    while manager.current_step() < steps.end_of(epochs):
+        manager.start_quorum()
+        if not steps.begin():
+            manager.should_commit()
+            continue
+        try:
+            with _one_quorum(manager):
+                yield steps.batch
+        finally:
+            steps.settle()
 
 
 def report_if_all(metrics: Mapping[str, Any], loader: Any, manager: Manager, **options: Any) -> bool:
@@ -170,23 +169,28 @@ def _one_quorum(manager: Any) -> Iterator[None]:
 
 
 class _Steps:
-    """The steps of one rank: begun when the quorum is known, ended when it is known whether they count."""
+    """The steps of one rank: begun when the quorum is known, settled when it is known whether they count."""
 
     def __init__(
         self,
-        follower: Follower,
+        loader: RankLoader,
         manager: Manager,
         made: Iterator[Any],
-        peers: _Peers,
+        global_batch_size: int,
         own: tuple[int, int],
         device: torch.device,
     ) -> None:
         """`own` is this rank among those of its replica."""
-        self._follower, self._manager, self._made, self._peers = follower, manager, made, peers
-        self._own, self._device = own, device
-        self._number, self._total = 0, Digest()
+        self._follower = Follower(loader, global_batch_size, self.settle)
+        self._manager, self._made, self._own, self._device = manager, made, own, device
+        self._peers = _peers_of(manager, loader, self._follower)
+        self._open: tuple[int, Digest] | None = None  # number and rows of the step that is handed out
         self._stand_in: Any = None  # what a rank is handed that has no rows
         self.batch: Any = None
+
+    def end_of(self, epochs: int) -> int:
+        """The number of the first step that is not trained on any more."""
+        return self._follower.end_of(epochs)
 
     def begin(self) -> bool:
         """Takes the batch of the manager's step, in the shares of those that take part; returns whether it is ready on
@@ -199,39 +203,39 @@ class _Steps:
         place, count = self._places()
         if self._manager.errored():
             return False
-        self._number, rows = self._manager.current_step(), Digest()
-        due = self._follower.step_rows(self._number)
+        number, rows = self._manager.current_step(), Digest()
+        due = self._follower.step_rows(number)
         if place is not None:
-            self.batch, rows = self._hand_out(place, count)
+            self.batch, rows = self._hand_out(number, place, count)
             self._stand_in = None
         else:
             if self._stand_in is None:  # the rows that it may have with the next step: they are being prepared
                 has_room = (count + 1) * self._own[1] <= due
-                self._stand_in, _ = self._hand_out(*((count, count + 1) if has_room else (0, count)))
+                self._stand_in, _ = self._hand_out(number, *((count, count + 1) if has_room else (0, count)))
             self.batch = self._stand_in
         numbers = self._sum([rows.rows, rows.padding, rows.hash >> _HALF, rows.hash % (1 << _HALF)])
         if self._manager.errored():
             return False
         hashed = ((numbers[2] << _HALF) + numbers[3]) % (1 << 2 * _HALF)
-        self._total = Digest(rows=numbers[0], padding=numbers[1], hash=hashed)
+        self._open = number, Digest(rows=numbers[0], padding=numbers[1], hash=hashed)
         if self._own[1] == 1 and numbers[0] + numbers[1] != due:
             raise CoverageError(
-                f"step {self._number} has {numbers[0] + numbers[1]} rows on all replicas together, and {due} are due: "
+                f"step {number} has {numbers[0] + numbers[1]} rows on all replicas together, and {due} are due: "
                 "they do not agree on who takes part. Training stops here, because rows would be lost or come twice. "
                 "This is a defect of raylance or of torchft: please report it."
             )
         return True
 
-    def end(self) -> None:
-        """Counts the step, if it was committed; else it is handed out again."""
-        self.batch = None
+    def settle(self) -> None:
+        """Counts the step, once it was committed; one that was not is handed out again."""
         self._join()
-        if self._manager.current_step() > self._number:
-            self._follower.count(self._number, self._total, self._own)
+        if self._open is not None and self._manager.current_step() > self._open[0]:
+            (number, rows), self._open = self._open, None
+            self._follower.count(number, rows, self._own)
 
-    def _hand_out(self, place: int, count: int) -> tuple[Any, Digest]:
+    def _hand_out(self, number: int, place: int, count: int) -> tuple[Any, Digest]:
         rank, ranks = self._own
-        return self._follower.hand_out(self._made, self._number, (place * ranks + rank, count * ranks))
+        return self._follower.hand_out(self._made, number, (place * ranks + rank, count * ranks))
 
     def _places(self) -> tuple[int | None, int]:
         """This replica's place among those whose rows count in this step, None for one without; and their number."""

@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from raylance.api.loader import RankLoader, recorder_of
 from raylance.errors import StateError
@@ -12,23 +11,14 @@ from raylance.planning.plan import Plan
 
 
 class Follower:
-    """A loader that follows a trainer's count of committed steps: within `with`, its state is that of this count."""
+    """A loader that follows a trainer's count of steps: what it hands out counts when `count` says so."""
 
-    def __init__(self, loader: RankLoader, global_batch_size: int, committed_step: Callable[[], int]) -> None:
-        self._loader, self._size, self._committed_step = loader, global_batch_size, committed_step
+    def __init__(self, loader: RankLoader, global_batch_size: int, settle: Callable[[], None]) -> None:
+        """Has `settle` called before the loader's state is taken: it calls `count`, if the last step was committed."""
+        self._loader, self._size = loader, global_batch_size
         recorder = recorder_of(loader)
         self._recorder, self._cursor, self._ledger = recorder, recorder.cursor, recorder.ledger
-
-    def __enter__(self) -> Self:
-        # Attributes of this layer, and of no use to others.
-        self._loader._committed_step, self._loader._batch_size = self._committed_step, self._size  # noqa: SLF001
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._go_to(self._committed_step())
-        self._loader._committed_step = None  # noqa: SLF001
+        recorder.settle = settle
 
     @property
     def _plan(self) -> Plan:

@@ -5,7 +5,6 @@ steps.
 """
 
 import contextlib
-import copy
 import dataclasses
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -70,7 +69,6 @@ class RankLoader(Positioned):
         self._is_resharded = False
         self._bound: str | None = None  # how batches were bound: by which size
         self._has_begun = False  # a pass
-        self._committed_step: Callable[[], int] | None = None  # where steps may not count
         self._agreement: agreement.Agreement | None = None  # of the ranks, since the first pass
         self._session = session or Session(read_spec, options, context.world_size)
         self._prepares = session is None  # the next epoch; the owner of a session decides what comes next
@@ -391,11 +389,8 @@ class RankLoader(Positioned):
         return True
 
     def _state(self) -> State:
-        cursor = self._cursor
-        if self._committed_step is not None and self._batch_size is not None:
-            cursor = copy.copy(cursor)
-            cursor.seek(self._plan(self._batch_size), self._committed_step())
-        return cursor.state(self._batch_size, self.dp_size)
+        self._recorder.settle()
+        return self._cursor.state(self._batch_size, self.dp_size)
 
     def _join(self, state: Mapping[str, Any]) -> None:
         """Goes to the place of a peer's state; a pass that is under way continues there."""

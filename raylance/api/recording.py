@@ -51,6 +51,7 @@ class Recorder:
         cursor: Where it stands.
         stem: The dataset's name, before a number is added where several loaders have it.
         recording: Writes its record and metrics while it has some.
+        settle: Counts the last step if it is known by now that it was committed; called before anything is saved.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Recorder:
         self.stem = context.name or options.name or dataset_stem(read_spec.source.uri)
         self._name, self._number = self.stem, 1  # in the record; among loaders of the same data iterated at one time
         self.recording: Recording | None = None
+        self.settle: Callable[[], None] = _nothing
         self._passed = Digest()  # handed out in this pass
         self._resharded: str | None = None  # of which change of shares no batch has come yet
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
@@ -172,6 +174,7 @@ class Recorder:
         it, as a run often ends with a report.
         """
         begin = clock.now()
+        self.settle()
         with saving([self.stats]):
             if has_checkpoint:  # from which the run may resume
                 self.ledger.cut()
@@ -284,6 +287,10 @@ class Recorder:
             "worker_cpus": surroundings.worker_cpus(),
             "cpus": surroundings.node_cpus(),
         }
+
+
+def _nothing() -> None:
+    """Of loaders whose steps count when they are handed out."""
 
 
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()  # of this process

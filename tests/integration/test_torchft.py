@@ -14,6 +14,7 @@ import raylance
 import raylance.torchft
 from raylance.api.following import Follower
 from raylance.api.loader import recorder_of
+from raylance.planning.digest import Digest
 from tests.faults.replicas import BATCH, STEPS, DiedError, Setting, check, committed, events_of, train, write_data
 
 pytestmark = pytest.mark.promise("P1", "P3", "P6")
@@ -84,23 +85,25 @@ def loaders(uri: str) -> Iterator[list[raylance.RankLoader]]:
 def test_what_a_replica_takes_over_is_checked(loaders: list[raylance.RankLoader], uri: str) -> None:
     first, second = loaders
     other = raylance.dataset(uri, order="window", seed=4).loader()
-    with Follower(first, BATCH, lambda: 7) as follower, Follower(second, BATCH, lambda: 7) as joining:
-        follower.count(0, raylance.planning.digest.Digest(rows=BATCH, hash=5), (0, 1))
-        joining.join(follower.known())
-        assert second.state_dict() == first.state_dict()
-        assert second.state_dict()["position"] == 7 * BATCH, "the state is that of the count"
-        assert recorder_of(second).ledger.intervals == recorder_of(first).ledger.intervals
-        with pytest.raises(raylance.StateError, match="seed"):
-            Follower(other, BATCH, lambda: 7).join(follower.known())
-        with pytest.raises(raylance.StateError, match="sent what no raylance of this version sends"):
-            joining.join('{"ledger": 3}')
+    called: list[int] = []
+    follower, joining = Follower(first, BATCH, lambda: called.append(0)), Follower(second, BATCH, lambda: None)
+    follower.count(6, Digest(rows=BATCH, hash=5), (0, 1))
+    joining.join(follower.known())
+    assert called, "what was committed is counted before a state is taken"
+    assert second.state_dict() == first.state_dict()
+    assert second.state_dict()["position"] == 7 * BATCH
+    assert recorder_of(second).ledger.intervals == recorder_of(first).ledger.intervals
+    with pytest.raises(raylance.StateError, match="seed"):
+        Follower(other, BATCH, lambda: None).join(follower.known())
+    with pytest.raises(raylance.StateError, match="sent what no raylance of this version sends"):
+        joining.join('{"ledger": 3}')
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"drop_last": True}, "drop_last= is that of all replicas"),
-        ({"rank_in_replica": 2, "ranks_in_replica": 2}, "a rank must be less than their number"),
+        ({"rank_in_replica": 2, "ranks_in_replica": 2}, "it must be less than their number"),
         ({"epochs": -1}, "epochs"),
         ({"batch_size": 3}, "exactly one"),
     ],
