@@ -101,7 +101,7 @@ def batches(
             continue
         try:
             with _one_quorum(manager):
-                yield steps.batch
+                yield steps.take_batch()
         finally:
             steps.settle()
 
@@ -186,7 +186,7 @@ class _Steps:
         self._peers = _peers_of(manager, loader, self._follower)
         self._open: tuple[int, Digest] | None = None  # number and rows of the step that is handed out
         self._stand_in: Any = None  # what a rank is handed that has no rows
-        self.batch: Any = None
+        self._batch: Any = None
 
     def end_of(self, epochs: int) -> int:
         """The number of the first step that is not trained on any more."""
@@ -206,13 +206,13 @@ class _Steps:
         number, rows = self._manager.current_step(), Digest()
         due = self._follower.step_rows(number)
         if place is not None:
-            self.batch, rows = self._hand_out(number, place, count)
+            self._batch, rows = self._hand_out(number, place, count)
             self._stand_in = None
         else:
             if self._stand_in is None:  # the rows that it may have with the next step: they are being prepared
                 has_room = (count + 1) * self._own[1] <= due
                 self._stand_in, _ = self._hand_out(number, *((count, count + 1) if has_room else (0, count)))
-            self.batch = self._stand_in
+            self._batch = self._stand_in
         numbers = self._sum([rows.rows, rows.padding, rows.hash >> _HALF, rows.hash % (1 << _HALF)])
         if self._manager.errored():
             return False
@@ -225,6 +225,11 @@ class _Steps:
                 "This is a defect of raylance or of torchft: please report it."
             )
         return True
+
+    def take_batch(self) -> Any:
+        """The batch that is ready, which only its consumer holds from then on."""
+        batch, self._batch = self._batch, None
+        return batch
 
     def settle(self) -> None:
         """Counts the step, once it was committed; one that was not is handed out again."""

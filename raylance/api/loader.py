@@ -68,6 +68,7 @@ class RankLoader(Positioned):
         self._batch_size: int | None = None  # of the last pass
         self._is_resharded = False
         self._bound: str | None = None  # how batches were bound: by which size
+        self._remainder: Remainder | None = None  # of the batches that were bound last
         self._has_begun = False  # a pass
         self._agreement: agreement.Agreement | None = None  # of the ranks, since the first pass
         self._session = session or Session(read_spec, options, context.world_size)
@@ -180,7 +181,7 @@ class RankLoader(Positioned):
                 f"seek({global_step}) before the first batch: how many rows a step has is not known. Give "
                 "global_batch_size=."
             )
-        self._cursor.seek(self._plan(size), check_integer("seek(): global_step", global_step, 0))
+        self._cursor.seek(self._plan(size, self._remainder), check_integer("seek(): global_step", global_step, 0))
         self._recorder.ledger.join()
 
     def completed_shards(self) -> Int64Array:
@@ -420,6 +421,7 @@ class RankLoader(Positioned):
             return self._plan(spec.global_batch_size, spec.remainder)
 
         plan()  # or an error, before anything starts
+        self._remainder = spec.remainder
         return Batches(
             lambda: self._recorder.time(self._take_all(spec)),
             lambda: plan().steps(),
