@@ -76,7 +76,7 @@ def test_spares_have_no_rows_until_they_take_the_place_of_one_that_died(start: S
 
 def test_ray_train_replaces_ranks_that_die(start: Start) -> None:
     """One and another. If two die at one moment, Ray Train 2.60 ends the run, and it continues from the last report."""
-    run = start(in_ray=True, replicas=3, epochs=12)
+    run = start(in_ray=True, replicas=3, epochs=8)
     run.heal(120)
     run.kill(1)
     run.heal()

@@ -153,6 +153,7 @@ KILLED: list[Any] = [
     pytest.param("accelerate_loop", "accelerate", []),
     pytest.param("transformers_trainer", "transformers", []),
     pytest.param("jax_loop", "jax", []),
+    pytest.param("torchft_ddp", "torchft", []),
 ]
 
 
