@@ -420,3 +420,12 @@ def test_what_lance_says_is_classified(texts: list[str], failure: Failure | None
             assert failure_of(found) is failure
     assert failure_of(TimeoutError()) is failure_of(ConnectionResetError()) is Failure.PASSING
     assert failure_of(raylance.DatasetError("it has no version 1 any more: Not found: x")) is Failure.LASTING
+
+
+def test_options_of_lances_own_throttling_reach_it(store: FaultyStore) -> None:
+    """raylance adds none: Lance slows its requests by itself where the storage throttles."""
+    contradictory = {"lance_aimd_min_backoff_ms": "1000", "lance_aimd_max_backoff_ms": "1"}
+    with pytest.raises(raylance.RaylanceError, match="lance_aimd_min_backoff_ms"):
+        raylance.dataset(URI, storage_options=options_of(store) | contradictory)
+    slow = options_of(store) | {"lance_aimd_initial_rate": "50", "lance_aimd_max_rate": "50"}
+    assert len(raylance.dataset(URI, storage_options=slow)) == ROWS
