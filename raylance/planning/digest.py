@@ -144,7 +144,9 @@ class Ledger:
         self.last = Digest()
         self._is_cut = True
         self._loaded: Place | None = None
-        self._before: tuple[Interval | None, bool, Place | None] | None = None  # of the last step
+        self._before: tuple[Interval | None, bool, Place | None] | None = (
+            None  # the last step: what it joined, and was after
+        )
 
     @property
     def intervals(self) -> list[Interval]:
@@ -187,7 +189,7 @@ class Ledger:
         """Adds one step that was handed out, from position `low` to `high`, with its rows on this rank, whose share it
         was.
         """
-        self._before = (self._intervals[-1] if self._intervals else None, self._is_cut, self._loaded)
+        cut, loaded = self._is_cut, self._loaded
         self.name, self.last = self.name or uuid.uuid4().hex, digest
         last = self._intervals[-1] if self._intervals else None
         follows = last is not None and last.end == (epoch, low) and self._loaded in (None, last.end)
@@ -198,9 +200,10 @@ class Ledger:
         step = Interval(jump=jump, epoch=epoch, low=low, high=high, is_last=is_last, digest=digest, share=share)
         is_alike = last is not None and (last.epoch, last.share) == (epoch, share)
         if last is not None and follows and is_alike and not self._is_cut:
-            self._intervals[-1] = last.joined(step)
+            self._intervals[-1], self._before = last.joined(step), (last, cut, loaded)
             return
         self._intervals.append(step)
+        self._before = (None, cut, loaded)
         self._is_cut = False
         if len(self._intervals) > _MOST:
             gone, self._intervals = fold(self._intervals, _RECENT, _MOST // 2)
@@ -211,11 +214,11 @@ class Ledger:
         """Takes the last step back, once: it was handed out, and does not count."""
         if self._before is None:
             return
-        last, self._is_cut, self._loaded = self._before
+        joined, self._is_cut, self._loaded = self._before
         step, self._before = self._intervals.pop(), None
-        if last is not None and (last.jump, last.begin) == (step.jump, step.begin):  # it had joined it
-            self._intervals.append(last)
-        elif last is None or last.jump != step.jump:
+        if joined is not None:
+            self._intervals.append(joined)
+        elif not self._intervals or self._intervals[-1].jump != step.jump:
             self.restored.pop(step.jump, None)
 
     def since(self, epoch: int, position: int) -> Digest | None:

@@ -3,6 +3,7 @@
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -97,3 +98,48 @@ def test_a_ledger_of_ten_thousand_reports_stays_small() -> None:
     assert len(ledger.intervals) <= 1024
     assert sum((each.digest for each in ledger.intervals), Digest()) == Digest.of(np.arange(10_000))
     assert [each.high for each in ledger.intervals[-200:]] == list(range(9_801, 10_001))
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.sampled_from(["take", "take", "take back", "cut", "load", "move"]), st.integers(0, 2), st.booleans()
+        ),
+        max_size=60,
+    )
+)
+def test_a_step_that_is_taken_back_leaves_no_trace(steps: list[tuple[str, int, bool]]) -> None:
+    """Against a ledger that was never given the step: whatever share it was of, and whatever came just before."""
+    ledger, other, at = Ledger(), Ledger(), 0
+    for what, share, is_last in steps:
+        if what == "take back":
+            ledger.add(0, at, at + 10, Digest.of(np.arange(at, at + 10)), is_last=is_last, share=(share, 3))
+            ledger.take_back()
+            ledger.take_back()  # only once
+        for each in (ledger, other):
+            if what == "take":
+                each.add(0, at, at + 10, Digest.of(np.arange(at, at + 10)), is_last=False, share=(share, 3))
+            elif what == "cut":
+                each.cut()
+            elif what == "load":
+                each.load(0, 20)
+            elif what == "move":
+                each.move(0)
+        at = {"take": at + 10, "load": 20, "move": 0}.get(what, at)
+        known = {name: value for name, value in ledger.to_dict().items() if name != "ledger"}
+        assert known == {name: value for name, value in other.to_dict().items() if name != "ledger"}
+
+
+def test_a_ledger_that_joins_knows_what_the_other_one_knows() -> None:
+    first, second = Ledger(), Ledger()
+    for low in range(0, 50, 10):
+        step(first, 0, low, low + 10)
+    step(second, 3, 0, 10)
+    second.join(first.to_dict())
+    assert second.intervals == first.intervals
+    assert second.name != first.name
+    step(second, 0, 50, 60)
+    assert second.intervals[-1].begin == (0, 50), "it is cut where it joined"
+    assert second.intervals[-1].jump == first.intervals[-1].jump
+    with pytest.raises(ValueError, match="no interval of a digest"):
+        second.join({"intervals": [[1, 2]], "restored": [], "forgotten": None})
