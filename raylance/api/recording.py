@@ -66,7 +66,7 @@ class Recorder:
         self.recording: Recording | None = None
         self.settle: Callable[[], None] = _nothing
         self._passed = Digest()  # handed out in this pass
-        self._resharded: str | None = None  # of which change of shares no batch has come yet
+        self._resharded: tuple[int, str] | None = None  # size and place before shares of which no batch has come yet
         self._prepared_after_s: float | None = None  # when prepare() was called, before the first batch
         self._enter_process()
 
@@ -129,22 +129,23 @@ class Recorder:
 
     def on_reshard(self, context: ShardContext, cursor: Cursor) -> None:
         """Takes another share; records it if batches were handed out in the one before."""
-        if context.is_elastic and context.data_parallel != (self.context.dp_rank, self.context.dp_size):
+        before = self.context
+        if context.is_elastic and (context.dp_rank, context.dp_size) != (before.dp_rank, before.dp_size):
             self.ledger.cut()
             if self._resharded is None and self.stats.batches:
-                at = f"epoch {cursor.epoch}, position {cursor.position:,}"
-                self._resharded = f"from {at} on, {{}} share each step in place of {self.context.dp_size}"
+                self._resharded = before.dp_size, f"from epoch {cursor.epoch}, position {cursor.position:,}"
         self.context = context
 
     def _count_reshard(self, waited_s: float) -> None:
         """Counts the wait for the first batch in another share; one rank records that others came or went."""
-        happened, self._resharded = self._resharded, None
-        if happened is None:
+        if self._resharded is None:
             return
+        (before, since), self._resharded = self._resharded, None
         self.stats.reshard_s += waited_s
-        if self.context.dp_rank == 0:
-            said = happened.format(counted(self.context.dp_size, "data-parallel rank"))
-            self.stats.record_event("fault", f"{said}; the next batch took {waited_s:.2f} s")
+        if self.context.dp_rank == 0 and self.context.dp_size != before:
+            ranks = counted(self.context.dp_size, "data-parallel rank")
+            happened = f"{since} on, {ranks} share each step in place of {before}; the next batch took {waited_s:.2f} s"
+            self.stats.record_event("fault", happened)
 
     def on_step(self, epoch: int, step: Step, share: tuple[int, int]) -> None:
         """Counts the rows of a step that was handed out."""

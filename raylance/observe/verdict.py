@@ -20,6 +20,7 @@ WAITS = 0.05  # of the time: less is not worth a change
 _SAVES = 0.25  # of the time: more is what limits, where waiting is less
 _SAVES_TOO = 0.1  # of the time: more is worth a line of advice
 _OTHERS = 0.1  # of the time: more of it in passes over other datasets is worth a line, too
+_RESHARDED_S = 0.05  # for batches after others came or went: less is not worth a word
 _UNEVEN = 1.5  # times the others' share: a rank to be named
 
 
@@ -122,7 +123,7 @@ def _describe(run: RunFigures, limit: Limit) -> tuple[str, list[str]]:
             "steps, as to validate: their own explain() says what limits these"
         )
     resharded_s = run.sum("reshard_s") / len(run.ranks)
-    if resharded_s:
+    if resharded_s >= _RESHARDED_S:
         summary += f"; as ranks came and went, each waited {resharded_s:.1f} s for its next batch"
     return summary + _uneven_ranks(run, limit), advice
 
