@@ -131,7 +131,7 @@ def report_if_all(metrics: Mapping[str, Any], loader: Any, manager: Manager, **o
 
 
 class _Peers:
-    """What a manager hands from replica to replica about one loader, beside the model."""
+    """Position and digests of one loader, which a manager hands from replica to replica beside the model."""
 
     def __init__(self) -> None:
         self.follower: Follower | None = None
@@ -199,6 +199,9 @@ class _Steps:
         Raises:
             CoverageError: If rows of the step are missing.
         """
+        self._open = (
+            None  # a step that was not committed here is known by whom this rank is healed from, if it was there
+        )
         self._join()
         place, count = self._places()
         if self._manager.errored():

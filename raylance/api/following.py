@@ -11,7 +11,7 @@ from raylance.planning.plan import Plan
 
 
 class Follower:
-    """A loader that follows a trainer's count of steps: what it hands out counts when `count` says so."""
+    """A loader that follows a trainer's count of steps: a step that it hands out counts once `count` was called."""
 
     def __init__(self, loader: RankLoader, global_batch_size: int, settle: Callable[[], None]) -> None:
         """Has `settle` called before the loader's state is taken: it calls `count`, if the last step was committed."""
@@ -57,11 +57,11 @@ class Follower:
         return self._plan.step_size(self._cursor.position)
 
     def known(self) -> str:
-        """What a rank has to know that takes the model over: state and digests."""
+        """State and digests as JSON, for a rank that takes the model over."""
         return json.dumps({"state": self._loader.state_dict(), "ledger": self._ledger.to_dict()})
 
     def join(self, known: str) -> None:
-        """Takes over what another rank knows, with the model.
+        """Takes over the state and the digests of another rank, with its model.
 
         Raises:
             StateError: If that one trains on other data.
@@ -72,7 +72,7 @@ class Follower:
             self._ledger.join(found["ledger"])
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(
-                f"a replica sent what no raylance of this version sends ({type(error).__name__}: {error}), so that "
+                f"a replica sent no state of this version of raylance ({type(error).__name__}: {error}), so that "
                 "this one cannot take its place. Run one version of raylance on all replicas."
             ) from error
 

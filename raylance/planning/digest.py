@@ -171,7 +171,7 @@ class Ledger:
         rolled back.
 
         Args:
-            known: What one of them knows, as of its `to_dict`; it replaces what this one knows.
+            known: The ledger of one of them, as of its `to_dict`; its intervals replace those of this one.
 
         Raises:
             ValueError: If that is damaged.

@@ -397,8 +397,8 @@ def _disjoint(runs: Sequence[Sequence[Interval]]) -> tuple[list[Interval], list[
 def _add_shares(
     chains: Mapping[RankAndSize, Sequence[Sequence[Interval]]],
 ) -> tuple[list[Interval], str, list[Interval]]:
-    """Adds the ranks of a start up whose ranks came and went: of each share, what any rank with it was handed, and of
-    each number of shares, all of them. Returns also why they cannot be added, and what came besides.
+    """Adds up a start whose ranks came and went: for each position, any rank of each share is enough. Returns also why
+    they cannot be added, and the intervals that came besides.
     """
     worlds: dict[int, dict[int, list[list[Interval]]]] = {}
     for (dp_rank, dp_size), of_share in chains.items():

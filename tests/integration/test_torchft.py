@@ -95,7 +95,7 @@ def test_what_a_replica_takes_over_is_checked(loaders: list[raylance.RankLoader]
     assert recorder_of(second).ledger.intervals == recorder_of(first).ledger.intervals
     with pytest.raises(raylance.StateError, match="seed"):
         Follower(other, BATCH, lambda: None).join(follower.known())
-    with pytest.raises(raylance.StateError, match="sent what no raylance of this version sends"):
+    with pytest.raises(raylance.StateError, match="sent no state of this version of raylance"):
         joining.join('{"ledger": 3}')
 
 
