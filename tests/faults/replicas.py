@@ -380,7 +380,7 @@ class Replicas:
             process.wait()
 
 
-def compare(folder: Path, runs: int = 5) -> None:
+def compare(folder: Path, runs: int = 3) -> None:
     """Prints the longest pause of those who live when one of three replicas dies, again and again."""
     folder.mkdir(exist_ok=True)
     uri = write_data(folder)
