@@ -8,7 +8,7 @@ again from its newest checkpoint.
 The dataset is passed in the training function's configuration and not as `datasets=`: for a rank that is replaced,
 Ray Train 2.60 waits in `get_dataset_shard` until rank 0 asks, which has asked before.
 
-    pip install torchft
+    pip install 'raylance[torchft]'
     python -m jobs.examples.torchft_ddp --data digits.lance --rows seen --die-at-step 15
 """
 
@@ -19,12 +19,15 @@ from typing import Any
 import ray.train
 import ray.train.torch
 import torch
-import torchft
-from ray.train.v2.torch.torchft_config import TorchftConfig
 
 import raylance
 import raylance.torchft
+from jobs.common import bringing
 from jobs.examples import common
+
+with bringing("raylance[torchft]", __name__):
+    import torchft
+    from ray.train.v2.torch.torchft_config import TorchftConfig
 
 
 def average(model: torch.nn.Module, manager: torchft.Manager) -> None:

@@ -36,9 +36,9 @@ class ReadSchedule:
         """Drops the assignments before a chunk, which will not be read any more: all, if it is not among them, or if
         they are of another plan, as with other shares.
         """
-        if self._plan != plan:
+        if self._plan not in (None, plan):
             self.assignments.clear()
-            self._plan = plan
+        self._plan = plan
         while self.assignments and _end(plan, self.assignments[0].chunk) != _end(plan, chunk):
             self.assignments.popleft()
 
