@@ -51,9 +51,10 @@ def batches(
 ) -> Iterator[Any]:
     """Hands out the batches of a training whose replicas come and go, each step's rows to those that take part in it.
 
-    A step is handed out again until it was committed, so that each row of an epoch is in one committed step, whoever
-    dies. The global batch of each step is the same rows as in an undisturbed run. The position is the manager's step:
-    one that was set by its `load_state_dict` is followed, and a new manager takes that of a loader that was restored.
+    A step is handed out again until it was committed, so that each row of an epoch is in one committed step, although
+    replicas die. The global batch of each step is the same rows as in an undisturbed run. The position is the manager's
+    step: one that was set by its `load_state_dict` is followed, and a new manager takes that of a loader that was
+    restored.
 
     The body of the loop does one step, and ends with `optimizer.step()` of torchft, or `manager.should_commit()`. The
     quorum is asked for before a batch is made; `zero_grad()` of torchft's optimizer asks for none in the body.
@@ -79,7 +80,7 @@ def batches(
     Raises:
         ConfigError: For an argument that cannot be honoured; for a dataset that every rank sees whole.
         StateError: If other replicas train on other data.
-        CoverageError: If a step was committed without all of its rows.
+        CoverageError: If the replicas together do not have all rows of a step.
     """
     if "drop_last" in arguments:
         raise ConfigError("drop_last= is that of all replicas: set remainder= of the dataset in its place.")
@@ -199,9 +200,7 @@ class _Steps:
         Raises:
             CoverageError: If rows of the step are missing.
         """
-        self._open = (
-            None  # a step that was not committed here is known by whom this rank is healed from, if it was there
-        )
+        self._open = None  # if others committed a step that this rank did not, it learns of it as it is healed
         self._join()
         place, count = self._places()
         if self._manager.errored():

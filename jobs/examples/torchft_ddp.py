@@ -1,6 +1,6 @@
 """Replicas that come and go: a rank that dies costs the others a step, and no restart.
 
-torchft lets the ranks that live go on with the next step, and Ray Train replaces the one that died, which takes the
+With torchft, the ranks that live make the next step, and Ray Train replaces the one that died, which takes the
 weights over from another. `raylance.torchft.batches` deals each step's rows out to those who take part in it, so that
 each row is trained on once, in the same global batches as in an undisturbed run. Only if all ranks die, the run starts
 again from its newest checkpoint.

@@ -25,12 +25,13 @@ class Follower:
         return self._loader._plan(self._size)  # noqa: SLF001
 
     def end_of(self, epochs: int) -> int:
-        """The number of the step after the last one of so many epochs."""
+        """The number of the first step after this number of epochs."""
         return self._cursor.global_step + self._cursor.steps_until(self._plan, epochs)
 
     def hand_out(self, made: Iterator[Any], number: int, share: tuple[int, int]) -> tuple[Any, Digest]:
         """Takes a step's batch in a share, without counting it; returns also the digest of its rows."""
-        if share != (self._loader.dp_rank, self._loader.dp_size) or not self._recorder.context.is_elastic:
+        context = self._recorder.context
+        if share != context.share or not context.is_elastic:
             self._loader.reshard(*share, elastic=True)
         self._go_to(number)
         try:
@@ -38,8 +39,7 @@ class Follower:
         except StopIteration:  # at the end of an epoch
             batch = next(made)
         digest = self._ledger.last
-        self._cursor.take_back()
-        self._ledger.take_back()
+        self._loader.repeat()
         return batch, digest
 
     def count(self, number: int, digest: Digest, share: tuple[int, int]) -> None:

@@ -67,8 +67,8 @@ class RankLoader(Positioned):
         self._recorder = Recorder(read_spec, options, context, self._cursor, is_recorded=is_recorded)
         self._batch_size: int | None = None  # of the last pass
         self._is_resharded = False
-        self._bound: str | None = None  # how batches were bound: by which size
-        self._remainder: Remainder | None = None  # of the batches that were bound last
+        self._is_bound_by_rank = False  # whether the batches that were bound last have a size of each rank
+        self._remainder: Remainder | None = None  # that these batches have
         self._has_begun = False  # a pass
         self._agreement: agreement.Agreement | None = None  # of the ranks, since the first pass
         self._session = session or Session(read_spec, options, context.world_size)
@@ -126,7 +126,7 @@ class RankLoader(Positioned):
         """
         context = self._context
         is_elastic = check_flag("elastic", elastic) or self._has_begun or context.is_elastic
-        if self._bound == "batch_size":
+        if self._is_bound_by_rank:
             raise ConfigError(
                 "reshard() after batches were bound by batch_size=, rows of one rank: with other shares, the global "
                 "batch would be another one. Bind them by global_batch_size=, or call reshard() on every rank before."
@@ -142,7 +142,7 @@ class RankLoader(Positioned):
                 f"reshard() to data-parallel rank {found[0]} of {found[1]}, for a dataset that every rank sees whole: "
                 "it has no shares. Name it in datasets_to_split of DataConfig, or leave reshard() out."
             )
-        self._recorder.on_reshard(context.with_share(*found, is_elastic=is_elastic), self._cursor)
+        self._recorder.on_reshard(context.with_share(*found, is_elastic=is_elastic))
         self._is_resharded = True
 
     def repeat(self) -> None:
@@ -401,7 +401,7 @@ class RankLoader(Positioned):
 
     def _bind(self, global_batch_size: int | None, batch_size: int | None) -> int:
         size = check_batch_size(global_batch_size, batch_size, self.dp_size)
-        self._bound = "batch_size" if global_batch_size is None else "global_batch_size"
+        self._is_bound_by_rank = global_batch_size is None
         return size
 
     def _on_load(self, saved: State) -> None:
@@ -451,7 +451,7 @@ class RankLoader(Positioned):
 
     def _take_in_one_share(self, spec: BatchSpec, moves: int) -> Generator[list[Any], None, bool]:
         """Takes steps until the share changes, or the place but by a step; returns whether the pass is over."""
-        cursor, recorder, share = self._cursor, self._recorder, (self.dp_rank, self.dp_size)
+        cursor, recorder, share = self._cursor, self._recorder, self._context.share
         plan = self._plan(spec.global_batch_size, spec.remainder)
         cursor.follow(plan)
         epoch, position = cursor.epoch, cursor.position
@@ -481,7 +481,7 @@ class RankLoader(Positioned):
                     return moves != cursor.moves or cursor.epoch != epoch  # or steps of it are handed out again
                 if moves != cursor.moves:
                     break
-                if (cursor.epoch, cursor.position, self.dp_rank, self.dp_size) != (epoch, step.after, *share):
+                if (cursor.epoch, cursor.position, self._context.share) != (epoch, step.after, share):
                     return False
         except RaylanceError as error:
             recorder.on_error(error)
@@ -534,7 +534,7 @@ class RankLoader(Positioned):
     def _consume(self, plan: Plan, begin: int, step: Step) -> None:
         """Counts a step of a pass that began at a position; at the end of an epoch, certifies the pass."""
         epoch, recorder = self._cursor.epoch, self._recorder
-        recorder.on_step(epoch, step, (self.dp_rank, self.dp_size))
+        recorder.on_step(epoch, step)
         if step.is_last and self.dp_size == 1 and plan.order.is_custom and not plan.order.repeats:
             handed = recorder.ledger.since(epoch, 0)
             if handed is not None:  # this rank saw all of the epoch

@@ -127,13 +127,13 @@ class Recorder:
         finally:
             batches.close()
 
-    def on_reshard(self, context: ShardContext, cursor: Cursor) -> None:
+    def on_reshard(self, context: ShardContext) -> None:
         """Takes another share; records it if batches were handed out in the one before."""
-        before = self.context
-        if context.is_elastic and (context.dp_rank, context.dp_size) != (before.dp_rank, before.dp_size):
+        if context.is_elastic and context.share != self.context.share:
             self.ledger.cut()
             if self._resharded is None and self.stats.batches:
-                self._resharded = before.dp_size, f"from epoch {cursor.epoch}, position {cursor.position:,}"
+                since = f"from epoch {self.cursor.epoch}, position {self.cursor.position:,}"
+                self._resharded = self.context.dp_size, since
         self.context = context
 
     def _count_reshard(self, waited_s: float) -> None:
@@ -147,8 +147,9 @@ class Recorder:
             happened = f"{since} on, {ranks} share each step in place of {before}; the next batch took {waited_s:.2f} s"
             self.stats.record_event("fault", happened)
 
-    def on_step(self, epoch: int, step: Step, share: tuple[int, int]) -> None:
+    def on_step(self, epoch: int, step: Step) -> None:
         """Counts the rows of a step that was handed out."""
+        share = self.context.share
         self.ledger.add(epoch, step.before, step.after, step.digest, is_last=step.is_last, share=share)
         self._passed += step.digest
 
@@ -291,7 +292,7 @@ class Recorder:
 
 
 def _nothing() -> None:
-    """Of loaders whose steps count when they are handed out."""
+    """Settles nothing: steps count when they are handed out."""
 
 
 _recorders: "weakref.WeakSet[Recorder]" = weakref.WeakSet()  # of this process

@@ -88,13 +88,11 @@ class Cursor:
         if global_step == self.global_step:
             return
         if self._before is not None and self._before[3] == global_step:
-            self.place, self._before = self._before, None
+            self.take_back()
             return
         size, whole, left = plan.global_batch_size, plan.steps(), plan.steps(self.position)
         ahead, self._before = global_step - self.global_step, None
-        if 0 <= ahead < left:
-            self.place = self.epoch, self.position + ahead * size, self.step + ahead, global_step
-        elif ahead >= left:
+        if ahead >= left:
             epochs, step = divmod(ahead - left, whole)
             self.place = self.epoch + 1 + epochs, step * size, step, global_step
         elif self.position + ahead * size >= 0:
@@ -124,7 +122,8 @@ class Cursor:
         self, *, global_batch_size: int, dp_size: int, max_window_bytes: int, remainder: Remainder | None = None
     ) -> Plan:
         """Makes the plan of the epochs, see `make_plan`; the same one for as long as nothing of it has changed."""
-        spec, sizes = self.delivery_spec, (global_batch_size, dp_size, max_window_bytes, remainder)
+        spec = self.delivery_spec
+        sizes = (global_batch_size, dp_size, max_window_bytes, remainder or spec.remainder)
         if self._plan is None or self._plan[0] is not spec or self._plan[1] != sizes:
             plan = make_plan(
                 spec,

@@ -10,6 +10,7 @@ from typing import Any, Self
 import numpy as np
 
 from raylance.orders.permutation import BoolArray, Int64Array, mix64
+from raylance.planning.shard_context import RankAndSize
 
 _MODULUS = 2**64
 _MOST = 1024  # intervals of a ledger,
@@ -85,7 +86,7 @@ class Interval:
     high: int
     is_last: bool
     digest: Digest
-    share: Place | None = None
+    share: RankAndSize | None = None
 
     @property
     def begin(self) -> Place:
@@ -144,9 +145,8 @@ class Ledger:
         self.last = Digest()
         self._is_cut = True
         self._loaded: Place | None = None
-        self._before: tuple[Interval | None, bool, Place | None] | None = (
-            None  # the last step: what it joined, and was after
-        )
+        # Before the last step: the interval that it joined, whether that was cut, and a state that was loaded.
+        self._before: tuple[Interval | None, bool, Place | None] | None = None
 
     @property
     def intervals(self) -> list[Interval]:
@@ -184,7 +184,7 @@ class Ledger:
         self._loaded, self._is_cut, self._before = None, True, None
 
     def add(
-        self, epoch: int, low: int, high: int, digest: Digest, *, is_last: bool, share: Place | None = None
+        self, epoch: int, low: int, high: int, digest: Digest, *, is_last: bool, share: RankAndSize | None = None
     ) -> None:
         """Adds one step that was handed out, from position `low` to `high`, with its rows on this rank, whose share it
         was.

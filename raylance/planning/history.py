@@ -330,9 +330,8 @@ def _epoch_line(epoch: int, runs: Sequence[_Piece], furthest: Place, forgotten: 
         ranks: dict[tuple[RankAndSize, int, str], list[Sequence[Interval]]] = {}
         for run in of_start:
             account = run.account
-            process = (
-                account.ledger if account.is_elastic else ""
-            )  # one that replaced another may do its last step again
+            # A process that replaced another one may do its last step again.
+            process = account.ledger if account.is_elastic else ""
             for share, part in itertools.groupby(run.intervals, key=account.share_of):
                 ranks.setdefault((share, account.rank, process), []).append(list(part))
         chains: dict[RankAndSize, list[list[Interval]]] = {}
@@ -398,7 +397,7 @@ def _add_shares(
     chains: Mapping[RankAndSize, Sequence[Sequence[Interval]]],
 ) -> tuple[list[Interval], str, list[Interval]]:
     """Adds up a start whose ranks came and went: for each position, any rank of each share is enough. Returns also why
-    they cannot be added, and the intervals that came besides.
+    they cannot be added, and the intervals that overlap with those.
     """
     worlds: dict[int, dict[int, list[list[Interval]]]] = {}
     for (dp_rank, dp_size), of_share in chains.items():

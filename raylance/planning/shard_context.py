@@ -40,7 +40,7 @@ class ShardContext:
             each rank gets rows of its own.
         assignment: How Ray Train assigned the dataset; None for a loader that was made by hand.
         replica_ranks: Where replicas come and go: ranks of each, which are peers. Then the data-parallel size says how
-            many take part, and may be any number; None where all ranks of the world take part.
+            many take part, and may be any number; None if all ranks of the world take part.
         pid: The process that it was made in or sent to; a fork keeps its parent's.
     """
 
@@ -76,6 +76,11 @@ class ShardContext:
     def dp_size(self) -> int:
         """Data-parallel ranks: those that share the epoch."""
         return self.world_size if self.data_parallel is None else self.data_parallel[1]
+
+    @property
+    def share(self) -> RankAndSize:
+        """Data-parallel rank and size."""
+        return self.dp_rank, self.dp_size
 
     @property
     def is_elastic(self) -> bool:

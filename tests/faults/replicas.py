@@ -25,8 +25,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from tests.faults import history
+from tests.faults.machines import wait_until
+from tests.faults.training import Log
+
 BATCH, ROWS = 48, 3600
 STEPS = ROWS // BATCH
+TIMEOUTS = {"join_timeout_ms": 1000, "heartbeat_timeout_ms": 2000}  # of the lighthouse
 Event = dict[str, Any]
 
 
@@ -104,11 +109,7 @@ def train(
     torch.manual_seed(number)
     model = torch.nn.Linear(16, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    name = f"rank-{number * setting.ranks + rank}-{time.time():.3f}.jsonl"
-    log = open(folder / name, "a", buffering=1)  # noqa: SIM115 - as long as it lives
-
-    def write(what: str, **values: Any) -> None:
-        log.write(json.dumps({"what": what, "at_s": time.time(), **values}) + "\n")
+    write = Log(folder, f"rank-{number * setting.ranks + rank}-{time.time():.3f}")
 
     def load(state: dict[str, Any]) -> None:
         write("healed")
@@ -219,11 +220,10 @@ def fit(setting: Setting, folder: Path) -> None:
 
     ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="error")
     os.environ["RAY_ADDRESS"] = ray.get_runtime_context().gcs_address  # others may run on this machine
-    lighthouse = {"min_replicas": setting.least, "join_timeout_ms": 1000, "heartbeat_timeout_ms": 2000}
     TorchTrainer(
         train_in_ray,
         train_loop_config={"setting": dataclasses.asdict(setting), "folder": str(folder)},
-        torch_config=TorchftConfig(lighthouse_kwargs=lighthouse, backend="gloo"),
+        torch_config=TorchftConfig(lighthouse_kwargs={"min_replicas": setting.least, **TIMEOUTS}, backend="gloo"),
         scaling_config=ray.train.ScalingConfig(num_workers=setting.replicas),
         run_config=ray.train.RunConfig(
             name="run", storage_path=str(folder), failure_config=ray.train.FailureConfig(max_failures=20)
@@ -234,11 +234,10 @@ def fit(setting: Setting, folder: Path) -> None:
 def events_of(folder: Path, what: str = "") -> list[Event]:
     """Events of all ranks of a run, the first one first; `number` is the rank's, `file` its process."""
     found: list[Event] = []
-    for path in folder.glob("rank-*.jsonl"):
-        whole = [line for line in path.read_text().splitlines() if line.endswith("}")]
-        of_file = {"number": int(path.stem.split("-")[1]), "file": path.stem}
-        found += [json.loads(line) | of_file for line in whole]
-    return sorted((e for e in found if what in ("", e["what"])), key=lambda e: e["at_s"])
+    for name, events in history.read(folder).items():
+        of_file = {"number": int(name.split("-")[1]), "file": name}
+        found += [event | of_file for event in events if what in ("", event["what"])]
+    return sorted(found, key=lambda event: event["at_s"])
 
 
 def committed(folder: Path) -> dict[int, list[int]]:
@@ -307,14 +306,14 @@ class Replicas:
             return subprocess.Popen(command, stdout=output, stderr=output)
 
     def _wait(self, is_so: Callable[[], bool], limit_s: float) -> None:
-        deadline = time.monotonic() + limit_s
-        while not is_so():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"nothing came of it in {limit_s} s; see {self.folder}")
-            self.tend()
-            time.sleep(0.02)
+        def tended() -> bool:
+            self._tend()
+            return is_so()
 
-    def tend(self) -> None:
+        if not wait_until(tended, limit_s, 0.02):
+            raise TimeoutError(f"nothing came of it in {limit_s} s; see {self.folder}")
+
+    def _tend(self) -> None:
         """Starts a replica that has died again, as Ray Train does; and a job of Ray that has failed."""
         if self._in_ray and self._first.poll() not in (None, 0):
             self._first = self._run("ray")
@@ -412,9 +411,7 @@ def main(folder: Path, what: str) -> None:
     if what == "lighthouse":
         from torchft.coordination import LighthouseServer
 
-        server = LighthouseServer(
-            bind="[::]:0", min_replicas=setting.least, join_timeout_ms=1000, heartbeat_timeout_ms=2000
-        )
+        server = LighthouseServer(bind="[::]:0", min_replicas=setting.least, **TIMEOUTS)
         (folder / "lighthouse.new").write_text(server.address())
         (folder / "lighthouse.new").rename(folder / "lighthouse")
         while True:

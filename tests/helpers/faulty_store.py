@@ -83,7 +83,7 @@ class FaultyStore:
 
 class _Server(http.server.ThreadingHTTPServer):
     def handle_error(self, *about: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError):  # of a client that was killed
+        if not isinstance(sys.exception(), ConnectionError):  # a killed client leaves its connections
             super().handle_error(*about)
 
 

@@ -15,7 +15,18 @@ import raylance.torchft
 from raylance.api.following import Follower
 from raylance.api.loader import recorder_of
 from raylance.planning.digest import Digest
-from tests.faults.replicas import BATCH, STEPS, DiedError, Setting, check, committed, events_of, train, write_data
+from tests.faults.replicas import (
+    BATCH,
+    STEPS,
+    TIMEOUTS,
+    DiedError,
+    Setting,
+    check,
+    committed,
+    events_of,
+    train,
+    write_data,
+)
 
 pytestmark = pytest.mark.promise("P1", "P3", "P6")
 
@@ -29,7 +40,7 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 def lighthouse() -> Any:
     from torchft.coordination import LighthouseServer
 
-    return LighthouseServer(bind="[::]:0", min_replicas=1, join_timeout_ms=1000, heartbeat_timeout_ms=2000)
+    return LighthouseServer(bind="[::]:0", min_replicas=1, **TIMEOUTS)
 
 
 def train_all(setting: Setting, folder: Path, lighthouse: Any, dies_at: dict[int, int] | None = None) -> None:
