@@ -16,7 +16,6 @@ from raylance.errors import ConfigError
 from raylance.integrations.torch_data.steps import Pass, Steps
 from raylance.observe import Stats
 from raylance.planning.plan import Plan
-from raylance.planning.shard_context import RankAndSize
 from raylance.runtime.session import Session
 
 
@@ -40,16 +39,14 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     ) -> None:
         """Takes what `RowSampler` takes; the other arguments are those of `RankLoader.iter_torch_batches`."""
         super().__init__(handle, **steps)
-        self._sent: tuple[Plan, int] | None = None
         self._arguments, self._with_row_offset = (dtypes, collate_fn, pad_lists), with_row_offset
         self._batch_spec()  # wrong arguments are refused now
         self._idle: Session | None = None  # of the last pass, for the next one
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"_idle": None}
         with contextlib.suppress(ConfigError):  # for DataLoader workers alone: other processes find their own rank
-            return state | {"_sent": self.begin()}
-        return state
+            self.begin()
+        return self.__dict__ | {"_idle": None}
 
     def _batch_spec(self) -> BatchSpec:
         spec = make_batch_spec(self._opened.delivery_spec, 1, 1, None, self._with_row_offset)
@@ -59,7 +56,7 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Iterates from the consumed position to the end of the epoch, without moving it."""
         worker = torch.utils.data.get_worker_info()
-        plan, dp_rank = self.begin() if worker is None or self._sent is None else self._sent
+        plan, dp_rank = self.begin() if worker is None else self._plan()
         first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
         mine = dataclasses.replace(plan, every=every)
         self._opened.check_process()
@@ -70,11 +67,6 @@ class IterableDataset(Steps, torch.utils.data.IterableDataset[dict[str, Any]]):
             int(self._start[1]),
             every * plan.global_batch_size,
         )
-
-    def _rank_and_size(self) -> RankAndSize:
-        if self._sent is not None and torch.utils.data.get_worker_info() is not None:
-            return self._sent[1], self._sent[0].dp_size  # a worker's process knows nothing of other ranks
-        return super()._rank_and_size()
 
     def _batches(self, mine: Plan, dp_rank: int, epoch: int, position: int) -> Iterator[dict[str, Any]]:
         if mine.steps(position) <= 0:

@@ -68,7 +68,8 @@ class Steps(Positioned):
             handle: What `raylance.dataset` returned.
             global_batch_size: Rows of one step over all ranks.
             batch_size: Instead, rows of one step of each data-parallel rank.
-            dist_info: What gives rank and world size, see `find_place`; asked at iteration, in the main process. Or
+            dist_info: What gives rank and world size, see `find_place`; asked at each iteration, in the main process,
+                so that shares may change between two iterations, also in the middle of an epoch. Or
                 what gives the data-parallel rank, as `RankLoader.reshard` takes it: a `DeviceMesh` or a process group.
             ranks_per_replica: So many contiguous ranks get the same rows; see `raylance.DataConfig`.
             data_parallel: Or any other arrangement of the ranks; see there. A function of a module, where DataLoader
@@ -101,7 +102,7 @@ class Steps(Positioned):
             max_window_bytes=check_integer("max_window_bytes", max_window_bytes, 1), num_decoders=0, runtime="threads"
         )
         self._whole_passes = WholePasses()
-        self._start, self._writer = torch.zeros(2, dtype=torch.int64), os.getpid()
+        self._start, self._writer = torch.zeros(4, dtype=torch.int64), os.getpid()
         self._workers_passed = torch.zeros(2, dtype=torch.int64)  # last whole epoch, from 1; whether warned
 
     @property
@@ -120,10 +121,18 @@ class Steps(Positioned):
         self._send_start()
 
     def _send_start(self) -> None:
-        """Writes where the next pass begins; torch sends tensors as shared memory, which workers that persist see."""
+        """Writes where the next pass begins, and in which share; torch sends tensors as shared memory, which workers
+        that persist see.
+        """
+        share = (int(self._start[2]), int(self._start[3]))
+        try:
+            share = self._rank_and_size()
+        except ConfigError:  # not known yet; `begin` asks again
+            if share[1]:
+                raise
         if self._writer != os.getpid():  # sent here by another process, to which the memory belongs
             self._start, self._writer = self._start.clone(), os.getpid()
-        self._start.copy_(torch.tensor([self.epoch, self.position]))
+        self._start.copy_(torch.tensor([self.epoch, self.position, *share]))
 
     def _has_passed(self, epoch: int) -> None:
         """Counts a whole epoch that was handed out, in a worker's process in memory that all epochs' workers share."""
@@ -152,7 +161,9 @@ class Steps(Positioned):
         self._cursor.advance(position, is_last=plan.steps(position) <= 0)
 
     def _rank_and_size(self) -> RankAndSize:
-        """The data-parallel rank and size of this process."""
+        """The data-parallel rank and size of this process; a worker's has those of the process that it works for."""
+        if torch.utils.data.get_worker_info() is not None and self._start[3]:
+            return int(self._start[2]), int(self._start[3])
         rank, world_size = find_place(self._dist_info)
         return self._data_parallel.of_world(world_size)[rank] or (rank, world_size)
 

@@ -112,6 +112,27 @@ def test_workers_that_persist_keep_order_epochs_and_state(uri: str, style: str) 
     assert ids(resumed) == rest
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("style", STYLES)
+def test_ranks_that_change_between_passes_share_each_step(uri: str, style: str, workers: int) -> None:
+    """The loop is left in mid-epoch, and begun again in other shares; workers persist and learn of them."""
+    handle, places = open_dataset(uri), {"a": (0, 2), "b": (1, 2)}
+    options = {"workers": workers} | ({"persistent_workers": True} if workers else {})
+    loaders = {
+        name: make_loader(handle, style, 64, dist_info=functools.partial(places.get, name), **options) for name in "ab"
+    }
+
+    def take(name: str, steps: int | None) -> list[list[int]]:
+        return ids(itertools.islice(loaders[name], steps))
+
+    assert [take(name, 4) for name in "ab"] == [planned(handle, 0, 64, rank, 2)[:4] for rank in (0, 1)]
+    places["a"] = (0, 1)  # b is gone
+    assert take("a", 3) == planned(handle, 0, 64)[4:7]
+    places |= {"a": (2, 3), "b": (0, 3)}
+    loaders["b"].load_state_dict(loaders["a"].state_dict())
+    assert [take(name, None) for name in "ab"] == [planned(handle, 0, 64, rank, 3)[7:] for rank in (2, 0)]
+
+
 def test_spawned_workers_and_images(images_uri: str) -> None:
     """`Loader`'s own workers give the very bytes of this process, in both styles, augmented by epoch and row."""
     image = raylance.Image("image", size=16, augment=raylance.RandomResizedCrop(), hflip=0.5)
