@@ -111,7 +111,8 @@ def report_if_all(metrics: Mapping[str, Any], loader: Any, manager: Manager, **o
     """Reports as `raylance.report` does, if all ranks of the run took part in the last step; returns whether it did.
 
     Ray Train waits in a report until each rank has made it. While one is being replaced, that would wait for a rank
-    which itself waits for the others to train: so no rank reports such a step, and a later one is reported.
+    which itself waits for the others to train: so no rank reports such a step, and a later one is reported. With
+    spares, no step has all ranks, and nothing is reported.
 
     Args:
         metrics: As `raylance.report` takes them.

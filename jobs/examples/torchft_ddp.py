@@ -70,7 +70,7 @@ def train_fn(config: dict[str, Any]) -> dict[str, float]:
         world_size=1,
         replica_id=f"replica-{rank}",
     )
-    optimizer, witness = torchft.Optimizer(manager, inner), common.Witness(config, loader)
+    optimizer, witness, metrics = torchft.Optimizer(manager, inner), common.Witness(config, loader), {}
     sizes = {"global_batch_size": config["global_batch_size"], "epochs": config["epochs"]}
     for batch in raylance.torchft.batches(loader, manager, **sizes, with_row_offset=True):
         step = manager.current_step()
@@ -85,6 +85,7 @@ def train_fn(config: dict[str, Any]) -> dict[str, float]:
         metrics = {"loss": loss.item(), "step": step}
         if manager.current_step() % config["checkpoint_every_steps"] == 0:
             raylance.torchft.report_if_all(metrics, loader, manager, state=state())
+    raylance.torchft.report_if_all(metrics, loader, manager, state=state())
     loader.close()
     manager.shutdown(wait=False)
     return metrics

@@ -31,6 +31,7 @@ from tests.faults.training import Log
 
 BATCH, ROWS = 48, 3600
 STEPS = ROWS // BATCH
+_LAST = 30  # steps at the end that may be slow
 TIMEOUTS = {"join_timeout_ms": 1000, "heartbeat_timeout_ms": 2000}  # of the lighthouse
 Event = dict[str, Any]
 
@@ -51,6 +52,8 @@ class Setting:
         dies_healing: Whether each replica that is healed dies of it once, in the step in which it is.
         report_every: Under Ray Train, steps from one checkpoint to the next.
         ranks: Ranks of a replica, each with rows of its own.
+        last_step_s: What each of the last steps takes until `finish` is called, so that a replica that is started
+            late, on a busy machine, finds others to take the model from.
     """
 
     uri: str = ""
@@ -64,6 +67,7 @@ class Setting:
     dies_healing: bool = False
     report_every: int = 40
     ranks: int = 1
+    last_step_s: float = 0.0
 
 
 def average(model: torch.nn.Module, manager: Any) -> None:
@@ -176,7 +180,8 @@ def train(
             stepper.zero_grad()
             model(batch["x"]).square().mean().backward()
             average(model, manager)
-            time.sleep(setting.step_s)
+            is_last = step >= setting.epochs * STEPS - _LAST and not (folder / "finish").exists()
+            time.sleep(max(setting.step_s, is_last * setting.last_step_s))
             stepper.step()
             is_committed = manager.current_step() > step
             at = None
@@ -186,8 +191,7 @@ def train(
             write("step", step=step, share=share, is_committed=is_committed, at=at, counted=manager.current_step())
             if is_in_ray and is_committed and manager.current_step() % setting.report_every == 0:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-                if raylance.torchft.report_if_all({"step": step}, loader, manager, state=state):
-                    write("reported", at=manager.current_step())
+                raylance.torchft.report_if_all({"step": step}, loader, manager, state=state)
         write("end", weights=model.weight.sum().item())
 
 
@@ -336,14 +340,19 @@ class Replicas:
         self._wait(is_healed, limit_s)
 
     def report(self, limit_s: float = 120) -> int:
-        """Waits until all have reported a step once more; returns its number."""
-        begun_s = time.time()
+        """Waits until a step was reported, and Ray Train will continue from it; returns its number."""
+        registered = self.folder / "run" / "checkpoint_manager_snapshot.json"
 
-        def reported() -> list[Event]:
-            return [event for event in self.events("reported") if event["at_s"] > begun_s]
+        def at() -> int:
+            known = registered.read_text() if registered.exists() else ""
+            states = (self.folder / "run").glob("checkpoint_*/raylance_state.json")
+            return max(
+                (json.loads(each.read_text())["global_step"] for each in states if each.parent.name in known), default=0
+            )
 
-        self._wait(lambda: len(reported()) >= self.setting.replicas, limit_s)
-        return int(reported()[-1]["at"])
+        before = at()
+        self._wait(lambda: at() > before, limit_s)
+        return at()
 
     def kill(self, *numbers: int) -> None:
         """Kills replicas at once."""
@@ -354,6 +363,8 @@ class Replicas:
 
     def finish(self, limit_s: float = 240) -> None:
         """Waits until all have ended well."""
+
+        (self.folder / "finish").touch()
 
         def last() -> list[subprocess.Popen[bytes]]:
             return [self._first] if self._in_ray else list(self.processes.values())

@@ -24,7 +24,7 @@ def start(uri: str, tmp_path: Path) -> Iterator[Start]:
     def begin(*, in_ray: bool = False, **setting: object) -> Replicas:
         folder = tmp_path / str(len(runs))
         folder.mkdir()
-        runs.append(Replicas(Setting(**{"uri": uri, **setting}), folder, in_ray=in_ray))  # type: ignore[arg-type]
+        runs.append(Replicas(Setting(**{"uri": uri, "last_step_s": 1.0, **setting}), folder, in_ray=in_ray))  # type: ignore[arg-type]
         return runs[-1]
 
     yield begin
