@@ -16,7 +16,7 @@ from raylance.orders.order import Order
 from raylance.orders.registry import ORDERS
 from raylance.orders.sampling import ClassBalanced, Weighted
 from raylance.planning.plan import Remainder
-from raylance.planning.state import UNKNOWN, parse_state
+from raylance.planning.state import parse_state
 from raylance.source.packing import PackTokens
 from raylance.source.splits import FractionSplit, RangeSplit, ValueSplit
 
@@ -91,29 +91,28 @@ def reopen(
         raise ConfigError(
             f"uri={uris}: the run read {len(parts)} datasets. Nothing was opened. Give a URI for each, or none."
         )
-    if "pack" not in changes and saved.transform is None and saved.columns is not UNKNOWN:
+    if "pack" not in changes and saved.transform is None:
         changes = {"columns": saved.columns, **changes}
-    window_bytes = None if saved.window_bytes is UNKNOWN else saved.window_bytes
     opened = {}
     for number, (name, part) in enumerate(parts.items()):
         one = {key: getattr(saved, key) for key in _KEPT}
-        if is_mixture:  # values by name, except for those that an older raylance did not write
-            one = {key: value[name] if isinstance(value, Mapping) else value for key, value in one.items()}
+        if is_mixture:
+            one = {key: value[name] for key, value in one.items()}
         arguments = {
-            "version": one["version"] if one["branch"] in (None, UNKNOWN) else (one["branch"], one["version"]),
+            "version": one["version"] if one["branch"] is None else (one["branch"], one["version"]),
             "filter": one["filter"],
             "split": None if one["split"] is None else read_setting(one["split"]),
             "seed": part["seed"],
             "order": changes["order"] if "order" in changes else _order(**part["order"]),
             "remainder": remainder,
-            "window_bytes": None if is_mixture else window_bytes,
+            "window_bytes": None if is_mixture else saved.window_bytes,
         }
         opened[name] = dataset(uris[number] if uris else one["uri"], **(arguments | changes))
     if not is_mixture:
         return opened[""]
     weighed = {name: (opened[name], part["quota"]) for name, part in parts.items()}
     read_spec, delivery_spec = specs_of(
-        mix(weighed, stop=saved.order["stop"], window_bytes=window_bytes, remainder=remainder)
+        mix(weighed, stop=saved.order["stop"], window_bytes=saved.window_bytes, remainder=remainder)
     )
     order = cast("MixOrder", delivery_spec.order)
     # The recorded quotas: mix() would divide them by a common divisor.

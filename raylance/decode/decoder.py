@@ -15,7 +15,6 @@ import pyarrow as pa
 from raylance.arguments import check_integer
 from raylance.decode.arrays import to_arrow
 from raylance.errors import ConfigError
-from raylance.renamed import accept_old_name, old_name
 
 if TYPE_CHECKING:
     import torch
@@ -104,10 +103,6 @@ class Decoder(abc.ABC):
     else:
         codec, like, name, draws = "", None, None, 0
 
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        super(Decoder, cls).__init_subclass__(**arguments)  # of the class with slots, which dataclass() made
-        accept_old_name(cls, "settle", "resolve")
-
     @abc.abstractmethod
     def open(self) -> RowDecoder:
         """Opens a row decoder for one thread. A decoder that keeps nothing between rows may return itself."""
@@ -136,9 +131,6 @@ class Decoder(abc.ABC):
             Exception: Any, for a bad row; another row is tried then.
         """
         return self
-
-    settle = old_name("settle", resolve)
-    """Deprecated: the old name of `resolve`."""
 
     def follow(self, other: "Decoder") -> Self:
         """Takes over settings of the decoder that `like` names; called when a dataset is opened.

@@ -7,7 +7,6 @@ own seconds: rows from the trainer's, decoded rows from the decoders', bytes fro
 
 import dataclasses
 import html
-import warnings
 from collections.abc import Mapping, Sequence
 
 from raylance.observe.diagnoses import DIAGNOSES
@@ -51,12 +50,6 @@ class Verdict:
     rates: Mapping[str, float]
     seconds: Mapping[str, float]
     rows: str = ""
-
-    @property
-    def told(self) -> str:
-        """The former name of `summary`."""
-        warnings.warn("Verdict.told is now Verdict.summary", DeprecationWarning, stacklevel=2)
-        return self.summary
 
     def __str__(self) -> str:
         return "\n".join([self.summary, *(f"- {line}" for line in self.advice), *([self.rows] if self.rows else [])])

@@ -34,8 +34,7 @@ class Component:
 
     Attributes:
         quota: Its positions in a stretch of the pattern.
-        epoch_rows: Positions of its own epoch, after which its next one begins. "auto" takes those of its order. Runs
-            that began before 0.8.0 keep `rows` for any order.
+        epoch_rows: Positions of its own epoch, after which its next one begins. "auto" takes those of its order.
     """
 
     name: str
@@ -54,20 +53,11 @@ class Component:
         return params | {"epoch_rows": self.epoch_rows}
 
     def adopt(self, params: Mapping[str, Any]) -> "Component":
-        """Takes over what `params` recorded. States before 0.8.0 recorded no `epoch_rows`; it was `rows` then."""
+        """Takes over what `params` recorded."""
         adopted = dataclasses.replace(self, order=self.order.adopt(params["order"]))
         if self.epoch_rows != "auto":
             return adopted
-        recorded = params.get("epoch_rows")
-        if recorded is None and (own := adopted.resolve(Facts(rows=0, seed=0)).epoch_rows) != self.rows:
-            logger.warning(
-                "the run began before raylance 0.8.0, where a mixture ignored that the order of %r asks for epochs of "
-                "%d rows: they keep the %d rows of its selection. Start under a new run name for epochs of the order.",
-                self.name,
-                own,
-                self.rows,
-            )
-        return dataclasses.replace(adopted, epoch_rows=recorded or self.rows)
+        return dataclasses.replace(adopted, epoch_rows=params.get("epoch_rows", self.rows))
 
     def resolve(self, facts: Facts) -> Resolved:
         """Resolves its order from the facts of the mixture, with its own rows, seed and tables."""

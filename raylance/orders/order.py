@@ -7,7 +7,6 @@ costs the same at 99 % of an epoch as at 1 %.
 """
 
 import dataclasses
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -16,7 +15,6 @@ import numpy.typing as npt
 
 from raylance.errors import ConfigError
 from raylance.orders.permutation import BoolArray, Int64Array, derive_key
-from raylance.renamed import accept_old_name, old_name
 
 Auto = Literal["auto"]
 Tables = Mapping[str, npt.NDArray[Any]]
@@ -80,11 +78,6 @@ class Facts:
     global_batch_size: int = 1
     window_bytes: int = WINDOW_BYTES
 
-    @property
-    def max_window_bytes(self) -> int:
-        """The name of `window_bytes` in 0.7.0, which custom orders may use."""
-        return self.window_bytes
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
@@ -106,10 +99,6 @@ class Order:
 
     def __post_init__(self) -> None:
         check_count(self, "shard_rows", "auto")
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        super().__init_subclass__(**arguments)
-        accept_old_name(cls, "settle", "resolve")
 
     def rows_of(self, epoch: "Epoch", positions: Int64Array) -> Int64Array:
         """Maps positions of an epoch to selected rows: a pure function of its arguments and the settings.
@@ -146,13 +135,6 @@ class Order:
         """Whether no field is "auto"."""
         return "auto" not in self.params().values()
 
-    @property
-    def is_settled(self) -> bool:
-        """Deprecated: the old name of `is_resolved`."""
-        message = "is_settled has the name is_resolved since raylance 0.9.0. The old name still works. Use is_resolved."
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        return self.is_resolved
-
     def resolve(self, facts: Facts) -> "Resolved":
         """Makes the order of one selection. The facts fill every "auto"; explicit values stay."""
         shard_rows = self.shard_rows
@@ -166,9 +148,6 @@ class Order:
             epoch_rows=facts.rows,
             shard_rows=shard_rows,
         )
-
-    settle = old_name("settle", resolve)
-    """Deprecated: the old name of `resolve`."""
 
     def standings(self, position: int) -> dict[str, Any]:
         """The progress of each component at a position, for an order that has components."""

@@ -17,7 +17,7 @@ from raylance.orders.shuffles import Sequential
 from raylance.planning.delivery_spec import DeliverySpec, make_plan
 from raylance.planning.plan import Plan, Remainder
 from raylance.planning.shards import NO_SHARDS, list_shards
-from raylance.planning.state import UNKNOWN, State, check_state, damaged, parse_state
+from raylance.planning.state import State, check_state, damaged, parse_state
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +178,7 @@ class Cursor:
         saved = parse_state(state)
         check_state(saved, self.state(None, 1))
         spec = _adopt(self.delivery_spec, saved)
-        saved = _continue(saved, spec, state["format"])
+        saved = _continue(saved, spec)
         self.delivery_spec, self.global_step = spec, saved.global_step
         self.epoch, self.position, self.step = saved.epoch, saved.position, saved.step
         self._before = None
@@ -203,8 +203,6 @@ def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
         spec = dataclasses.replace(spec, order=spec.order.adopt(saved.order))
     except ConfigError as error:
         raise damaged(str(error).removesuffix(".")) from error
-    if saved.window_bytes is UNKNOWN:
-        return spec
     if spec.window_bytes not in (None, saved.window_bytes):
         logger.warning(
             "the checkpoint has window_bytes=%d, the dataset %d. The order keeps the sizes of the checkpoint. For "
@@ -215,36 +213,11 @@ def _adopt(spec: DeliverySpec, saved: State) -> DeliverySpec:
     return dataclasses.replace(spec, window_bytes=saved.window_bytes)
 
 
-def _continue(saved: State, spec: DeliverySpec, format: int) -> State:
+def _continue(saved: State, spec: DeliverySpec) -> State:
     """The state to continue at: the end of an epoch is the start of the next one."""
-    rows, size = spec.resolved_order.epoch_rows, saved.global_batch_size or 0
+    rows = spec.resolved_order.epoch_rows
     if saved.position > rows:
         raise damaged(f"position {saved.position} of an epoch of {rows}")
-    if saved.step is UNKNOWN:
-        saved = _count_steps(saved, rows, spec.remainder)
-    left = rows - saved.position
-    # Format 1 moved to the next epoch only when a batch after the last one was asked for.
-    had_last = format == 1 and spec.remainder == "drop" and saved.position > 0 and left < size
-    if had_last and left:
-        logger.warning(
-            "the checkpoint of an earlier raylance is %d rows before the end of epoch %d, fewer than its global batch "
-            'of %d. remainder="drop" leaves them out, and the run continues with epoch %d. If that raylance read them, '
-            'by drop_last=False, build the dataset with remainder="ragged".',
-            left,
-            saved.epoch,
-            size,
-            saved.epoch + 1,
-        )
-    if had_last or not left:
-        saved = dataclasses.replace(saved, epoch=saved.epoch + 1, position=0, step=0)
+    if saved.position == rows:
+        return dataclasses.replace(saved, epoch=saved.epoch + 1, position=0, step=0)
     return saved
-
-
-def _count_steps(saved: State, rows: int, remainder: Remainder) -> State:
-    """Counts the steps of a state that an older raylance wrote, as if all of them had its global batch size."""
-    size = saved.global_batch_size
-    if size is None:
-        return dataclasses.replace(saved, step=0, global_step=0)
-    step = -(-saved.position // size)
-    before = saved.epoch * (rows // size if remainder == "drop" else -(-rows // size))
-    return dataclasses.replace(saved, step=step, global_step=before + step)

@@ -4,8 +4,6 @@ A list holds ranges of places in the epoch's sequence of shards, where lanes lie
 ranges, at the same cost for any number of rows. Seed and epoch give the IDs of the shards at these places.
 """
 
-import base64
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -38,8 +36,7 @@ def list_shards(epoch: Epoch, position: int) -> dict[str, Any]:
 
 
 def read_shards(listed: Mapping[str, Any], epoch: Epoch) -> BoolArray | None:
-    """Reads a list of this raylance, or of an older one, which listed IDs by ranges or by a bitmap. Returns bools by
-    shard ID, shape (shards,); None for a list "on_request".
+    """Reads a list that `list_shards` wrote. Returns bools by shard ID, shape (shards,); None for a list "on_request".
 
     Raises:
         StateError: If the list is damaged.
@@ -51,15 +48,11 @@ def read_shards(listed: Mapping[str, Any], epoch: Epoch) -> BoolArray | None:
         if shards != epoch.order.shard_count:
             raise ValueError(f"{shards} shards, the order has {epoch.order.shard_count}")
         done = np.zeros(shards, dtype=np.bool_)
-        if "bitmap" in listed:
-            bits = np.frombuffer(zlib.decompress(base64.b64decode(listed["bitmap"])), dtype=np.uint8)
-            done |= np.unpackbits(bits, count=shards).astype(np.bool_)
-        for first, end in listed.get("places", listed.get("ranges", ())):
-            named = np.arange(first, end, dtype=np.int64)
-            done[epoch.shard_ids(named) if "places" in listed else named] = True
+        for first, end in listed["places"]:
+            done[epoch.shard_ids(np.arange(first, end, dtype=np.int64))] = True
         if done.sum() != listed["complete"]:
             raise ValueError(f"{listed['complete']} complete shards, the list names {done.sum()}")
-    except (KeyError, TypeError, ValueError, IndexError, zlib.error) as error:
+    except (KeyError, TypeError, ValueError, IndexError) as error:
         raise StateError(
             f"the list of complete shards is damaged ({error}). The rest of the state may be damaged, too. Use an "
             "earlier checkpoint."

@@ -24,14 +24,8 @@ FILE_NAME = "raylance_state.json"
 _MUST_MATCH = ("uri", "branch", "version", "identity", "filter", "split", "rows", "fingerprint", "seed")
 # These may change between runs, but rarely on purpose.
 _SHOULD_MATCH = ("columns", "decode", "transform", "codecs")
-# Fields by the format that has them first. Only those of format 2 are missed in an older state: before format 3 there
-# was one codec, and the steps that format 4 counts follow from the position.
-_SINCE_FORMAT = {
-    2: ("branch", "identity", "columns", "decode", "transform"),
-    3: ("codecs",),
-    4: ("window_bytes", "step", "global_step", "checksum"),
-}
-_OLD_NAMES = {5: {"world_size": "dp_size"}}  # of fields, by the format that renamed them
+_OLDEST_FORMAT = 4  # of raylance 0.8 and 0.9
+_OLD_NAMES = {"world_size": "dp_size"}  # fields of the oldest format that have another name now
 _MOST = 2**63 - 1  # of a count: keys, positions and tensors are 64-bit
 _MOST_BYTES = 64 << 20  # the state of a mixture of thousands of datasets needs a tenth of it
 
@@ -45,9 +39,6 @@ _IDENTITY = (
     "uri", "version", "branch", "filter", "split", "rows", "fingerprint", "identity", "order", "seed", "columns",
     "decode", "transform", "codecs",
 )  # fmt: skip
-
-UNKNOWN: Any = object()
-"""The value of a field that an older raylance did not write. It agrees with every other value."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +123,10 @@ def selection_of(state: Mapping[str, Any]) -> str:
 
 
 def parse_state(saved: Mapping[str, Any]) -> State:
-    """Reads a state of this format or an older one. Fields that an older one lacks are `UNKNOWN`.
+    """Reads a state of this format or of the one before.
 
     Raises:
-        StateError: If it is no state, newer, or damaged.
+        StateError: If it is not a state, too new, too old, or damaged.
     """
     found = saved.get("format") if isinstance(saved, Mapping) else None
     if not _is_count(found, 1):
@@ -145,14 +136,15 @@ def parse_state(saved: Mapping[str, Any]) -> State:
             f"the state has format {found}, this raylance reads up to {FORMAT}: a newer raylance wrote it. Nothing was "
             "loaded. Upgrade raylance, or start a new run."
         )
+    if found < _OLDEST_FORMAT:
+        raise StateError(
+            f"the state has format {found}, this raylance reads {_OLDEST_FORMAT} to {FORMAT}: a raylance before 0.8 "
+            "wrote it. Nothing was loaded. Load it by raylance 0.9 and save it again, or start a new run."
+        )
     fields = {field.name for field in dataclasses.fields(State)}
     given = {key: value for key, value in saved.items() if key != "format"}
-    for number, names in _SINCE_FORMAT.items():
-        if found < number:
-            given = dict.fromkeys(names, UNKNOWN) | given
-    for number, names_of in _OLD_NAMES.items():
-        if found < number:
-            given = {names_of.get(key, key): value for key, value in given.items()}
+    if found < FORMAT:
+        given = {_OLD_NAMES.get(key, key): value for key, value in given.items()}
     if set(given) != fields:
         raise damaged(f"missing {sorted(fields - set(given))}, unknown {sorted(set(given) - fields)}")
     state = State(**given)
@@ -169,7 +161,7 @@ def _check_fields(state: State) -> None:
     """Refuses numbers that no loader counts up to, and an order that was changed after it was written."""
     for name in ("epoch", "position", "rows", "step", "global_step", "window_bytes", "dp_size"):
         number = getattr(state, name)
-        if number is not UNKNOWN and not _is_count(number, int(name in ("window_bytes", "dp_size"))):
+        if not _is_count(number, int(name in ("window_bytes", "dp_size"))):
             place = f"in epoch {state.epoch} at position {state.position} of {state.rows} rows"
             raise damaged(f"{name} {number!r}, {place}")
     if not isinstance(state.seed, int) or isinstance(state.seed, bool):
@@ -179,7 +171,7 @@ def _check_fields(state: State) -> None:
     for name in ("order", "completed_shards", "components"):
         if not isinstance(getattr(state, name), Mapping):
             raise damaged(f"its {name} is {getattr(state, name)!r}")
-    if state.checksum is not UNKNOWN and state.checksum != state.order_checksum():
+    if state.checksum != state.order_checksum():
         raise StateError(
             f"the state was changed after it was written: order {json.dumps(state.order)} with window_bytes "
             f"{state.window_bytes} has the checksum {state.order_checksum()}, and the state names {state.checksum!r}. "
@@ -202,13 +194,6 @@ def check_state(saved: State, current: State) -> None:
             f"the checkpoint belongs to other data or another order:\n{differing}\n"
             "Its position would mean other rows. Build the dataset with the saved values (version=… pins the version), "
             "or start under a new run name."
-        )
-    unknown = [name for name in _SINCE_FORMAT[2] if getattr(saved, name) is UNKNOWN]
-    if unknown:
-        logger.warning(
-            "the checkpoint was written by an earlier raylance, which did not record %s. They are assumed to be what "
-            "they are now.",
-            ", ".join(unknown),
         )
     differing = _compare(saved, current, _SHOULD_MATCH)
     if differing:
@@ -233,7 +218,7 @@ def _differences(name: str, saved: Any, current: Any) -> list[tuple[str, Any, An
             return [(name, list(saved), list(current))]
         keys = sorted(set(saved) | set(current))
         return [found for key in keys for found in _differences(f"{name}.{key}", saved.get(key), current.get(key))]
-    if UNKNOWN in (saved, current) or saved == current:
+    if saved == current:
         return []
     may_lack = name.startswith("order.components.") and name.endswith(_OMITTED_IF_ALL)
     if "auto" in (saved, current):

@@ -19,7 +19,7 @@ from raylance.observe.verdict import Verdict
 from raylance.planning.digest import Interval
 from raylance.planning.history import Account, line_of_history
 from raylance.planning.proof import EpochProof, Expected, prove
-from raylance.planning.state import UNKNOWN, identity_of, selection_of, subject_of
+from raylance.planning.state import identity_of, parse_state, selection_of, subject_of
 from raylance.reports.reading import LoaderRecord, Run, read_run
 from raylance.source.storage_options import StorageOptions
 
@@ -315,6 +315,6 @@ def _expected(record: LoaderRecord, changes: dict[str, Any], most_rows: int | No
     if selection.fingerprint != state["fingerprint"]:
         raise ConfigError(f"{opened!r} selects other rows than the run did.")
     if not has_order:
-        state = {**state, "order": specs_of(opened)[1].order.params(), "checksum": UNKNOWN}
+        state = dataclasses.replace(parse_state(state), order=specs_of(opened)[1].order.params()).to_dict()
     order = EpochAudit(opened, state=state).plan.order
     return Expected(selection=selection, order=order if has_order else None, most_rows=most_rows)

@@ -1,10 +1,11 @@
-"""Owns what states of tests are made of, and states as older versions of raylance would have written them."""
+"""Owns what states of tests are made of, and states as an older version or somebody else would have written them."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from raylance.orders.shuffles import WindowShuffle
 from raylance.planning.delivery_spec import DeliverySpec
+from raylance.planning.state import State
 
 ORIGIN = {
     "uri": "a.lance",
@@ -29,16 +30,12 @@ DELIVERY = DeliverySpec(
     masks_bad_rows=False,
 )
 
-SINCE_FORMAT = {
-    2: ["branch", "identity", "columns", "decode", "transform"],
-    3: ["codecs"],
-    4: ["window_bytes", "step", "global_step", "checksum"],
-}
-"""Fields of a state by the format that brought them."""
+
+def as_of_format_4(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as raylance 0.8 and 0.9 wrote it."""
+    return {"world_size" if name == "dp_size" else name: value for name, value in state.items()} | {"format": 4}
 
 
-def as_of_format(number: int, state: Mapping[str, Any]) -> dict[str, Any]:
-    """A state as an older raylance would have written it."""
-    later = {name for since, names in SINCE_FORMAT.items() if since > number for name in names}
-    names = {"dp_size": "world_size"} if number < 5 else {}
-    return {names.get(name, name): value for name, value in state.items() if name not in later} | {"format": number}
+def signed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """A state that was edited, with the checksum of its order as it is now."""
+    return State(**{name: value for name, value in state.items() if name != "format"}).to_dict()

@@ -159,11 +159,8 @@ def test_no_test_module_imports_another() -> None:
     assert not wrong
 
 
-SHIMS = {"telemetry"}  # old names of what lies elsewhere now
-
-
 def test_unit_mirrors_the_package() -> None:
-    packages = {path.parent.relative_to(PACKAGE).parts[0] for path in PACKAGE.glob("*/__init__.py")} - SHIMS
+    packages = {path.parent.relative_to(PACKAGE).parts[0] for path in PACKAGE.glob("*/__init__.py")}
     folders = {path.name for path in (TESTS / "unit").iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert folders == packages
     assert all(list((TESTS / "unit" / folder).glob("test_*.py")) for folder in folders)

@@ -17,7 +17,7 @@ from raylance.api.dataset import specs_of
 from raylance.audit import EpochAudit, Step, label_codes, read_setting, reopen
 from raylance.errors import ConfigError, DatasetError, StateError
 from raylance.planning.plan import REMAINDERS, Remainder
-from tests.helpers.states import as_of_format
+from tests.helpers.states import signed
 
 ROWS, OTHER = 203, 61
 WINDOW = raylance.WindowShuffle(shard_rows=10, window_shards=2, lanes=4)
@@ -230,7 +230,7 @@ def test_what_a_checkpoint_does_not_hold_has_to_be_given(uris: tuple[str, ...]) 
     assert EpochAudit(again, global_batch_size=8, state=state).count().ok
     with pytest.raises(ConfigError, match="the run read 1 datasets"):
         reopen(state, uri=uris)
-    damaged = as_of_format(3, state) | {"order": {"name": "window", "shards": 3}}  # which has no checksum
+    damaged = signed(state | {"order": {"name": "window", "shards": 3}})
     with pytest.raises(StateError, match="damaged: its order"):
         reopen(damaged)
 

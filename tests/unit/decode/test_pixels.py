@@ -247,9 +247,6 @@ def test_states_name_the_codec_and_drafts(write_dataset: Callable[..., str], cap
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert f"codecs.image: saved 'simplejpeg 0.1', now {CODEC!r}" in caplog.text
     caplog.clear()
-    older = {key: value for key, value in state.items() if key != "codecs"} | {"format": 2}
-    opened.loader().load_state_dict(older)
-    assert not caplog.records
     drafts = raylance.dataset(uri, decode=Image("image", size=8, draft=True)).loader()
     assert drafts.state_dict()["decode"][0]["draft"] is True
     drafts.load_state_dict(state)

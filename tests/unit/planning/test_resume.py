@@ -13,14 +13,12 @@ import lance
 import numpy as np
 import pyarrow as pa
 import pytest
-import ray.train
 
 import raylance
 from raylance.api.dataset import specs_of
 from raylance.audit import EpochAudit, reopen
-from raylance.planning.state import read_state
 from tests.helpers.images import encode
-from tests.helpers.states import as_of_format
+from tests.helpers.states import signed
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -144,7 +142,7 @@ def test_orders_that_do_not_fit_or_are_damaged(images_uri: str, order: Any, mess
     state["order"] = order if order is None else state["order"] | order
     with pytest.raises(raylance.StateError, match="changed after it was written|damaged"):
         handle.loader().load_state_dict(state)
-    state = as_of_format(3, state)  # which has no checksum
+    state = state if order is None else signed(state)
     with pytest.raises(raylance.StateError, match=message):
         handle.loader().load_state_dict(state)
 
@@ -155,32 +153,17 @@ def test_a_fragment_order_takes_its_own_state(images_uri: str) -> None:
 
 
 def test_the_end_of_an_epoch_is_the_start_of_the_next(images_uri: str) -> None:
-    """0.1.0 saved the position after the last step: a resume there gave an epoch of no steps."""
-    handle = raylance.dataset(images_uri, columns=["id"])
+    handle = raylance.dataset(images_uri, columns=["id"], remainder="ragged")
     with handle.loader() as loader:
         for _ in range(2):
             wanted = [batch["id"].tolist() for batch in loader.iter_batches(global_batch_size=50)]
         state = loader.state_dict()
-    old = as_of_format(1, state)
     with handle.loader() as loader:
-        loader.load_state_dict(old | {"epoch": 0, "position": 950})
+        loader.load_state_dict(state | {"epoch": 0, "position": 953})
         assert (loader.epoch, loader.state_dict()["position"]) == (1, 0)
         assert [batch["id"].tolist() for batch in loader.iter_batches(global_batch_size=50)] == wanted
     with pytest.raises(raylance.StateError, match="position 960 of an epoch of 953"):
         handle.loader().load_state_dict(state | {"position": 960})
-
-
-def test_rows_that_an_old_state_leaves_out_are_named(images_uri: str, caplog: pytest.LogCaptureFixture) -> None:
-    """0.1.0 could stand before a smaller last step, by drop_last=False, which its state does not say."""
-    handle = raylance.dataset(images_uri, columns=["id"])
-    state = as_of_format(1, handle.loader().state_dict())
-    loader = handle.loader()
-    loader.load_state_dict(state | {"position": 900, "global_batch_size": 100})
-    assert loader.epoch == 1
-    assert "53 rows before the end of epoch 0" in caplog.text
-    for damage in ({"format": 0}, {"format": True}, {"global_batch_size": "8"}):
-        with pytest.raises(raylance.StateError, match="no raylance state|damaged: global batch '8'"):
-            loader.load_state_dict(state | damage)
 
 
 @pytest.fixture(scope="module")
@@ -198,19 +181,16 @@ def old_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def open_as_0_8_0(path: Path, kind: str) -> raylance.Dataset:
+def open_old(path: Path, kind: str) -> raylance.Dataset:
+    """The handle that a state in tests/data was saved of."""
+    uri = path / "a.lance"
     if kind == "images":
         image = raylance.Image("image", size=(4, 4), augment=raylance.RandomResizedCrop(), hflip=0.5)
         return raylance.dataset(path / "c.lance", decode=image, seed=7)
     if kind == "mix":
         order = raylance.Weighted(weights="weight", rows_per_epoch=150)
         other = raylance.dataset(path / "b.lance", seed=8, order=order)
-        return raylance.mix({"a": (raylance.dataset(path / "a.lance", seed=7), 0.7), "b": (other, 0.3)})
-    return open_as_0_1_0(path, kind)
-
-
-def open_as_0_1_0(path: Path, kind: str) -> raylance.Dataset:
-    uri = path / "a.lance"
+        return raylance.mix({"a": (raylance.dataset(uri, seed=7), 0.7), "b": (other, 0.3)})
     if kind == "window":
         return raylance.dataset(uri, filter="label != 3", seed=7, order=raylance.WindowShuffle(shard_rows=10))
     if kind == "balanced":
@@ -222,107 +202,66 @@ def open_as_0_1_0(path: Path, kind: str) -> raylance.Dataset:
         return raylance.dataset(uri, seed=7, order=raylance.Weighted(weights="weight"))
     if kind == "small_windows":
         return raylance.dataset(uri, seed=7)
-    if kind == "row":
-        return raylance.dataset(uri, seed=7, order=raylance.RowShuffle(shard_rows=3), remainder="ragged")
-    other = raylance.dataset(path / "b.lance", seed=8, order="row")
-    return raylance.mix({"a": (raylance.dataset(uri, seed=7), 0.7), "b": (other, 0.3)})
+    return raylance.dataset(uri, seed=7, order=raylance.RowShuffle(shard_rows=3), remainder="ragged")
 
 
-OPEN = {"0.1.0": open_as_0_1_0, "0.7.0": open_as_0_1_0, "0.8.0": open_as_0_8_0}
-
-
-def saved_by(version: str, path: Path, kind: str) -> dict[str, Any]:
-    """A state of the datasets of `old_data`, and the rows of the steps that followed there.
-
-    In 0.7.0 "small_windows" was saved by a loader with a `max_window_bytes` of its own, in 0.8.0 by a dataset with
-    `window_bytes`.
-    """
-    text = (DATA / f"states-{version}.json").read_text().replace("TMP", str(path))
+def saved_old(path: Path, kind: str) -> dict[str, Any]:
+    """A state that raylance 0.8.0 saved of the datasets of `old_data`, and the rows of the steps after it."""
+    text = (DATA / "states-0.8.0.json").read_text().replace("TMP", str(path))
     for name in ("a.lance", "b.lance", "c.lance"):
         text = text.replace(f"IDENTITY {name}", raylance.dataset(path / name).loader().state_dict()["identity"])
     saved: dict[str, Any] = json.loads(text)[kind]
     if kind == "images":  # its codecs are those of this environment
-        saved["state"]["codecs"] = OPEN[version](path, kind).loader().state_dict()["codecs"]
+        saved["state"]["codecs"] = open_old(path, kind).loader().state_dict()["codecs"]
     return saved
 
 
-STEPS = {"window": 4, "balanced": 4, "weighted": 4, "small_windows": 17, "row": 17 + 2 * 21, "mix": 4}
-SAVED = [("0.1.0", kind) for kind in ("window", "balanced", "weighted", "mix")]
-SAVED += [("0.7.0", kind) for kind in STEPS] + [("0.8.0", kind) for kind in (*STEPS, "images")]
+STEPS = {"window": 4, "balanced": 4, "weighted": 4, "small_windows": 17, "row": 17 + 2 * 21, "mix": 4, "images": 1}
 
 
-@pytest.mark.parametrize(("version", "kind"), SAVED)
-def test_old_states_continue_with_the_same_rows(
-    old_data: Path, version: str, kind: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    saved, steps = saved_by(version, old_data, kind), STEPS.get(kind, 1)
-    handle = OPEN[version](old_data, kind)
+@pytest.mark.parametrize("kind", STEPS)
+def test_old_states_continue_with_the_same_rows(old_data: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    saved, handle = saved_old(old_data, kind), open_old(old_data, kind)
     with handle.loader(runtime="threads") as loader, caplog.at_level(logging.WARNING, logger="raylance"):
         loader.load_state_dict(saved["state"])
-        assert loader.global_step == steps
+        renamed = {"dp_size" if key == "world_size" else key: value for key, value in saved["state"].items()}
+        assert loader.state_dict() == renamed | {"format": 5}
+        assert loader.global_step == STEPS[kind]
         batches = iter(loader.batches(global_batch_size=24, with_row_offset=True))
         assert [next(batches)["_rowoffset"].tolist() for _ in saved["next"]] == saved["next"]
         state = loader.state_dict()
-    assert ("did not record branch, identity, columns, decode, transform" in caplog.text) == (version == "0.1.0")
-    assert len(caplog.records) == (version == "0.1.0")
-    assert (state["format"], state["global_step"]) == (5, steps + len(saved["next"]))
+    assert not caplog.records
+    assert state["global_step"] == STEPS[kind] + len(saved["next"])
     assert state["order"] == saved["state"]["order"]
     handle.loader().load_state_dict(json.loads(json.dumps(state)))
 
 
-def test_a_state_of_0_8_0_is_what_is_written_now(old_data: Path) -> None:
-    """Words and checksum; the size has another key since 0.10.0, and so the format another number."""
-    for kind in (*STEPS, "images"):
-        saved = saved_by("0.8.0", old_data, kind)["state"]
-        loader = open_as_0_8_0(old_data, kind).loader(runtime="threads")
-        loader.load_state_dict(saved)
-        assert loader.state_dict() == {
-            "dp_size" if key == "world_size" else key: value for key, value in saved.items()
-        } | {"format": 5}
-
-
 @pytest.mark.parametrize("kind", ["small_windows", "row", "window", "mix"])
-def test_complete_shards_are_found_whatever_wrote_their_list(old_data: Path, kind: str) -> None:
-    """0.7.0 listed IDs; now places are listed, or nothing where an order completes shards in no sequence."""
-    old = saved_by("0.7.0", old_data, kind)["state"]
-    ids = [shard for first, end in old["completed_shards"]["ranges"] for shard in range(first, end)]
-    handle = open_as_0_1_0(old_data, kind)
+def test_complete_shards_are_those_of_the_position(old_data: Path, kind: str) -> None:
+    """Places are listed, or nothing if an order completes shards in no sequence."""
+    saved, handle = saved_old(old_data, kind)["state"], open_old(old_data, kind)
     loader = handle.loader(runtime="threads")
-    loader.load_state_dict(old)
-    assert loader.completed_shards().tolist() == ids
-    new = json.loads(json.dumps(loader.state_dict()))
-    assert ("on_request" in new["completed_shards"]) == (kind == "row")
-    for state in (old, new):
-        assert EpochAudit(handle, state=state).completed_shards(state).tolist() == ids
-    if ids:
-        whole = {"shards": old["completed_shards"]["shards"]}
-        for lie in ({"ranges": [[0, whole["shards"]]]}, {"places": [[0, whole["shards"]]]}):
-            wrong = old | {"completed_shards": whole | {"complete": whole["shards"]} | lie}
-            with pytest.raises(raylance.StateError, match="have rows to come"):
-                EpochAudit(handle, state=wrong).completed_shards(wrong)
+    loader.load_state_dict(saved)
+    state = json.loads(json.dumps(loader.state_dict()))
+    listed = state["completed_shards"]
+    assert ("on_request" in listed) == (kind == "row")
+    assert EpochAudit(handle, state=state).completed_shards(state).tolist() == loader.completed_shards().tolist()
+    if shards := listed["shards"]:
+        lie = {"shards": shards, "complete": shards, "places": [[0, shards]]}
+        with pytest.raises(raylance.StateError, match="have rows to come"):
+            EpochAudit(handle, state=state).completed_shards(state | {"completed_shards": lie})
 
 
-@pytest.mark.parametrize("kind", ["window", "balanced", "weighted", "mix"])
-def test_a_run_of_0_1_0_is_reopened_and_looked_at(old_data: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["window", "balanced", "weighted", "small_windows"])
+def test_an_old_run_is_reopened_and_looked_at(old_data: Path, tmp_path: Path, kind: str) -> None:
     """By its state alone, wherever the data lies now."""
-    saved = json.loads((DATA / "states-0.1.0.json").read_text())[kind]
-    uris = [str(old_data / name) for name in ("a.lance", "b.lance")][: 2 if kind == "mix" else 1]
+    saved = saved_old(old_data, kind)
+    moved = shutil.copytree(old_data / "a.lance", tmp_path / "moved.lance")
     given = {"order": raylance.Weighted(weights="weight")} if kind == "weighted" else {}
-    epoch = EpochAudit(reopen(saved["state"], uri=uris, **given), state=saved["state"])
-    assert [epoch.rows_of_step(step)["row_offset"].tolist() for step in (4, 5)] == saved["next"]
+    epoch = EpochAudit(reopen(saved["state"], uri=str(moved), **given), state=saved["state"])
+    steps = range(STEPS[kind], STEPS[kind] + len(saved["next"]))
+    assert [epoch.rows_of_step(step)["row_offset"].tolist() for step in steps] == saved["next"]
     assert epoch.count().ok
-
-
-def test_a_checkpoint_of_0_1_0_is_restored(old_data: Path, tmp_path: Path) -> None:
-    """The directory that raylance.report() of 0.1.0 wrote, model included."""
-    shutil.copytree(DATA / "checkpoint-0.1.0", tmp_path, dirs_exist_ok=True)
-    file = tmp_path / "raylance_state.json"
-    file.write_text(file.read_text().replace("TMP", str(old_data)))
-    loader = open_as_0_1_0(old_data, "window").loader()
-    saved = raylance.restore(loader, checkpoint=ray.train.Checkpoint.from_directory(tmp_path))
-    assert saved is not None
-    assert (saved["step"], saved["model"]["weight"].tolist()) == (4, [0, 1, 2])
-    assert loader.state_dict()["position"] == read_state(tmp_path)["position"] == 96
 
 
 def test_secrets_are_not_shown(images_uri: str) -> None:

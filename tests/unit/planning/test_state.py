@@ -1,10 +1,8 @@
 """Owns the checks of saved states: round trips, and the refusal of what does not fit."""
 
-import base64
 import dataclasses
 import functools
 import json
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,9 @@ from raylance.orders.order import Facts, Order, Resolved
 from raylance.orders.shuffles import RowShuffle, Sequential, ShardShuffle, WindowShuffle
 from raylance.planning.cursor import Cursor
 from raylance.planning.delivery_spec import DeliverySpec
-from raylance.planning.plan import Remainder
 from raylance.planning.shards import list_shards, read_shards
 from raylance.planning.state import (
     FORMAT,
-    UNKNOWN,
     State,
     check_state,
     describe,
@@ -37,7 +33,7 @@ from raylance.source.rows import table_rows
 from raylance.source.selection import Selection
 from raylance.source.version import Source
 from tests.helpers.orders import cases
-from tests.helpers.states import DELIVERY, ORIGIN, SINCE_FORMAT, as_of_format
+from tests.helpers.states import DELIVERY, ORIGIN, as_of_format_4, signed
 
 STATE = State(
     **ORIGIN,
@@ -82,18 +78,6 @@ def test_the_list_of_complete_shards_is_read_as_it_was_written(case: Resolved, d
         assert (listed["shards"], listed["complete"]) == (len(done), done.sum())
 
 
-@given(done=st.lists(st.booleans(), min_size=10, max_size=10))
-def test_lists_of_older_versions_are_read(done: list[bool]) -> None:
-    """0.7.0 listed IDs, by ranges or by a bitmap."""
-    flags = np.array(done)
-    edges = np.flatnonzero(np.diff(np.r_[False, flags, False].astype(np.int8))).reshape(-1, 2)
-    bits = base64.b64encode(zlib.compress(np.packbits(flags).tobytes())).decode()
-    for kind in ({"ranges": edges.tolist()}, {"bitmap": bits}):
-        read = read_shards({"shards": 10, "complete": int(flags.sum()), **kind}, EPOCH)
-        assert read is not None
-        assert read.tolist() == done
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -102,7 +86,6 @@ def test_lists_of_older_versions_are_read(done: list[bool]) -> None:
         ({"places": [[0, 11]]}, "damaged"),
         ({"places": 5}, "damaged"),
         ({"places": [["a", "b"]]}, "damaged"),
-        ({"bitmap": "!"}, "damaged"),
     ],
 )
 def test_a_damaged_list_of_shards_is_refused(change: dict[str, Any], message: str) -> None:
@@ -205,17 +188,14 @@ def test_all_that_differs_is_shown_a_line_each() -> None:
     assert "\n  version: saved 3, now 4\n  order.lanes: saved 4, now 8\n" in str(caught.value)
 
 
-LATER = [name for names in SINCE_FORMAT.values() for name in names]
+def test_a_state_of_the_format_before_is_read() -> None:
+    assert parse_state(as_of_format_4(STATE.to_dict())) == STATE
 
 
-def test_a_state_of_format_1_agrees_with_everything_that_it_did_not_say(caplog: pytest.LogCaptureFixture) -> None:
-    saved = parse_state(as_of_format(1, STATE.to_dict()))
-    assert saved == dataclasses.replace(STATE, **dict.fromkeys(LATER, UNKNOWN))
-    check_state(saved, STATE)
-    assert [record.args for record in caplog.records] == [("branch, identity, columns, decode, transform",)]
-    assert "earlier raylance, which did not record branch, identity" in caplog.text
-    with pytest.raises(StateError, match=r"missing \['branch'\]"):
-        parse_state({key: value for key, value in STATE.to_dict().items() if key != "branch"})
+@pytest.mark.parametrize("name", ["branch", "step", "checksum"])
+def test_a_state_that_lacks_a_field_is_damaged(name: str) -> None:
+    with pytest.raises(StateError, match=rf"missing \['{name}'\]"):
+        parse_state({key: value for key, value in STATE.to_dict().items() if key != name})
 
 
 def test_what_a_state_may_say() -> None:
@@ -277,6 +257,7 @@ def test_settings_are_described_by_names(value: Any, described: Any) -> None:
     ("change", "message"),
     [
         ({"format": FORMAT + 1}, f"format {FORMAT + 1}.*up to {FORMAT}.*Upgrade raylance"),
+        ({"format": 3}, "format 3.*reads 4 to 5.*before 0.8 wrote it.*Load it by raylance 0.9"),
         ({"format": None}, "no raylance state"),
         ({"position": -1}, "damaged.*position -1"),
         ({"epoch": -1}, "damaged"),
@@ -333,60 +314,15 @@ def test_what_a_state_says() -> None:
     assert at(90, split) == dataclasses.replace(STATE, position=90, completed_shards={}, order=AUTO, split="half")
 
 
+@pytest.mark.parametrize("of_format", [dict, as_of_format_4])
 @pytest.mark.parametrize(
-    ("version", "remainder", "position", "batch", "wanted"),
-    [
-        (4, "drop", 40, 20, (1, 40)),
-        (4, "drop", 100, 20, (2, 0)),
-        (3, "drop", 40, 20, (1, 40)),
-        (2, "drop", 40, 20, (1, 40)),
-        (2, "drop", 90, 20, (1, 90)),
-        (2, "drop", 100, 20, (2, 0)),
-        (1, "drop", 90, 20, (2, 0)),
-        (1, "drop", 80, 20, (1, 80)),
-        (1, "drop", 100, 20, (2, 0)),
-        (1, "drop", 90, None, (1, 90)),
-        (1, "drop", 0, 200, (1, 0)),
-        (1, "ragged", 90, 20, (1, 90)),
-    ],
+    ("position", "wanted"), [(40, (1, 40, 2, 7)), (90, (1, 90, 2, 7)), (100, (2, 0, 0, 7))], ids=str
 )
-def test_where_a_run_continues(
-    version: int,
-    remainder: Remainder,
-    position: int,
-    batch: int | None,
-    wanted: tuple[int, int],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Format 1 stood after the last step of an epoch that leaves rows out, where format 2 is in the next epoch."""
-    current = dataclasses.replace(DELIVERY, order=WindowShuffle(), remainder=remainder)
-    delivery, state = load(as_of_format(version, at(position, batch=batch).to_dict()), current)
-    window_bytes = None if version < 4 else 512 << 20
-    assert delivery == dataclasses.replace(current, order=DELIVERY.order, window_bytes=window_bytes)
-    assert (state.epoch, state.position) == wanted
-    logged = [record.args for record in caplog.records if "earlier raylance is" in record.getMessage()]
-    assert logged == ([(10, 1, 20, 2)] if version == 1 and wanted == (2, 0) and position == 90 else [])
-
-
-@pytest.mark.parametrize(
-    ("version", "remainder", "position", "batch", "wanted"),
-    [
-        (4, "drop", 40, 30, (2, 7)),
-        (4, "drop", 100, 30, (0, 7)),
-        (3, "drop", 60, 30, (2, 5)),
-        (3, "ragged", 60, 30, (2, 6)),
-        (3, "ragged", 50, 30, (2, 6)),
-        (3, "ragged", 0, None, (0, 0)),
-        (3, "ragged", 100, 30, (0, 8)),
-    ],
-)
-def test_steps_are_counted_on(
-    version: int, remainder: Remainder, position: int, batch: int | None, wanted: tuple[int, int]
-) -> None:
-    """Older versions did not count: their steps follow from the position, as if all had the saved global batch."""
-    current = dataclasses.replace(DELIVERY, remainder=remainder)
-    _, state = load(as_of_format(version, at(position, batch=batch).to_dict()), current)
-    assert (state.step, state.global_step) == wanted
+def test_where_a_run_continues(of_format: Any, position: int, wanted: tuple[int, ...]) -> None:
+    current = dataclasses.replace(DELIVERY, order=WindowShuffle())
+    delivery, state = load(of_format(at(position).to_dict()), current)
+    assert delivery == dataclasses.replace(current, order=DELIVERY.order, window_bytes=512 << 20)
+    assert (state.epoch, state.position, state.step, state.global_step) == wanted
 
 
 def test_saved_window_bytes_win(caplog: pytest.LogCaptureFixture) -> None:
@@ -401,9 +337,9 @@ def test_saved_window_bytes_win(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.parametrize("size", ["lanes", "shard_rows", "window_shards"])
 def test_sizes_that_no_order_has_are_damage(size: str) -> None:
-    """Of an old state, which has no checksum: NumPy had no room for them, and said so by itself."""
+    """NumPy had no room for them, and raised an error of its own."""
     current = dataclasses.replace(DELIVERY, order=WindowShuffle())
-    saved = as_of_format(3, at(40).to_dict() | {"order": STATE.order | {size: 2**62}})
+    saved = signed(at(40).to_dict() | {"order": STATE.order | {size: 2**62}})
     with pytest.raises(StateError, match=rf"damaged: WindowShuffle\({size}=4611686018427387904\): must be .* at most"):
         load(saved, current)
 

@@ -1,1 +1,0 @@
-"""Owns the public name `raylance.telemetry.metrics` of earlier versions; nothing else."""
