@@ -3,7 +3,7 @@
     python -m jobs.benchmark                              # tables, turns, resumes: some minutes on two cores
     python -m jobs.benchmark --only images --readers decode,safe-lance,raylance --epochs 5 --json o.json
     python -m jobs.benchmark --against ../before          # beside the raylance of another checkout, in the same rounds
-    python -m jobs.benchmark --only turns,memory,sizes --plot o.png
+    python -m jobs.benchmark --only spending,memory       # where CPU time and memory go
 
 Two datasets are made once and kept: JPEG photographs with a label, and float32 vectors with an id; label and id are the
 row's number. Every reader hands torch batches to this process and uses the same cores, with one thread for numbers
@@ -28,10 +28,9 @@ function must agree on it; it and the row numbers are checked after the pass. Af
 raylance wants to reach, each beside its target.
 
 The other parts show what a rate does not: a trainer slower than the loader through epoch turns and validation passes
-(turns), the first batch of a run (starting) and after a resume (resuming), planning at 10¹⁰ rows (planning, in a
-checkout alone), where the CPU time of a row goes (spending), what records and metrics cost (recording), whether what a
-run shows agrees with a stopwatch (shown), the memory of hundreds of short epochs and of heavy-tailed rows (memory), and
-cost against rows, pixels, decoders and ranks (sizes). Each is a file of its name.
+(turns), the first batch of a run (starting) and after a resume (resuming), where the CPU time of a row goes (spending),
+the memory of hundreds of short epochs and of heavy-tailed rows (memory), and training on a GPU (gpu). Each is a file of
+its name.
 
 Exit status: 1 when a reader delivered other rows than it claims or other values than its peers, 2 for bad arguments.
 """
@@ -40,7 +39,6 @@ import argparse
 import dataclasses
 import functools
 import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -50,7 +48,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from jobs.benchmark import figures, gpu, memory, planning, recording, resuming, shown, sizes, spending, starting, turns
+from jobs.benchmark import figures, gpu, memory, resuming, spending, starting, turns
 from jobs.common import within
 
 from .figures import Figure, print_figures, print_table
@@ -59,7 +57,7 @@ from .readers import READERS, Entry
 from .setting import Setting
 
 TABLES: dict[str, Callable[[Any], Iterator[Figure]]] = {"images": figures.images, "vectors": figures.vectors}
-_MODULES = (turns, starting, resuming, planning, spending, recording, shown, memory, sizes, gpu)
+_MODULES = (turns, starting, resuming, spending, memory, gpu)
 # Each measures, and makes figures of what it found.
 EXPERIMENTS: dict[str, Any] = {module.__name__.rpartition(".")[2]: module for module in _MODULES}
 PARTS = [*TABLES, *EXPERIMENTS]
@@ -105,7 +103,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--readers", type=str, metavar="A,B", default=",".join(names), help="some of %(default)s")
     add("--against", type=Path, metavar="DIR", help="a checkout whose raylance takes part, as …-before")
     add("--only", type=str, metavar="A,B", default=",".join(BY_DEFAULT), help=f"parts of {', '.join(PARTS)}")
-    add("--plot", type=Path, metavar="FILE", help="draw what was measured here, as PNG")
     args = parser.parse_args(argv)
     args.only = args.only.split(",")
     if unknown := set(args.only) - set(PARTS):
@@ -120,11 +117,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         parser.error(f"--against: {args.against} is no checkout, it has no raylance/__init__.py")
     if args.seed < 0:
         parser.error(f"--seed: {args.seed} is negative, and NumPy's seeds start at 0")
-    for option, path in (("--json", args.json), ("--plot", args.plot)):
-        if path and (path.is_dir() or not path.absolute().parent.is_dir()):
-            parser.error(f"{option}: {path} is a folder, or lies in none")
-    if args.plot and importlib.util.find_spec("matplotlib") is None:
-        parser.error("--plot draws with matplotlib, which is not installed: pip install 'raylance[bench]'")
+    if args.json and (args.json.is_dir() or not args.json.absolute().parent.is_dir()):
+        parser.error(f"--json: {args.json} is a folder, or its folder does not exist")
     try:
         args.data_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -174,8 +168,4 @@ def main(argv: list[str] | None = None) -> int:
     report["figures"] = [figure.as_dict() for figure in reached]
     if args.json:
         args.json.write_text(json.dumps(report, indent=1))
-    if args.plot:
-        from .plotting import draw  # loads matplotlib
-
-        draw(report, args.plot)
     return 0 if sound else 1

@@ -3,7 +3,6 @@
     python jobs/materialize.py --data photos.lance --filter "split = 'train'" --out train.lance
     python jobs/materialize.py --data photos.lance --out small.lance --shorter-side 256 --jpeg-quality 90
     python jobs/materialize.py --data photos.lance --out by_class.lance --group-by label
-    python jobs/materialize.py --data photos.lance --filter "split = 'train'" --shorter-side 256 --advise
 
 The copy holds every selected row once, in the order of one keyed permutation of them all (with --group-by: class after
 class, shuffled inside of each), in fragments that differ by one row at the most. The same source, filter and seed give
@@ -19,8 +18,6 @@ it wrote.
 The schema metadata key `raylance:provenance` says what the copy was made from; raylance.dataset() checks whether
 that has changed since, and warns, or refuses (stale="refuse").
 
---advise writes nothing: it measures the source as it is, and prints after how many epochs a copy pays.
-
 Exit status: 0 when it is made, 1 when making it failed, 2 for what cannot be honoured; 130 and 143 when SIGINT and
 SIGTERM stopped it.
 """
@@ -30,7 +27,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
-import os
 import re
 import signal
 import sys
@@ -45,7 +41,6 @@ import raylance
 from jobs.common import connect, exists, key_value, locate, number_or_name, store_options, within
 from jobs.output import notes_of, separate_output_once
 
-from .advice import advise
 from .images import QUALITY, Reencode
 from .making import check_target, make
 from .planning import Plan, Wish, make_plan
@@ -77,8 +72,6 @@ class Progress:
 def run(args: argparse.Namespace) -> str:
     """Does what the arguments ask for; returns the summary."""
     wish = open_source(args)
-    if args.advise:
-        return advise(wish, args.cpus)
     check_target(wish, exists(wish.out, wish.storage_options))
     progress = Progress(len(wish.data), sys.stderr.isatty() and not args.no_progress)
     try:
@@ -114,8 +107,8 @@ def open_source(args: argparse.Namespace) -> Wish:
             )
         # Refuses a column that holds no images.
         raylance.dataset(locate(args.data), decode=raylance.Image(images.column, size=8), stale="ignore", **given)
-    out = locate(args.out or "")
-    if args.out and out.rstrip("/") == locate(args.data).rstrip("/"):
+    out = locate(args.out)
+    if out.rstrip("/") == locate(args.data).rstrip("/"):
         raise raylance.ConfigError(
             f"--out {args.out} is the source itself. It would be overwritten. Give another name."
         )
@@ -187,7 +180,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--rows-per-fragment", type=within(int, 1), metavar="N",
         help="rows of a fragment at the most (default: of 256 MB)")
     add = parser.add_argument_group("where").add_argument
-    add("--out", metavar="URI", help="the Lance dataset to make, where every node can write")
+    add("--out", required=True, metavar="URI", help="the Lance dataset to make, where every node can write")
     add("--overwrite", action="store_true", help="add a version to an existing dataset (default: refuse)")
     add("--scratch", metavar="URI",
         help="of what lies between the passes, where every node can write (default: beside --out)")
@@ -196,15 +189,8 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add("--storage-options", action="append", type=key_value, default=[], metavar="KEY=VALUE",
         help="for the object store, as Lance names it; may be repeated")
     add("--no-progress", action="store_true", help="no progress bar; there is one on terminals only")
-    add = parser.add_argument_group("advice").add_argument
-    add("--advise", action="store_true", help="measure the source, and say whether a copy pays; writes nothing")
-    add("--cpus", type=within(int, 1), default=os.cpu_count(), metavar="N",
-        help="that decode in training (default: those of this machine)")
     # fmt: on
-    args = parser.parse_args(argv)
-    if not args.advise and not args.out:
-        parser.error("--out says where the copy goes; or give --advise")
-    return args
+    return parser.parse_args(argv)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,6 +1,5 @@
 """Owns the checks of jobs/benchmark.py: it sees what readers deliver, and pairs checkouts; never how fast they are."""
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from jobs.benchmark import command, gpu, measuring, memory, resuming, sizes, turns
+from jobs.benchmark import command, gpu, measuring, memory, resuming, turns
 from jobs.benchmark.data import cached_dataset, vector_batches
 from jobs.benchmark.readers import READERS, Source
 from jobs.benchmark.setting import Job
@@ -98,10 +97,10 @@ def test_parts_are_chosen_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[
         return command.parse(["--data-dir", str(tmp_path), *argv]).only
 
     assert {"images", "vectors", "turns"} < set(parts())
-    assert not {"memory", "sizes"} & set(parts()), "they take minutes each"
+    assert not {"memory", "spending"} & set(parts()), "they take minutes each"
     assert parts("--only", "vectors") == ["vectors"]
-    assert parts("--only", "memory,sizes") == ["memory", "sizes"]
-    for argv in (["--only", "turns,nothing"], ["--only", "vectors", "--readers", "decode"], ["--plot", str(tmp_path)]):
+    assert parts("--only", "memory,gpu") == ["memory", "gpu"]
+    for argv in (["--only", "turns,nothing"], ["--only", "vectors", "--readers", "decode"], ["--json", str(tmp_path)]):
         with pytest.raises(SystemExit):
             parts(*argv)
     described = capsys.readouterr().err
@@ -143,25 +142,7 @@ def test_steps_of_a_share_leave_one() -> None:
     assert [resuming.steps_at(share, job) for share in (0.0, 0.01, 0.5, 0.99, 1.0)] == [0, 1, 50, 100, 100]
 
 
-def test_figures_of_resumes_and_sizes_are_ratios() -> None:
+def test_figures_of_resumes_are_ratios() -> None:
     shares = {"0.0": [0.2, 0.1], "0.01": [0.2, 0.2], "0.5": [0.2, 0.2], "0.99": [0.1, 0.2]}
     first = next(resuming.figures({"vectors": {"raylance": shares}}))
     assert first.values == pytest.approx((0.5, 2.0))
-    one = {"rows_per_s": 10.0, "first_batch_s": 0.1, "own_bytes": 2.0**20}
-    linear = {"1": one | {"of_linear": 0.9}, "16": one | {"of_linear": 0.6}}
-    described = sizes.figures({"rows": {"5": one}, "image side": {}, "decoders": linear, "ranks": linear})
-    shown = {figure.name: figure for figure in described}
-    assert shown["decoders 1 to 16: share of linear"].values == pytest.approx((2 / 3,))
-    assert shown["rows 5: memory"].values == [1.0]
-
-
-def test_the_planner_is_measured_drawn_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From the command line to the files, with the one part that starts no Ray."""
-    pytest.importorskip("matplotlib")
-    written, drawn = tmp_path / "o.json", tmp_path / "o.png"
-    argv = ["--only", "planning", "--data-dir", str(tmp_path), "--json", str(written), "--plot", str(drawn)]
-    assert command.main(argv) == 0
-    report = json.loads(written.read_text())
-    assert {figure["unit"] for figure in report["figures"]} == {"ms", "MB"}
-    assert "10¹⁰" in capsys.readouterr().out
-    assert drawn.read_bytes().startswith(b"\x89PNG")

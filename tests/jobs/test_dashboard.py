@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 import yaml
 
-from k8s.grafana.source import asking, command, panels
+from k8s.grafana.source import command, panels
 from k8s.grafana.source.expressions import CAUSES, Scope, limit, parts_of_time, rates_of_stages
 from raylance.observe.diagnoses import DIAGNOSES, what_to_change
 from raylance.observe.figures import RankFigures, training_rate
 from raylance.observe.metrics import LABELS, METRICS
 from raylance.observe.stats import NUMBERS
+from tests.helpers import prometheus_api
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "k8s" / "grafana"
@@ -31,7 +32,7 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 RULES = yaml.safe_load((FOLDER / "prometheus.rules").read_text(encoding="utf-8"))["groups"][0]["rules"]
 KINDS = {f"ray_{metric.name}": metric.kind for metric in METRICS}
 
-SHOWN = [target["expr"] for _, target in asking.queries(DASHBOARD)]
+SHOWN = [target["expr"] for _, target in prometheus_api.queries(DASHBOARD)]
 VARIABLES = [variable["definition"] for variable in DASHBOARD["templating"]["list"] if "definition" in variable]
 ALERTED = [rule["expr"] for rule in RULES] + [text for rule in RULES for text in rule["annotations"].values()]
 
@@ -247,13 +248,13 @@ def test_training_alone_is_what_the_verdict_says_of_ranks_that_keep_step(tmp_pat
     check_rules(tmp_path, {"input_series": given, "promql_expr_test": asked})
 
 
-def answers(source: asking.Prometheus, values: dict[str, str]) -> dict[str, list[asking.Series]]:
+def answers(source: prometheus_api.Prometheus, values: dict[str, str]) -> dict[str, list[prometheus_api.Series]]:
     """What each query of the dashboard gives."""
     return {
         f"{title} {target['refId']}": source.values(
-            asking.filled(target["expr"], values), now=target["instant"], step=1
+            prometheus_api.filled(target["expr"], values), now=target["instant"], step=1
         )
-        for title, target in asking.queries(DASHBOARD)
+        for title, target in prometheus_api.queries(DASHBOARD)
     }
 
 
@@ -324,7 +325,7 @@ def test_a_real_run_answers_every_query(training: tuple[Path, subprocess.Popen[b
     missing = ["anything"]
     while missing and training[1].poll() is None and time.monotonic() < deadline:
         time.sleep(5)
-        source = asking.Prometheus(url=prometheus, start=time.time() - 60, end=time.time())
+        source = prometheus_api.Prometheus(url=prometheus, start=time.time() - 60, end=time.time())
         try:
             found = answers(source, values)
         except OSError:
@@ -340,7 +341,7 @@ def test_a_real_run_answers_every_query(training: tuple[Path, subprocess.Popen[b
     assert {labels["rank"] for labels, _ in ranks} == {"0", "1"}
     for definition in VARIABLES:
         asked, label = re.fullmatch(r"label_values\((.*), (\w+)\)", definition).groups()
-        known = source.ask("series", **{"match[]": asking.filled(asked, values), "start": source.start})
+        known = source.ask("series", **{"match[]": prometheus_api.filled(asked, values), "start": source.start})
         assert {"run": "digits", "dataset": "train", "rank": "0"}[label] in {one[label] for one in known}
     (group,) = source.ask("rules")["groups"]
     assert {rule["health"] for rule in group["rules"]} == {"ok"}

@@ -32,7 +32,6 @@ from lance.file import LanceFileSession
 
 import raylance
 from jobs.materialize import command, making
-from jobs.materialize.advice import Measured, epochs_to_pay, measure, report
 from jobs.materialize.layout import Run, fragment_bounds, greedy, plan_buckets, slot_bounds
 from jobs.materialize.planning import make_plan
 from jobs.materialize.shuffle import Work, scatter
@@ -650,66 +649,6 @@ def test_what_cannot_be_honoured_is_refused(
         assert ended.value.code == 2
 
 
-@given(make_s=st.floats(0, 1e6), before_s=st.floats(1e-3, 1e6), after_s=st.floats(0, 1e6))
-def test_epochs_to_pay_are_the_fewest_that_do(make_s: float, before_s: float, after_s: float) -> None:
-    epochs, saved_s = epochs_to_pay(make_s, before_s, after_s), before_s - after_s
-    if epochs is None:
-        assert saved_s <= 0.05 * before_s, "what is within the noise is no promise"
-        return
-    assert epochs >= 1
-    assert epochs * saved_s >= make_s * (1 - 1e-9)
-    assert epochs == 1 or (epochs - 1) * saved_s < make_s * (1 + 1e-9)
-
-
-SEEN = Measured(
-    rows=1_000_000, of_rows=10_000_000, row_bytes=40_000, copy_bytes=10_000, scan_s=1e-4, window_s=4e-4, random_s=2e-3,
-    decode_s=1.6e-3, copy_decode_s=4e-4, encode_s=3.2e-3, cpus=16,
-)  # fmt: skip
-
-
-def test_the_arithmetic_is_that_of_the_measurements() -> None:
-    printed = report(SEEN)
-    # Reading four times as many bytes by the same pace; 16 CPUs decode in 0.1 and 0.025 ms.
-    assert "1,000,000 × max(0.4 ms, 1.6 ms / 16) = 400 s" in printed
-    assert "1,000,000 × max(2 ms, 1.6 ms / 16) = 2,000 s" in printed
-    assert "1,000,000 × max(0.025 ms, 0.4 ms / 16) = 25 s" in printed
-    assert "1,000,000 × (max(0.4 ms, 3.2 ms / 16) + 3 × 0.025 ms) = 475 s" in printed
-    assert "selected   1,000,000 of 10,000,000 rows, 10.0%" in printed
-    assert "against order='window': it pays after 2 epochs (475 s to make / 375 s saved an epoch)" in printed
-    assert "against order='row': it pays after 1 epoch (475 s to make / 1,975 s saved an epoch)" in printed
-
-
-def test_what_decoding_hides_never_pays() -> None:
-    slow = dataclasses.replace(SEEN, copy_bytes=40_000, copy_decode_s=1.6e-3, encode_s=0.0, cpus=1)
-    printed = report(slow)
-    assert "against order='window': it never pays: an epoch would take 1,600 s, and takes 1,600 s now" in printed
-    assert "against order='row': it pays after 2 epochs (700 s to make / 400 s saved an epoch)" in printed
-    no_images = dataclasses.replace(slow, decode_s=0.0, copy_decode_s=0.0)
-    assert "decoding" not in report(no_images).split("an epoch takes")[0]
-    assert "against order='window': it pays after 3 epochs (700 s to make / 300 s saved an epoch)" in report(no_images)
-
-
-def test_advice_follows_from_what_was_measured_and_nothing_is_written(
-    write_dataset: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    images: list[bytes | None] = make_images(200, size=(240, 320))
-    images[5], images[6] = None, b"no image"
-    uri = write_dataset(pa.table({"id": range(200), "image": pa.array(images, pa.binary())}), max_rows_per_file=70)
-    before = sorted(Path(uri).parent.rglob("*"))
-    options = ["--data", uri, "--filter", "id % 4 = 1", "--shorter-side", "60", "--cpus", "3", "--advise"]
-    assert command.main(options) == 0
-    printed = capsys.readouterr().out
-    assert "selected   50 of 200 rows, 25.0%" in printed
-    assert len(re.findall(r"^against order='(?:window|row)': it (?:pays after|never pays)", printed, re.MULTILINE)) == 2
-    seen = measure(lance.dataset(uri), command.open_source(command.parse_args(options)), 50, 3)
-    assert seen.copy_bytes < seen.row_bytes, "pixels were left out"
-    assert seen.copy_decode_s < seen.decode_s < 1
-    assert min(seen.scan_s, seen.window_s, seen.random_s) > 0
-    assert sorted(Path(uri).parent.rglob("*")) == before
-    assert command.main([*options[:2], "--columns", "id", "--advise"]) == 0
-    assert "decoding" not in capsys.readouterr().out.split("an epoch takes")[0]
-
-
 @pytest.mark.usefixtures("ray_session")
 def test_buckets_that_no_node_can_hold_are_refused(source: str, tmp_path: Path) -> None:
     args = command.parse_args(["--data", source, "--out", str(tmp_path / "out")])
@@ -807,4 +746,4 @@ def test_the_package_is_a_command_too(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(sys, "argv", ["materialize", "--help"])
     with pytest.raises(SystemExit, match="0"):
         runpy.run_module("jobs.materialize", run_name="__main__")
-    assert "--advise" in capsys.readouterr().out
+    assert "--group-by" in capsys.readouterr().out

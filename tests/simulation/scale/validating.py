@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import lance
 import numpy as np
@@ -19,19 +19,24 @@ import ray
 import torch.distributed
 
 import raylance
-from jobs.benchmark import sizes
 
 SIDE = 64  # of what a row becomes: 12 KiB, so that bytes do not matter
 RAW_BYTES = 64
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Sleeping(sizes.Sleeping):
-    """Decodes a row in a given time, without a core."""
+class Sleeping(raylance.Decoder):
+    """Decodes a row in a given time, without a core, so that two cores are enough for many decoders."""
 
+    row_s: float
     armed: str = ""  # a file; the decoder that gets the row `dies_at` while it exists removes it, and dies
     dies_at: int = -1
     shape = (SIDE, SIDE, 3)
+    dtype = "uint8"
+
+    def open(self) -> Self:
+        """Needs no memory of its own."""
+        return self
 
     def decode_into(self, encoded: memoryview, draws: Any, out: np.ndarray) -> None:
         """Sleeps."""

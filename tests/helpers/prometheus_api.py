@@ -63,11 +63,3 @@ def queries(dashboard: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
     for panel in dashboard["panels"]:
         for target in panel.get("targets", ()):
             yield panel["title"], target
-
-
-def legend(target: Mapping[str, Any], labels: Mapping[str, str]) -> str:
-    """What Grafana calls a series."""
-    name = str(target["legendFormat"])
-    for label, value in labels.items():
-        name = name.replace(f"{{{{{label}}}}}", value)
-    return name
