@@ -1,9 +1,8 @@
 """Owns the command line of `python -m docs.source`; never says how a page is made.
 
-    python -m docs.source reference          # docs/reference.md, from the docstrings
     python -m docs.source promises           # the tests of each promise in docs/reliability.md, from their marks
     python -m docs.source pictures           # docs/orders.png, and the figures that stand beside it
-    python -m docs.source site               # README and docs/ as a site, in build/site
+    python -m docs.source site               # README, docs/ and the reference as a site, in build/site
 
 Exit status: 1 where the site has a broken link, 2 for bad arguments.
 """
@@ -21,15 +20,9 @@ CONFIG = Path(__file__).with_name("mkdocs.yml")
 def main(argv: list[str] | None = None) -> int:
     """Makes what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("reference", "promises", "pictures", "site"))
+    parser.add_argument("what", choices=("promises", "pictures", "site"))
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "site", help="of the site (default %(default)s)")
     args = parser.parse_args(argv)
-    if args.what == "reference":
-        from docs.source.reference import PAGE, render_reference
-
-        PAGE.write_text(render_reference())
-        print(f"wrote {PAGE}")
-        return 0
     if args.what == "promises":
         from docs.source import promises
 
